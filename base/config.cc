@@ -20,8 +20,8 @@ namespace weft {
 namespace {
 
 template <class Value>
-Value choose(const char* variable, const char* text, const std::vector<std::pair<std::string, Value>>& choices,
-             Value otherwise) {
+Value choose(const char* variable, const char* text,
+             const std::vector<std::pair<std::string, Value>>& choices, Value otherwise) {
   if (text == nullptr || *text == '\0') return otherwise;
   std::string lower(text);
   std::transform(lower.begin(), lower.end(), lower.begin(),
@@ -49,8 +49,9 @@ std::optional<int> number(const char* variable, const char* text, int least, int
   const char* const end = text + std::strlen(text);
   const auto [stopped, failure] = std::from_chars(text, end, value);
   if (failure != std::errc() || stopped != end || value < least || value > most) {
-    throw Error(Blame::Caller, std::string(variable) + " is '" + text + "'; it takes a number from " +
-                                   std::to_string(least) + " to " + std::to_string(most));
+    throw Error(Blame::Caller, std::string(variable) + " is '" + text +
+                                   "'; it takes a number from " + std::to_string(least) + " to " +
+                                   std::to_string(most));
   }
   return value;
 }
@@ -66,13 +67,15 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
                                  {"info", LogLevel::Info},
                                  {"debug", LogLevel::Debug}},
                                 config.log);
-  config.debug = choose<DebugLevel>("WEFT_DEBUG", variable("WEFT_DEBUG"),
-                                    {{"off", DebugLevel::Off}, {"info", DebugLevel::Info}, {"detail", DebugLevel::Detail}},
-                                    config.debug);
-  config.crash_trace =
-      choose<bool>("WEFT_CRASH_TRACE", variable("WEFT_CRASH_TRACE"), {{"on", true}, {"off", false}}, config.crash_trace);
+  config.debug = choose<DebugLevel>(
+      "WEFT_DEBUG", variable("WEFT_DEBUG"),
+      {{"off", DebugLevel::Off}, {"info", DebugLevel::Info}, {"detail", DebugLevel::Detail}},
+      config.debug);
+  config.crash_trace = choose<bool>("WEFT_CRASH_TRACE", variable("WEFT_CRASH_TRACE"),
+                                    {{"on", true}, {"off", false}}, config.crash_trace);
   config.socket_interfaces = list(variable("WEFT_SOCKET_IFNAME"));
-  config.tcp_sockets = number("WEFT_TCP_SOCKETS", variable("WEFT_TCP_SOCKETS"), 1, 16).value_or(config.tcp_sockets);
+  config.tcp_sockets =
+      number("WEFT_TCP_SOCKETS", variable("WEFT_TCP_SOCKETS"), 1, 16).value_or(config.tcp_sockets);
   config.ib_devices = list(variable("WEFT_IB_HCA"));
   config.ib_gid_index = number("WEFT_IB_GID_INDEX", variable("WEFT_IB_GID_INDEX"), 0, 255);
   config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);
@@ -103,13 +106,15 @@ const Config& config() {
   if (const Config* const known = read.load(std::memory_order_acquire)) return *known;
   std::lock_guard lock(mutex);
   if (read.load(std::memory_order_relaxed) == nullptr) {
-    read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })), std::memory_order_release);
+    read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })),
+               std::memory_order_release);
   }
   return *read.load(std::memory_order_relaxed);
 }
 
 std::vector<std::string> unknown_variables(const char* const* environment) {
-  std::set<std::string, std::less<>> known{"WEFT_IN_GUEST"};  // and of the project's own tests and benches
+  std::set<std::string, std::less<>> known{
+      "WEFT_IN_GUEST"};  // and of the project's own tests and benches
   static_cast<void>(Config::from([&](const char* name) {
     known.insert(name);
     return nullptr;
@@ -118,7 +123,8 @@ std::vector<std::string> unknown_variables(const char* const* environment) {
   for (; *environment != nullptr; ++environment) {
     const std::string_view variable(*environment);
     const std::string_view name = variable.substr(0, variable.find('='));
-    if (name.starts_with("WEFT_") && !name.starts_with("WEFT_BENCH_") && !known.contains(name)) unknown.emplace_back(name);
+    if (name.starts_with("WEFT_") && !name.starts_with("WEFT_BENCH_") && !known.contains(name))
+      unknown.emplace_back(name);
   }
   return unknown;
 }
@@ -129,7 +135,8 @@ void check_environment() {
   const char* const local = std::getenv("LOCAL_RANK");
   if (checked.exchange(true) || (local != nullptr && std::string_view(local) != "0")) return;
   std::string names;
-  for (const std::string& name : unknown_variables(environ)) names += (names.empty() ? "" : ", ") + name;
+  for (const std::string& name : unknown_variables(environ))
+    names += (names.empty() ? "" : ", ") + name;
   if (!names.empty()) {
     log::warn("the environment sets " + names +
               ", which Weft does not read; docs/environment.md lists the variables that it reads");

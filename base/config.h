@@ -1,6 +1,7 @@
-// What the environment sets by variables of Weft's own, read once. The table is docs/environment.md. Elsewhere only what
-// belongs to others is read: the rendezvous' variables (RANK, MASTER_ADDR, …), TMPDIR, those of mpirun; and weft-run asks
-// whether its workers have been given some of these.
+// What the environment sets by variables of Weft's own, read once. The table is
+// docs/environment.md. Elsewhere only what belongs to others is read: the rendezvous' variables
+// (RANK, MASTER_ADDR, …), TMPDIR, those of mpirun; and weft-run asks whether its workers have been
+// given some of these.
 #pragma once
 
 #include <functional>
@@ -15,36 +16,38 @@ enum class DebugLevel { Off, Info, Detail };
 enum class GpuDirect { Auto, DmaBuf, PeerMemory, Off };
 
 struct Config {
-  LogLevel log = LogLevel::Warn;               // WEFT_LOG
-  DebugLevel debug = DebugLevel::Off;          // WEFT_DEBUG
-  bool crash_trace = false;                    // WEFT_CRASH_TRACE; base/crash.cc reads it itself, before main
+  LogLevel log = LogLevel::Warn;       // WEFT_LOG
+  DebugLevel debug = DebugLevel::Off;  // WEFT_DEBUG
+  bool crash_trace = false;  // WEFT_CRASH_TRACE; base/crash.cc reads it itself, before main
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
   int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
-  std::vector<std::string> ib_devices;         // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
-  std::optional<int> ib_gid_index;             // WEFT_IB_GID_INDEX
-  std::optional<int> ib_service_level;         // WEFT_IB_SL
-  std::optional<int> ib_traffic_class;         // WEFT_IB_TC
-  std::optional<int> ib_timeout;               // WEFT_IB_TIMEOUT
-  GpuDirect gpu_direct = GpuDirect::Auto;      // WEFT_GPUDIRECT
-  std::string backend;                         // WEFT_BACKEND, as ProcessGroupOptions::backend
-  std::string timeline_file;                   // WEFT_TIMELINE
-  std::string dump_folder;                     // WEFT_DUMP_DIR
-  std::string metrics_address;                 // WEFT_METRICS
-  std::string status_file;                     // WEFT_STATUS_FILE, from weft-run
+  std::vector<std::string> ib_devices;     // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
+  std::optional<int> ib_gid_index;         // WEFT_IB_GID_INDEX
+  std::optional<int> ib_service_level;     // WEFT_IB_SL
+  std::optional<int> ib_traffic_class;     // WEFT_IB_TC
+  std::optional<int> ib_timeout;           // WEFT_IB_TIMEOUT
+  GpuDirect gpu_direct = GpuDirect::Auto;  // WEFT_GPUDIRECT
+  std::string backend;                     // WEFT_BACKEND, as ProcessGroupOptions::backend
+  std::string timeline_file;               // WEFT_TIMELINE
+  std::string dump_folder;                 // WEFT_DUMP_DIR
+  std::string metrics_address;             // WEFT_METRICS
+  std::string status_file;                 // WEFT_STATUS_FILE, from weft-run
 
-  // Reads the variables through `variable` (null = not set). A value that is none of the allowed ones is a Caller error
-  // that lists them. Values are case-insensitive.
+  // Reads the variables through `variable` (null = not set). A value that is none of the allowed
+  // ones is a Caller error that lists them. Values are case-insensitive.
   static Config from(const std::function<const char*(const char*)>& variable);
 };
 
-// This process's Config. The first call reads the environment and throws what Config::from throws; so does every later one.
+// This process's Config. The first call reads the environment and throws what Config::from throws;
+// so does every later one.
 const Config& config();
 
-// The variables of an environment ("NAME=value", null-terminated) that begin with WEFT_ and that Weft does not read.
+// The variables of an environment ("NAME=value", null-terminated) that begin with WEFT_ and that
+// Weft does not read.
 std::vector<std::string> unknown_variables(const char* const* environment);
 
-// Called before anybody is waited for: throws what config() throws, and warns once of unknown variables, which may be
-// misspelt. Of the ranks of one machine only the first warns.
+// Called before anybody is waited for: throws what config() throws, and warns once of unknown
+// variables, which may be misspelt. Of the ranks of one machine only the first warns.
 void check_environment();
 
 }  // namespace weft

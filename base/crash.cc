@@ -21,7 +21,8 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define WEFT_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 #define WEFT_SANITIZED 1
 #endif
 #endif
@@ -69,7 +70,8 @@ struct Registers {
 Registers registers_of(const void* context) {
   const mcontext_t& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
-  return {static_cast<std::uintptr_t>(machine.gregs[REG_RIP]), static_cast<std::uintptr_t>(machine.gregs[REG_RSP]), 0};
+  return {static_cast<std::uintptr_t>(machine.gregs[REG_RIP]),
+          static_cast<std::uintptr_t>(machine.gregs[REG_RSP]), 0};
 #elif defined(__aarch64__)
   return {machine.pc, machine.sp, machine.regs[30]};
 #else
@@ -82,9 +84,11 @@ void write_cause(Text& text, int number, const siginfo_t& about, const Registers
   if (rank[0] != '\0') text << ", process ";
   std::array<char, 17> thread{};
   ::prctl(PR_GET_NAME, thread.data());
-  text << static_cast<std::int64_t>(::getpid()) << ", crashed in thread '" << thread.data() << "': " << name_of(number);
+  text << static_cast<std::int64_t>(::getpid()) << ", crashed in thread '" << thread.data()
+       << "': " << name_of(number);
   if (about.si_code <= 0) {
-    if (about.si_pid != ::getpid()) text << ", sent by process " << static_cast<std::int64_t>(about.si_pid);
+    if (about.si_pid != ::getpid())
+      text << ", sent by process " << static_cast<std::int64_t>(about.si_pid);
   } else if (number == SIGSEGV || number == SIGBUS) {
     constexpr std::uintptr_t kNear = 64 << 10;
     const auto address = reinterpret_cast<std::uintptr_t>(about.si_addr);
@@ -96,10 +100,13 @@ void write_cause(Text& text, int number, const siginfo_t& about, const Registers
   text << "\n";
 }
 
-// A process with this one's memory and none of its threads. Without the handlers that programs give fork(), which take
-// locks that this thread may hold; and without the C library's bookkeeping: a lock that this thread holds is its own there
-// as well. No SIGCHLD tells of it, and no wait() of the program's finds it.
-pid_t copy_process() { return static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr)); }
+// A process with this one's memory and none of its threads. Without the handlers that programs give
+// fork(), which take locks that this thread may hold; and without the C library's bookkeeping: a
+// lock that this thread holds is its own there as well. No SIGCHLD tells of it, and no wait() of
+// the program's finds it.
+pid_t copy_process() {
+  return static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
+}
 
 void set_to_default(int number) {
   struct sigaction action {};
@@ -132,7 +139,8 @@ bool in_copy(unsigned seconds, const Task& task) {
 bool write_frames(const Registers& at, Names names) {
   Stack stack;
   if (!stack.begin_at(at.instruction)) {
-    stack = Stack(at.instruction, at.link != 0 ? at.link : *reinterpret_cast<const std::uintptr_t*>(at.stack));
+    stack = Stack(at.instruction,
+                  at.link != 0 ? at.link : *reinterpret_cast<const std::uintptr_t*>(at.stack));
   }
   Text text(STDERR_FILENO);
   write_stack(text, stack, names);
@@ -146,13 +154,16 @@ void report(int number, const siginfo_t& about, const void* context) {
     write_cause(text, number, about, at);
   }
   if (!in_copy(kSecondsForStack, [&] { return write_frames(at, Names::Functions); })) {
-    Text(STDERR_FILENO) << "weft: the symbols could not be read to their end; the stack without them:\n";
+    Text(STDERR_FILENO)
+        << "weft: the symbols could not be read to their end; the stack without them:\n";
     if (!in_copy(kSecondsForStack, [&] { return write_frames(at, Names::Modules); })) {
-      Text(STDERR_FILENO) << "weft: the stack is damaged, or the process cannot be copied (ulimit -u, pids.max)\n";
+      Text(STDERR_FILENO)
+          << "weft: the stack is damaged, or the process cannot be copied (ulimit -u, pids.max)\n";
     }
   }
   const AtCrash function = more.load();
-  if (function != nullptr && !in_copy(kSecondsForMore, [&] { return function(name_of(number).data()); })) {
+  if (function != nullptr &&
+      !in_copy(kSecondsForMore, [&] { return function(name_of(number).data()); })) {
     Text(STDERR_FILENO) << "weft: the flight recorder was not written\n";
   }
 }
@@ -167,7 +178,8 @@ void on_crash(int number, siginfo_t* about, void* context) {
     for (;;) ::pause();  // another thread reports, and ends the process
   }
   for (const int any : kSignals) set_to_default(any);
-  // A signal that a process has sent is sent again, and arrives when this handler returns; a fault happens again then.
+  // A signal that a process has sent is sent again, and arrives when this handler returns; a fault
+  // happens again then.
   if (about->si_code <= 0) ::syscall(SYS_tgkill, ::getpid(), self, number);
   errno = before;
 }
@@ -197,9 +209,10 @@ const bool kAtStart = [] {
 void prepare_thread() noexcept {
   if (!reports.load(std::memory_order_acquire) || handler_stack.memory != nullptr) return;
   stack_t present{};
-  if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;  // the program's own
-  void* const memory =
-      ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0)
+    return;  // the program's own
+  void* const memory = ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) return;
   stack_t wanted{};
   wanted.ss_sp = memory;
@@ -214,12 +227,14 @@ void prepare_thread() noexcept {
 void report_crashes() noexcept {
 #ifndef WEFT_SANITIZED
   if (!installing.exchange(true) && !variable_is("off")) {
-    if (const char* const number = std::getenv("RANK")) std::strncpy(rank.data(), number, rank.size() - 1);
+    if (const char* const number = std::getenv("RANK"))
+      std::strncpy(rank.data(), number, rank.size() - 1);
     Stack warm_up;  // the first one loads what the unwinder needs
     struct sigaction action {};
     action.sa_sigaction = on_crash;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    ::sigfillset(&action.sa_mask);  // the report is not cut short by the signal that ends the other ranks
+    ::sigfillset(
+        &action.sa_mask);  // the report is not cut short by the signal that ends the other ranks
     for (const int number : kSignals) {
       struct sigaction present {};
       if (::sigaction(number, nullptr, &present) != 0) continue;

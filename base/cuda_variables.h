@@ -1,9 +1,10 @@
 // Two variables that CUDA's driver reads once, when it starts.
 //
-// CUDA_DEVICE_MAX_CONNECTIONS: a stream that waits for a flag holds back every stream that shares its hardware queue, and
-// there are 8 queues unless this says otherwise. CUDA_MODULE_LOADING: the first launch of a kernel may load its module, for
-// which the driver waits until the GPU has done all that is queued; behind a stream that waits for a flag of Weft's it
-// would wait for ever, with every other call into the driver behind it.
+// CUDA_DEVICE_MAX_CONNECTIONS: a stream that waits for a flag holds back every stream that shares
+// its hardware queue, and there are 8 queues unless this says otherwise. CUDA_MODULE_LOADING: the
+// first launch of a kernel may load its module, for which the driver waits until the GPU has done
+// all that is queued; behind a stream that waits for a flag of Weft's it would wait for ever, with
+// every other call into the driver behind it.
 #pragma once
 
 #include <cstdlib>
@@ -11,7 +12,8 @@
 
 namespace weft {
 
-// Sets both, unless the program's environment has them. Returns those that it set, as a user would write them
+// Sets both, unless the program's environment has them. Returns those that it set, as a user would
+// write them
 // ("CUDA_MODULE_LOADING=EAGER …"), or "".
 inline std::string set_cuda_variables() {
   std::string set;

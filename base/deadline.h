@@ -1,5 +1,5 @@
-// A point in time by which something must have happened. Made once at the edge and handed down, so that a chain of calls
-// shares one limit.
+// A point in time by which something must have happened. Made once at the edge and handed down, so
+// that a chain of calls shares one limit.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,8 @@ namespace weft {
 inline std::chrono::steady_clock::time_point coarse_now() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return std::chrono::steady_clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
+  return std::chrono::steady_clock::time_point(std::chrono::seconds(now.tv_sec) +
+                                               std::chrono::nanoseconds(now.tv_nsec));
 }
 
 // How a limit reads in a message: "300 ms", "1.5 s", "30 min".
@@ -27,7 +28,8 @@ class Deadline {
 
   static Deadline never() { return Deadline(Clock::time_point::max()); }
   static Deadline at(Clock::time_point point) { return Deadline(point); }
-  // never() for what is longer than a clock can tell: milliseconds::max() is what people write for "no limit".
+  // never() for what is longer than a clock can tell: milliseconds::max() is what people write for
+  // "no limit".
   template <class Rep, class Period>
   static Deadline in(std::chrono::duration<Rep, Period> duration) {
     using Duration = std::chrono::duration<Rep, Period>;

@@ -28,7 +28,8 @@ class Descriptor {
   int number_ = -1;
 };
 
-// Whether an errno says that the process or the system has no descriptor or memory left at present: later it may have.
+// Whether an errno says that the process or the system has no descriptor or memory left at present:
+// later it may have.
 inline bool is_shortage(int number) {
   return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
 }

@@ -89,7 +89,8 @@ Error Error::with_ranks(std::vector<int> ranks) const {
 
 Error system_error(Blame blame, const std::string& text, int number, Place place) {
   char buffer[256];
-  return {blame, text + ": " + strerror_r(number, buffer, sizeof buffer) + remedy_for(number), number, place};
+  return {blame, text + ": " + strerror_r(number, buffer, sizeof buffer) + remedy_for(number),
+          number, place};
 }
 
 int descriptors_left(int most) {
@@ -107,7 +108,8 @@ void require_descriptors(int count, const std::string& who) {
   if (left >= count) return;
   throw Error(Blame::Busy,
               who + " needs " + std::to_string(count) + " file descriptors, and " +
-                  (left == 0 ? "none" : std::to_string(left)) + (left > 1 ? " are left" : " is left") + remedy_for(EMFILE),
+                  (left == 0 ? "none" : std::to_string(left)) +
+                  (left > 1 ? " are left" : " is left") + remedy_for(EMFILE),
               EMFILE);
 }
 
@@ -115,7 +117,8 @@ std::string remedy_for(int number) {
   if (number != EMFILE) return "";
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  return " (this process may have " + std::to_string(limit.rlim_cur) + " descriptors open: raise that limit, ulimit -n)";
+  return " (this process may have " + std::to_string(limit.rlim_cur) +
+         " descriptors open: raise that limit, ulimit -n)";
 }
 
 Error to_error(const std::exception_ptr& caught, Blame otherwise) {
@@ -161,7 +164,8 @@ std::string text_of(const std::exception_ptr& caught) {
   } catch (const char* thrown) {
     return thrown != nullptr ? cut(thrown) : "a null char*";
   } catch (...) {
-    return "something that is no std::exception, but " + type_name(*abi::__cxa_current_exception_type());
+    return "something that is no std::exception, but " +
+           type_name(*abi::__cxa_current_exception_type());
   }
 }
 
@@ -172,11 +176,13 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-std::string ranks_have(const std::vector<int>& ranks) { return ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have"); }
+std::string ranks_have(const std::vector<int>& ranks) {
+  return ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have");
+}
 
 void broken(std::string_view text, Place place) {
-  std::fprintf(stderr, "weft: broken invariant: %.*s (%s:%d)\n", static_cast<int>(text.size()), text.data(), place.file,
-               place.line);
+  std::fprintf(stderr, "weft: broken invariant: %.*s (%s:%d)\n", static_cast<int>(text.size()),
+               text.data(), place.file, place.line);
   std::abort();
 }
 

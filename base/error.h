@@ -1,6 +1,6 @@
-// The one error type. Errors are values sorted by what the caller should do about them, not by who failed: set-up throws
-// them, data calls deliver them through the Op, the public API throws when a failed operation is waited for.
-// Copyable, usable from every thread.
+// The one error type. Errors are values sorted by what the caller should do about them, not by who
+// failed: set-up throws them, data calls deliver them through the Op, the public API throws when a
+// failed operation is waited for. Copyable, usable from every thread.
 #pragma once
 
 #include <exception>
@@ -32,7 +32,9 @@ WEFT_API std::string_view name(Blame blame);
 struct Place {
   const char* file = "";
   int line = 0;
-  static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
 };
 
 class WEFT_API Error : public std::runtime_error {
@@ -47,8 +49,9 @@ class WEFT_API Error : public std::runtime_error {
   // The message without blame and place, for building a longer one.
   const std::string& text() const noexcept { return text_; }
 
-  // The ranks that are lost or missing, as the text names them: ranks of the group that throws this, of workers where an
-  // agent does. Ascending; empty where the error is about none, or it is not known which.
+  // The ranks that are lost or missing, as the text names them: ranks of the group that throws
+  // this, of workers where an agent does. Ascending; empty where the error is about none, or it is
+  // not known which.
   std::vector<int> ranks() const { return ranks_; }
 
   // The same error seen one level up: "context: text".
@@ -67,13 +70,15 @@ class WEFT_API Error : public std::runtime_error {
 };
 
 // An Error from errno: "text: Connection refused".
-WEFT_API Error system_error(Blame blame, const std::string& text, int number, Place place = Place::current());
+WEFT_API Error system_error(Blame blame, const std::string& text, int number,
+                            Place place = Place::current());
 
 // What was caught, as an Error: itself, or any other exception as `otherwise` with its text.
 WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 
-// Gives the text of whatever was thrown: of an exception and of those nested in it, of a std::string or a char*; else it
-// names the type. An exception whose what() is null gets its type's name, and a long text is cut.
+// Gives the text of whatever was thrown: of an exception and of those nested in it, of a
+// std::string or a char*; else it names the type. An exception whose what() is null gets its type's
+// name, and a long text is cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
 WEFT_API std::string text_of(const std::exception& error);
 
@@ -82,7 +87,8 @@ WEFT_API std::string ranks_text(const std::vector<int>& ranks);
 // "rank 1 has", "ranks 0, 2 have".
 WEFT_API std::string ranks_have(const std::vector<int>& ranks);
 
-// A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
+// A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a
+// user or peer can cause.
 [[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());
 
 }  // namespace weft

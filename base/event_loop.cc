@@ -50,7 +50,8 @@ EventLoop::Inner::Inner(std::string given_name) : name(std::move(given_name)) {
   }
 }
 
-EventLoop::EventLoop(const std::string& name, Thread thread) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
+EventLoop::EventLoop(const std::string& name, Thread thread)
+    : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
   if (thread == Thread::Given) return;
   try {
     thread_ = std::thread([inner = inner_] {
@@ -60,7 +61,8 @@ EventLoop::EventLoop(const std::string& name, Thread thread) : inner_(std::make_
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
                        "event loop '" + inner_->name +
-                           "' gets no thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
+                           "' gets no thread; allow this user, or the container, more of them "
+                           "(ulimit -u, pids.max)",
                        error.code().value());
   }
   pthread_setname_np(thread_.native_handle(), inner_->name.c_str());
@@ -107,7 +109,9 @@ void EventLoop::post(Task task) {
   inner_->mailbox->post(std::move(task));
 }
 
-void EventLoop::post_soon(Task task) { inner_->mailbox->post(std::move(task), /*ends_rest=*/false); }
+void EventLoop::post_soon(Task task) {
+  inner_->mailbox->post(std::move(task), /*ends_rest=*/false);
+}
 
 EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   auto entry = std::make_shared<Entry>();
@@ -124,7 +128,8 @@ EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   return Registration(entry);
 }
 
-EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
+EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events,
+                                         std::function<void(std::uint32_t)> handler) {
   auto entry = std::make_shared<Entry>();
   entry->mailbox = inner_->mailbox;
   entry->handler = std::move(handler);
@@ -142,8 +147,10 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
     const int number = errno;
     std::lock_guard lock(inner_->mailbox->mutex);
     inner_->descriptors.erase(key);
-    throw system_error(number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
-                       "event loop '" + inner_->name + "' cannot watch descriptor " + std::to_string(descriptor), number);
+    throw system_error(
+        number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
+        "event loop '" + inner_->name + "' cannot watch descriptor " + std::to_string(descriptor),
+        number);
   }
   inner_->mailbox->note_watched(descriptor, true);
   return Registration(entry);
@@ -186,7 +193,8 @@ bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline, cons
   return inner->drive(done, deadline, awaited);
 }
 
-std::vector<EventLoop::Wait> EventLoop::waiting_since(std::chrono::steady_clock::time_point then) const {
+std::vector<EventLoop::Wait> EventLoop::waiting_since(
+    std::chrono::steady_clock::time_point then) const {
   std::vector<Wait> found;
   std::lock_guard lock(inner_->turns_mutex);
   const auto add = [&](const Wait& wait) {
@@ -206,7 +214,8 @@ void EventLoop::close_inherited() noexcept {
   Mailbox& mailbox = *inner_->mailbox;
   if (mailbox.inherited_closed.exchange(true)) return;  // their numbers may be others' by now
   for (std::size_t word = 0; word < mailbox.watched.size(); ++word) {
-    for (std::uint64_t bits = mailbox.watched[word].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1) {
+    for (std::uint64_t bits = mailbox.watched[word].load(std::memory_order_relaxed); bits != 0;
+         bits &= bits - 1) {
       ::close(static_cast<int>(word * 64) + std::countr_zero(bits));
     }
   }

@@ -1,5 +1,6 @@
-// How an EventLoop is made, for its two source files only: event_loop.cc (what others call) and event_loop_turns.cc (who
-// turns the loop, what a turn does, and how long whoever turned may sleep).
+// How an EventLoop is made, for its two source files only: event_loop.cc (what others call) and
+// event_loop_turns.cc (who turns the loop, what a turn does, and how long whoever turned may
+// sleep).
 #pragma once
 
 #include <array>
@@ -26,7 +27,8 @@ namespace weft {
 struct EventLoop::Mailbox {
   void wake() const noexcept {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wakeup.get(), &one, sizeof one);  // full means already woken
+    [[maybe_unused]] const auto written =
+        ::write(wakeup.get(), &one, sizeof one);  // full means already woken
   }
 
   void note_client() noexcept {
@@ -34,7 +36,8 @@ struct EventLoop::Mailbox {
     client_cpu.store(sched_getcpu(), std::memory_order_release);
   }
 
-  // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
+  // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one
+  // wake-up is enough.
   bool take_sleeping() { return std::exchange(sleeping, false); }
 
   void post(Task task, bool ends_rest = true) {
@@ -51,7 +54,8 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
-  // An entry has died. What its handler owns may own this loop, so it is not kept until somebody else wakes it.
+  // An entry has died. What its handler owns may own this loop, so it is not kept until somebody
+  // else wakes it.
   void discard() {
     bool must_wake = false;
     {
@@ -72,7 +76,8 @@ struct EventLoop::Mailbox {
 
   std::array<std::atomic<std::uint64_t>, 512> watched{};  // descriptors: a bit each
   std::atomic<bool> inherited_closed{false};
-  const Descriptor epoll{epoll_create1(EPOLL_CLOEXEC)};  // here, as registrations may outlive the loop
+  const Descriptor epoll{
+      epoll_create1(EPOLL_CLOEXEC)};  // here, as registrations may outlive the loop
   const Descriptor wakeup{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::atomic<bool> garbage{false};     // an entry died and is still in a table
   std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
@@ -84,10 +89,11 @@ struct EventLoop::Mailbox {
   bool resting = false;            // it has
   bool rests_long = false;         // and is to be told when the last of them goes
   std::vector<Task> posted;
-  bool is_urgent = false;            // one of them, which ends the rest of the loop's thread
-  bool sleeping = false;             // somebody is, or is about to be, inside epoll
-  bool recalled = false;             // whoever turns should look again before it sleeps
-  std::atomic<unsigned> recalls{0};  // how many: one that comes before the loop's thread rests ends that rest too
+  bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
+  bool sleeping = false;   // somebody is, or is about to be, inside epoll
+  bool recalled = false;   // whoever turns should look again before it sleeps
+  std::atomic<unsigned> recalls{
+      0};  // how many: one that comes before the loop's thread rests ends that rest too
   bool closed = false;
 };
 
@@ -112,28 +118,33 @@ struct EventLoop::Inner {
   void recall();
   void recall(const void* awaited);
   bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited);
-  bool inside() const { return turner.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  bool inside() const {
+    return turner.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
   void stop();
   void add_poller(std::shared_ptr<Entry> entry);
 
   using Pollers = std::vector<std::shared_ptr<Entry>>;
 
   const std::string name;
-  const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();  // its mutex guards the tables below as well
+  const std::shared_ptr<Mailbox> mailbox =
+      std::make_shared<Mailbox>();  // its mutex guards the tables below as well
   std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
   std::atomic<Deadline::Clock::time_point> next_timer{Deadline::Clock::time_point::max()};
-  std::shared_ptr<const Pollers> pollers = std::make_shared<const Pollers>();  // replaced as a whole
+  std::shared_ptr<const Pollers> pollers =
+      std::make_shared<const Pollers>();  // replaced as a whole
   std::atomic<bool> pollers_changed{false};
   std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors;
   std::uint64_t next_key = 1;
 
   void own_turns(const std::function<bool()>& until);
   std::chrono::nanoseconds rest(std::chrono::nanoseconds most, unsigned recalls);
-  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
+  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+                  Deadline deadline);
   void hand_over();
   struct Waiter;
-  bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline,
-                     const Wait& wait);
+  bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+                     Deadline deadline, const Wait& wait);
   // All of these require turns_mutex.
   void call(Waiter& waiter);
   void call_all_of(const void* awaited);
@@ -146,14 +157,18 @@ struct EventLoop::Inner {
   bool run_timers();
   bool run_pollers();
   bool run_descriptors();
-  enum class Turner { Waits, Leaves, Serves };  // a caller that goes on turning, one that goes, and the loop's thread
+  enum class Turner {
+    Waits,
+    Leaves,
+    Serves
+  };  // a caller that goes on turning, one that goes, and the loop's thread
   std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed, Turner who);
   bool would_hold_up_a_client(Turner who);
   void give_way();
   void sleep(std::chrono::nanoseconds wait) const;
 
-  // A thread inside drive() that sleeps while another one turns. Each has a condition of its own: what wakes one of many
-  // threads must not cost the others anything.
+  // A thread inside drive() that sleeps while another one turns. Each has a condition of its own:
+  // what wakes one of many threads must not cost the others anything.
   struct Waiter {
     const std::function<bool()>& done;
     const Wait wait;
@@ -163,16 +178,18 @@ struct EventLoop::Inner {
     bool is_called = false;  // and is in neither table any more
   };
 
-  std::mutex turns_mutex;                                  // of who may turn
-  std::list<Waiter*> waiters;                              // in the order in which they began to wait
-  std::unordered_multimap<const void*, Waiter*> awaiting;  // the same by what they await; null: done() is asked
-  Wait turns_for;                                          // of the caller that turns
+  std::mutex turns_mutex;      // of who may turn
+  std::list<Waiter*> waiters;  // in the order in which they began to wait
+  std::unordered_multimap<const void*, Waiter*>
+      awaiting;    // the same by what they await; null: done() is asked
+  Wait turns_for;  // of the caller that turns
   bool turning = false;
   std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
   std::atomic<bool> stopping{false};
-  std::atomic<bool> standing_by{false};           // the loop's thread sleeps in epoll outside a turn
+  std::atomic<bool> standing_by{false};  // the loop's thread sleeps in epoll outside a turn
   Deadline::Clock::time_point standing_by_until;  // then
-  Deadline::Clock::time_point callers_left = Deadline::Clock::time_point();  // when the last caller went
+  Deadline::Clock::time_point callers_left =
+      Deadline::Clock::time_point();  // when the last caller went
   std::atomic<std::thread::id> turner;
 
   // Of whoever turns.

@@ -18,28 +18,36 @@ namespace {
 using Clock = Deadline::Clock;
 using std::chrono::nanoseconds;
 
-constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
-constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
-constexpr auto kTaken = std::chrono::microseconds(2);        // the processor, by another thread: it is not back sooner
-constexpr auto kCrowded = std::chrono::milliseconds(10);     // after that: a caller leaves it at once
-// Between looks, with pollers that cannot be parked: a quarter of the time in which there was nothing, within these.
+constexpr auto kSpin =
+    std::chrono::microseconds(100);  // after progress, with pollers or with a caller that waits
+constexpr auto kShareAfter =
+    std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
+constexpr auto kTaken =
+    std::chrono::microseconds(2);  // the processor, by another thread: it is not back sooner
+constexpr auto kCrowded = std::chrono::milliseconds(10);  // after that: a caller leaves it at once
+// Between looks, with pollers that cannot be parked: a quarter of the time in which there was
+// nothing, within these.
 constexpr auto kShortestPollPause = std::chrono::microseconds(20);
 constexpr auto kLongestPollPause = std::chrono::microseconds(100);
-constexpr auto kShortSleep = std::chrono::milliseconds(1);   // less is to end when it should
-constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
+constexpr auto kShortSleep = std::chrono::milliseconds(1);  // less is to end when it should
+constexpr auto kGiveWay =
+    std::chrono::microseconds(500);  // how long the loop's thread leaves the turns to callers
 constexpr auto kLongestRest = std::chrono::milliseconds(8);  // while a caller stays
 constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
-constexpr int kTurnsPerLook = 64;                            // at the descriptors, while pollers are spun on
-constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
+constexpr int kTurnsPerLook = 64;  // at the descriptors, while pollers are spun on
+constexpr int kTurnsPerClock =
+    16;  // a turn that finds nothing takes as long as asking for the time
 
 // Spinning keeps whoever is waited for from running where there is one processor only.
 const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 
 }  // namespace
 
-bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
+bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline,
+                             const void* awaited) {
   if (inside()) {
-    throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
+    throw Error(Blame::Caller, "a handler on loop '" + name +
+                                   "' blocks on something that only this loop can bring about");
   }
   Wait wait{awaited, {}};
   if (awaited != nullptr) wait.since = coarse_now();
@@ -67,8 +75,9 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
 }
 
 // Returns false where the deadline was first.
-bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
-                                     Deadline deadline, const Wait& wait) {
+bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock,
+                                     const std::function<bool()>& done, Deadline deadline,
+                                     const Wait& wait) {
   Waiter self{done, wait};
   self.place = waiters.insert(waiters.end(), &self);
   self.named = awaiting.emplace(wait.awaited, &self);
@@ -102,15 +111,15 @@ void EventLoop::Inner::call_done() {
   }
 }
 
-// Nobody turns any more. The youngest waiter goes on: where calls are nested its result is the next one. It turns, or
-// leaves drive() and passes the turn on itself.
+// Nobody turns any more. The youngest waiter goes on: where calls are nested its result is the next
+// one. It turns, or leaves drive() and passes the turn on itself.
 void EventLoop::Inner::pass_turn_on() {
   call_done();
   if (!waiters.empty()) call(*waiters.back());
 }
 
-void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
-                                  Deadline deadline) {
+void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock,
+                                  const std::function<bool()>& done, Deadline deadline) {
   turning = true;
   turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
@@ -125,7 +134,8 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
     }
     sleep(time_to_wait(deadline, progressed, Turner::Waits));
   }
-  mailbox->attended.store(false, std::memory_order_relaxed);  // the mutex is taken before anybody relies on it
+  mailbox->attended.store(
+      false, std::memory_order_relaxed);  // the mutex is taken before anybody relies on it
   turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
   turning = false;
@@ -139,7 +149,8 @@ void EventLoop::Inner::hand_over() {
     return;
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, Turner::Leaves);
-  if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
+  if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until))
+    mailbox->wake();
 }
 
 void EventLoop::Inner::recall() {
@@ -192,12 +203,14 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
   }
 }
 
-// Who serves has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
-// each other would cost both a wake-up. Posted work ends the rest where nobody else does it. Returns how long the next one
-// may be: a caller that stays is looked after less and less often, and says so when it goes.
+// Who serves has woken while callers turn, or soon after: the next caller is likely to come, and
+// taking turns from each other would cost both a wake-up. Posted work ends the rest where nobody
+// else does it. Returns how long the next one may be: a caller that stays is looked after less and
+// less often, and says so when it goes.
 nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
   std::unique_lock lock(mailbox->mutex);
-  if (mailbox->closed || mailbox->recalls != recalls || (mailbox->is_urgent && callers == 0)) return kGiveWay;
+  if (mailbox->closed || mailbox->recalls != recalls || (mailbox->is_urgent && callers == 0))
+    return kGiveWay;
   mailbox->resting = true;
   mailbox->rests_long = most > kGiveWay;
   const bool is_called = mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout;
@@ -205,7 +218,8 @@ nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
   return is_called || callers == 0 ? kGiveWay : std::min<nanoseconds>(2 * most, kLongestRest);
 }
 
-// Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
+// Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over
+// without a wake-up.
 void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   nanoseconds wait(0);
   bool gives_way = false;
@@ -233,7 +247,8 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
 }
 
 void EventLoop::Inner::sweep() {
-  if (!mailbox->garbage.load(std::memory_order_relaxed) || !mailbox->garbage.exchange(false)) return;
+  if (!mailbox->garbage.load(std::memory_order_relaxed) || !mailbox->garbage.exchange(false))
+    return;
   std::vector<std::shared_ptr<Entry>> dead;  // destroyed outside the lock: handlers own things
   const auto take = [&dead](const std::shared_ptr<Entry>& entry) {
     if (entry->live) return false;
@@ -314,8 +329,8 @@ bool EventLoop::Inner::run_pollers() {
   return progressed;
 }
 
-// Whether the thread that serves spins, or would, on the processor of the one that called the loop: it interrupts that one,
-// which waits until it sleeps again.
+// Whether the thread that serves spins, or would, on the processor of the one that called the loop:
+// it interrupts that one, which waits until it sleeps again.
 bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
   if (mailbox->client_cpu.load(std::memory_order_relaxed) >= 0) {
     client_cpu = mailbox->client_cpu.exchange(-1, std::memory_order_acquire);
@@ -327,17 +342,20 @@ bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
   return client_cpu == sched_getcpu() && client != std::this_thread::get_id();
 }
 
-// How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
-// holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
+// How long whoever turned may sleep: not at all while there is something to do or to spin for. What
+// it returns above zero holds as long as nobody is woken: from then on posted work, earlier timers
+// and parked pollers bring a wake-up.
 nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turner who) {
   progressed_since_clock |= progressed;
   if (progressed) return nanoseconds(0);
-  const bool spins = kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
+  const bool spins =
+      kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
   const auto spins_on = [&] {
     const auto idle = now - last_progress;
     if (!spins || idle >= kSpin) return false;
-    // Where there are more threads than processors, one of them may be what a caller waits for. Who serves goes on: those
-    // that it would make room for are its own agent's, and wait for what it brings.
+    // Where there are more threads than processors, one of them may be what a caller waits for. Who
+    // serves goes on: those that it would make room for are its own agent's, and wait for what it
+    // brings.
     if (who == Turner::Waits && (idle >= kShareAfter || now < crowded_until)) give_way();
     return true;
   };
@@ -349,7 +367,8 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   {
     std::lock_guard lock(mailbox->mutex);
     mailbox->sleeping = false;
-    if (!mailbox->posted.empty() || mailbox->garbage || std::exchange(mailbox->recalled, false)) return nanoseconds(0);
+    if (!mailbox->posted.empty() || mailbox->garbage || std::exchange(mailbox->recalled, false))
+      return nanoseconds(0);
     all = pollers;
     if (!timers.empty()) until = std::min(until, timers.begin()->first);
     mailbox->sleeping = true;
@@ -357,8 +376,8 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   for (const auto& entry : *all) {
     if (!entry->live) continue;
     if (!entry->park) {
-      until =
-          std::min(until, now + std::clamp<nanoseconds>((now - last_progress) / 4, kShortestPollPause, kLongestPollPause));
+      until = std::min(until, now + std::clamp<nanoseconds>((now - last_progress) / 4,
+                                                            kShortestPollPause, kLongestPollPause));
     } else if (!entry->park()) {
       std::lock_guard lock(mailbox->mutex);
       mailbox->sleeping = false;
@@ -371,7 +390,8 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   return std::max(nanoseconds(0), nanoseconds(until - now));
 }
 
-// To any thread that is ready. One that takes the processor will not be the last, as with more ranks than processors.
+// To any thread that is ready. One that takes the processor will not be the last, as with more
+// ranks than processors.
 void EventLoop::Inner::give_way() {
   const auto before = Clock::now();
   sched_yield();
@@ -383,7 +403,8 @@ void EventLoop::Inner::give_way() {
 void EventLoop::Inner::sleep(nanoseconds wait) const {
   if (wait.count() == 0) return;
   pollfd self{mailbox->epoll.get(), POLLIN, 0};
-  const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000), static_cast<long>(wait.count() % 1'000'000'000)};
+  const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000),
+                       static_cast<long>(wait.count() % 1'000'000'000)};
   std::optional<NoTimerSlack> exact;
   if (wait < kShortSleep) exact.emplace();
   ppoll(&self, 1, wait == nanoseconds::max() ? nullptr : &limit, nullptr);

@@ -12,15 +12,16 @@ void HostFlag::raise() noexcept {
     word_->store(value_, std::memory_order_seq_cst);
     tasks.swap(tasks_);
   }
-  // Whoever goes to sleep counts itself first and then looks at the word: one of the two sees the other. A word that other
-  // flags share may have their sleepers.
+  // Whoever goes to sleep counts itself first and then looks at the word: one of the two sees the
+  // other. A word that other flags share may have their sleepers.
   if (word_ != &own_word_ || sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(word_);
   raised();
   for (Task& task : tasks) task();
 }
 
 bool HostFlag::synchronize(Deadline deadline) const noexcept {
-  // A wake-up across cores costs 20 to 40 µs on a virtual machine, so look for a moment before sleeping.
+  // A wake-up across cores costs 20 to 40 µs on a virtual machine, so look for a moment before
+  // sleeping.
   constexpr int kSpins = 400;
   for (int i = 0; i < kSpins; ++i) {
     if (query()) return true;
@@ -40,7 +41,9 @@ bool HostFlag::synchronize(Deadline deadline) const noexcept {
 
 void HostFlag::wait(const cuda::StreamRef&) const {
   if (query()) return;
-  throw Error(Blame::Unsupported, "a stream cannot wait on a flag in plain host memory; take the flag from cuda::FlagPool");
+  throw Error(
+      Blame::Unsupported,
+      "a stream cannot wait on a flag in plain host memory; take the flag from cuda::FlagPool");
 }
 
 bool HostFlag::on_passed(Task& task) const {

@@ -1,5 +1,6 @@
-// "The bytes are ready." A Fence is a recorded CUDA event or a host flag. A stream waits on it, the host polls it or blocks
-// on it; an empty Fence has passed. Passed once, it stays passed. Copies share one source. Usable from every thread.
+// "The bytes are ready." A Fence is a recorded CUDA event or a host flag. A stream waits on it, the
+// host polls it or blocks on it; an empty Fence has passed. Passed once, it stays passed. Copies
+// share one source. Usable from every thread.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,8 @@ class StreamRef;
 
 class Fence {
  public:
-  // What a fence watches. HostFlag below; the recorded event and the flag that streams can wait on are in cuda/fence.h.
+  // What a fence watches. HostFlag below; the recorded event and the flag that streams can wait on
+  // are in cuda/fence.h.
   class Source {
    public:
     Source() = default;
@@ -28,10 +30,12 @@ class Fence {
     virtual ~Source() = default;
     virtual bool query() const noexcept = 0;
     virtual bool synchronize(Deadline deadline) const noexcept = 0;
-    // Makes the stream wait; does nothing once it has passed. Throws Unsupported where the device cannot see the source.
+    // Makes the stream wait; does nothing once it has passed. Throws Unsupported where the device
+    // cannot see the source.
     virtual void wait(const cuda::StreamRef& stream) const = 0;
-    // Runs the task when the source passes, on the thread that passes it; at once if it has passed. Returns false, with the
-    // task untouched, where nobody on the host would notice (an event): such a fence is polled, see EventLoop::when.
+    // Runs the task when the source passes, on the thread that passes it; at once if it has passed.
+    // Returns false, with the task untouched, where nobody on the host would notice (an event):
+    // such a fence is polled, see EventLoop::when.
     virtual bool on_passed(Task& task) const = 0;
   };
 
@@ -55,12 +59,14 @@ class Fence {
   std::shared_ptr<const Source> source_;
 };
 
-// A flag that the host raises. In plain memory, so no stream can wait on it; cuda::MappedFlag is one that streams see.
+// A flag that the host raises. In plain memory, so no stream can wait on it; cuda::MappedFlag is
+// one that streams see.
 class HostFlag : public Fence::Source {
  public:
   HostFlag() : HostFlag(nullptr, 1) {}
 
-  // Passes the fence, wakes who is blocked on it and runs the on_passed tasks on this thread. Raising again does nothing.
+  // Passes the fence, wakes who is blocked on it and runs the on_passed tasks on this thread.
+  // Raising again does nothing.
   void raise() noexcept;
 
   bool query() const noexcept override { return reached(word_->load(std::memory_order_acquire)); }
@@ -69,16 +75,19 @@ class HostFlag : public Fence::Source {
   bool on_passed(Task& task) const override;
 
  protected:
-  // `word` lies in memory that a device sees as well, and only ever counts up: the flag is raised when it has reached
-  // `value`, in cyclic order as cuStreamWaitValue32 compares. So the word's next flag (value + 1) may be made while streams
-  // still wait for this one.
-  HostFlag(std::atomic<std::uint32_t>* word, std::uint32_t value) : word_(word ? word : &own_word_), value_(value) {}
+  // `word` lies in memory that a device sees as well, and only ever counts up: the flag is raised
+  // when it has reached `value`, in cyclic order as cuStreamWaitValue32 compares. So the word's
+  // next flag (value + 1) may be made while streams still wait for this one.
+  HostFlag(std::atomic<std::uint32_t>* word, std::uint32_t value)
+      : word_(word ? word : &own_word_), value_(value) {}
 
   // By raise(), once the flag is seen to be raised, before its tasks.
   virtual void raised() const noexcept {}
 
  private:
-  bool reached(std::uint32_t seen) const noexcept { return static_cast<std::int32_t>(seen - value_) >= 0; }
+  bool reached(std::uint32_t seen) const noexcept {
+    return static_cast<std::int32_t>(seen - value_) >= 0;
+  }
 
   std::atomic<std::uint32_t> own_word_{0};
   std::atomic<std::uint32_t>* word_;

@@ -16,8 +16,8 @@ namespace {
 
 std::atomic<bool> off{false};
 
-// The mutexes that have been locked once, in no order. A table, and no lock of its own: who locks one for the first time
-// may hold others, for which fork() waits.
+// The mutexes that have been locked once, in no order. A table, and no lock of its own: who locks
+// one for the first time may hold others, for which fork() waits.
 constexpr std::size_t kMost = 64;
 constinit std::array<std::atomic<ForkMutex*>, kMost> table{};
 
@@ -27,8 +27,8 @@ constinit std::size_t held_count = 0;
 
 }  // namespace
 
-// When this library is loaded: a fork() that has begun runs no handlers that are registered after that, so with the first
-// lock it would be too late.
+// When this library is loaded: a fork() that has begun runs no handlers that are registered after
+// that, so with the first lock it would be too late.
 const int ForkMutex::registered_ = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
 
 void ForkMutex::enroll() {
@@ -49,8 +49,9 @@ void ForkMutex::lock_all() {
     if (ForkMutex* const one = place.load()) held[held_count++] = one;
   }
   const auto end = held.begin() + held_count;
-  std::sort(held.begin(), end,
-            [](const ForkMutex* a, const ForkMutex* b) { return std::pair(a->order_, a) < std::pair(b->order_, b); });
+  std::sort(held.begin(), end, [](const ForkMutex* a, const ForkMutex* b) {
+    return std::pair(a->order_, a) < std::pair(b->order_, b);
+  });
   std::for_each(held.begin(), end, [](ForkMutex* one) { one->lock(); });
 }
 

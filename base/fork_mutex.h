@@ -1,8 +1,10 @@
-// A mutex of the whole process that fork() never leaves locked in the child. fork() waits for all of them, takes them in
-// their order, and releases them in both processes: what one guards is whole in the child, whatever other threads did.
+// A mutex of the whole process that fork() never leaves locked in the child. fork() waits for all
+// of them, takes them in their order, and releases them in both processes: what one guards is whole
+// in the child, whatever other threads did.
 //
-// For variables of static storage (they need no constructor to run), which a child uses as well. An object's own mutex
-// needs this only where a child uses the object; groups and agents it does not use. A thread that holds one does not fork.
+// For variables of static storage (they need no constructor to run), which a child uses as well. An
+// object's own mutex needs this only where a child uses the object; groups and agents it does not
+// use. A thread that holds one does not fork.
 #pragma once
 
 #include <atomic>
@@ -40,8 +42,8 @@ class ForkMutex {
     if (!is_off()) mutex_.unlock();
   }
 
-  // Before anything else in a copy of a process that has crashed: threads that are not there may hold any of them, and
-  // there is nobody to exclude.
+  // Before anything else in a copy of a process that has crashed: threads that are not there may
+  // hold any of them, and there is nobody to exclude.
   static void switch_all_off() noexcept;
 
  private:

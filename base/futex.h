@@ -8,8 +8,10 @@
 
 namespace weft {
 
-// Blocks while *word == value, until woken or the deadline passes. May return early: check the word again.
-void futex_wait(const std::atomic<std::uint32_t>* word, std::uint32_t value, Deadline deadline) noexcept;
+// Blocks while *word == value, until woken or the deadline passes. May return early: check the word
+// again.
+void futex_wait(const std::atomic<std::uint32_t>* word, std::uint32_t value,
+                Deadline deadline) noexcept;
 void futex_wake_all(const std::atomic<std::uint32_t>* word) noexcept;
 
 // A processor's hint inside a spin loop.

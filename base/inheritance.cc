@@ -25,13 +25,17 @@ unsigned forks_before() noexcept {
 
 MadeIn::MadeIn() : forks_(forks_before()), process_(::getpid()) {}
 
-bool MadeIn::is_inherited() const noexcept { return forks_ != forks.load(std::memory_order_relaxed); }
+bool MadeIn::is_inherited() const noexcept {
+  return forks_ != forks.load(std::memory_order_relaxed);
+}
 
 void MadeIn::throw_inherited(const std::string& what) const {
-  throw Error(Blame::Caller, what + " belongs to process " + std::to_string(process_) + ", from which this one, " +
-                                 std::to_string(::getpid()) +
-                                 ", was forked: it can be dropped here, not used. Fork before it is made, or start the "
-                                 "program that the child runs with exec (posix_spawn)");
+  throw Error(
+      Blame::Caller,
+      what + " belongs to process " + std::to_string(process_) + ", from which this one, " +
+          std::to_string(::getpid()) +
+          ", was forked: it can be dropped here, not used. Fork before it is made, or start the "
+          "program that the child runs with exec (posix_spawn)");
 }
 
 void keep_inherited(std::shared_ptr<const void> object) {

@@ -1,6 +1,6 @@
-// Tells objects that they are a copy in a forked child. A child that was forked has a copy of them, but none of the threads
-// that they rely on, and it shares their connections: what it sent there would be taken for its parent's. So it neither
-// uses nor ends them.
+// Tells objects that they are a copy in a forked child. A child that was forked has a copy of them,
+// but none of the threads that they rely on, and it shares their connections: what it sent there
+// would be taken for its parent's. So it neither uses nor ends them.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,8 @@ class MadeIn {
 // How many forks lead from the first process to this one.
 unsigned forks_before() noexcept;
 
-// Keeps an inherited object until the process ends, whose destructor would wait for threads that are not there.
+// Keeps an inherited object until the process ends, whose destructor would wait for threads that
+// are not there.
 void keep_inherited(std::shared_ptr<const void> object);
 
 }  // namespace weft

@@ -30,9 +30,11 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   broken("no such LogLevel");
 }
 
-// Held while a line is written as well: what spdlog and the C library's clock lock meanwhile is free in a forked process.
+// Held while a line is written as well: what spdlog and the C library's clock lock meanwhile is
+// free in a forked process.
 constinit ForkMutex logger_mutex(ForkOrder::Log);
-std::atomic<spdlog::logger*> made{nullptr};  // never destroyed: threads may log while the process ends
+std::atomic<spdlog::logger*> made{
+    nullptr};  // never destroyed: threads may log while the process ends
 
 // Requires logger_mutex.
 spdlog::logger* make_logger() {

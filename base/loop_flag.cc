@@ -7,7 +7,9 @@ bool LoopFlag::synchronize(Deadline deadline) const noexcept {
   if (query()) return true;
   if (const auto loop = loop_.lock()) {
     if (loop->inside()) {
-      log::error("a handler blocks on an operation that only its own loop can end; use Op::on_ended or EventLoop::when");
+      log::error(
+          "a handler blocks on an operation that only its own loop can end; use Op::on_ended or "
+          "EventLoop::when");
       return false;
     }
     // Who raises the flag raises it first and then looks at this: one of the two sees the other.
@@ -16,7 +18,8 @@ bool LoopFlag::synchronize(Deadline deadline) const noexcept {
     if (loop->drive([this] { return query(); }, deadline)) return true;
     if (deadline.passed()) return query();
   }
-  return HostFlag::synchronize(deadline);  // the loop has ended, or does: whoever it dropped raises the flag
+  return HostFlag::synchronize(
+      deadline);  // the loop has ended, or does: whoever it dropped raises the flag
 }
 
 void LoopFlag::raised() const noexcept {

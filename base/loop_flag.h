@@ -1,5 +1,5 @@
-// A flag that a loop's handlers raise. Who blocks on it turns that loop itself meanwhile: being woken by the loop's thread
-// instead would cost 40 µs.
+// A flag that a loop's handlers raise. Who blocks on it turns that loop itself meanwhile: being
+// woken by the loop's thread instead would cost 40 µs.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@ class LoopFlag final : public HostFlag {
  public:
   explicit LoopFlag(std::weak_ptr<EventLoop> loop) : loop_(std::move(loop)) {}
 
-  // As HostFlag's where the loop is gone. False at once, with an error in the log, inside the loop's own turn: only what
-  // comes after that turn can raise the flag.
+  // As HostFlag's where the loop is gone. False at once, with an error in the log, inside the
+  // loop's own turn: only what comes after that turn can raise the flag.
   bool synchronize(Deadline deadline) const noexcept override;
 
  private:

@@ -51,7 +51,8 @@ struct Op::State {
 
 void keep_for_good(Pin memory) noexcept {
   static constinit ForkMutex mutex(ForkOrder::Counts);
-  static auto* const kept = new std::vector<Pin>;  // never destroyed, and reachable for who looks for leaks
+  static auto* const kept =
+      new std::vector<Pin>;  // never destroyed, and reachable for who looks for leaks
   std::lock_guard lock(mutex);
   kept->push_back(std::move(memory));
 }
@@ -70,7 +71,9 @@ std::optional<Error> Op::error() const {
   return state_->error;
 }
 
-int Op::source_rank() const { return state_ ? state_->source_rank.load(std::memory_order_acquire) : -1; }
+int Op::source_rank() const {
+  return state_ ? state_->source_rank.load(std::memory_order_acquire) : -1;
+}
 
 bool Op::ended() const { return !state_ || state_->finished.load(std::memory_order_acquire); }
 
@@ -85,7 +88,8 @@ void Op::on_ended(Task task) const {
   task();
 }
 
-Completion::Completion(Pin pin, std::shared_ptr<HostFlag> flag) : state_(std::make_shared<Op::State>()) {
+Completion::Completion(Pin pin, std::shared_ptr<HostFlag> flag)
+    : state_(std::make_shared<Op::State>()) {
   state_->done = Fence(flag);
   state_->flag = std::move(flag);
   state_->pin = std::move(pin);
@@ -98,7 +102,9 @@ Completion::Completion(Pin pin, Fence done) : state_(std::make_shared<Op::State>
 
 Op Completion::op() const { return Op(state_); }
 
-void Completion::set_source_rank(int rank) noexcept { state_->source_rank.store(rank, std::memory_order_release); }
+void Completion::set_source_rank(int rank) noexcept {
+  state_->source_rank.store(rank, std::memory_order_release);
+}
 
 bool Completion::finish() noexcept { return state_->end(std::nullopt); }
 
@@ -109,6 +115,8 @@ void Completion::keep_pin() noexcept {
   keep_for_good(state_->pin);
 }
 
-bool Completion::finished() const noexcept { return state_->finished.load(std::memory_order_acquire); }
+bool Completion::finished() const noexcept {
+  return state_->finished.load(std::memory_order_acquire);
+}
 
 }  // namespace weft

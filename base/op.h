@@ -1,6 +1,7 @@
-// The result of every data call: (Slice, Pin, …, Fence ready) -> Op, noexcept. done() says when the bytes are there, or may
-// be reused; error() says, once done() has passed, whether they are good. A failed Op still passes its fence, so no stream
-// ever hangs on it. The Pin of the call is held until done() has passed.
+// The result of every data call: (Slice, Pin, …, Fence ready) -> Op, noexcept. done() says when the
+// bytes are there, or may be reused; error() says, once done() has passed, whether they are good. A
+// failed Op still passes its fence, so no stream ever hangs on it. The Pin of the call is held
+// until done() has passed.
 #pragma once
 
 #include <atomic>
@@ -27,15 +28,18 @@ class Op {
   Fence done() const;
   // Meaningful once done() has passed; may be known earlier (a communicator that was aborted).
   std::optional<Error> error() const;
-  // Who sent, for a receive from any source; -1 for other operations. Meaningful once done() has passed.
+  // Who sent, for a receive from any source; -1 for other operations. Meaningful once done() has
+  // passed.
   int source_rank() const;
 
-  // Runs the task when the producer says how the operation ended, on that thread; at once if it has. Where done() is an
-  // event that is a moment after it has passed, when a loop notices; the task costs no polling of its own.
+  // Runs the task when the producer says how the operation ended, on that thread; at once if it
+  // has. Where done() is an event that is a moment after it has passed, when a loop notices; the
+  // task costs no polling of its own.
   void on_ended(Task task) const;
   // Whether the producer has said so. Asks no device.
   bool ended() const;
-  // Whether this thread runs such tasks at the moment. It is a backend's then, and must not be made to wait for operations.
+  // Whether this thread runs such tasks at the moment. It is a backend's then, and must not be made
+  // to wait for operations.
   static bool ending();
 
  private:
@@ -48,7 +52,8 @@ class Op {
 // Until the process ends: somebody may still write there, and cannot be stopped.
 void keep_for_good(Pin memory) noexcept;
 
-// The producer's side of one Op. The first of finish() and fail() decides; later calls do nothing. Copies share the Op.
+// The producer's side of one Op. The first of finish() and fail() decides; later calls do nothing.
+// Copies share the Op.
 class Completion {
  public:
   // done() is a flag that finish() and fail() raise.
@@ -60,7 +65,8 @@ class Completion {
   void set_source_rank(int rank) noexcept;
   bool finish() noexcept;
   bool fail(Error error) noexcept;
-  // The Pin stays for good, however the operation ends: what works on the memory could not be stopped.
+  // The Pin stays for good, however the operation ends: what works on the memory could not be
+  // stopped.
   void keep_pin() noexcept;
   bool finished() const noexcept;
 

@@ -1,5 +1,5 @@
-// When somebody who waits for another rank or worker says so: nobody waits in silence, and nobody fills the log either.
-// One thread at a time.
+// When somebody who waits for another rank or worker says so: nobody waits in silence, and nobody
+// fills the log either. One thread at a time.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,9 @@ class Patience {
     return passed > std::exchange(told_, std::max(told_, passed));
   }
   // The next of the times; never() behind the last one.
-  Deadline next() const { return told_ < reports_.size() ? Deadline::at(since_ + reports_[told_]) : Deadline::never(); }
+  Deadline next() const {
+    return told_ < reports_.size() ? Deadline::at(since_ + reports_[told_]) : Deadline::never();
+  }
   std::chrono::milliseconds waited() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since_);
   }
@@ -54,7 +56,9 @@ class Patience {
 // "10 s", "2 min": a wait to the second, as it is reported.
 inline std::string describe_wait(std::chrono::milliseconds waited) {
   using std::chrono::seconds;
-  return describe(waited < seconds(10) ? waited : std::chrono::milliseconds(std::chrono::floor<seconds>(waited)));
+  return describe(waited < seconds(10)
+                      ? waited
+                      : std::chrono::milliseconds(std::chrono::floor<seconds>(waited)));
 }
 
 }  // namespace weft

@@ -1,4 +1,5 @@
-// Either a value or an Error, for calls whose failure is ordinary (parsing what a peer sent). value() throws the error.
+// Either a value or an Error, for calls whose failure is ordinary (parsing what a peer sent).
+// value() throws the error.
 #pragma once
 
 #include <utility>

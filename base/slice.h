@@ -36,7 +36,8 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
-// Keeps the memory behind a Slice alive. An operation holds its Pin until its done() fence has passed.
+// Keeps the memory behind a Slice alive. An operation holds its Pin until its done() fence has
+// passed.
 using Pin = std::shared_ptr<const void>;
 
 }  // namespace weft

@@ -28,8 +28,8 @@ class Modules {
  public:
   Modules() noexcept {
     const Descriptor file(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
-    void* const memory =
-        ::mmap(nullptr, kMostBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const memory = ::mmap(nullptr, kMostBytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!file || memory == MAP_FAILED) return;
     auto* const text = static_cast<char*>(memory);
     std::size_t bytes = 0;
@@ -99,8 +99,9 @@ void write_name(Text& text, const char* name) noexcept {
   const auto append = [](const char* part, std::size_t bytes, void* to) {
     *static_cast<Text*>(to) << std::string_view(part, bytes);
   };
-  const bool is_demangled = std::strlen(name) <= kLongestName && std::strncmp(name, "_Z", 2) == 0 &&
-                            cplus_demangle_v3_callback(name, DMGL_PARAMS | DMGL_ANSI, append, &text) != 0;
+  const bool is_demangled =
+      std::strlen(name) <= kLongestName && std::strncmp(name, "_Z", 2) == 0 &&
+      cplus_demangle_v3_callback(name, DMGL_PARAMS | DMGL_ANSI, append, &text) != 0;
   if (!is_demangled) text << name;
 }
 
@@ -129,18 +130,21 @@ struct Symbol {
 void ignore_error(void*, const char*, int) {}
 
 bool write_symbol(backtrace_state* state, Symbol& symbol) noexcept {
-  const auto from_lines = [](void* to, std::uintptr_t, const char* file, int line, const char* function) {
+  const auto from_lines = [](void* to, std::uintptr_t, const char* file, int line,
+                             const char* function) {
     auto& found = *static_cast<Symbol*>(to);
     found.file = file;
     found.line = line;
     if (function != nullptr) found.write(function);
     return 0;
   };
-  const auto from_symbols = [](void* to, std::uintptr_t, const char* function, std::uintptr_t, std::uintptr_t) {
+  const auto from_symbols = [](void* to, std::uintptr_t, const char* function, std::uintptr_t,
+                               std::uintptr_t) {
     if (function != nullptr) static_cast<Symbol*>(to)->write(function);
   };
   backtrace_pcinfo(state, symbol.address, from_lines, ignore_error, &symbol);
-  if (!symbol.is_named) backtrace_syminfo(state, symbol.address, from_symbols, ignore_error, &symbol);
+  if (!symbol.is_named)
+    backtrace_syminfo(state, symbol.address, from_symbols, ignore_error, &symbol);
   return symbol.is_named;
 }
 
@@ -200,7 +204,8 @@ Stack::Stack() noexcept {
       this);
 }
 
-Stack::Stack(std::uintptr_t address, std::uintptr_t caller) noexcept : frames_{address, caller - 1}, count_(2) {}
+Stack::Stack(std::uintptr_t address, std::uintptr_t caller) noexcept
+    : frames_{address, caller - 1}, count_(2) {}
 
 bool Stack::begin_at(std::uintptr_t address) noexcept {
   const auto end = frames_.begin() + count_;
@@ -215,7 +220,9 @@ void write_stack(Text& text, const Stack& stack, Names names) noexcept {
   int number = 0;
 #ifdef WEFT_HAVE_BACKTRACE
   backtrace_state* const state =
-      names == Names::Functions ? backtrace_create_state(nullptr, /*threaded=*/0, ignore_error, nullptr) : nullptr;
+      names == Names::Functions
+          ? backtrace_create_state(nullptr, /*threaded=*/0, ignore_error, nullptr)
+          : nullptr;
 #else
   static_cast<void>(names);
 #endif

@@ -1,5 +1,5 @@
-// The stack of a thread as text, for processes that have crashed: neither allocates from the heap nor takes a lock but the
-// loader's, and works in signal handlers.
+// The stack of a thread as text, for processes that have crashed: neither allocates from the heap
+// nor takes a lock but the loader's, and works in signal handlers.
 #pragma once
 
 #include <array>
@@ -30,17 +30,20 @@ class Text {
 
 constexpr std::size_t kMostFrames = 128;
 
-// The addresses of instructions, the innermost first. From a signal handler they lead on into what the signal interrupted.
+// The addresses of instructions, the innermost first. From a signal handler they lead on into what
+// the signal interrupted.
 class Stack {
  public:
   // Unwinds the calling thread. Reads its memory, and crashes where that is damaged.
   Stack() noexcept;
-  // Of an instruction that no function has, as after a call of a null pointer, and the address to which it would have
-  // returned.
+  // Of an instruction that no function has, as after a call of a null pointer, and the address to
+  // which it would have returned.
   Stack(std::uintptr_t address, std::uintptr_t caller) noexcept;
   // Leaves out the frames before the one at `address`. False if that is not among them.
   bool begin_at(std::uintptr_t address) noexcept;
-  std::span<const std::uintptr_t> frames() const noexcept { return {frames_.data() + first_, count_ - first_}; }
+  std::span<const std::uintptr_t> frames() const noexcept {
+    return {frames_.data() + first_, count_ - first_};
+  }
   bool is_cut() const noexcept { return count_ == frames_.size(); }
 
  private:

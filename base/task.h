@@ -1,4 +1,5 @@
-// A move-only callable without arguments: what loops run and fences call. (std::move_only_function is C++23.)
+// A move-only callable without arguments: what loops run and fences call. (std::move_only_function
+// is C++23.)
 #pragma once
 
 #include <memory>
@@ -11,8 +12,10 @@ class Task {
  public:
   Task() = default;
   template <class F>
-  requires(!std::is_same_v<std::remove_cvref_t<F>, Task> && std::is_invocable_v<std::remove_cvref_t<F>&>) Task(F&& function)
-      // Not make_unique: it would be one more type for each function, dear to compile where a call makes several.
+  requires(!std::is_same_v<std::remove_cvref_t<F>, Task> &&
+           std::is_invocable_v<std::remove_cvref_t<F>&>) Task(F&& function)
+      // Not make_unique: it would be one more type for each function, dear to compile where a call
+      // makes several.
       : body_(new Body<std::remove_cvref_t<F>>(std::forward<F>(function))) {}
 
   explicit operator bool() const { return body_ != nullptr; }

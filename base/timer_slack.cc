@@ -4,8 +4,11 @@
 
 namespace weft {
 
-// 1 is the least: 0 stands for what the thread began with. (One of a real-time policy has none, and says 0.)
-NoTimerSlack::NoTimerSlack() noexcept : former_(prctl(PR_GET_TIMERSLACK)) { prctl(PR_SET_TIMERSLACK, 1UL); }
+// 1 is the least: 0 stands for what the thread began with. (One of a real-time policy has none, and
+// says 0.)
+NoTimerSlack::NoTimerSlack() noexcept : former_(prctl(PR_GET_TIMERSLACK)) {
+  prctl(PR_SET_TIMERSLACK, 1UL);
+}
 
 NoTimerSlack::~NoTimerSlack() {
   if (former_ >= 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(former_));

@@ -1,9 +1,11 @@
-// How late the kernel may end a thread's sleep, so that it wakes for several at once: 50 µs, unless told otherwise.
+// How late the kernel may end a thread's sleep, so that it wakes for several at once: 50 µs, unless
+// told otherwise.
 #pragma once
 
 namespace weft {
 
-// While it lives, this thread's sleeps end when they should. Two system calls, so for sleeps of microseconds.
+// While it lives, this thread's sleeps end when they should. Two system calls, so for sleeps of
+// microseconds.
 class NoTimerSlack {
  public:
   NoTimerSlack() noexcept;

@@ -1,5 +1,6 @@
-// The version of Weft: the macros say which headers a program was compiled with, version() which library it runs with.
-// CMakeLists.txt reads the three numbers, so this file is the only place that states them. Any thread.
+// The version of Weft: the macros say which headers a program was compiled with, version() which
+// library it runs with. CMakeLists.txt reads the three numbers, so this file is the only place that
+// states them. Any thread.
 #pragma once
 
 #include <string>
@@ -17,7 +18,8 @@
 
 namespace weft {
 
-// The WEFT_VERSION that the library was compiled with. A string, so that == compares the text and not an address.
+// The WEFT_VERSION that the library was compiled with. A string, so that == compares the text and
+// not an address.
 WEFT_API std::string version();
 
 }  // namespace weft

@@ -15,8 +15,9 @@ int Device::count(const Driver& driver) {
 std::shared_ptr<Device> Device::open(std::shared_ptr<const Driver> driver, int index) {
   const int present = count(*driver);
   if (index < 0 || index >= present) {
-    throw Error(Blame::Caller, "there is no cuda:" + std::to_string(index) + ": this process sees " +
-                                   std::to_string(present) + " GPU(s); see CUDA_VISIBLE_DEVICES");
+    throw Error(Blame::Caller, "there is no cuda:" + std::to_string(index) +
+                                   ": this process sees " + std::to_string(present) +
+                                   " GPU(s); see CUDA_VISIBLE_DEVICES");
   }
   return std::make_shared<Device>(Key{}, std::move(driver), index);
 }
@@ -43,7 +44,8 @@ Device::~Device() {
   const std::size_t pending = retirement_->pending();
   if (pending != 0) {
     log::warn(describe(id()) + " closes with " + std::to_string(pending) +
-              " retired allocation(s) never reclaimed; call Device::retirement().reclaim_all() at shutdown");
+              " retired allocation(s) never reclaimed; call Device::retirement().reclaim_all() at "
+              "shutdown");
   }
   try {
     DeviceGuard guard(*this);
@@ -66,24 +68,32 @@ void Device::read_properties() {
   char name[256] = {};
   check(driver_->device_get_name(name, sizeof name - 1, native_), "cuDeviceGetName");
   properties_.name = name;
-  properties_.compute_capability = 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability") +
-                                   attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability");
-  properties_.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessors");
-  properties_.mem_ops_64_bit = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit memory operations");
-  properties_.flush_remote_writes = attribute(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, "flushing remote writes");
+  properties_.compute_capability =
+      10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability") +
+      attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability");
+  properties_.multiprocessors =
+      attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessors");
+  properties_.mem_ops_64_bit =
+      attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit memory operations");
+  properties_.flush_remote_writes =
+      attribute(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, "flushing remote writes");
   properties_.rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, "GPUDirect RDMA");
   properties_.dma_buf = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, "dma-buf");
-  const int order = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, "order of remote writes");
-  const int flushes = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, "flushing of remote writes");
+  const int order =
+      attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, "order of remote writes");
+  const int flushes = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+                                "flushing of remote writes");
   if (order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) {
     properties_.remote_writes = RemoteWrites::Ordered;
   } else if ((flushes & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) != 0) {
     properties_.remote_writes = RemoteWrites::Flushed;
   }
-  properties_.virtual_memory = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory");
+  properties_.virtual_memory =
+      attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory");
   properties_.memory_pools = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "memory pools");
   DeviceGuard guard(*this);
-  check(driver_->ctx_get_stream_priority_range(&properties_.least_priority, &properties_.greatest_priority),
+  check(driver_->ctx_get_stream_priority_range(&properties_.least_priority,
+                                               &properties_.greatest_priority),
         "cuCtxGetStreamPriorityRange");
 }
 
@@ -104,7 +114,8 @@ std::optional<Error> Device::lost() const {
   const auto result = static_cast<CUresult>(lost_.load(std::memory_order_acquire));
   if (result == CUDA_SUCCESS) return std::nullopt;
   const Error cause = error_of(*driver_, result, describe(id()) + " is lost");
-  return Error(Blame::Device, cause.text() + "; its context cannot be repaired, start the process again", result);
+  return Error(Blame::Device,
+               cause.text() + "; its context cannot be repaired, start the process again", result);
 }
 
 // By calls that are not checked: what fails here may come from there.
@@ -136,7 +147,9 @@ DeviceGuard::~DeviceGuard() {
   if (former_ == device_.context()) return;
   const CUresult result = device_.driver().ctx_set_current(former_);
   if (result != CUDA_SUCCESS) {
-    log::error(error_of(device_.driver(), result, "cuCtxSetCurrent back from " + describe(device_.id())).text());
+    log::error(
+        error_of(device_.driver(), result, "cuCtxSetCurrent back from " + describe(device_.id()))
+            .text());
   }
 }
 

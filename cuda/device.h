@@ -1,8 +1,9 @@
-// One GPU as this process uses it: its primary context (the one that libtorch and NCCL use as well), what it can do, and
-// what every piece of work on it shares: the pool of events and the retirement.
+// One GPU as this process uses it: its primary context (the one that libtorch and NCCL use as
+// well), what it can do, and what every piece of work on it shares: the pool of events and the
+// retirement.
 //
-// Shared by shared_ptr, because fences, pinned blocks and device memory outlive whoever made them. Usable from every
-// thread.
+// Shared by shared_ptr, because fences, pinned blocks and device memory outlive whoever made them.
+// Usable from every thread.
 #pragma once
 
 #include <atomic>
@@ -25,10 +26,12 @@ class Device : public std::enable_shared_from_this<Device> {
   struct Key {};  // only open() makes one
 
  public:
-  // What a network card writes into the GPU's memory (GPUDirect RDMA): whether the GPU sees it in order, once somebody has
-  // flushed it (rdma.h), or not reliably, where the memory must not be written so.
+  // What a network card writes into the GPU's memory (GPUDirect RDMA): whether the GPU sees it in
+  // order, once somebody has flushed it (rdma.h), or not reliably, where the memory must not be
+  // written so.
   enum class RemoteWrites { Ordered, Flushed, Unseen };
-  // Read once. The 32-bit stream memory operations need no attribute: every driver that has the functions has them.
+  // Read once. The 32-bit stream memory operations need no attribute: every driver that has the
+  // functions has them.
   struct Properties {
     std::string name;
     int compute_capability = 0;  // 90 for 9.0
@@ -46,8 +49,8 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // How many GPUs this process sees.
   static int count(const Driver& driver);
-  // Retains the primary context, which the first user of a GPU creates (that takes tenths of a second). Throws Caller for
-  // an index that is not there.
+  // Retains the primary context, which the first user of a GPU creates (that takes tenths of a
+  // second). Throws Caller for an index that is not there.
   static std::shared_ptr<Device> open(std::shared_ptr<const Driver> driver, int index);
   Device(Key, std::shared_ptr<const Driver> driver, int index);
   // What was retired and never reclaimed is left to the end of the context.
@@ -66,14 +69,15 @@ class Device : public std::enable_shared_from_this<Device> {
   Retirement& retirement() { return *retirement_; }
   Spans& spans() { return *spans_; }
 
-  // Throws what cuda::error_of makes of a failed call, with the device in its text. Remembers an error that ends the
-  // context.
+  // Throws what cuda::error_of makes of a failed call, with the device in its text. Remembers an
+  // error that ends the context.
   void check(CUresult result, std::string_view what, Place place = Place::current()) {
     if (result != CUDA_SUCCESS) fail(result, what, place);
   }
 
-  // Set once a call said that the context has ended: nothing enqueued on this device will ever run, and every fence on it
-  // counts as passed. Who finishes an Op whose fence lies here asks for it first.
+  // Set once a call said that the context has ended: nothing enqueued on this device will ever run,
+  // and every fence on it counts as passed. Who finishes an Op whose fence lies here asks for it
+  // first.
   std::optional<Error> lost() const;
   bool is_lost() const noexcept { return lost_.load(std::memory_order_acquire) != CUDA_SUCCESS; }
   // Says so; the first cause stays. For those who see an error and must not throw.
@@ -98,9 +102,10 @@ class Device : public std::enable_shared_from_this<Device> {
   std::unique_ptr<Spans> spans_;
 };
 
-// Makes the device's context current on this thread and restores the former one; cheap where it is current already. Every
-// call of the driver that touches a device is made under one: without it the call lands on whatever device the thread used
-// last, or creates a context on device 0. The device must outlive it.
+// Makes the device's context current on this thread and restores the former one; cheap where it is
+// current already. Every call of the driver that touches a device is made under one: without it the
+// call lands on whatever device the thread used last, or creates a context on device 0. The device
+// must outlive it.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device& device);

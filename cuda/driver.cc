@@ -27,7 +27,9 @@ Blame blame_of(CUresult result) {
 }
 
 // "12.4" from 12040.
-std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 // The name of the first function that the library lacks; null if it has all of them.
 const char* fill(Driver& driver, void* library) {
@@ -59,8 +61,10 @@ Result<std::shared_ptr<const Driver>> Driver::open(const char* library) {
   const char* const missing = fill(*driver, opened);
   if (missing != nullptr) {
     int version = 0;
-    const bool known = driver->driver_get_version && driver->driver_get_version(&version) == CUDA_SUCCESS;
-    return Error(Blame::Unsupported, name + (known ? " of CUDA " + version_text(version) : "") + " has no " + missing +
+    const bool known =
+        driver->driver_get_version && driver->driver_get_version(&version) == CUDA_SUCCESS;
+    return Error(Blame::Unsupported, name + (known ? " of CUDA " + version_text(version) : "") +
+                                         " has no " + missing +
                                          "; Weft needs the driver of CUDA 12.4 (550) or newer");
   }
   const CUresult started = driver->init(0);
@@ -82,7 +86,8 @@ Error error_of(const Driver& driver, CUresult result, std::string_view what, Pla
   } else {
     whole += "CUDA error " + std::to_string(result);
   }
-  if (driver.get_error_string(result, &text) == CUDA_SUCCESS && text != nullptr) whole += " (" + std::string(text) + ")";
+  if (driver.get_error_string(result, &text) == CUDA_SUCCESS && text != nullptr)
+    whole += " (" + std::string(text) + ")";
   return {blame_of(result), whole, static_cast<int>(result), place};
 }
 

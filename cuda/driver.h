@@ -1,7 +1,9 @@
-// Every function of the CUDA driver that Weft uses, in one table filled by dlopen: a program built with CUDA starts on a
-// machine without it, and the tests fill the same table with a fake. Nothing else in Weft calls CUDA.
+// Every function of the CUDA driver that Weft uses, in one table filled by dlopen: a program built
+// with CUDA starts on a machine without it, and the tests fill the same table with a fake. Nothing
+// else in Weft calls CUDA.
 //
-// A Driver is immutable and usable from every thread. It is handed to whoever needs it; there is no global one.
+// A Driver is immutable and usable from every thread. It is handed to whoever needs it; there is no
+// global one.
 #pragma once
 
 #include <memory>
@@ -15,7 +17,8 @@
 
 namespace weft::cuda {
 
-// Sharing memory between processes (ipc.h). mem_free and ipc_close_mem_handle block the host until the device is idle.
+// Sharing memory between processes (ipc.h). mem_free and ipc_close_mem_handle block the host until
+// the device is idle.
 // clang-format off
 #define WEFT_CUDA_IPC_FUNCTIONS(function)                      \
   function(device_get_uuid, cuDeviceGetUuid)                   \
@@ -113,29 +116,35 @@ struct Driver {
   WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_CUDA_MEMBER)
 #undef WEFT_CUDA_MEMBER
 
-  // Opens the library, looks every function up and calls cuInit. Where that fails: Unsupported, with the reason. Starts the
-  // driver's threads, so not before a fork.
+  // Opens the library, looks every function up and calls cuInit. Where that fails: Unsupported,
+  // with the reason. Starts the driver's threads, so not before a fork.
   static Result<std::shared_ptr<const Driver>> open(const char* library = "libcuda.so.1");
 };
 
-// "what: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code as native_code(). Out of memory is Busy; an argument that
-// the driver refuses is Caller; what it lacks is Unsupported; everything else is Device.
-Error error_of(const Driver& driver, CUresult result, std::string_view what, Place place = Place::current());
+// "what: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code as native_code(). Out of memory
+// is Busy; an argument that the driver refuses is Caller; what it lacks is Unsupported; everything
+// else is Device.
+Error error_of(const Driver& driver, CUresult result, std::string_view what,
+               Place place = Place::current());
 
-// Throws that error unless the call succeeded. Device::check, which names the device as well, is the usual one.
-inline void check(const Driver& driver, CUresult result, std::string_view what, Place place = Place::current()) {
+// Throws that error unless the call succeeded. Device::check, which names the device as well, is
+// the usual one.
+inline void check(const Driver& driver, CUresult result, std::string_view what,
+                  Place place = Place::current()) {
   if (result != CUDA_SUCCESS) throw error_of(driver, result, what, place);
 }
 
-// Whether this error ends the context: every later call on the device returns it again. (CUDA_ERROR_UNKNOWN may do so, but
-// is also what the driver says of a single descriptor that it cannot import: Device::check asks the context then.)
+// Whether this error ends the context: every later call on the device returns it again.
+// (CUDA_ERROR_UNKNOWN may do so, but is also what the driver says of a single descriptor that it
+// cannot import: Device::check asks the context then.)
 bool is_sticky(CUresult result);
-// Whether the call is not allowed because a stream is being captured into a graph: the program's mistake, as no device
-// fails by it.
+// Whether the call is not allowed because a stream is being captured into a graph: the program's
+// mistake, as no device fails by it.
 bool is_of_capture(CUresult result);
 
-// While it lives, what this thread does breaks no capture into a graph. Without it, asking an event that has nothing to do
-// with the capture, or allocating, ends the capture of whichever thread is at it (cuThreadExchangeStreamCaptureMode).
+// While it lives, what this thread does breaks no capture into a graph. Without it, asking an event
+// that has nothing to do with the capture, or allocating, ends the capture of whichever thread is
+// at it (cuThreadExchangeStreamCaptureMode).
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver) noexcept : driver_(driver) { exchange(); }

@@ -7,8 +7,9 @@ namespace weft::cuda {
 
 void EventRef::record(const StreamRef& stream) const {
   if (&stream.device() != device_) {
-    throw Error(Blame::Caller, "an event of " + describe(device_->id()) + " cannot be recorded on a stream of " +
-                                   describe(stream.device().id()) + "; take it from that device's events()");
+    throw Error(Blame::Caller,
+                "an event of " + describe(device_->id()) + " cannot be recorded on a stream of " +
+                    describe(stream.device().id()) + "; take it from that device's events()");
   }
   DeviceGuard guard(*device_);
   device_->check(device_->driver().event_record(native_, stream.native()), "cuEventRecord");
@@ -16,13 +17,14 @@ void EventRef::record(const StreamRef& stream) const {
 
 void EventRef::wait(const StreamRef& stream) const {
   DeviceGuard guard(stream.device());
-  const CUresult result = stream.driver().stream_wait_event(stream.native(), native_, CU_EVENT_WAIT_DEFAULT);
+  const CUresult result =
+      stream.driver().stream_wait_event(stream.native(), native_, CU_EVENT_WAIT_DEFAULT);
   if (result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION) {
-    throw Error(
-        Blame::Caller,
-        "a stream that is captured into a CUDA graph cannot wait for what was enqueued before the capture and has not "
-        "run yet; synchronize the device before the capture begins",
-        result);
+    throw Error(Blame::Caller,
+                "a stream that is captured into a CUDA graph cannot wait for what was enqueued "
+                "before the capture and has not "
+                "run yet; synchronize the device before the capture begins",
+                result);
   }
   stream.device().check(result, "cuStreamWaitEvent");
 }
@@ -43,9 +45,11 @@ bool EventRef::query() const noexcept {
 std::chrono::nanoseconds elapsed(const EventRef& from, const EventRef& to) {
   float milliseconds = 0;
   DeviceGuard guard(from.device());
-  from.device().check(from.device().driver().event_elapsed_time(&milliseconds, from.native(), to.native()),
-                      "cuEventElapsedTime");
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6));
+  from.device().check(
+      from.device().driver().event_elapsed_time(&milliseconds, from.native(), to.native()),
+      "cuEventElapsedTime");
+  return std::chrono::nanoseconds(
+      static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6));
 }
 
 Event::Event(Device& device, Timing timing) : EventRef(device, nullptr) {

@@ -1,5 +1,5 @@
-// Events: points in a stream that other streams wait for and the host asks about. Used through the Fence that
-// cuda::record(stream) gives (fence.h).
+// Events: points in a stream that other streams wait for and the host asks about. Used through the
+// Fence that cuda::record(stream) gives (fence.h).
 #pragma once
 
 #include <chrono>
@@ -20,14 +20,14 @@ class EventRef {
   Device& device() const noexcept { return *device_; }
   CUevent native() const noexcept { return native_; }
 
-  // Captures what is enqueued on the stream now; the stream must be on the event's device (Caller otherwise). Streams that
-  // already wait for an earlier record go on waiting for that one; whoever asks the event itself is told of the new one
-  // only.
+  // Captures what is enqueued on the stream now; the stream must be on the event's device (Caller
+  // otherwise). Streams that already wait for an earlier record go on waiting for that one; whoever
+  // asks the event itself is told of the new one only.
   void record(const StreamRef& stream) const;
   // Makes the stream, of any device, wait for the last record. Does nothing if there was none.
   void wait(const StreamRef& stream) const;
-  // Whether the work of the last record is done; true before the first one. True as well, with Device::lost() set, once the
-  // context has ended: that work will never run.
+  // Whether the work of the last record is done; true before the first one. True as well, with
+  // Device::lost() set, once the context has ended: that work will never run.
   bool query() const noexcept;
 
  protected:
@@ -35,8 +35,9 @@ class EventRef {
   CUevent native_;
 };
 
-// The time between the passing of two events of one device that were made with Timing::On and have passed. The driver gives
-// it as a float of milliseconds: half a microsecond at best, more between events that lie far apart.
+// The time between the passing of two events of one device that were made with Timing::On and have
+// passed. The driver gives it as a float of milliseconds: half a microsecond at best, more between
+// events that lie far apart.
 std::chrono::nanoseconds elapsed(const EventRef& from, const EventRef& to);
 
 // An event of our own. The device must outlive it.
@@ -53,11 +54,13 @@ class Event : public EventRef {
   void destroy() noexcept;
 };
 
-// Creating an event takes microseconds, so they are used again. An event comes back when nobody can ask for it any more:
-// recording it anew would change the answer. One per Device; usable from every thread.
+// Creating an event takes microseconds, so they are used again. An event comes back when nobody can
+// ask for it any more: recording it anew would change the answer. One per Device; usable from every
+// thread.
 class EventPool {
  public:
-  explicit EventPool(Device& device, Event::Timing timing = Event::Timing::Off) : device_(device), timing_(timing) {}
+  explicit EventPool(Device& device, Event::Timing timing = Event::Timing::Off)
+      : device_(device), timing_(timing) {}
 
   // One that nobody uses; made if there is none.
   Event acquire();

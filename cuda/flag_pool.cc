@@ -45,8 +45,9 @@ class FlagWords {
 
 namespace {
 
-// The pages when all flags are raised. Streams may still be on their way to the waits, so nothing is freed before all that
-// may look has been drained; what fails is tried again by whoever reclaims next.
+// The pages when all flags are raised. Streams may still be on their way to the waits, so nothing
+// is freed before all that may look has been drained; what fails is tried again by whoever reclaims
+// next.
 struct Pages {
   Device& device;  // whose retirement has them
   std::vector<std::weak_ptr<Device>> other_waiters;
@@ -65,7 +66,8 @@ struct Pages {
     }
     if (device.is_lost()) return;  // nothing of it can be freed
     DeviceGuard guard(device);
-    for (; !all.empty(); all.pop_back()) device.check(device.driver().mem_free_host(all.back()), "cuMemFreeHost");
+    for (; !all.empty(); all.pop_back())
+      device.check(device.driver().mem_free_host(all.back()), "cuMemFreeHost");
   }
 };
 
@@ -100,8 +102,8 @@ void FlagWords::grow() {
 FlagSlot FlagWords::take() {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
-    const auto done =
-        std::partition(unraised_.begin(), unraised_.end(), [](const FlagSlot& slot) { return !slot.raised(); });
+    const auto done = std::partition(unraised_.begin(), unraised_.end(),
+                                     [](const FlagSlot& slot) { return !slot.raised(); });
     free_.assign(done, unraised_.end());
     unraised_.erase(done, unraised_.end());
   }
@@ -114,7 +116,8 @@ FlagSlot FlagWords::take() {
 
 void FlagWords::give_back(FlagSlot slot) noexcept {
   std::lock_guard lock(mutex_);
-  // A word that a stream has yet to write to must not serve a later flag: the late write would count it down.
+  // A word that a stream has yet to write to must not serve a later flag: the late write would
+  // count it down.
   (slot.raised() ? free_ : unraised_).push_back(slot);
 }
 
@@ -137,8 +140,9 @@ MappedFlag::MappedFlag(std::shared_ptr<FlagWords> words, FlagSlot slot)
 MappedFlag::~MappedFlag() {
   if (!query()) {
     if (awaited_.load(std::memory_order_relaxed)) {
-      log::error("a flag that a stream of " + describe(words_->device().id()) +
-                 " waits for was dropped without being raised; raised now, so that the stream goes on");
+      log::error(
+          "a flag that a stream of " + describe(words_->device().id()) +
+          " waits for was dropped without being raised; raised now, so that the stream goes on");
     }
     raise();
   }
@@ -158,7 +162,9 @@ namespace {
 class StreamFlag final : public Fence::Source {
  public:
   StreamFlag(std::shared_ptr<FlagWords> words, const StreamRef& stream)
-      : words_(std::move(words)), raiser_(stream.device().shared_from_this()), slot_(words_->take()) {
+      : words_(std::move(words)),
+        raiser_(stream.device().shared_from_this()),
+        slot_(words_->take()) {
     try {
       write_value(stream, slot_.address, slot_.value);
     } catch (...) {
@@ -174,9 +180,11 @@ class StreamFlag final : public Fence::Source {
     if (slot_.raised()) return true;
     // The word alone would never tell that the context has ended.
     constexpr std::uint32_t kProbeEvery = 256;
-    const bool ask = polls_.fetch_add(1, std::memory_order_relaxed) % kProbeEvery == kProbeEvery - 1;
+    const bool ask =
+        polls_.fetch_add(1, std::memory_order_relaxed) % kProbeEvery == kProbeEvery - 1;
     if (ask ? raiser_->probe() : !raiser_->is_lost()) return false;
-    slot_.word->store(slot_.value, std::memory_order_release);  // for streams of other devices that wait for it
+    slot_.word->store(slot_.value,
+                      std::memory_order_release);  // for streams of other devices that wait for it
     return true;
   }
   bool synchronize(Deadline deadline) const noexcept override {
@@ -200,9 +208,13 @@ class StreamFlag final : public Fence::Source {
 
 FlagPool::FlagPool(Device& device) : words_(std::make_shared<FlagWords>(device)) {}
 
-std::shared_ptr<MappedFlag> FlagPool::make() { return std::make_shared<MappedFlag>(words_, words_->take()); }
+std::shared_ptr<MappedFlag> FlagPool::make() {
+  return std::make_shared<MappedFlag>(words_, words_->take());
+}
 
-Fence FlagPool::signal(const StreamRef& stream) { return Fence(std::make_shared<StreamFlag>(words_, stream)); }
+Fence FlagPool::signal(const StreamRef& stream) {
+  return Fence(std::make_shared<StreamFlag>(words_, stream));
+}
 
 FlagPool::Usage FlagPool::usage() const { return words_->usage(); }
 

@@ -54,17 +54,20 @@ bool can_read(Device& reader, const Uuid& uuid) {
     reader.check(driver.device_get(&other, index), "cuDeviceGet");
     if (uuid_of(reader, other) != uuid) continue;
     int can = 1;
-    if (other != own) reader.check(driver.device_can_access_peer(&can, own, other), "cuDeviceCanAccessPeer");
+    if (other != own)
+      reader.check(driver.device_can_access_peer(&can, own, other), "cuDeviceCanAccessPeer");
     return can != 0;
   }
   return false;
 }
 
-ShareableMemory::ShareableMemory(Device& device, std::size_t bytes) : device_(device.shared_from_this()), bytes_(bytes) {
+ShareableMemory::ShareableMemory(Device& device, std::size_t bytes)
+    : device_(device.shared_from_this()), bytes_(bytes) {
   if (bytes == 0) return;
   DeviceGuard guard(device);
   RelaxedCapture relaxed(device.driver());
-  device.check(device.driver().mem_alloc(&address_, bytes), "cuMemAlloc of " + std::to_string(bytes) + " bytes");
+  device.check(device.driver().mem_alloc(&address_, bytes),
+               "cuMemAlloc of " + std::to_string(bytes) + " bytes");
 }
 
 ShareableMemory::~ShareableMemory() {
@@ -77,13 +80,16 @@ ShareableMemory::~ShareableMemory() {
   });
 }
 
-Slice ShareableMemory::slice() const { return {reinterpret_cast<void*>(address_), bytes_, device_->id()}; }
+Slice ShareableMemory::slice() const {
+  return {reinterpret_cast<void*>(address_), bytes_, device_->id()};
+}
 
 AllocationRange allocation_of(Device& device, CUdeviceptr address) {
   DeviceGuard guard(device);
   const RelaxedCapture relaxed(device.driver());
   AllocationRange range;
-  device.check(device.driver().mem_get_address_range(&range.base, &range.bytes, address), "cuMemGetAddressRange");
+  device.check(device.driver().mem_get_address_range(&range.base, &range.bytes, address),
+               "cuMemGetAddressRange");
   unsigned long long id = 0;
   device.check(device.driver().pointer_get_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address),
                "cuPointerGetAttribute(BUFFER_ID)");
@@ -105,7 +111,8 @@ std::optional<PhysicalMemory> PhysicalMemory::at(Device& device, CUdeviceptr add
   DeviceGuard guard(device);
   const RelaxedCapture relaxed(device.driver());
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult result = device.driver().mem_retain_allocation_handle(&handle, reinterpret_cast<void*>(address));
+  const CUresult result =
+      device.driver().mem_retain_allocation_handle(&handle, reinterpret_cast<void*>(address));
   if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) return std::nullopt;
   device.check(result, "cuMemRetainAllocationHandle");
   return PhysicalMemory(device, handle);
@@ -138,22 +145,25 @@ Descriptor PhysicalMemory::share() const {
   DeviceGuard guard(*device_);
   const RelaxedCapture relaxed(device_->driver());
   int number = -1;
-  const CUresult result =
-      device_->driver().mem_export_to_shareable_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) {
+  const CUresult result = device_->driver().mem_export_to_shareable_handle(
+      &number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED ||
+      result == CUDA_ERROR_NOT_PERMITTED) {
     return {};
   }
   device_->check(result, "cuMemExportToShareableHandle");
   return Descriptor(number);
 }
 
-OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle, const std::function<void()>& close_others)
+OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle,
+                           const std::function<void()>& close_others)
     : device_(device.shared_from_this()) {
   DeviceGuard guard(device);
   const Driver& driver = device.driver();
   RelaxedCapture relaxed(driver);
   const auto open = [&] {
-    return driver.ipc_open_mem_handle(&base_, native_of<CUipcMemHandle>(handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    return driver.ipc_open_mem_handle(&base_, native_of<CUipcMemHandle>(handle),
+                                      CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   };
   CUresult result = open();
   if (result == CUDA_ERROR_ALREADY_MAPPED && close_others) {
@@ -177,7 +187,8 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
   CUmemGenericAllocationHandle handle = 0;
   // The driver takes the number for a pointer.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));
-  device.check(driver.mem_import_from_shareable_handle(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+  device.check(driver.mem_import_from_shareable_handle(&handle, number,
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                "cuMemImportFromShareableHandle");
   CUresult result = driver.mem_address_reserve(&base_, bytes, 0, 0, 0);
   const char* what = "cuMemAddressReserve for memory that was shared";
@@ -200,20 +211,23 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
 }
 
 OpenedMemory::~OpenedMemory() {
-  device_->retirement().retire(Fence(), [&device = *device_, base = base_, bytes = bytes_, is_mapped = is_mapped_] {
-    if (device.is_lost()) return;
-    DeviceGuard guard(device);
-    RelaxedCapture relaxed(device.driver());
-    if (!is_mapped) return device.check(device.driver().ipc_close_mem_handle(base), "cuIpcCloseMemHandle");
-    device.check(device.driver().mem_unmap(base, bytes), "cuMemUnmap");
-    device.check(device.driver().mem_address_free(base, bytes), "cuMemAddressFree");
-  });
+  device_->retirement().retire(
+      Fence(), [&device = *device_, base = base_, bytes = bytes_, is_mapped = is_mapped_] {
+        if (device.is_lost()) return;
+        DeviceGuard guard(device);
+        RelaxedCapture relaxed(device.driver());
+        if (!is_mapped)
+          return device.check(device.driver().ipc_close_mem_handle(base), "cuIpcCloseMemHandle");
+        device.check(device.driver().mem_unmap(base, bytes), "cuMemUnmap");
+        device.check(device.driver().mem_address_free(base, bytes), "cuMemAddressFree");
+      });
 }
 
 SharedEvent::SharedEvent(Device& device) : EventRef(device, nullptr) {
   DeviceGuard guard(device);
-  device.check(device.driver().event_create(&native_, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
-               "cuEventCreate(INTERPROCESS)");
+  device.check(
+      device.driver().event_create(&native_, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
+      "cuEventCreate(INTERPROCESS)");
 }
 
 SharedEvent::SharedEvent(Device& device, const IpcHandle& theirs) : EventRef(device, nullptr) {
@@ -232,7 +246,8 @@ SharedEvent::~SharedEvent() {
   }
 }
 
-SharedEvent::SharedEvent(SharedEvent&& other) noexcept : EventRef(other.device(), std::exchange(other.native_, nullptr)) {}
+SharedEvent::SharedEvent(SharedEvent&& other) noexcept
+    : EventRef(other.device(), std::exchange(other.native_, nullptr)) {}
 
 IpcHandle SharedEvent::handle() const {
   DeviceGuard guard(*device_);

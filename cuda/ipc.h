@@ -1,9 +1,11 @@
-// Device memory and events that other processes of this host open. (reference: the CUDA driver API, "IPC".)
+// Device memory and events that other processes of this host open. (reference: the CUDA driver API,
+// "IPC".)
 //
-// The driver's rules. Memory of cuMemAlloc, as libtorch's allocator takes it, is shared by a handle of bytes, which stands
-// for the whole allocation and which the process that made it cannot open. What is mapped to virtual addresses (cuMemMap;
-// libtorch's expandable segments) is shared by a file descriptor, where it was made for that. Memory of stream-ordered
-// pools is not shared. Opening takes long and closing waits for the device, so both are done once for an allocation.
+// The driver's rules. Memory of cuMemAlloc, as libtorch's allocator takes it, is shared by a handle
+// of bytes, which stands for the whole allocation and which the process that made it cannot open.
+// What is mapped to virtual addresses (cuMemMap; libtorch's expandable segments) is shared by a
+// file descriptor, where it was made for that. Memory of stream-ordered pools is not shared.
+// Opening takes long and closing waits for the device, so both are done once for an allocation.
 #pragma once
 
 #include <functional>
@@ -21,7 +23,8 @@ namespace weft::cuda {
 
 // Names the GPU alike in all processes, whatever each may see.
 Uuid uuid_of(Device& device);
-// Whether what runs on this one can read the memory of that one: the same, or a peer that this process sees.
+// Whether what runs on this one can read the memory of that one: the same, or a peer that this
+// process sees.
 bool can_read(Device& reader, const Uuid& uuid);
 
 // Device memory that other processes may open. Allocating and freeing may wait for the device.
@@ -41,7 +44,8 @@ class ShareableMemory {
   std::size_t bytes_ = 0;
 };
 
-// The allocation that an address of the device lies in; of virtual addresses, what was mapped there by one call.
+// The allocation that an address of the device lies in; of virtual addresses, what was mapped there
+// by one call.
 struct AllocationRange {
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
@@ -53,8 +57,9 @@ AllocationRange allocation_of(Device& device, CUdeviceptr address);
 // Nothing where the driver does not share this kind of memory.
 std::optional<IpcHandle> share_memory(Device& device, CUdeviceptr base);
 
-// What a virtual address stands for: the address may stand for other memory later. While this lives the memory stays taken,
-// also when the program has freed it, so that the driver gives its handle to no other.
+// What a virtual address stands for: the address may stand for other memory later. While this lives
+// the memory stays taken, also when the program has freed it, so that the driver gives its handle
+// to no other.
 class PhysicalMemory {
  public:
   // Nothing where the address is none of cuMemMap's.
@@ -65,8 +70,8 @@ class PhysicalMemory {
   PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
 
   bool operator==(const PhysicalMemory& other) const { return handle_ == other.handle_; }
-  // For OpenedMemory in another process. An invalid one where the memory was not made to be shared so
-  // (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR).
+  // For OpenedMemory in another process. An invalid one where the memory was not made to be shared
+  // so (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR).
   Descriptor share() const;
 
  private:
@@ -79,12 +84,13 @@ class PhysicalMemory {
 // Another process's allocation. Usable from every thread.
 class OpenedMemory {
  public:
-  // On a device that reaches the allocation's. May wait for the device. Throws Caller (freed, or of this very process).
-  // `close_others` runs where the driver refuses, once, as memory that the other process has freed since is open at those
-  // addresses (CUDA_ERROR_ALREADY_MAPPED).
-  OpenedMemory(Device& device, const IpcHandle& handle, const std::function<void()>& close_others = {});
-  // The first `bytes` of what was shared as a descriptor, which is not needed afterwards. Throws Caller (it is none, or of
-  // less memory).
+  // On a device that reaches the allocation's. May wait for the device. Throws Caller (freed, or of
+  // this very process). `close_others` runs where the driver refuses, once, as memory that the
+  // other process has freed since is open at those addresses (CUDA_ERROR_ALREADY_MAPPED).
+  OpenedMemory(Device& device, const IpcHandle& handle,
+               const std::function<void()>& close_others = {});
+  // The first `bytes` of what was shared as a descriptor, which is not needed afterwards. Throws
+  // Caller (it is none, or of less memory).
   OpenedMemory(Device& device, const Descriptor& descriptor, std::size_t bytes);
   // Handed to the device's retirement. Nothing may still be using it.
   ~OpenedMemory();
@@ -101,8 +107,9 @@ class OpenedMemory {
   bool is_mapped_ = false;  // to addresses of its own
 };
 
-// An event that streams of other processes wait for, or theirs. Recorded anew while a stream of theirs has yet to be told
-// to wait, it says something else: whoever records it knows that nobody is. The device must outlive it.
+// An event that streams of other processes wait for, or theirs. Recorded anew while a stream of
+// theirs has yet to be told to wait, it says something else: whoever records it knows that nobody
+// is. The device must outlive it.
 class SharedEvent : public EventRef {
  public:
   explicit SharedEvent(Device& device);

@@ -1,5 +1,5 @@
-// What processes call GPUs, and memory and events that they open, among each other. Without the driver's types, so that
-// what a peer sends can be decoded where there is no CUDA.
+// What processes call GPUs, and memory and events that they open, among each other. Without the
+// driver's types, so that what a peer sends can be decoded where there is no CUDA.
 #pragma once
 
 #include <array>

@@ -16,7 +16,8 @@ constinit trace::Name preloading{trace::Layer::Cuda, "preload kernels"};
 Library::Library(Device& device, std::span<const std::byte> image) : device_(device) {
   if (image.size() < 4) throw Error(Blame::Caller, "loading a CUDA library: the image is empty");
   const Driver& driver = device.driver();
-  check(driver, driver.library_load_data(&native_, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+  check(driver,
+        driver.library_load_data(&native_, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
         "cuLibraryLoadData (image of " + std::to_string(image.size()) + " bytes)");
 }
 
@@ -28,7 +29,9 @@ Library::~Library() {
 }
 
 Library::Library(Library&& other) noexcept
-    : device_(other.device_), native_(std::exchange(other.native_, nullptr)), kernels_(std::move(other.kernels_)) {}
+    : device_(other.device_),
+      native_(std::exchange(other.native_, nullptr)),
+      kernels_(std::move(other.kernels_)) {}
 
 Kernel Library::kernel(const std::string& name) {
   const auto known = kernels_.find(name);
@@ -36,12 +39,14 @@ Kernel Library::kernel(const std::string& name) {
   Kernel::Entry entry{name, nullptr, {}};
   const Driver& driver = device_.driver();
   DeviceGuard guard(device_);
-  check(driver, driver.library_get_kernel(&entry.native, native_, name.c_str()), "cuLibraryGetKernel of '" + name + "'");
+  check(driver, driver.library_get_kernel(&entry.native, native_, name.c_str()),
+        "cuLibraryGetKernel of '" + name + "'");
   // The driver has no function for their number: it refuses the first index behind the last.
   for (;;) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
-    const CUresult result = driver.kernel_get_param_info(entry.native, entry.parameters.size(), &offset, &bytes);
+    const CUresult result =
+        driver.kernel_get_param_info(entry.native, entry.parameters.size(), &offset, &bytes);
     if (result == CUDA_ERROR_INVALID_VALUE) break;
     check(driver, result, "cuKernelGetParamInfo of '" + name + "'");
     entry.parameters.push_back(bytes);
@@ -56,7 +61,8 @@ void Library::preload(Device& device) const {
   unsigned count = 0;
   device.check(driver.library_get_kernel_count(&count, native_), "cuLibraryGetKernelCount");
   std::vector<CUkernel> kernels(count);
-  device.check(driver.library_enumerate_kernels(kernels.data(), count, native_), "cuLibraryEnumerateKernels");
+  device.check(driver.library_enumerate_kernels(kernels.data(), count, native_),
+               "cuLibraryEnumerateKernels");
   for (const CUkernel kernel : kernels) {
     CUfunction function = nullptr;
     device.check(driver.kernel_get_function(&function, kernel), "cuKernelGetFunction");
@@ -64,24 +70,29 @@ void Library::preload(Device& device) const {
   }
 }
 
-void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes,
-                    std::span<void* const> parameters, std::span<const std::size_t> sizes) {
+void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block,
+                    unsigned shared_bytes, std::span<void* const> parameters,
+                    std::span<const std::size_t> sizes) {
   const auto& expected = kernel.parameters();
   if (sizes.size() != expected.size()) {
-    throw Error(Blame::Caller, "kernel '" + std::string(kernel.name()) + "' takes " + std::to_string(expected.size()) +
-                                   " arguments, " + std::to_string(sizes.size()) + " were given");
+    throw Error(Blame::Caller, "kernel '" + std::string(kernel.name()) + "' takes " +
+                                   std::to_string(expected.size()) + " arguments, " +
+                                   std::to_string(sizes.size()) + " were given");
   }
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == expected[i]) continue;
-    throw Error(Blame::Caller, "kernel '" + std::string(kernel.name()) + "': argument " + std::to_string(i) + " has " +
-                                   std::to_string(sizes[i]) + " bytes, its parameter has " + std::to_string(expected[i]));
+    throw Error(Blame::Caller, "kernel '" + std::string(kernel.name()) + "': argument " +
+                                   std::to_string(i) + " has " + std::to_string(sizes[i]) +
+                                   " bytes, its parameter has " + std::to_string(expected[i]));
   }
   DeviceGuard guard(stream.device());
-  // cuLaunchKernel takes a CUkernel in the place of a CUfunction and launches it in the stream's context.
-  const CUresult result =
-      stream.driver().launch_kernel(reinterpret_cast<CUfunction>(kernel.native()), grid.x, grid.y, grid.z, block.x, block.y,
-                                    block.z, shared_bytes, stream.native(), const_cast<void**>(parameters.data()), nullptr);
-  if (result != CUDA_SUCCESS) stream.device().check(result, "launching '" + std::string(kernel.name()) + "'");
+  // cuLaunchKernel takes a CUkernel in the place of a CUfunction and launches it in the stream's
+  // context.
+  const CUresult result = stream.driver().launch_kernel(
+      reinterpret_cast<CUfunction>(kernel.native()), grid.x, grid.y, grid.z, block.x, block.y,
+      block.z, shared_bytes, stream.native(), const_cast<void**>(parameters.data()), nullptr);
+  if (result != CUDA_SUCCESS)
+    stream.device().check(result, "launching '" + std::string(kernel.name()) + "'");
 }
 
 }  // namespace weft::cuda

@@ -1,5 +1,5 @@
-// Kernels from an embedded image, launched through the driver's table: no CUDA runtime, so the fake driver of the tests
-// sees every launch.
+// Kernels from an embedded image, launched through the driver's table: no CUDA runtime, so the fake
+// driver of the tests sees every launch.
 //
 //   Library library(device, image);
 //   library.preload(device);
@@ -46,26 +46,28 @@ class Kernel {
   const Entry* entry_;
 };
 
-// A cubin, fatbin or PTX (which ends with a zero byte), for all devices of the driver. Belongs to no device and no context.
-// (But the driver tells of a kernel's parameters only where some context is current: that is what the device is for.)
-// kernel() and preload() are for set-up, by one thread at a time; kernels may be launched from every thread.
+// A cubin, fatbin or PTX (which ends with a zero byte), for all devices of the driver. Belongs to
+// no device and no context. (But the driver tells of a kernel's parameters only where some context
+// is current: that is what the device is for.) kernel() and preload() are for set-up, by one thread
+// at a time; kernels may be launched from every thread.
 class Library {
  public:
-  // Copies the image; loads nothing onto a device yet. Throws Unsupported when there is no code for the GPUs present,
-  // Caller when the image is none. The device must outlive it.
+  // Copies the image; loads nothing onto a device yet. Throws Unsupported when there is no code for
+  // the GPUs present, Caller when the image is none. The device must outlive it.
   Library(Device& device, std::span<const std::byte> image);
-  // Unloads the code, which may wait for the devices that have it; none of the kernels may be running. One that dies before
-  // its process is better handed to Device::retirement().
+  // Unloads the code, which may wait for the devices that have it; none of the kernels may be
+  // running. One that dies before its process is better handed to Device::retirement().
   ~Library();
   Library(Library&& other) noexcept;
   Library& operator=(Library&&) = delete;
 
-  // The kernel with this name as it is in the image: extern "C", or mangled. Throws Caller if there is none.
+  // The kernel with this name as it is in the image: extern "C", or mangled. Throws Caller if there
+  // is none.
   Kernel kernel(const std::string& name);
 
-  // Loads every kernel of the library onto the device. The driver otherwise loads a kernel at its first launch and then
-  // waits for the device under a lock, which never ends if a stream of it waits for a flag. So this comes first, at set-up;
-  // it may block.
+  // Loads every kernel of the library onto the device. The driver otherwise loads a kernel at its
+  // first launch and then waits for the device under a lock, which never ends if a stream of it
+  // waits for a flag. So this comes first, at set-up; it may block.
   void preload(Device& device) const;
 
  private:
@@ -74,22 +76,28 @@ class Library {
   std::unordered_map<std::string, Kernel::Entry> kernels_;
 };
 
-// The launch without types: `parameters` points to one pointer for each parameter, `sizes` to their sizes.
-void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes,
-                    std::span<void* const> parameters, std::span<const std::size_t> sizes);
+// The launch without types: `parameters` points to one pointer for each parameter, `sizes` to their
+// sizes.
+void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block,
+                    unsigned shared_bytes, std::span<void* const> parameters,
+                    std::span<const std::size_t> sizes);
 
-// Enqueues the kernel on the stream. The arguments are copied before this returns; each must have exactly the size of the
-// kernel's parameter (Caller otherwise): a literal 1 is an int and no std::size_t. Memory they point to must live until the
-// stream has passed the kernel.
+// Enqueues the kernel on the stream. The arguments are copied before this returns; each must have
+// exactly the size of the kernel's parameter (Caller otherwise): a literal 1 is an int and no
+// std::size_t. Memory they point to must live until the stream has passed the kernel.
 template <class... Arguments>
-void launch(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes,
-            const Arguments&... arguments) {
-  static_assert((std::is_trivially_copyable_v<Arguments> && ...), "kernel arguments are copied byte by byte");
-  static_assert((!std::is_array_v<Arguments> && ...), "pass a pointer to device memory, or a struct that holds the array");
-  static_assert((!std::is_null_pointer_v<Arguments> && ...), "pass a null pointer of the parameter's type");
+void launch(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block,
+            unsigned shared_bytes, const Arguments&... arguments) {
+  static_assert((std::is_trivially_copyable_v<Arguments> && ...),
+                "kernel arguments are copied byte by byte");
+  static_assert((!std::is_array_v<Arguments> && ...),
+                "pass a pointer to device memory, or a struct that holds the array");
+  static_assert((!std::is_null_pointer_v<Arguments> && ...),
+                "pass a null pointer of the parameter's type");
   void* const parameters[] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
   const std::size_t sizes[] = {sizeof(Arguments)..., 0};
-  launch_untyped(stream, kernel, grid, block, shared_bytes, std::span(parameters).first(sizeof...(Arguments)),
+  launch_untyped(stream, kernel, grid, block, shared_bytes,
+                 std::span(parameters).first(sizeof...(Arguments)),
                  std::span(sizes).first(sizeof...(Arguments)));
 }
 

@@ -23,20 +23,23 @@ std::string text_of(const Slice& slice) {
 void require_pinned(const StreamRef& stream, const Slice& slice, const char* what) {
   if (!slice.device.is_host()) return;
   unsigned type = 0;
-  const CUresult known = stream.driver().pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address_of(slice));
+  const CUresult known = stream.driver().pointer_get_attribute(
+      &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address_of(slice));
   if (known == CUDA_ERROR_INVALID_VALUE) {
-    throw Error(Blame::Caller, std::string(what) + " of " + text_of(slice) + " on a stream of " +
-                                   describe(stream.device().id()) +
-                                   ": that is pageable host memory, which would make the host wait; take it from a "
-                                   "cuda::PinnedPool");
+    throw Error(
+        Blame::Caller,
+        std::string(what) + " of " + text_of(slice) + " on a stream of " +
+            describe(stream.device().id()) +
+            ": that is pageable host memory, which would make the host wait; take it from a "
+            "cuda::PinnedPool");
   }
   stream.device().check(known, "cuPointerGetAttribute");
 }
 
 CUmemoryPool native_for(const StreamRef& stream, const MemoryPool& pool) {
   if (&pool.device() != &stream.device()) {
-    throw Error(Blame::Caller, "memory from a pool of " + describe(pool.device().id()) + " asked for on a stream of " +
-                                   describe(stream.device().id()));
+    throw Error(Blame::Caller, "memory from a pool of " + describe(pool.device().id()) +
+                                   " asked for on a stream of " + describe(stream.device().id()));
   }
   return pool.native();
 }
@@ -45,7 +48,8 @@ CUmemoryPool native_for(const StreamRef& stream, const MemoryPool& pool) {
 
 MemoryPool::MemoryPool(Device& device) : device_(device) {
   if (!device.properties().memory_pools) {
-    throw Error(Blame::Unsupported, describe(device.id()) + " (" + device.properties().name + ") has no memory pools");
+    throw Error(Blame::Unsupported,
+                describe(device.id()) + " (" + device.properties().name + ") has no memory pools");
   }
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -55,9 +59,11 @@ MemoryPool::MemoryPool(Device& device) : device_(device) {
   device.check(driver.mem_pool_create(&native_, &properties), "cuMemPoolCreate");
   cuuint64_t keep_all = UINT64_MAX;
   int off = 0;
-  CUresult set = driver.mem_pool_set_attribute(native_, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
+  CUresult set =
+      driver.mem_pool_set_attribute(native_, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
   if (set == CUDA_SUCCESS) {
-    set = driver.mem_pool_set_attribute(native_, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &off);
+    set = driver.mem_pool_set_attribute(native_, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+                                        &off);
   }
   if (set != CUDA_SUCCESS) {
     driver.mem_pool_destroy(native_);
@@ -74,7 +80,8 @@ MemoryPool::~MemoryPool() {
   }
 }
 
-DeviceMemory::DeviceMemory(const StreamRef& stream, std::size_t bytes) : DeviceMemory(stream, bytes, nullptr) {}
+DeviceMemory::DeviceMemory(const StreamRef& stream, std::size_t bytes)
+    : DeviceMemory(stream, bytes, nullptr) {}
 
 DeviceMemory::DeviceMemory(const StreamRef& stream, std::size_t bytes, const MemoryPool& pool)
     : DeviceMemory(stream, bytes, native_for(stream, pool)) {}
@@ -84,9 +91,11 @@ DeviceMemory::DeviceMemory(const StreamRef& stream, std::size_t bytes, CUmemoryP
   if (bytes == 0) return;
   const Driver& driver = device_->driver();
   DeviceGuard guard(*device_);
-  const CUresult result = pool == nullptr ? driver.mem_alloc_async(&address_, bytes, stream_)
-                                          : driver.mem_alloc_from_pool_async(&address_, bytes, pool, stream_);
-  if (result != CUDA_SUCCESS) device_->check(result, "allocating " + std::to_string(bytes) + " bytes");
+  const CUresult result = pool == nullptr
+                              ? driver.mem_alloc_async(&address_, bytes, stream_)
+                              : driver.mem_alloc_from_pool_async(&address_, bytes, pool, stream_);
+  if (result != CUDA_SUCCESS)
+    device_->check(result, "allocating " + std::to_string(bytes) + " bytes");
 }
 
 DeviceMemory::~DeviceMemory() { free(); }
@@ -110,14 +119,16 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 
 void DeviceMemory::set_stream(const StreamRef& stream) {
   if (&stream.device() != device_.get()) {
-    throw Error(Blame::Caller, "memory of " + describe(slice().device) + " cannot be freed on a stream of " +
+    throw Error(Blame::Caller, "memory of " + describe(slice().device) +
+                                   " cannot be freed on a stream of " +
                                    describe(stream.device().id()));
   }
   stream_ = stream.native();
 }
 
 Slice DeviceMemory::slice() const {
-  return {reinterpret_cast<void*>(address_), bytes_, device_ ? device_->id() : weft::Device::host()};
+  return {reinterpret_cast<void*>(address_), bytes_,
+          device_ ? device_->id() : weft::Device::host()};
 }
 
 void DeviceMemory::free() noexcept {
@@ -133,22 +144,25 @@ void DeviceMemory::free() noexcept {
 
 void copy(const StreamRef& stream, Slice to, Slice from) {
   if (to.bytes != from.bytes) {
-    throw Error(Blame::Caller, "copy to " + text_of(to) + " from " + text_of(from) + ": the sizes differ");
+    throw Error(Blame::Caller,
+                "copy to " + text_of(to) + " from " + text_of(from) + ": the sizes differ");
   }
   if (to.bytes == 0) return;
   DeviceGuard guard(stream.device());
   require_pinned(stream, to, "copy");
   require_pinned(stream, from, "copy");
-  stream.device().check(stream.driver().memcpy_async(address_of(to), address_of(from), to.bytes, stream.native()),
-                        "cuMemcpyAsync");
+  stream.device().check(
+      stream.driver().memcpy_async(address_of(to), address_of(from), to.bytes, stream.native()),
+      "cuMemcpyAsync");
 }
 
 void fill(const StreamRef& stream, Slice slice, unsigned char byte) {
   if (slice.bytes == 0) return;
   DeviceGuard guard(stream.device());
   require_pinned(stream, slice, "fill");
-  stream.device().check(stream.driver().memset_d8_async(address_of(slice), byte, slice.bytes, stream.native()),
-                        "cuMemsetD8Async");
+  stream.device().check(
+      stream.driver().memset_d8_async(address_of(slice), byte, slice.bytes, stream.native()),
+      "cuMemsetD8Async");
 }
 
 }  // namespace weft::cuda

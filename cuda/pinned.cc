@@ -14,7 +14,8 @@ constinit trace::Name pinning{trace::Layer::Cuda, "pin host memory"};
 
 constexpr std::size_t kSmallestBlock = 256;
 
-// Four sizes per doubling, so that at most a fifth of a block is unused: 256, 320, 384, 448, 512, 640 …
+// Four sizes per doubling, so that at most a fifth of a block is unused: 256, 320, 384, 448, 512,
+// 640 …
 std::size_t size_class(std::size_t bytes) {
   if (bytes <= kSmallestBlock) return kSmallestBlock;
   const int shift = std::bit_width(bytes - 1) - 3;  // of the step
@@ -29,8 +30,9 @@ PinnedSlab::PinnedSlab(Device& device, std::size_t bytes) : device_(device), byt
   const Driver& driver = device_.driver();
   RelaxedCapture relaxed(driver);
   void* data = nullptr;
-  device_.check(driver.mem_host_alloc(&data, bytes_, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-                "cuMemHostAlloc of " + std::to_string(bytes_) + " bytes");
+  device_.check(
+      driver.mem_host_alloc(&data, bytes_, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+      "cuMemHostAlloc of " + std::to_string(bytes_) + " bytes");
   const CUresult mapped = driver.mem_host_get_device_pointer(&address_, data, 0);
   if (mapped != CUDA_SUCCESS) {
     driver.mem_free_host(data);
@@ -51,7 +53,10 @@ PinnedSlab::~PinnedSlab() {
 }
 
 PinnedSlab::PinnedSlab(PinnedSlab&& other) noexcept
-    : device_(other.device_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_), address_(other.address_) {}
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(other.bytes_),
+      address_(other.address_) {}
 
 struct PinnedPool::State {
   struct Block {
@@ -94,7 +99,8 @@ struct PinnedPool::State {
   Usage usage;
 };
 
-PinnedPool::PinnedPool(Device& device, std::size_t slab_bytes) : state_(std::make_shared<State>(device, slab_bytes)) {}
+PinnedPool::PinnedPool(Device& device, std::size_t slab_bytes)
+    : state_(std::make_shared<State>(device, slab_bytes)) {}
 
 PinnedMemory PinnedPool::allocate(std::size_t bytes) {
   const std::size_t room = size_class(bytes);

@@ -1,6 +1,7 @@
-// Pinned host memory: page-locked, mapped into every GPU's address space, portable between contexts. Asynchronous copies
-// and stream memory operations need it. Allocating it takes milliseconds and freeing it waits for the whole device, so it
-// comes in slabs that are kept and given out in blocks.
+// Pinned host memory: page-locked, mapped into every GPU's address space, portable between
+// contexts. Asynchronous copies and stream memory operations need it. Allocating it takes
+// milliseconds and freeing it waits for the whole device, so it comes in slabs that are kept and
+// given out in blocks.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,8 @@ namespace weft::cuda {
 // Memory straight from the driver, for those who give it out in parts. The device must outlive it.
 class PinnedSlab {
  public:
-  // May block: milliseconds, and on some drivers until the device is idle. Throws Busy when the host has no room.
+  // May block: milliseconds, and on some drivers until the device is idle. Throws Busy when the
+  // host has no room.
   PinnedSlab(Device& device, std::size_t bytes);
   // Hands the memory to the device's retirement. Nothing may still be using it.
   ~PinnedSlab();
@@ -41,15 +43,16 @@ class PinnedSlab {
 
 class PinnedMemory;
 
-// Usable from every thread. Blocks may outlive the pool; the slabs are retired when the last of both is gone.
+// Usable from every thread. Blocks may outlive the pool; the slabs are retired when the last of
+// both is gone.
 class PinnedPool {
  public:
   static constexpr std::size_t kSlabBytes = std::size_t{8} << 20;
 
   explicit PinnedPool(Device& device, std::size_t slab_bytes = kSlabBytes);
 
-  // A block of at least so many bytes, aligned to 64. Blocks only when the pool must grow, see PinnedSlab. The contents are
-  // whatever the last user left.
+  // A block of at least so many bytes, aligned to 64. Blocks only when the pool must grow, see
+  // PinnedSlab. The contents are whatever the last user left.
   PinnedMemory allocate(std::size_t bytes);
 
   struct Usage {
@@ -64,8 +67,8 @@ class PinnedPool {
   std::shared_ptr<State> state_;
 };
 
-// One block. It goes back to its pool at once when destroyed, so a copy that is still under way must keep it: as the Pin of
-// its Op (std::make_shared<PinnedMemory>(std::move(block)) is one).
+// One block. It goes back to its pool at once when destroyed, so a copy that is still under way
+// must keep it: as the Pin of its Op (std::make_shared<PinnedMemory>(std::move(block)) is one).
 class PinnedMemory {
  public:
   PinnedMemory() = default;

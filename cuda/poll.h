@@ -11,8 +11,8 @@
 
 namespace weft::cuda {
 
-// Asks passed() until it is true or the deadline comes; returns which. Spins for a moment, then asks ever more rarely, at
-// least every 200 µs.
+// Asks passed() until it is true or the deadline comes; returns which. Spins for a moment, then
+// asks ever more rarely, at least every 200 µs.
 template <class Passed>
 bool poll_until(const Passed& passed, Deadline deadline) noexcept {
   constexpr int kSpins = 200;
@@ -26,7 +26,8 @@ bool poll_until(const Passed& passed, Deadline deadline) noexcept {
   while (!passed()) {
     const auto now = Deadline::Clock::now();
     if (now >= deadline.point()) return false;
-    std::this_thread::sleep_until(std::min<Deadline::Clock::time_point>(now + pause, deadline.point()));
+    std::this_thread::sleep_until(
+        std::min<Deadline::Clock::time_point>(now + pause, deadline.point()));
     pause = std::min<std::chrono::nanoseconds>(2 * pause, kLongestPause);
   }
   return true;

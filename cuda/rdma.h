@@ -1,5 +1,5 @@
-// Memory of a GPU that a network card reads and writes itself (GPUDirect RDMA). (reference: the CUDA driver API,
-// cuMemGetHandleForAddressRange and cuFlushGPUDirectRDMAWrites.)
+// Memory of a GPU that a network card reads and writes itself (GPUDirect RDMA). (reference: the
+// CUDA driver API, cuMemGetHandleForAddressRange and cuFlushGPUDirectRDMAWrites.)
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace weft::cuda {
 
-// What a card's driver registers: the pages of the host's size that some memory of a GPU lies in. It keeps the memory from
-// being given to others, also when it is freed meanwhile; a registration does so on its own, and needs this no longer.
+// What a card's driver registers: the pages of the host's size that some memory of a GPU lies in.
+// It keeps the memory from being given to others, also when it is freed meanwhile; a registration
+// does so on its own, and needs this no longer.
 class DmaBuf {
  public:
   // Of one allocation. Throws Unsupported where the GPU or this kind of memory cannot be exported.
@@ -25,12 +26,13 @@ class DmaBuf {
   std::size_t offset_ = 0;
 };
 
-// What cards have written into the GPU's memory is seen by what runs there afterwards. Costs nothing where that is so
-// anyway (RemoteWrites::Ordered). Throws Device.
+// What cards have written into the GPU's memory is seen by what runs there afterwards. Costs
+// nothing where that is so anyway (RemoteWrites::Ordered). Throws Device.
 void flush_remote_writes(Device& device);
 
-// Copies between memory of the GPU and of the host, or within either, and waits until that is done: for what happens
-// seldom. Throws Device; Timeout where it has not ended after a minute, which may still happen then.
+// Copies between memory of the GPU and of the host, or within either, and waits until that is done:
+// for what happens seldom. Throws Device; Timeout where it has not ended after a minute, which may
+// still happen then.
 void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes);
 
 }  // namespace weft::cuda

@@ -62,7 +62,8 @@ bool Retirement::reclaim_all(Deadline deadline) {
       for (const Item& item : items_) fences.push_back(item.last_use);
     }
     if (fences.empty()) return true;
-    const bool passed = std::all_of(fences.begin(), fences.end(), [&](const Fence& f) { return f.synchronize(deadline); });
+    const bool passed = std::all_of(fences.begin(), fences.end(),
+                                    [&](const Fence& f) { return f.synchronize(deadline); });
     const Round round = run_passed(mutex_, items_);
     // What fails and comes again would be tried for ever.
     const bool stuck = round.failed > 0 && round.failed == round.ran;

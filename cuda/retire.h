@@ -1,6 +1,6 @@
-// What cannot be given up at once: the driver's calls that free pinned memory or unload code wait for the whole device, and
-// a destructor must not. Its owner hands the freeing over with the fence of the last use; it runs later, from a place that
-// may block.
+// What cannot be given up at once: the driver's calls that free pinned memory or unload code wait
+// for the whole device, and a destructor must not. Its owner hands the freeing over with the fence
+// of the last use; it runs later, from a place that may block.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,17 @@ namespace weft::cuda {
 // One per Device. Usable from every thread.
 class Retirement {
  public:
-  // Keeps the task until the fence has passed and somebody reclaims. Never blocks: for destructors. The task should not own
-  // its device, and the fence of an event does: such a device lives until somebody reclaims. One that fails is logged and
-  // dropped; it may retire itself again.
+  // Keeps the task until the fence has passed and somebody reclaims. Never blocks: for destructors.
+  // The task should not own its device, and the fence of an event does: such a device lives until
+  // somebody reclaims. One that fails is logged and dropped; it may retire itself again.
   void retire(Fence last_use, Task free) noexcept;
 
-  // Runs the tasks whose fences have passed; returns how many. May block until everything on the device has finished, so
-  // call it where no stream waits for this thread: between steps, at shutdown, before a memory budget is exceeded.
+  // Runs the tasks whose fences have passed; returns how many. May block until everything on the
+  // device has finished, so call it where no stream waits for this thread: between steps, at
+  // shutdown, before a memory budget is exceeded.
   std::size_t reclaim();
-  // The same for all of them, and what they retire, waiting for their fences; false if the deadline came first, or what is
-  // left has failed.
+  // The same for all of them, and what they retire, waiting for their fences; false if the deadline
+  // came first, or what is left has failed.
   [[nodiscard]] bool reclaim_all(Deadline deadline);
 
   // How many tasks wait here.

@@ -12,10 +12,13 @@ namespace {
 using trace::timeline::DeviceSpan;
 
 constexpr int kRounds = 8;
-constexpr std::int64_t kPatience = 20'000'000;      // nanoseconds, for one round: the device may be busy
-constexpr std::int64_t kBaseLasts = 5'000'000'000;  // nanoseconds: the time between two events is a float
-constexpr std::int64_t kResolution = 1'000;         // nanoseconds, of events (the driver says about half a microsecond)
-constexpr std::size_t kMostEnded = 1 << 16;         // that wait to be collected
+constexpr std::int64_t kPatience =
+    20'000'000;  // nanoseconds, for one round: the device may be busy
+constexpr std::int64_t kBaseLasts =
+    5'000'000'000;  // nanoseconds: the time between two events is a float
+constexpr std::int64_t kResolution =
+    1'000;  // nanoseconds, of events (the driver says about half a microsecond)
+constexpr std::size_t kMostEnded = 1 << 16;  // that wait to be collected
 
 // The device lives while it is asked; it does not live for being asked.
 class OfDevice final : public trace::timeline::Source {
@@ -41,7 +44,8 @@ struct Span::Begun {
 };
 
 Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] const char* text,
-                 [[maybe_unused]] trace::Layer layer, [[maybe_unused]] std::uint64_t bytes, [[maybe_unused]] int rank,
+                 [[maybe_unused]] trace::Layer layer, [[maybe_unused]] std::uint64_t bytes,
+                 [[maybe_unused]] int rank,
                  [[maybe_unused]] std::optional<trace::Arrow> from) noexcept {
   Span made;
 #if WEFT_TRACE_ENABLED  // else there are no ranges of threads either
@@ -51,7 +55,8 @@ Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] cons
     if (device.is_lost() || stream.is_capturing()) return made;
     Spans& spans = device.spans();
     auto base = spans.base_for(stream);
-    auto begun = std::make_shared<Begun>(std::move(base), spans.events_.acquire(), spans.events_.acquire());
+    auto begun =
+        std::make_shared<Begun>(std::move(base), spans.events_.acquire(), spans.events_.acquire());
     begun->span.device = device.index();
     begun->span.stream = reinterpret_cast<std::uintptr_t>(stream.native());
     begun->span.label = {text, layer, bytes, rank};
@@ -160,7 +165,8 @@ void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept
     std::shared_ptr<Base> base;
     {
       std::lock_guard lock(mutex_);
-      ended_.insert(ended_.begin(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
+      ended_.insert(ended_.begin(), std::make_move_iterator(later.begin()),
+                    std::make_move_iterator(later.end()));
       base = base_;
     }
     if (!base) return;

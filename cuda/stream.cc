@@ -18,22 +18,28 @@ bool StreamRef::is_capturing() const noexcept {
   try {
     DeviceGuard guard(*device_);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return driver().stream_is_capturing(native_, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return driver().stream_is_capturing(native_, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
   } catch (const Error&) {
     return false;  // the context has ended
   }
 }
 
-Stream::Stream(Device& device, Priority priority) : StreamRef(device, nullptr), owner_(device.shared_from_this()) {
+Stream::Stream(Device& device, Priority priority)
+    : StreamRef(device, nullptr), owner_(device.shared_from_this()) {
   const auto& properties = device.properties();
-  const int level = priority == Priority::High ? properties.greatest_priority : properties.least_priority;
+  const int level =
+      priority == Priority::High ? properties.greatest_priority : properties.least_priority;
   DeviceGuard guard(device);
-  device.check(driver().stream_create_with_priority(&native_, CU_STREAM_NON_BLOCKING, level), "cuStreamCreateWithPriority");
+  device.check(driver().stream_create_with_priority(&native_, CU_STREAM_NON_BLOCKING, level),
+               "cuStreamCreateWithPriority");
 }
 
 Stream::~Stream() { destroy(); }
 
-Stream::Stream(Stream&& other) noexcept : StreamRef(other), owner_(std::move(other.owner_)) { other.native_ = nullptr; }
+Stream::Stream(Stream&& other) noexcept : StreamRef(other), owner_(std::move(other.owner_)) {
+  other.native_ = nullptr;
+}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
   if (this != &other) {

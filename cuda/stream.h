@@ -1,7 +1,8 @@
-// A stream, as view and as owner. What is enqueued on a stream runs in the order of the calls; nothing here makes the host
-// wait for it (record(stream).synchronize(deadline) in fence.h does).
+// A stream, as view and as owner. What is enqueued on a stream runs in the order of the calls;
+// nothing here makes the host wait for it (record(stream).synchronize(deadline) in fence.h does).
 //
-// Enqueuing is safe from every thread, but two threads that enqueue on one stream get an order nobody chose.
+// Enqueuing is safe from every thread, but two threads that enqueue on one stream get an order
+// nobody chose.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,9 @@
 
 namespace weft::cuda {
 
-// Somebody's stream: Weft's own or the native handle of a libtorch stream. Null is the device's legacy default stream
-// (which libtorch uses unless told otherwise). Copies freely; the stream and the device must outlive it.
+// Somebody's stream: Weft's own or the native handle of a libtorch stream. Null is the device's
+// legacy default stream (which libtorch uses unless told otherwise). Copies freely; the stream and
+// the device must outlive it.
 class StreamRef {
  public:
   StreamRef(Device& device, CUstream native) noexcept : device_(&device), native_(native) {}
@@ -37,7 +39,8 @@ enum class Priority { Normal, High };
 // A stream of our own. Never synchronises with the legacy default stream.
 class Stream : public StreamRef {
  public:
-  // High: its kernels are scheduled before those of other streams; what is running is not interrupted.
+  // High: its kernels are scheduled before those of other streams; what is running is not
+  // interrupted.
   explicit Stream(Device& device, Priority priority = Priority::Normal);
   // What is enqueued still runs; does not wait for it. Views of the stream end here.
   ~Stream();

@@ -14,13 +14,16 @@ unsigned flags_of(Compare compare, Flush flush) {
   return static_cast<unsigned>(compare) | (flush == Flush::RemoteWrites ? flushing : 0u);
 }
 
-std::string text_of(const Device& device) { return describe(device.id()) + " (" + device.properties().name + ")"; }
+std::string text_of(const Device& device) {
+  return describe(device.id()) + " (" + device.properties().name + ")";
+}
 
 void require_flush(const Device& device) {
   if (!device.properties().flush_remote_writes) {
-    throw Error(Blame::Unsupported, text_of(device) +
-                                        " cannot flush remote writes in a wait; compute capability 9.0 needs no "
-                                        "flush, older devices read once from their NIC");
+    throw Error(Blame::Unsupported,
+                text_of(device) +
+                    " cannot flush remote writes in a wait; compute capability 9.0 needs no "
+                    "flush, older devices read once from their NIC");
   }
 }
 
@@ -37,16 +40,20 @@ void check(const StreamRef& stream, CUresult result, std::string_view what) {
 
 }  // namespace
 
-void wait_value(const StreamRef& stream, CUdeviceptr word, std::uint32_t value, Compare compare, Flush flush) {
+void wait_value(const StreamRef& stream, CUdeviceptr word, std::uint32_t value, Compare compare,
+                Flush flush) {
   if (flush == Flush::RemoteWrites) require_flush(stream.device());
   DeviceGuard guard(stream.device());
-  check(stream, stream.driver().stream_wait_value32(stream.native(), word, value, flags_of(compare, flush)),
+  check(stream,
+        stream.driver().stream_wait_value32(stream.native(), word, value, flags_of(compare, flush)),
         "cuStreamWaitValue32");
 }
 
 void write_value(const StreamRef& stream, CUdeviceptr word, std::uint32_t value) {
   DeviceGuard guard(stream.device());
-  check(stream, stream.driver().stream_write_value32(stream.native(), word, value, CU_STREAM_WRITE_VALUE_DEFAULT),
+  check(stream,
+        stream.driver().stream_write_value32(stream.native(), word, value,
+                                             CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue32");
 }
 
@@ -75,13 +82,15 @@ void MemOpBatch::submit(const StreamRef& stream) const {
   for (std::size_t done = 0; done < operations_.size();) {
     const std::size_t count = std::min(kLargestBatch, operations_.size() - done);
     // The driver takes them as non-const and uses a field of them.
-    std::vector<CUstreamBatchMemOpParams> part(operations_.begin() + static_cast<std::ptrdiff_t>(done),
-                                               operations_.begin() + static_cast<std::ptrdiff_t>(done + count));
-    const CUresult result =
-        stream.driver().stream_batch_mem_op(stream.native(), static_cast<unsigned>(count), part.data(), 0);
+    std::vector<CUstreamBatchMemOpParams> part(
+        operations_.begin() + static_cast<std::ptrdiff_t>(done),
+        operations_.begin() + static_cast<std::ptrdiff_t>(done + count));
+    const CUresult result = stream.driver().stream_batch_mem_op(
+        stream.native(), static_cast<unsigned>(count), part.data(), 0);
     if (result != CUDA_SUCCESS) {
       check(stream, result,
-            "cuStreamBatchMemOp (" + std::to_string(done) + " of " + std::to_string(operations_.size()) + " are enqueued)");
+            "cuStreamBatchMemOp (" + std::to_string(done) + " of " +
+                std::to_string(operations_.size()) + " are enqueued)");
     }
     done += count;
   }

@@ -20,13 +20,14 @@ namespace {
 #define WEFT_INDEX_SINGLE(name, ...) k_##name,
 #define WEFT_INDEX_BOTH(name, ...) k_##name, k_##name##_many,
 enum KernelIndex : unsigned {
-  WEFT_CAST_KERNELS(WEFT_INDEX_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_INDEX_BOTH) WEFT_REDUCE_KERNELS(WEFT_INDEX_SINGLE)
+  WEFT_CAST_KERNELS(WEFT_INDEX_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_INDEX_BOTH)
+      WEFT_REDUCE_KERNELS(WEFT_INDEX_SINGLE)
 };
 
 #define WEFT_NAME_SINGLE(name, ...) "weft_" #name,
 #define WEFT_NAME_BOTH(name, ...) "weft_" #name, "weft_" #name "_many",
-constexpr auto kNames = std::to_array<const char*>(
-    {WEFT_CAST_KERNELS(WEFT_NAME_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_NAME_BOTH) WEFT_REDUCE_KERNELS(WEFT_NAME_SINGLE)});
+constexpr auto kNames = std::to_array<const char*>({WEFT_CAST_KERNELS(
+    WEFT_NAME_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_NAME_BOTH) WEFT_REDUCE_KERNELS(WEFT_NAME_SINGLE)});
 
 // The kernels of an operation: one for few segments, one for many.
 template <class Operation>
@@ -54,13 +55,15 @@ WEFT_REDUCE_KERNELS(WEFT_KERNELS_SINGLE)
 // Collects tensors into launches on a stream.
 class CudaKernels::Executor {
  public:
-  Executor(const std::vector<cuda::Kernel>& kernels, const cuda::StreamRef& stream) : kernels_(kernels), stream_(stream) {}
+  Executor(const std::vector<cuda::Kernel>& kernels, const cuda::StreamRef& stream)
+      : kernels_(kernels), stream_(stream) {}
 
   // The launches of one call, for the timeline.
   class Launches {
    public:
     Launches(const Executor& executor, const trace::Name& name, std::size_t bytes)
-        : stream_(executor.stream_), span_(cuda::Span::begin(stream_, name.text(), name.layer(), bytes)) {}
+        : stream_(executor.stream_),
+          span_(cuda::Span::begin(stream_, name.text(), name.layer(), bytes)) {}
     ~Launches() { span_.end(stream_); }
     Launches(const Launches&) = delete;
     Launches& operator=(const Launches&) = delete;
@@ -71,7 +74,9 @@ class CudaKernels::Executor {
   };
 
   Device device() const { return stream_.device().id(); }
-  Launches launches(const trace::Name& name, std::size_t bytes) const { return {*this, name, bytes}; }
+  Launches launches(const trace::Name& name, std::size_t bytes) const {
+    return {*this, name, bytes};
+  }
 
   template <class Operation>
   class Batch {
@@ -91,7 +96,8 @@ class CudaKernels::Executor {
       launch_.chunks += static_cast<std::uint32_t>(chunks_of<Operation>(elements));
       launch_.chunk_end[i] = launch_.chunks;
       launch_.elements[i] = elements;
-      for (std::size_t array = 0; array < arrays.size(); ++array) launch_.arrays[array][i] = arrays.begin()[array];
+      for (std::size_t array = 0; array < arrays.size(); ++array)
+        launch_.arrays[array][i] = arrays.begin()[array];
     }
 
     // Enqueues what was added since the last time.
@@ -133,7 +139,8 @@ class CudaKernels::Executor {
  private:
   template <class Launch>
   void enqueue(KernelIndex kernel, const Launch& launch) const {
-    const auto resident = static_cast<unsigned>(stream_.device().properties().multiprocessors) * kBlocksPerProcessor;
+    const auto resident =
+        static_cast<unsigned>(stream_.device().properties().multiprocessors) * kBlocksPerProcessor;
     const unsigned blocks = std::min(launch.chunks, resident);
     cuda::launch(stream_, kernels_[kernel], {blocks}, {kThreads}, 0, launch);
   }
@@ -143,55 +150,62 @@ class CudaKernels::Executor {
 };
 
 CudaKernels::CudaKernels(std::shared_ptr<cuda::Device> device)
-    : device_(std::move(device)), library_(std::make_unique<cuda::Library>(*device_, kernel_image())) {
+    : device_(std::move(device)),
+      library_(std::make_unique<cuda::Library>(*device_, kernel_image())) {
   for (const char* name : kNames) kernels_.push_back(library_->kernel(name));
   library_->preload(*device_);
 }
 
 CudaKernels::~CudaKernels() {
-  device_->retirement().retire(Fence(), [library = std::move(library_)]() mutable { library.reset(); });
+  device_->retirement().retire(Fence(),
+                               [library = std::move(library_)]() mutable { library.reset(); });
 }
 
 CudaKernels::Executor CudaKernels::on(const cuda::StreamRef& stream) const {
   if (&stream.device() == device_.get()) return {kernels_, stream};
-  throw Error(Blame::Caller, "these kernels are loaded on " + describe(device_->id()) + ", the stream is of " +
-                                 describe(stream.device().id()) + "; every device needs a CudaKernels of its own");
+  throw Error(Blame::Caller, "these kernels are loaded on " + describe(device_->id()) +
+                                 ", the stream is of " + describe(stream.device().id()) +
+                                 "; every device needs a CudaKernels of its own");
 }
 
-void CudaKernels::cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
-                       double scale, const cuda::StreamRef& stream) const {
+void CudaKernels::cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,
+                       Dtype to_dtype, double scale, const cuda::StreamRef& stream) const {
   kernels::cast(on(stream), from, from_dtype, to, to_dtype, scale);
 }
 
-void CudaKernels::pack(std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype, double scale,
-                       const cuda::StreamRef& stream) const {
+void CudaKernels::pack(std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype,
+                       double scale, const cuda::StreamRef& stream) const {
   kernels::pack(on(stream), from, from_dtype, to, to_dtype, scale);
 }
 
-void CudaKernels::unpack(Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale,
-                         const cuda::StreamRef& stream) const {
+void CudaKernels::unpack(Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
+                         double scale, const cuda::StreamRef& stream) const {
   kernels::unpack(on(stream), from, from_dtype, to, to_dtype, scale);
 }
 
-void CudaKernels::scale(Slice slice, Dtype dtype, double factor, const cuda::StreamRef& stream) const {
+void CudaKernels::scale(Slice slice, Dtype dtype, double factor,
+                        const cuda::StreamRef& stream) const {
   kernels::scale(on(stream), slice, dtype, factor);
 }
 
-void CudaKernels::reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op, const cuda::StreamRef& stream) const {
+void CudaKernels::reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op,
+                         const cuda::StreamRef& stream) const {
   kernels::reduce(on(stream), out, a, b, dtype, op);
 }
 
-void CudaKernels::reduce(Slice into, Slice with, Dtype dtype, ReduceOp op, const cuda::StreamRef& stream) const {
+void CudaKernels::reduce(Slice into, Slice with, Dtype dtype, ReduceOp op,
+                         const cuda::StreamRef& stream) const {
   kernels::reduce(on(stream), into, into, with, dtype, op);
 }
 
-void CudaKernels::sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype, const SgdOptions& options,
-                           const cuda::StreamRef& stream) const {
+void CudaKernels::sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
+                           const SgdOptions& options, const cuda::StreamRef& stream) const {
   kernels::sgd_step(on(stream), tensors, dtype, gradient_dtype, options);
 }
 
-void CudaKernels::adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
-                             const AdamWOptions& options, const cuda::StreamRef& stream) const {
+void CudaKernels::adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype,
+                             Dtype gradient_dtype, const AdamWOptions& options,
+                             const cuda::StreamRef& stream) const {
   kernels::adamw_step(on(stream), tensors, dtype, gradient_dtype, options);
 }
 

@@ -1,8 +1,10 @@
-// The operations of kernels.h on one GPU, in the order of a stream. Nothing here makes the host wait: a call checks its
-// arguments, enqueues, and returns. The memory must live until the stream has passed the work.
+// The operations of kernels.h on one GPU, in the order of a stream. Nothing here makes the host
+// wait: a call checks its arguments, enqueues, and returns. The memory must live until the stream
+// has passed the work.
 //
-// One launch takes any number of tensors up to what its parameter holds (cast, pack and unpack 1168; sgd_step 908 to 1168,
-// adamw_step 628 to 742); more of them take more launches, in the same order.
+// One launch takes any number of tensors up to what its parameter holds (cast, pack and unpack
+// 1168; sgd_step 908 to 1168, adamw_step 628 to 742); more of them take more launches, in the same
+// order.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +25,9 @@ namespace weft::kernels {
 // The kernels, loaded on one device. Usable from every thread.
 class CudaKernels {
  public:
-  // Loads every kernel now, which may block: the driver would otherwise load each at its first launch, and wait for the
-  // device meanwhile, for ever if a stream waits for a flag there. Throws Unsupported if there is no code for this GPU.
+  // Loads every kernel now, which may block: the driver would otherwise load each at its first
+  // launch, and wait for the device meanwhile, for ever if a stream waits for a flag there. Throws
+  // Unsupported if there is no code for this GPU.
   explicit CudaKernels(std::shared_ptr<cuda::Device> device);
   // What was enqueued must have passed. The code is retired, not unloaded here.
   ~CudaKernels();
@@ -33,20 +36,23 @@ class CudaKernels {
 
   cuda::Device& device() const { return *device_; }
 
-  // Each as in kernels.h; slices lie on this device, as does the stream. Throw Caller, and Device if the context has ended.
-  void cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale,
-            const cuda::StreamRef& stream) const;
+  // Each as in kernels.h; slices lie on this device, as does the stream. Throw Caller, and Device
+  // if the context has ended.
+  void cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,
+            Dtype to_dtype, double scale, const cuda::StreamRef& stream) const;
   void pack(std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype, double scale,
             const cuda::StreamRef& stream) const;
   void unpack(Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale,
               const cuda::StreamRef& stream) const;
   void scale(Slice slice, Dtype dtype, double factor, const cuda::StreamRef& stream) const;
-  void reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op, const cuda::StreamRef& stream) const;
-  void reduce(Slice into, Slice with, Dtype dtype, ReduceOp op, const cuda::StreamRef& stream) const;
-  void sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype, const SgdOptions& options,
-                const cuda::StreamRef& stream) const;
-  void adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options,
-                  const cuda::StreamRef& stream) const;
+  void reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op,
+              const cuda::StreamRef& stream) const;
+  void reduce(Slice into, Slice with, Dtype dtype, ReduceOp op,
+              const cuda::StreamRef& stream) const;
+  void sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
+                const SgdOptions& options, const cuda::StreamRef& stream) const;
+  void adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
+                  const AdamWOptions& options, const cuda::StreamRef& stream) const;
 
  private:
   class Executor;

@@ -1,8 +1,10 @@
-// The element functions of the data path: what happens to one element of each array. One CPU loop (host_loop.h) and one
-// CUDA grid (segments.h) run them, so both give the same result bit for bit (NaN payloads aside). To keep that so, these
-// sources are compiled without contraction of a * b + c into one rounding (kernels/CMakeLists.txt).
+// The element functions of the data path: what happens to one element of each array. One CPU loop
+// (host_loop.h) and one CUDA grid (segments.h) run them, so both give the same result bit for bit
+// (NaN payloads aside). To keep that so, these sources are compiled without contraction of a * b +
+// c into one rounding (kernels/CMakeLists.txt).
 //
-// An operation is a struct with the list of its arrays, inputs first, its scalars, and operator() over one element of each.
+// An operation is a struct with the list of its arrays, inputs first, its scalars, and operator()
+// over one element of each.
 #pragma once
 
 #include <cmath>
@@ -62,11 +64,13 @@ struct Complex {
   T real, imaginary;
 };
 
-// Integers wrap around, as in libtorch; the arithmetic is unsigned because signed overflow is undefined.
+// Integers wrap around, as in libtorch; the arithmetic is unsigned because signed overflow is
+// undefined.
 template <class T>
 WEFT_HOST_DEVICE T sum(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) +
+                          static_cast<std::make_unsigned_t<T>>(b));
   } else {
     return narrow<T>(widen(a) + widen(b));
   }
@@ -74,8 +78,10 @@ WEFT_HOST_DEVICE T sum(T a, T b) {
 
 template <class T>
 WEFT_HOST_DEVICE T product(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {  // 1u: two uint16 would be promoted to int, and overflow it
-    return static_cast<T>(1u * static_cast<std::make_unsigned_t<T>>(a) * static_cast<std::make_unsigned_t<T>>(b));
+  if constexpr (std::is_integral_v<T>) {  // 1u: two uint16 would be promoted to int, and overflow
+                                          // it
+    return static_cast<T>(1u * static_cast<std::make_unsigned_t<T>>(a) *
+                          static_cast<std::make_unsigned_t<T>>(b));
   } else {
     return narrow<T>(widen(a) * widen(b));
   }

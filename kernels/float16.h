@@ -1,5 +1,6 @@
-// The two 16-bit floating-point types as bits, and their conversions: round to nearest even, subnormals kept, NaN stays NaN
-// (its payload is not defined). Branch-free on the host, so that loops over them vectorise; one instruction on a GPU.
+// The two 16-bit floating-point types as bits, and their conversions: round to nearest even,
+// subnormals kept, NaN stays NaN (its payload is not defined). Branch-free on the host, so that
+// loops over them vectorise; one instruction on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,17 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-WEFT_HOST_DEVICE std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
+WEFT_HOST_DEVICE std::uint32_t bits_of(float value) {
+  return __builtin_bit_cast(std::uint32_t, value);
+}
 WEFT_HOST_DEVICE float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 // The type in which elements are computed: fp16 and bf16 in fp32.
 WEFT_HOST_DEVICE float widen(float value) { return value; }
 WEFT_HOST_DEVICE double widen(double value) { return value; }
-WEFT_HOST_DEVICE float widen(BFloat16 value) { return float_of(static_cast<std::uint32_t>(value.bits) << 16); }
+WEFT_HOST_DEVICE float widen(BFloat16 value) {
+  return float_of(static_cast<std::uint32_t>(value.bits) << 16);
+}
 
 WEFT_HOST_DEVICE float widen(Half value) {
 #if defined(__CUDA_ARCH__)
@@ -40,12 +45,13 @@ WEFT_HOST_DEVICE float widen(Half value) {
   const std::uint32_t shifted = (bits & 0x7fffu) << 13;
   const std::uint32_t exponent = shifted & kExponent;
   const std::uint32_t normal = shifted + kRebias;
-  // A subnormal is read as 2^-14 * (1 + fraction), from which the 1 is taken away again: exact, and no fp32 subnormal is
-  // involved, so it holds under flush-to-zero as well.
+  // A subnormal is read as 2^-14 * (1 + fraction), from which the 1 is taken away again: exact, and
+  // no fp32 subnormal is involved, so it holds under flush-to-zero as well.
   constexpr std::uint32_t kSmallest = 113u << 23;  // 2^-14
   const std::uint32_t subnormal = bits_of(float_of(normal + (1u << 23)) - float_of(kSmallest));
   const std::uint32_t special = normal + kRebias;  // infinity and NaN
-  const std::uint32_t magnitude = exponent == 0 ? subnormal : (exponent == kExponent ? special : normal);
+  const std::uint32_t magnitude =
+      exponent == 0 ? subnormal : (exponent == kExponent ? special : normal);
   return float_of(magnitude | (bits & 0x8000u) << 16);
 #endif
 }
@@ -74,16 +80,20 @@ struct Narrow<Half> {
 #else
     const std::uint32_t bits = bits_of(value);
     const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
-    constexpr std::int32_t kTooLarge = 143 << 23;  // 2^16; what rounds up to it carries into infinity by itself
+    constexpr std::int32_t kTooLarge =
+        143 << 23;  // 2^16; what rounds up to it carries into infinity by itself
     constexpr std::int32_t kSmallestNormal = 113 << 23;
     constexpr std::int32_t kInfinity = 255 << 23;
     const std::int32_t normal = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     // Adding 0.5 lets the adder round at 2^-24, fp16's last place below 2^-14.
     const auto subnormal =
-        static_cast<std::int32_t>(bits_of(float_of(static_cast<std::uint32_t>(magnitude)) + 0.5f)) - (126 << 23);
+        static_cast<std::int32_t>(bits_of(float_of(static_cast<std::uint32_t>(magnitude)) + 0.5f)) -
+        (126 << 23);
     const std::int32_t special = magnitude > kInfinity ? 0x7e00 : 0x7c00;
-    const std::int32_t result = magnitude >= kTooLarge ? special : (magnitude < kSmallestNormal ? subnormal : normal);
-    return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(result) | (bits >> 16 & 0x8000u))};
+    const std::int32_t result =
+        magnitude >= kTooLarge ? special : (magnitude < kSmallestNormal ? subnormal : normal);
+    return {
+        static_cast<std::uint16_t>(static_cast<std::uint32_t>(result) | (bits >> 16 & 0x8000u))};
 #endif
   }
   // By way of fp32, as libtorch: rounds twice.

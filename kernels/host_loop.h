@@ -1,5 +1,5 @@
-// The one CPU implementation: a loop over elements, compiled for every processor and for those with AVX2 and F16C, which is
-// chosen at run time. Both give the same bits: neither contracts a * b + c.
+// The one CPU implementation: a loop over elements, compiled for every processor and for those with
+// AVX2 and F16C, which is chosen at run time. Both give the same bits: neither contracts a * b + c.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 #include <weft/kernels/elements.h>
 
-// Promises the vectoriser that no element depends on an earlier one: true also where an output is one of the inputs.
+// Promises the vectoriser that no element depends on an earlier one: true also where an output is
+// one of the inputs.
 #if defined(__clang__)
 #define WEFT_INDEPENDENT_ELEMENTS _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -25,7 +26,8 @@ namespace weft::kernels {
 
 // By value, so that the scalars are known not to change when an array is written.
 template <class Operation, class... T>
-inline __attribute__((always_inline)) void element_loop(const Operation operation, std::size_t elements, T*... arrays) {
+inline __attribute__((always_inline)) void element_loop(const Operation operation,
+                                                        std::size_t elements, T*... arrays) {
   WEFT_INDEPENDENT_ELEMENTS
   for (std::size_t i = 0; i < elements; ++i) operation(arrays[i]...);
 }
@@ -42,9 +44,11 @@ inline const bool kHasAvx2AndF16c = [] {
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }();
 
-// The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and after.
+// The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and
+// after.
 template <class T>
-using Widened = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+using Widened =
+    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 template <class Operation>
 struct Staged;
 template <template <class...> class Operation, class... T>
@@ -56,10 +60,12 @@ struct Staged<Reduce<op, T>> {
   using Type = Reduce<op, Widened<T>>;
 };
 
-constexpr std::size_t kGroup = 64;  // elements: a constant number of whole vectors, few enough to stay near
+constexpr std::size_t kGroup =
+    64;  // elements: a constant number of whole vectors, few enough to stay near
 
-// A group of one array as the staged operation sees it: in place, or, for fp16, converted by the processor's own
-// instructions. The vectoriser does not know them, and needs five times as long for the integer arithmetic in float16.h.
+// A group of one array as the staged operation sees it: in place, or, for fp16, converted by the
+// processor's own instructions. The vectoriser does not know them, and needs five times as long for
+// the integer arithmetic in float16.h.
 template <class Array, class T = typename Array::Element>
 struct Stage {
   T* group = nullptr;
@@ -75,7 +81,8 @@ struct Stage<Array, Half> {
   __attribute__((target("avx2,f16c"))) void load(const Half* array) {
     if constexpr (!Array::kRead) return;
     for (std::size_t i = 0; i < kGroup; i += 8) {
-      _mm256_store_ps(group + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(array + i))));
+      _mm256_store_ps(
+          group + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(array + i))));
     }
   }
   __attribute__((target("avx2,f16c"))) void store(Half* array) const {
@@ -87,7 +94,8 @@ struct Stage<Array, Half> {
   }
 };
 
-// The vectoriser knows these conversions, but gives up a loop that has several of them beside other work.
+// The vectoriser knows these conversions, but gives up a loop that has several of them beside other
+// work.
 template <class Array>
 struct Stage<Array, BFloat16> {
   alignas(32) float group[kGroup];
@@ -104,8 +112,10 @@ struct Stage<Array, BFloat16> {
 };
 
 template <class Operation, class... Arrays, std::size_t... I>
-__attribute__((target("avx2,f16c"))) void run_with_avx2(const Operation& operation, ArrayList<Arrays...>,
-                                                        std::index_sequence<I...>, std::size_t elements,
+__attribute__((target("avx2,f16c"))) void run_with_avx2(const Operation& operation,
+                                                        ArrayList<Arrays...>,
+                                                        std::index_sequence<I...>,
+                                                        std::size_t elements,
                                                         typename Arrays::Element*... arrays) {
   using StagedOperation = typename Staged<Operation>::Type;
   if constexpr (std::is_same_v<StagedOperation, Operation>) {
@@ -125,11 +135,12 @@ __attribute__((target("avx2,f16c"))) void run_with_avx2(const Operation& operati
 #endif
 
 template <class Operation, class... Arrays, std::size_t... I>
-void run_on_host(const Operation& operation, ArrayList<Arrays...> list, std::index_sequence<I...> indices,
-                 std::size_t elements, void* const* arrays) {
+void run_on_host(const Operation& operation, ArrayList<Arrays...> list,
+                 std::index_sequence<I...> indices, std::size_t elements, void* const* arrays) {
 #if defined(__x86_64__)
   if (kHasAvx2AndF16c) {
-    return run_with_avx2(operation, list, indices, elements, static_cast<typename Arrays::Element*>(arrays[I])...);
+    return run_with_avx2(operation, list, indices, elements,
+                         static_cast<typename Arrays::Element*>(arrays[I])...);
   }
 #endif
   run_anywhere(operation, elements, static_cast<typename Arrays::Element*>(arrays[I])...);

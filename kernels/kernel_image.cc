@@ -12,11 +12,14 @@ weft_kernel_image_end:
   .popsection
 )");
 
-extern "C" const std::byte weft_kernel_image_begin[];  // NOLINT(readability-identifier-naming): a symbol
-extern "C" const std::byte weft_kernel_image_end[];    // NOLINT(readability-identifier-naming)
+extern "C" const std::byte
+    weft_kernel_image_begin[];  // NOLINT(readability-identifier-naming): a symbol
+extern "C" const std::byte weft_kernel_image_end[];  // NOLINT(readability-identifier-naming)
 
 namespace weft::kernels {
 
-std::span<const std::byte> kernel_image() { return {weft_kernel_image_begin, weft_kernel_image_end}; }
+std::span<const std::byte> kernel_image() {
+  return {weft_kernel_image_begin, weft_kernel_image_end};
+}
 
 }  // namespace weft::kernels

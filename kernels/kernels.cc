@@ -39,7 +39,8 @@ struct HostExecutor {
 
 }  // namespace
 
-void cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale) {
+void cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
+          double scale) {
   cast(HostExecutor(), from, from_dtype, to, to_dtype, scale);
 }
 
@@ -53,15 +54,21 @@ void unpack(Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dt
 
 void scale(Slice slice, Dtype dtype, double factor) { scale(HostExecutor(), slice, dtype, factor); }
 
-void reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op) { reduce(HostExecutor(), out, a, b, dtype, op); }
+void reduce(Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op) {
+  reduce(HostExecutor(), out, a, b, dtype, op);
+}
 
-void reduce(Slice into, Slice with, Dtype dtype, ReduceOp op) { reduce(into, into, with, dtype, op); }
+void reduce(Slice into, Slice with, Dtype dtype, ReduceOp op) {
+  reduce(into, into, with, dtype, op);
+}
 
-void sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype, const SgdOptions& options) {
+void sgd_step(std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
+              const SgdOptions& options) {
   sgd_step(HostExecutor(), tensors, dtype, gradient_dtype, options);
 }
 
-void adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options) {
+void adamw_step(std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
+                const AdamWOptions& options) {
   adamw_step(HostExecutor(), tensors, dtype, gradient_dtype, options);
 }
 

@@ -1,8 +1,9 @@
-// What the CPU and the CUDA implementation share: the checks, the choice of the operation for given element types, and the
-// walk over the tensors. Each entry point takes an Executor, which has
+// What the CPU and the CUDA implementation share: the checks, the choice of the operation for given
+// element types, and the walk over the tensors. Each entry point takes an Executor, which has
 //   Device device() const                   where every slice must lie
 //   auto batch(Operation)                   with add(elements, {pointer per array}) and launch()
-//   auto launches(trace::Name, bytes) const what shows the launches of one call in the timeline, while it lives
+//   auto launches(trace::Name, bytes) const what shows the launches of one call in the timeline,
+//   while it lives
 #pragma once
 
 #include <cmath>
@@ -57,16 +58,18 @@ void with_unsigned(std::size_t bytes, Function&& function) {
 // Calls function with the Cast or Copy of a checked pair.
 template <class Function>
 void with_cast(const CastTypes& types, double scale, Function&& function) {
-  if (types.is_copy) return with_unsigned(types.from_bytes, [&]<class T>(Type<T>) { function(Copy<T>{}); });
+  if (types.is_copy)
+    return with_unsigned(types.from_bytes, [&]<class T>(Type<T>) { function(Copy<T>{}); });
   with_float(types.from, [&]<class From>(Type<From>) {
-    with_float(types.to,
-               [&]<class To>(Type<To>) { function(Cast<From, To>{static_cast<typename Cast<From, To>::Scale>(scale)}); });
+    with_float(types.to, [&]<class To>(Type<To>) {
+      function(Cast<From, To>{static_cast<typename Cast<From, To>::Scale>(scale)});
+    });
   });
 }
 
 template <class Executor>
-void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
-          double scale) {
+void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype,
+          std::span<const Slice> to, Dtype to_dtype, double scale) {
   std::size_t bytes = 0;
   for (const Slice& slice : to) bytes += slice.bytes;
   const trace::Range range(traced::cast, {.bytes = bytes});
@@ -76,13 +79,15 @@ void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype, std:
   call.check_pairs(from, from_dtype, to, to_dtype);
   with_cast(types, scale, [&](auto operation) {
     auto batch = executor.batch(operation);
-    for (std::size_t i = 0; i < from.size(); ++i) batch.add(from[i].bytes / types.from_bytes, {from[i].data, to[i].data});
+    for (std::size_t i = 0; i < from.size(); ++i)
+      batch.add(from[i].bytes / types.from_bytes, {from[i].data, to[i].data});
     batch.launch();
   });
 }
 
 template <class Executor>
-void pack(Executor executor, std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype, double scale) {
+void pack(Executor executor, std::span<const Slice> from, Dtype from_dtype, Slice to,
+          Dtype to_dtype, double scale) {
   const trace::Range range(traced::pack, {.bytes = to.bytes});
   [[maybe_unused]] const auto shown = executor.launches(traced::pack, to.bytes);
   const Call call{"pack", executor.device()};
@@ -101,7 +106,8 @@ void pack(Executor executor, std::span<const Slice> from, Dtype from_dtype, Slic
 }
 
 template <class Executor>
-void unpack(Executor executor, Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale) {
+void unpack(Executor executor, Slice from, Dtype from_dtype, std::span<const Slice> to,
+            Dtype to_dtype, double scale) {
   const trace::Range range(traced::unpack, {.bytes = from.bytes});
   [[maybe_unused]] const auto shown = executor.launches(traced::unpack, from.bytes);
   const Call call{"unpack", executor.device()};
@@ -134,12 +140,14 @@ void scale(Executor executor, Slice slice, Dtype dtype, double factor) {
   });
 }
 
-// Calls function with the Reduce of a supported pair. Bools are bytes of 0 or 1, so the bitwise operators are their logic.
-// Signed integers share the unsigned ones' code where the result has the same bits; complex sums are sums of their parts.
+// Calls function with the Reduce of a supported pair. Bools are bytes of 0 or 1, so the bitwise
+// operators are their logic. Signed integers share the unsigned ones' code where the result has the
+// same bits; complex sums are sums of their parts.
 template <ReduceOp op, class Function>
 void with_reduce(Dtype dtype, Function&& function) {
   constexpr bool kOrdered = op == ReduceOp::Min || op == ReduceOp::Max;
-  constexpr bool kBitwise = op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
+  constexpr bool kBitwise =
+      op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
   constexpr bool kOrOfBools = op == ReduceOp::Sum || op == ReduceOp::Max;
   constexpr ReduceOp kOfBools = kBitwise ? op : kOrOfBools ? ReduceOp::BitOr : ReduceOp::BitAnd;
   const auto of = [&]<class T>(Type<T>) { function(Reduce<op, T>{}); };
@@ -226,8 +234,8 @@ std::size_t bytes_of_parameters(std::span<const Tensor> tensors) {
 }
 
 template <class Executor>
-void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
-              const SgdOptions& options) {
+void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype,
+              Dtype gradient_dtype, const SgdOptions& options) {
   const std::size_t all_bytes = bytes_of_parameters(tensors);
   const trace::Range range(traced::sgd_step, {.bytes = all_bytes});
   [[maybe_unused]] const auto shown = executor.launches(traced::sgd_step, all_bytes);
@@ -236,14 +244,16 @@ void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype
   with_optimizer_types(dtype, gradient_dtype, [&]<class P, class G>(Type<P>, Type<G>) {
     if (options.momentum == 0) {
       auto batch = executor.batch(Sgd<P, G>{sgd_scalars<P>(options, false)});
-      for (const SgdTensor& t : tensors) batch.add(t.parameter.bytes / bytes, {t.gradient.data, t.parameter.data});
+      for (const SgdTensor& t : tensors)
+        batch.add(t.parameter.bytes / bytes, {t.gradient.data, t.parameter.data});
       return batch.launch();
     }
     for (const bool first_step : {false, true}) {
       auto batch = executor.batch(SgdMomentum<P, G>{sgd_scalars<P>(options, first_step)});
       for (const SgdTensor& t : tensors) {
         if (t.first_step != first_step) continue;
-        batch.add(t.parameter.bytes / bytes, {t.gradient.data, t.parameter.data, t.momentum_buffer.data});
+        batch.add(t.parameter.bytes / bytes,
+                  {t.gradient.data, t.parameter.data, t.momentum_buffer.data});
       }
       batch.launch();
     }
@@ -269,8 +279,10 @@ AdamScalars<P> adam_scalars(const AdamWOptions& options, std::int64_t step) {
           .maximize = options.maximize};
 }
 
-// The smallest step count above `after` among the tensors. Parameters that once had no gradient lag behind the others.
-inline std::optional<std::int64_t> next_step(std::span<const AdamWTensor> tensors, std::int64_t after) {
+// The smallest step count above `after` among the tensors. Parameters that once had no gradient lag
+// behind the others.
+inline std::optional<std::int64_t> next_step(std::span<const AdamWTensor> tensors,
+                                             std::int64_t after) {
   std::optional<std::int64_t> next;
   for (const AdamWTensor& t : tensors) {
     if (t.step > after && (!next || t.step < *next)) next = t.step;
@@ -279,8 +291,8 @@ inline std::optional<std::int64_t> next_step(std::span<const AdamWTensor> tensor
 }
 
 template <class Executor>
-void adamw_step(Executor executor, std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
-                const AdamWOptions& options) {
+void adamw_step(Executor executor, std::span<const AdamWTensor> tensors, Dtype dtype,
+                Dtype gradient_dtype, const AdamWOptions& options) {
   const std::size_t all_bytes = bytes_of_parameters(tensors);
   const trace::Range range(traced::adamw_step, {.bytes = all_bytes});
   [[maybe_unused]] const auto shown = executor.launches(traced::adamw_step, all_bytes);
@@ -292,9 +304,11 @@ void adamw_step(Executor executor, std::span<const AdamWTensor> tensors, Dtype d
       for (const AdamWTensor& t : tensors) {
         if (t.step != step) continue;
         const std::size_t elements = t.parameter.bytes / bytes;
-        void *g = t.gradient.data, *p = t.parameter.data, *m = t.exp_avg.data, *v = t.exp_avg_sq.data;
+        void *g = t.gradient.data, *p = t.parameter.data, *m = t.exp_avg.data,
+             *v = t.exp_avg_sq.data;
         if constexpr (Operation::Arrays::kCount == 4) batch.add(elements, {g, p, m, v});
-        if constexpr (Operation::Arrays::kCount == 5) batch.add(elements, {g, p, m, v, t.max_exp_avg_sq.data});
+        if constexpr (Operation::Arrays::kCount == 5)
+          batch.add(elements, {g, p, m, v, t.max_exp_avg_sq.data});
       }
       batch.launch();
     };

@@ -1,8 +1,9 @@
-// What an optimizer step is given. The meaning of every option is torch.optim's; the names are its too.
+// What an optimizer step is given. The meaning of every option is torch.optim's; the names are its
+// too.
 //
-// Parameters and state are of one type, fp16, bf16, fp32 or fp64; gradients of the same, or of fp16 or bf16 where
-// parameters are fp32. A parameter without a gradient is simply left out of the call: its decay, momentum and step count
-// then rest.
+// Parameters and state are of one type, fp16, bf16, fp32 or fp64; gradients of the same, or of fp16
+// or bf16 where parameters are fp32. A parameter without a gradient is simply left out of the call:
+// its decay, momentum and step count then rest.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,9 @@ namespace weft::kernels {
 
 struct SgdTensor {
   Slice parameter, gradient;
-  Slice momentum_buffer;    // unused when momentum is 0
-  bool first_step = false;  // the buffer holds nothing yet: it takes the gradient as it is, undampened
+  Slice momentum_buffer;  // unused when momentum is 0
+  bool first_step =
+      false;  // the buffer holds nothing yet: it takes the gradient as it is, undampened
 };
 
 struct SgdOptions {

@@ -1,7 +1,8 @@
-// The element functions of the optimizer steps: SGD and Adam as torch::optim computes them, in one pass over memory. The
-// order of operations is libtorch's, so that fp32 and fp64 results differ from it by no more than its own fused
-// multiply-adds; fp16 and bf16 are computed in fp32 and rounded once when stored (libtorch's fused kernels do the same, its
-// C++ optimizers round after every operation).
+// The element functions of the optimizer steps: SGD and Adam as torch::optim computes them, in one
+// pass over memory. The order of operations is libtorch's, so that fp32 and fp64 results differ
+// from it by no more than its own fused multiply-adds; fp16 and bf16 are computed in fp32 and
+// rounded once when stored (libtorch's fused kernels do the same, its C++ optimizers round after
+// every operation).
 #pragma once
 
 #include <weft/kernels/elements.h>
@@ -18,7 +19,8 @@ struct SgdScalars {
 };
 
 template <class P, class G>
-WEFT_HOST_DEVICE Compute<P> decayed_gradient(const SgdScalars<P>& scalars, const G& gradient, Compute<P> parameter) {
+WEFT_HOST_DEVICE Compute<P> decayed_gradient(const SgdScalars<P>& scalars, const G& gradient,
+                                             Compute<P> parameter) {
   Compute<P> g = widen(gradient);
   if (scalars.maximize) g = -g;
   if (scalars.weight_decay != 0) g = g + scalars.weight_decay * parameter;
@@ -53,8 +55,8 @@ struct SgdMomentum : SgdScalars<P> {
 template <class P>
 struct AdamScalars {
   using Scalar = Compute<P>;
-  Scalar decay;         // what the parameter is multiplied by first: 1 - lr * weight_decay; 1 for L2
-  Scalar l2;            // times the parameter is added to the gradient: weight_decay for L2; else 0
+  Scalar decay;  // what the parameter is multiplied by first: 1 - lr * weight_decay; 1 for L2
+  Scalar l2;     // times the parameter is added to the gradient: weight_decay for L2; else 0
   Scalar beta1, rest1;  // rest = 1 - beta
   Scalar beta2, rest2;
   Scalar correction2;  // sqrt(1 - beta2^step)
@@ -64,8 +66,8 @@ struct AdamScalars {
 };
 
 template <class P, class G>
-WEFT_HOST_DEVICE void adam_step(const AdamScalars<P>& scalars, const G& gradient, P& parameter, P& exp_avg, P& exp_avg_sq,
-                                P* max_exp_avg_sq) {
+WEFT_HOST_DEVICE void adam_step(const AdamScalars<P>& scalars, const G& gradient, P& parameter,
+                                P& exp_avg, P& exp_avg_sq, P* max_exp_avg_sq) {
   const Compute<P> p = widen(parameter) * scalars.decay;
   Compute<P> g = widen(gradient);
   if (scalars.maximize) g = -g;
@@ -87,7 +89,8 @@ template <class P, class G>
 struct Adam : AdamScalars<P> {
   using Arrays = ArrayList<In<G>, InOut<P>, InOut<P>, InOut<P>>;
 
-  WEFT_HOST_DEVICE void operator()(const G& gradient, P& parameter, P& exp_avg, P& exp_avg_sq) const {
+  WEFT_HOST_DEVICE void operator()(const G& gradient, P& parameter, P& exp_avg,
+                                   P& exp_avg_sq) const {
     adam_step<P, G>(*this, gradient, parameter, exp_avg, exp_avg_sq, nullptr);
   }
 };
@@ -96,7 +99,8 @@ template <class P, class G>
 struct AdamAmsgrad : AdamScalars<P> {
   using Arrays = ArrayList<In<G>, InOut<P>, InOut<P>, InOut<P>, InOut<P>>;
 
-  WEFT_HOST_DEVICE void operator()(const G& gradient, P& parameter, P& exp_avg, P& exp_avg_sq, P& max_exp_avg_sq) const {
+  WEFT_HOST_DEVICE void operator()(const G& gradient, P& parameter, P& exp_avg, P& exp_avg_sq,
+                                   P& max_exp_avg_sq) const {
     adam_step<P, G>(*this, gradient, parameter, exp_avg, exp_avg_sq, &max_exp_avg_sq);
   }
 };

@@ -11,9 +11,11 @@ namespace weft {
 // The numbers go on the wire: append, never renumber.
 enum class ReduceOp : std::uint8_t {
   Sum = 0,  // of bools: logical or
-  Avg = 1,  // Sum, and then a division by the number of ranks, which is the caller's (see kernels/kernels.h)
+  Avg = 1,  // Sum, and then a division by the number of ranks, which is the caller's (see
+            // kernels/kernels.h)
   Product = 2,
-  Min = 3,  // a NaN wins, as in torch.minimum (Gloo's own do not see to that: docs/api-changes.md); of bools: logical and
+  Min = 3,  // a NaN wins, as in torch.minimum (Gloo's own do not see to that: docs/api-changes.md);
+            // of bools: logical and
   Max = 4,
   BitAnd = 5,
   BitOr = 6,
@@ -36,18 +38,21 @@ constexpr std::string_view name(ReduceOp op) {
 
 namespace kernels {
 
-// Every operator over integers and bool except Avg (the mean of integers is not an integer; libtorch refuses it as well),
-// every operator but the bitwise ones over floating point, Sum, Avg and Product over complex, none over float8.
+// Every operator over integers and bool except Avg (the mean of integers is not an integer;
+// libtorch refuses it as well), every operator but the bitwise ones over floating point, Sum, Avg
+// and Product over complex, none over float8.
 constexpr bool supports(ReduceOp op, Dtype dtype) {
   switch (dtype) {
     case Dtype::Float8E4M3:
     case Dtype::Float8E5M2: return false;
     case Dtype::ComplexFloat32:
-    case Dtype::ComplexFloat64: return op == ReduceOp::Sum || op == ReduceOp::Avg || op == ReduceOp::Product;
+    case Dtype::ComplexFloat64:
+      return op == ReduceOp::Sum || op == ReduceOp::Avg || op == ReduceOp::Product;
     case Dtype::Float16:
     case Dtype::BFloat16:
     case Dtype::Float32:
-    case Dtype::Float64: return op != ReduceOp::BitAnd && op != ReduceOp::BitOr && op != ReduceOp::BitXor;
+    case Dtype::Float64:
+      return op != ReduceOp::BitAnd && op != ReduceOp::BitOr && op != ReduceOp::BitXor;
     default: return op != ReduceOp::Avg;
   }
 }

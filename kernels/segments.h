@@ -1,12 +1,13 @@
-// The one CUDA implementation: a grid over the elements of many tensors, in one launch. The host fills a Launch, which is
-// the kernel's only parameter; every block runs run_block. All of it is plain code for both sides, so tests run the same
-// grid on the host.
+// The one CUDA implementation: a grid over the elements of many tensors, in one launch. The host
+// fills a Launch, which is the kernel's only parameter; every block runs run_block. All of it is
+// plain code for both sides, so tests run the same grid on the host.
 //
-// A segment is one tensor of each array. Segments are cut into chunks of kChunk elements; block b takes the chunks
-// b, b + blocks, … and finds each one's segment by binary search. Neighbouring threads touch neighbouring addresses, 16
-// bytes at a time for the widest array where all of a segment's addresses allow it, else element by element. About 64 bytes
-// a thread are loaded before the first is used; with 1024 threads a processor this is 64 KiB in flight, twice of what
-// covers HBM's latency on an H200 (4.8 TB/s times 1 µs over 132 processors = 36 KiB).
+// A segment is one tensor of each array. Segments are cut into chunks of kChunk elements; block b
+// takes the chunks b, b + blocks, … and finds each one's segment by binary search. Neighbouring
+// threads touch neighbouring addresses, 16 bytes at a time for the widest array where all of a
+// segment's addresses allow it, else element by element. About 64 bytes a thread are loaded before
+// the first is used; with 1024 threads a processor this is 64 KiB in flight, twice of what covers
+// HBM's latency on an H200 (4.8 TB/s times 1 µs over 132 processors = 36 KiB).
 #pragma once
 
 #include <cstddef>
@@ -23,10 +24,13 @@
 
 namespace weft::kernels {
 
-constexpr unsigned kThreads = 256;           // of a block
-constexpr unsigned kBlocksPerProcessor = 4;  // resident at least: what __launch_bounds__ asks of the registers
-constexpr std::size_t kFewBytes = 4096;      // a small parameter is copied faster, and pre-12.1 drivers take no larger one
-constexpr std::size_t kManyBytes = 32764;    // the most a kernel takes since CUDA 12.1 (compute capability 7.0)
+constexpr unsigned kThreads = 256;  // of a block
+constexpr unsigned kBlocksPerProcessor =
+    4;  // resident at least: what __launch_bounds__ asks of the registers
+constexpr std::size_t kFewBytes =
+    4096;  // a small parameter is copied faster, and pre-12.1 drivers take no larger one
+constexpr std::size_t kManyBytes =
+    32764;  // the most a kernel takes since CUDA 12.1 (compute capability 7.0)
 
 template <class Operation, unsigned kCapacity>
 struct Launch {
@@ -46,7 +50,8 @@ template <class Operation>
 constexpr unsigned capacity(std::size_t bytes) {
   constexpr std::size_t kPerSegment =
       sizeof(std::uint32_t) + sizeof(std::uint64_t) + Operation::Arrays::kCount * sizeof(void*);
-  constexpr std::size_t kFixed = sizeof(Launch<Operation, 2>) - 2 * kPerSegment;  // 2: no padding within the arrays
+  constexpr std::size_t kFixed =
+      sizeof(Launch<Operation, 2>) - 2 * kPerSegment;  // 2: no padding within the arrays
   return static_cast<unsigned>((bytes - kFixed) / kPerSegment) & ~1u;
 }
 template <class Operation>
@@ -69,14 +74,20 @@ template <class Operation, class... Arrays, std::size_t... I>
 struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
   static constexpr std::size_t kWidest = [] {
     std::size_t widest = 1;
-    ((widest = sizeof(typename Arrays::Element) > widest ? sizeof(typename Arrays::Element) : widest), ...);
+    ((widest =
+          sizeof(typename Arrays::Element) > widest ? sizeof(typename Arrays::Element) : widest),
+     ...);
     return widest;
   }();
-  static constexpr unsigned kVector = kWidest == 1 ? 8 : 16 / kWidest;  // elements; 16 bytes would not fit the registers
+  static constexpr unsigned kVector =
+      kWidest == 1 ? 8 : 16 / kWidest;  // elements; 16 bytes would not fit the registers
   static constexpr unsigned kReads = (0u + ... + (Arrays::kRead ? 1u : 0u));
-  static constexpr unsigned kUnroll = kReads >= 4 ? 1 : 4 / kReads;  // vectors that a thread loads before it uses one
-  // The same in single elements, where a segment is not aligned; more than 16 would not fit the registers.
-  static constexpr unsigned kSingles = kUnroll * kVector < 16 / kReads ? kUnroll * kVector : 16 / kReads;
+  static constexpr unsigned kUnroll =
+      kReads >= 4 ? 1 : 4 / kReads;  // vectors that a thread loads before it uses one
+  // The same in single elements, where a segment is not aligned; more than 16 would not fit the
+  // registers.
+  static constexpr unsigned kSingles =
+      kUnroll * kVector < 16 / kReads ? kUnroll * kVector : 16 / kReads;
   static constexpr unsigned kChunk = kThreads * kVector * 4;  // elements
 
   // One array's share of a thread; a distinct type for each array.
@@ -88,19 +99,22 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
   struct Shares : Share<I, Arrays, kCount>... {};
 
   template <std::size_t kIndex, class Array, unsigned kCount>
-  WEFT_HOST_DEVICE static void load(Share<kIndex, Array, kCount>& share, const void* array, std::uint32_t at) {
+  WEFT_HOST_DEVICE static void load(Share<kIndex, Array, kCount>& share, const void* array,
+                                    std::uint32_t at) {
     using V = Vector<typename Array::Element, kCount>;
     if constexpr (Array::kRead) share.vector = static_cast<const V*>(array)[at];
   }
   template <std::size_t kIndex, class Array, unsigned kCount>
-  WEFT_HOST_DEVICE static void store(const Share<kIndex, Array, kCount>& share, void* array, std::uint32_t at) {
+  WEFT_HOST_DEVICE static void store(const Share<kIndex, Array, kCount>& share, void* array,
+                                     std::uint32_t at) {
     using V = Vector<typename Array::Element, kCount>;
     if constexpr (Array::kWritten) static_cast<V*>(array)[at] = share.vector;
   }
 
   // `count` vectors from the addresses, by all threads of the block.
   template <unsigned kCount>
-  WEFT_HOST_DEVICE static void run_vectors(const Operation& operation, void* const (&addresses)[sizeof...(I)],
+  WEFT_HOST_DEVICE static void run_vectors(const Operation& operation,
+                                           void* const (&addresses)[sizeof...(I)],
                                            std::uint32_t count, std::uint32_t thread) {
     constexpr unsigned kAtOnce = kCount == 1 ? kSingles : kUnroll;
     for (std::uint32_t first = thread; first < count; first += kThreads * kAtOnce) {
@@ -125,11 +139,15 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
 
   // One chunk: elements [first, first + count) of a segment.
   template <class Launch>
-  WEFT_HOST_DEVICE static void run_chunk(const Launch& launch, std::uint32_t segment, std::uint64_t first,
-                                         std::uint32_t count, std::uint32_t thread) {
-    void* addresses[] = {static_cast<typename Arrays::Element*>(launch.arrays[I][segment]) + first...};
-    const bool aligned =
-        ((reinterpret_cast<std::uintptr_t>(addresses[I]) % (sizeof(typename Arrays::Element) * kVector) == 0) && ...);
+  WEFT_HOST_DEVICE static void run_chunk(const Launch& launch, std::uint32_t segment,
+                                         std::uint64_t first, std::uint32_t count,
+                                         std::uint32_t thread) {
+    void* addresses[] = {static_cast<typename Arrays::Element*>(launch.arrays[I][segment]) +
+                         first...};
+    const bool aligned = ((reinterpret_cast<std::uintptr_t>(addresses[I]) %
+                               (sizeof(typename Arrays::Element) * kVector) ==
+                           0) &&
+                          ...);
     const std::uint32_t vectors = aligned ? count / kVector : 0;
     run_vectors<kVector>(launch.operation, addresses, vectors, thread);
     void* rest[] = {static_cast<typename Arrays::Element*>(addresses[I]) + vectors * kVector...};
@@ -138,8 +156,8 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
 };
 
 template <class Operation>
-using BlockOf =
-    Block<Operation, typename Operation::Arrays, std::make_index_sequence<std::size_t{Operation::Arrays::kCount}>>;
+using BlockOf = Block<Operation, typename Operation::Arrays,
+                      std::make_index_sequence<std::size_t{Operation::Arrays::kCount}>>;
 
 // The number of chunks of a segment.
 template <class Operation>
@@ -149,8 +167,8 @@ constexpr std::uint64_t chunks_of(std::uint64_t elements) {
 
 // What thread `thread` of block `block` of `blocks` does.
 template <class Operation, unsigned kCapacity>
-WEFT_HOST_DEVICE void run_block(const Launch<Operation, kCapacity>& launch, std::uint32_t block, std::uint32_t blocks,
-                                std::uint32_t thread) {
+WEFT_HOST_DEVICE void run_block(const Launch<Operation, kCapacity>& launch, std::uint32_t block,
+                                std::uint32_t blocks, std::uint32_t thread) {
   constexpr std::uint32_t kChunk = BlockOf<Operation>::kChunk;
   for (std::uint32_t chunk = block; chunk < launch.chunks; chunk += blocks) {
     std::uint32_t low = 0;
@@ -163,7 +181,8 @@ WEFT_HOST_DEVICE void run_block(const Launch<Operation, kCapacity>& launch, std:
         low = middle + 1;
       }
     }
-    const std::uint64_t first = std::uint64_t{chunk - (low == 0 ? 0 : launch.chunk_end[low - 1])} * kChunk;
+    const std::uint64_t first =
+        std::uint64_t{chunk - (low == 0 ? 0 : launch.chunk_end[low - 1])} * kChunk;
     const std::uint64_t left = launch.elements[low] - first;
     const std::uint32_t count = left < kChunk ? static_cast<std::uint32_t>(left) : kChunk;
     BlockOf<Operation>::run_chunk(launch, low, first, count, thread);

@@ -16,7 +16,8 @@ void FencedQueue::drain() {
   for (;;) {
     Task start;
     std::deque<Waiting> dropped;
-    std::shared_ptr<EventLoop> loop;  // goes without the mutex, as the others: it may be the last share
+    std::shared_ptr<EventLoop>
+        loop;  // goes without the mutex, as the others: it may be the last share
     {
       std::lock_guard lock(mutex_);
       if (waiting_.empty()) {

@@ -1,6 +1,7 @@
-// Starts host operations in the order they were issued, each once its `ready` fence has passed. What is ready starts at
-// once on the caller's thread; what is not starts on the loop when its fence passes, and everything behind it waits in
-// line, so that all ranks start the same operations in the same order. When the loop ends, what waits in line is dropped.
+// Starts host operations in the order they were issued, each once its `ready` fence has passed.
+// What is ready starts at once on the caller's thread; what is not starts on the loop when its
+// fence passes, and everything behind it waits in line, so that all ranks start the same operations
+// in the same order. When the loop ends, what waits in line is dropped.
 #pragma once
 
 #include <deque>

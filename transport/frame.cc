@@ -30,7 +30,8 @@ std::string in_words(Bytes bytes) {
 }
 
 std::string above(const char* what, std::uint64_t value, std::uint64_t limit) {
-  return std::string(what) + ": " + std::to_string(value) + ", and at most " + std::to_string(limit) + " are allowed";
+  return std::string(what) + ": " + std::to_string(value) + ", and at most " +
+         std::to_string(limit) + " are allowed";
 }
 
 }  // namespace
@@ -53,7 +54,8 @@ std::optional<std::string> why_stranger(Bytes seen) {
   const auto flags = get<std::uint16_t>(&first[6]);
   if (version != kVersion || flags != 0) {
     return "it speaks version " + std::to_string(version) + " (flags " + std::to_string(flags) +
-           ") of the wire format and this process version " + std::to_string(kVersion) + "; run the same Weft on both";
+           ") of the wire format and this process version " + std::to_string(kVersion) +
+           "; run the same Weft on both";
   }
   return std::nullopt;
 }
@@ -67,30 +69,38 @@ std::string text_of(Bytes words) {
   return text;
 }
 
-Head decode_head(Bytes bytes) { return {get<std::uint32_t>(&bytes[0]), get<std::uint32_t>(&bytes[4])}; }
+Head decode_head(Bytes bytes) {
+  return {get<std::uint32_t>(&bytes[0]), get<std::uint32_t>(&bytes[4])};
+}
 
 std::optional<std::string> why_refused(const Head& head, const Capabilities& limits) {
   if (head.is_goodbye()) {
-    if (head.header_bytes > kMaxGoodbye) return above("bytes of a goodbye", head.header_bytes, kMaxGoodbye);
+    if (head.header_bytes > kMaxGoodbye)
+      return above("bytes of a goodbye", head.header_bytes, kMaxGoodbye);
     return std::nullopt;
   }
-  if (head.header_bytes > limits.max_header) return above("bytes of a header", head.header_bytes, limits.max_header);
-  if (head.payloads > limits.max_payloads) return above("payloads of a message", head.payloads, limits.max_payloads);
+  if (head.header_bytes > limits.max_header)
+    return above("bytes of a header", head.header_bytes, limits.max_header);
+  if (head.payloads > limits.max_payloads)
+    return above("payloads of a message", head.payloads, limits.max_payloads);
   return std::nullopt;
 }
 
-std::optional<std::uint64_t> decode_sizes(Bytes table, const Capabilities& limits, std::vector<std::uint64_t>& sizes) {
+std::optional<std::uint64_t> decode_sizes(Bytes table, const Capabilities& limits,
+                                          std::vector<std::uint64_t>& sizes) {
   sizes.clear();
   std::uint64_t total = 0;
   for (std::size_t at = 0; at + kSizeBytes <= table.size(); at += kSizeBytes) {
     const auto size = get<std::uint64_t>(&table[at]);
-    if (__builtin_add_overflow(total, size, &total) || total > limits.max_message) return std::nullopt;
+    if (__builtin_add_overflow(total, size, &total) || total > limits.max_message)
+      return std::nullopt;
     sizes.push_back(size);
   }
   return total;
 }
 
-void encode_front(std::size_t header_bytes, std::span<const Slice> payloads, std::vector<std::byte>& front) {
+void encode_front(std::size_t header_bytes, std::span<const Slice> payloads,
+                  std::vector<std::byte>& front) {
   front.resize(kHeadBytes + payloads.size() * kSizeBytes);
   put(&front[0], static_cast<std::uint32_t>(header_bytes));
   put(&front[4], static_cast<std::uint32_t>(payloads.size()));
@@ -110,16 +120,20 @@ std::vector<std::byte> encode_goodbye(std::string_view reason) {
   return bytes;
 }
 
-std::optional<std::string> why_too_large(std::size_t header_bytes, std::size_t payloads, std::optional<std::uint64_t> total,
+std::optional<std::string> why_too_large(std::size_t header_bytes, std::size_t payloads,
+                                         std::optional<std::uint64_t> total,
                                          const Capabilities& limits) {
   if (header_bytes > limits.max_header) {
-    return above("bytes of the header (max_header)", header_bytes, limits.max_header) + "; put the rest in a payload";
+    return above("bytes of the header (max_header)", header_bytes, limits.max_header) +
+           "; put the rest in a payload";
   }
   if (payloads > limits.max_payloads) {
-    return above("payloads (max_payloads)", payloads, limits.max_payloads) + "; send several messages";
+    return above("payloads (max_payloads)", payloads, limits.max_payloads) +
+           "; send several messages";
   }
   if (!total || *total > limits.max_message) {
-    return above("bytes of all payloads (max_message)", total.value_or(~std::uint64_t{0}), limits.max_message) +
+    return above("bytes of all payloads (max_message)", total.value_or(~std::uint64_t{0}),
+                 limits.max_message) +
            "; send several messages";
   }
   return std::nullopt;
@@ -133,17 +147,20 @@ std::optional<std::uint64_t> total_of(std::span<const Slice> payloads) {
   return total;
 }
 
-std::optional<std::string> why_misfit(std::span<const Slice> destinations, std::span<const std::uint64_t> sizes,
-                                      const std::function<std::optional<std::string>(const Slice&)>& why_not) {
+std::optional<std::string> why_misfit(
+    std::span<const Slice> destinations, std::span<const std::uint64_t> sizes,
+    const std::function<std::optional<std::string>(const Slice&)>& why_not) {
   if (destinations.empty()) return std::nullopt;
   if (destinations.size() != sizes.size()) {
-    return std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes.size()) +
+    return std::to_string(destinations.size()) + " destinations for " +
+           std::to_string(sizes.size()) +
            " payloads; name one for each, or none to throw them away";
   }
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const std::string which = "destination " + std::to_string(i);
     if (destinations[i].bytes != sizes[i]) {
-      return which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " + std::to_string(sizes[i]);
+      return which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " +
+             std::to_string(sizes[i]);
     }
     if (const auto why = why_not(destinations[i])) return which + " is " + *why;
   }

@@ -8,15 +8,18 @@ namespace weft::transport {
 
 namespace {
 
-// The loop looks on for about as long as it spins. To wake it takes a few microseconds, more than to enqueue. (Where it
-// sleeps in between, for some 25 µs, it sees an operation that much later.)
+// The loop looks on for about as long as it spins. To wake it takes a few microseconds, more than
+// to enqueue. (Where it sleeps in between, for some 25 µs, it sees an operation that much later.)
 constexpr auto kLinger = std::chrono::microseconds(80);
 
 }  // namespace
 
-InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch,
-                   std::chrono::microseconds between_looks)
-    : device_(std::move(device)), loop_(loop), watch_(std::move(watch)), between_looks_(between_looks) {}
+InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop,
+                   Watch watch, std::chrono::microseconds between_looks)
+    : device_(std::move(device)),
+      loop_(loop),
+      watch_(std::move(watch)),
+      between_looks_(between_looks) {}
 
 InFlight::~InFlight() {
   for (Entry& entry : entries_) {
@@ -25,7 +28,8 @@ InFlight::~InFlight() {
       end(operation.completion, device_->lost());
       continue;
     }
-    operation.completion.fail(Error(Blame::Cancelled, operation.name + ": the loop that watched over it has ended"));
+    operation.completion.fail(
+        Error(Blame::Cancelled, operation.name + ": the loop that watched over it has ended"));
     device_->retirement().retire(operation.done, [pin = std::move(operation.pin)] {});
   }
 }
@@ -62,7 +66,8 @@ bool InFlight::passed() const {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) fences.push_back(entry.operation.done);
   }
-  return std::all_of(fences.begin(), fences.end(), [](const Fence& fence) { return fence.query(); });
+  return std::all_of(fences.begin(), fences.end(),
+                     [](const Fence& fence) { return fence.query(); });
 }
 
 std::size_t InFlight::end_of_row(std::size_t from) const {
@@ -109,11 +114,13 @@ bool InFlight::turn(Kept& kept) {
   {
     std::lock_guard lock(mutex_);
     ended.reserve(passed);
-    for (; ended.size() < passed; entries_.pop_front()) ended.push_back(std::move(entries_.front()));
+    for (; ended.size() < passed; entries_.pop_front())
+      ended.push_back(std::move(entries_.front()));
     if (!entries_.empty()) front = &entries_.front();
   }
   if (front) {
-    if (watch_ && !front->since && front->operation.ready.query()) front->since = Deadline::Clock::now();
+    if (watch_ && !front->since && front->operation.ready.query())
+      front->since = Deadline::Clock::now();
     if (watch_ && front->since) oldest = {front->operation.name, *front->since};
     if (front->operation.in_line) next_look_ = {};
   }

@@ -1,10 +1,11 @@
-// The operations of a device communicator that are enqueued on one stream and not yet done there. Nobody on the host is
-// told when an event passes, so the loop looks at the oldest of them every few microseconds: when it is done, its Op is
-// finished and its Pin let go. When all are, the loop goes on looking for a little: whoever enqueues one operation behind
-// the other need not wake it for each.
+// The operations of a device communicator that are enqueued on one stream and not yet done there.
+// Nobody on the host is told when an event passes, so the loop looks at the oldest of them every
+// few microseconds: when it is done, its Op is finished and its Pin let go. When all are, the loop
+// goes on looking for a little: whoever enqueues one operation behind the other need not wake it
+// for each.
 //
-// A part of its owner, whom the loop keeps alive while anything is in flight: a communicator may be dropped with operations
-// under way. Usable from every thread.
+// A part of its owner, whom the loop keeps alive while anything is in flight: a communicator may be
+// dropped with operations under way. Usable from every thread.
 #pragma once
 
 #include <deque>
@@ -25,13 +26,13 @@ class InFlight {
   struct Operation {
     std::string name;       // "all_reduce", for messages
     Completion completion;  // its fence is `done`
-    Pin pin;                // held until `done` has passed, also when the operation has failed before
-    Fence ready;            // what the stream waits for before it starts
-    Fence done;             // a recorded event; the operations pass in the order in which they were added
+    Pin pin;      // held until `done` has passed, also when the operation has failed before
+    Fence ready;  // what the stream waits for before it starts
+    Fence done;   // a recorded event; the operations pass in the order in which they were added
     // Not on the stream yet: asking `done` is what moves it on, so the loop does in every turn.
     bool in_line = false;
-    // `done` passes only when that of the operation added before has: one event of the stream behind another. Of many such
-    // only a few are asked.
+    // `done` passes only when that of the operation added before has: one event of the stream
+    // behind another. Of many such only a few are asked.
     bool is_behind = false;
   };
   struct Oldest {
@@ -41,20 +42,22 @@ class InFlight {
   // Called on the loop whenever it looks, while an operation that is ready is under way.
   using Watch = std::function<void(const Oldest&)>;
 
-  // To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as well.
+  // To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as
+  // well.
   static constexpr auto kBetweenLooks = std::chrono::microseconds(4);
 
-  InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch = {},
-           std::chrono::microseconds between_looks = kBetweenLooks);
-  // Its loop has ended. What has passed meanwhile is finished; what is still under way fails, and its memory is retired
-  // until the device has done with it.
+  InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop,
+           Watch watch = {}, std::chrono::microseconds between_looks = kBetweenLooks);
+  // Its loop has ended. What has passed meanwhile is finished; what is still under way fails, and
+  // its memory is retired until the device has done with it.
   ~InFlight();
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
   // `owner` has this object as a part.
   void add(Operation operation, std::shared_ptr<const void> owner);
-  // Fails every Op under way. Their fences pass, and their pins are let go, when the stream gets there.
+  // Fails every Op under way. Their fences pass, and their pins are let go, when the stream gets
+  // there.
   void fail(const Error& why) noexcept;
   // Whether all have passed, of which the loop may not know yet.
   bool passed() const;

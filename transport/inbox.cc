@@ -10,7 +10,8 @@ namespace weft::transport {
 
 namespace {
 
-// What is read in one turn before the loop's other work has its turn; a message counts as kMessageBytes at least.
+// What is read in one turn before the loop's other work has its turn; a message counts as
+// kMessageBytes at least.
 constexpr std::size_t kTurnBytes = 4 << 20;
 constexpr std::size_t kMessageBytes = 1 << 10;
 // Shown whole in any case: copying these takes less time than coming back for the rest.
@@ -25,8 +26,8 @@ void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
 
 }  // namespace
 
-Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again,
-             Soon soon)
+Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who,
+             std::weak_ptr<EventLoop> loop, Again again, Soon soon)
     : stream_(stream),
       limits_(limits),
       who_(std::move(who)),
@@ -36,20 +37,25 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
       unit_(stream.unit()),
       whole_(std::min(stream.shown_whole(), kShort)) {}
 
-// --- accepting, on any thread ---------------------------------------------------------------------------------------
+// --- accepting, on any thread
+// ---------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
-  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, "accept from " + who_ + ": " + text); };
+  const auto wrong = [&](const std::string& text) {
+    return Error(Blame::Caller, "accept from " + who_ + ": " + text);
+  };
   if (offer_.load(std::memory_order_acquire) != Offer::Shown)
     return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) -> std::optional<std::string> {
-    if (!to.device.is_host()) {
-      if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
-      return "on " + describe(to.device) + " and this lane moves host memory only; stage it (transport/staged.h)";
-    }
-    if (to.bytes > 0 && to.data == nullptr) return "without an address";
-    return std::nullopt;
-  });
+  const auto misfit = frame::why_misfit(
+      destinations, sizes_, [this](const Slice& to) -> std::optional<std::string> {
+        if (!to.device.is_host()) {
+          if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
+          return "on " + describe(to.device) +
+                 " and this lane moves host memory only; stage it (transport/staged.h)";
+        }
+        if (to.bytes > 0 && to.data == nullptr) return "without an address";
+        return std::nullopt;
+      });
   if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
@@ -57,14 +63,16 @@ std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) con
 Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
   std::unique_lock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
-  if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
-  const bool must_resume = !in_handler_;  // else the loop looks as soon as the handler returns
+  if (auto wrong = why_refused(destinations))
+    return Op::failed(std::move(*wrong));  // and the message waits on
+  const bool must_resume = !in_handler_;   // else the loop looks as soon as the handler returns
   const Op op = take(destinations, std::move(pin), std::move(ready));
   const bool is_whole = offer_.load(std::memory_order_relaxed) == Offer::Copied;
   lock.unlock();
   if (!must_resume) return op;
   if (is_whole) {
-    soon_();  // what comes behind it is not waited for yet, and a thread that wakes for each message takes processors
+    soon_();  // what comes behind it is not waited for yet, and a thread that wakes for each
+              // message takes processors
   } else {
     again_(Fence());
   }
@@ -93,11 +101,13 @@ void Inbox::refuse(const Error& why) {
   fails_.store(true, std::memory_order_release);
 }
 
-// --- reading, on the loop -------------------------------------------------------------------------------------------
+// --- reading, on the loop
+// -------------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::pump(const Arrived* arrived) {
   turn_bytes_ = 0;
-  std::optional<Error> end;  // as soon as it is known, before what has come until then has been looked at
+  std::optional<Error>
+      end;  // as soon as it is known, before what has come until then has been looked at
   for (;;) {
     Step step = Step::Wait;
     switch (phase_) {
@@ -128,7 +138,8 @@ Inbox::Step Inbox::lose(const std::string& text) {
 
 Error Inbox::lost(const Error& why) const {
   const bool is_inside = phase_ == Phase::Payload || gathered_bytes_ > 0;
-  return why.within("the lane to " + who_ + (is_inside ? " ended in the middle of a message" : " ended"));
+  return why.within("the lane to " + who_ +
+                    (is_inside ? " ended in the middle of a message" : " ended"));
 }
 
 Inbox::Bytes Inbox::front(std::size_t wanted) {
@@ -139,7 +150,8 @@ Inbox::Bytes Inbox::front(std::size_t wanted) {
   // What has come is taken out: a stream tells of its end only when all has been read.
   if (gathered_.size() < wanted) gathered_.resize(wanted);
   while (gathered_bytes_ < wanted) {
-    const std::size_t count = stream_.read(std::span(gathered_).first(wanted).subspan(gathered_bytes_));
+    const std::size_t count =
+        stream_.read(std::span(gathered_).first(wanted).subspan(gathered_bytes_));
     if (count == 0) return {};
     gathered_bytes_ += count;
   }
@@ -169,34 +181,42 @@ Inbox::Step Inbox::read_preamble() {
 
 Inbox::Step Inbox::read_front(const Arrived* arrived) {
   if (padding_ > 0 && !skip()) return Step::NeedBytes;
-  if (!arrived) return stream_.peek(1).empty() && gathered_bytes_ == 0 ? Step::NeedBytes : Step::Wait;
+  if (!arrived)
+    return stream_.peek(1).empty() && gathered_bytes_ == 0 ? Step::NeedBytes : Step::Wait;
   Bytes seen = front(frame::kHeadBytes);
   if (seen.empty()) return Step::NeedBytes;
   const frame::Head head = frame::decode_head(seen);
-  if (const auto why = frame::why_refused(head, limits_)) return lose("it announced what is not allowed, " + *why);
+  if (const auto why = frame::why_refused(head, limits_))
+    return lose("it announced what is not allowed, " + *why);
   const std::size_t said_bytes = head.front_bytes();  // and then zeros up to the payloads
   const std::size_t front_bytes =
       said_bytes + (head.is_goodbye() ? 0 : frame::padding(said_bytes, frame::payload_unit(unit_)));
   if (seen.size() < front_bytes) seen = front(front_bytes);
   if (seen.empty()) return Step::NeedBytes;
   if (head.is_goodbye()) {
-    return lose("the peer closed it: " + frame::text_of(seen.subspan(frame::kHeadBytes, head.header_bytes)));
+    return lose("the peer closed it: " +
+                frame::text_of(seen.subspan(frame::kHeadBytes, head.header_bytes)));
   }
   const Bytes table = seen.subspan(frame::kHeadBytes, head.payloads * frame::kSizeBytes);
   const auto total = frame::decode_sizes(table, limits_, sizes_);
-  if (!total) return lose("it announced payloads of more than " + std::to_string(limits_.max_message) + " bytes");
+  if (!total)
+    return lose("it announced payloads of more than " + std::to_string(limits_.max_message) +
+                " bytes");
   const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;  // of the front, by the stream
   if (shown == 0) seen = {};
   const Bytes payloads = find_in_place(seen, shown, *total);
-  const bool is_worth_waiting = *total > 0 && payloads.empty() && shown > 0 && *total <= whole_ - std::min(whole_, shown);
+  const bool is_worth_waiting =
+      *total > 0 && payloads.empty() && shown > 0 && *total <= whole_ - std::min(whole_, shown);
   if (is_worth_waiting && !stream_.end()) return Step::NeedBytes;
   padding_ = frame::padding(front_bytes + *total, unit_);
-  const Bytes whole_front = shown > 0 ? seen.first(front_bytes) : Bytes(gathered_).first(front_bytes);
-  return show(*arrived, whole_front.subspan(said_bytes - head.header_bytes, head.header_bytes), payloads, shown, *total);
+  const Bytes whole_front =
+      shown > 0 ? seen.first(front_bytes) : Bytes(gathered_).first(front_bytes);
+  return show(*arrived, whole_front.subspan(said_bytes - head.header_bytes, head.header_bytes),
+              payloads, shown, *total);
 }
 
-// The payloads, if the stream can show them all behind `shown` bytes of the front; `seen` is what it shows, then and
-// before.
+// The payloads, if the stream can show them all behind `shown` bytes of the front; `seen` is what
+// it shows, then and before.
 Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total) {
   const std::size_t window = stream_.window();
   if (total == 0 || shown > window || total > window - shown) return {};
@@ -207,7 +227,8 @@ Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t 
   return {};
 }
 
-Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown, std::uint64_t total) {
+Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown,
+                        std::uint64_t total) {
   if (fails_.load(std::memory_order_acquire)) return Step::Wait;
   total_ = total;
   in_place_ = in_place;
@@ -255,7 +276,8 @@ Inbox::Step Inbox::read_payload() {
   }
   if (!in_place_.empty()) {
     copy_out(in_place_, destinations_);
-  } else if (const Step step = destinations_.empty() ? discard() : read_destinations(); step != Step::Wait) {
+  } else if (const Step step = destinations_.empty() ? discard() : read_destinations();
+             step != Step::Wait) {
     return step;
   }
   let_go_of_message();
@@ -274,7 +296,8 @@ Inbox::Step Inbox::read_destinations() {
       offset_ = 0;
       continue;
     }
-    const auto left = to.part(static_cast<std::size_t>(offset_), static_cast<std::size_t>(to.bytes - offset_));
+    const auto left =
+        to.part(static_cast<std::size_t>(offset_), static_cast<std::size_t>(to.bytes - offset_));
     const std::size_t count = stream_.read({static_cast<std::byte*>(left.data), left.bytes});
     if (count == 0) return Step::NeedBytes;
     offset_ += count;

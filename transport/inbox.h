@@ -1,5 +1,6 @@
-// The receiving half of a StreamConnection: finds the messages in the stream, shows each to the handler, and moves its
-// payloads where accept() says. accept() is for every thread, the rest for the loop.
+// The receiving half of a StreamConnection: finds the messages in the stream, shows each to the
+// handler, and moves its payloads where accept() says. accept() is for every thread, the rest for
+// the loop.
 #pragma once
 
 #include <atomic>
@@ -27,8 +28,8 @@ class Inbox {
   // The same, as EventLoop::post_soon says.
   using Soon = std::function<void()>;
 
-  Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again,
-        Soon soon);
+  Inbox(ByteStream& stream, const Capabilities& limits, std::string who,
+        std::weak_ptr<EventLoop> loop, Again again, Soon soon);
 
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
   // See Connection::Handlers::in_place. Before the first pump() that has `arrived`.
@@ -36,7 +37,8 @@ class Inbox {
   // From now on accept() fails with this, and no message is shown. For every thread.
   void refuse(const Error& why);
 
-  // Reads on as far as that goes. Null: nobody receives yet. Returns why the lane ends, when it does.
+  // Reads on as far as that goes. Null: nobody receives yet. Returns why the lane ends, when it
+  // does.
   std::optional<Error> pump(const Arrived* arrived);
   // The memory of the message that was accepted stays for good.
   void keep_pins() noexcept;
@@ -57,7 +59,8 @@ class Inbox {
   Step read_preamble();
   Step read_front(const Arrived* arrived);
   Bytes find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total);
-  Step show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown, std::uint64_t total);
+  Step show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown,
+            std::uint64_t total);
   Step take_up();
   Step read_payload();
   Step read_destinations();
@@ -81,8 +84,9 @@ class Inbox {
 
   // The loop's.
   Phase phase_ = Phase::Preamble;
-  std::size_t padding_ = 0;          // zeros that come before the next message
-  std::vector<std::byte> gathered_;  // a message's front where the stream cannot show it in one piece
+  std::size_t padding_ = 0;  // zeros that come before the next message
+  std::vector<std::byte>
+      gathered_;  // a message's front where the stream cannot show it in one piece
   std::size_t gathered_bytes_ = 0;
   std::size_t held_ = 0;  // bytes that peek() shows and the message needs until it is accepted
   std::size_t turn_bytes_ = 0;
@@ -94,8 +98,9 @@ class Inbox {
   std::mutex mutex_;  // of accepting, and of failure_
   std::optional<Error> failure_;
   std::atomic<bool> fails_{false};  // whether there is one
-  // Who may touch what follows: at first the loop, while it is Shown whoever accepts, with the mutex, then the loop again.
-  // (A message whose handler accepts it takes the mutex once so; three times would be half of what receiving costs.)
+  // Who may touch what follows: at first the loop, while it is Shown whoever accepts, with the
+  // mutex, then the loop again. (A message whose handler accepts it takes the mutex once so; three
+  // times would be half of what receiving costs.)
   std::atomic<Offer> offer_{Offer::None};
   bool in_handler_ = false;
   std::vector<std::uint64_t> sizes_;

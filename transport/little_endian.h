@@ -1,4 +1,5 @@
-// Numbers as they travel (docs/wire.md): little-endian, whatever the machine's are. Lengths are the caller's business.
+// Numbers as they travel (docs/wire.md): little-endian, whatever the machine's are. Lengths are the
+// caller's business.
 #pragma once
 
 #include <bit>
@@ -26,7 +27,8 @@ T get(const std::byte* from) {
   if constexpr (std::endian::native == std::endian::little) {
     std::memcpy(&value, from, sizeof value);  // which the compiler does not make of the loop
   } else {
-    for (std::size_t i = 0; i < sizeof value; ++i) value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
+    for (std::size_t i = 0; i < sizeof value; ++i)
+      value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
   }
   return value;
 }

@@ -14,7 +14,8 @@ std::array<std::byte, RegionKey::kBytes> RegionKey::encode() const {
 std::optional<RegionKey> RegionKey::decode(std::span<const std::byte> bytes) {
   if (bytes.size() != kBytes) return std::nullopt;
   using little_endian::get;
-  return RegionKey{get<std::uint64_t>(&bytes[0]), get<std::uint64_t>(&bytes[8]), get<std::uint64_t>(&bytes[16])};
+  return RegionKey{get<std::uint64_t>(&bytes[0]), get<std::uint64_t>(&bytes[8]),
+                   get<std::uint64_t>(&bytes[16])};
 }
 
 }  // namespace weft::transport

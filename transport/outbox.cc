@@ -10,25 +10,30 @@ namespace weft::transport {
 
 namespace {
 
-constexpr std::size_t kMaxPieces = 64;       // of one write() of the line; more messages wait for the next
+constexpr std::size_t kMaxPieces =
+    64;  // of one write() of the line; more messages wait for the next
 constexpr std::size_t kTurnBytes = 4 << 20;  // then the loop's other work has its turn
 constexpr std::size_t kOnePiece = 256;       // bytes of a message that is written as one piece
 constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 
 std::optional<std::string> why_unreadable(const Slice& slice) {
   if (!slice.device.is_host()) {
-    return "lies on " + describe(slice.device) + " and this lane moves host memory only; stage it (transport/staged.h)";
+    return "lies on " + describe(slice.device) +
+           " and this lane moves host memory only; stage it (transport/staged.h)";
   }
-  if (slice.bytes > 0 && slice.data == nullptr) return "of " + std::to_string(slice.bytes) + " bytes has no address";
+  if (slice.bytes > 0 && slice.data == nullptr)
+    return "of " + std::to_string(slice.bytes) + " bytes has no address";
   return std::nullopt;
 }
 
-Outbox::Bytes bytes_of(const Slice& slice) { return {static_cast<const std::byte*>(slice.data), slice.bytes}; }
+Outbox::Bytes bytes_of(const Slice& slice) {
+  return {static_cast<const std::byte*>(slice.data), slice.bytes};
+}
 
 }  // namespace
 
-Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, const std::string& transport,
-               std::weak_ptr<EventLoop> loop, Again again)
+Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who,
+               const std::string& transport, std::weak_ptr<EventLoop> loop, Again again)
     : stream_(stream),
       limits_(limits),
       who_(std::move(who)),
@@ -49,12 +54,14 @@ void Outbox::queue_own(Bytes bytes) {
 }
 
 std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
-  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads), limits_)) {
+  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads),
+                                        limits_)) {
     return Error(Blame::Caller, "send to " + who_ + ": " + *limit);
   }
   for (const Slice& payload : payloads) {
     if (!payload.device.is_host() && limits_.direct_bytes > 0) continue;  // see why_not_carried()
-    if (auto wrong = why_unreadable(payload)) return Error(Blame::Caller, "send to " + who_ + ": a payload " + *wrong);
+    if (auto wrong = why_unreadable(payload))
+      return Error(Blame::Caller, "send to " + who_ + ": a payload " + *wrong);
   }
   return std::nullopt;
 }
@@ -104,17 +111,20 @@ std::optional<Error> Outbox::why_no_more(const char* call) const {
   if (failure_) return failure_;
   if (unheard_) return unheard_;
   if (queue_.size() < limits_.max_queued) return std::nullopt;
-  return Error(Blame::Busy, std::string(call) + " to " + who_ + ": " + std::to_string(limits_.max_queued) +
-                                " messages wait already (max_queued); send again when some are done");
+  return Error(Blame::Busy,
+               std::string(call) + " to " + who_ + ": " + std::to_string(limits_.max_queued) +
+                   " messages wait already (max_queued); send again when some are done");
 }
 
-Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept {
+Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin,
+               Fence ready) noexcept {
   if (auto wrong = why_unreadable(from)) {
     return Op::failed(Error(Blame::Caller, "put to " + who_ + ": a source " + *wrong));
   }
   if (offset > to.bytes || from.bytes > to.bytes - offset) {
-    return Op::failed(Error(Blame::Caller, "put to " + who_ + ": " + std::to_string(from.bytes) + " bytes at " +
-                                               std::to_string(offset) + " do not fit a region of " +
+    return Op::failed(Error(Blame::Caller, "put to " + who_ + ": " + std::to_string(from.bytes) +
+                                               " bytes at " + std::to_string(offset) +
+                                               " do not fit a region of " +
                                                std::to_string(to.bytes)));
   }
   Op op;
@@ -137,7 +147,8 @@ Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin
 }
 
 Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexcept {
-  if (auto wrong = why_unreadable(memory)) return Error(Blame::Caller, "memory exposed to " + who_ + " " + *wrong);
+  if (auto wrong = why_unreadable(memory))
+    return Error(Blame::Caller, "memory exposed to " + who_ + " " + *wrong);
   std::lock_guard lock(mutex_);
   if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   auto region = stream_.placed_writes()->expose(memory);
@@ -154,7 +165,8 @@ Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
   return reach_(memory, gpu);  // without the mutex, so the stream may be gone by now
 }
 
-void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole) {
+void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding,
+                   bool is_whole) {
   frame::encode_front(header.size(), payloads, front_);
   front_.insert(front_.end(), header.begin(), header.end());
   front_.resize(front_.size() + frame::padding(front_.size(), frame::payload_unit(unit_)));
@@ -166,8 +178,8 @@ void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t pa
   front_.resize(front_.size() + padding);
 }
 
-Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes,
-                 std::size_t padding, std::uint64_t written) {
+Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready,
+                 std::uint64_t bytes, std::size_t padding, std::uint64_t written) {
   Item item;
   begin(header, payloads, 0, /*is_whole=*/false);
   item.front = front_;
@@ -196,7 +208,8 @@ void Outbox::flush() noexcept {
     std::lock_guard lock(mutex_);
     if (let_go_) return;
     next = write_line();
-    if (queue_.empty() && !unheard_) {  // the stream says so once: who sends from now on is to hear of it
+    if (queue_.empty() &&
+        !unheard_) {  // the stream says so once: who sends from now on is to hear of it
       if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
     }
     if (unheard_ && !queue_.empty()) {
@@ -242,7 +255,8 @@ std::optional<Fence> Outbox::write_line() {
 bool Outbox::write_some() {
   pieces_.clear();
   for (const Item& item : queue_) {
-    if (item.place || pieces_.size() >= kMaxPieces || (item.written == 0 && !item.ready.query())) break;
+    if (item.place || pieces_.size() >= kMaxPieces || (item.written == 0 && !item.ready.query()))
+      break;
     add_pieces(item);
   }
   std::size_t offered = 0;

@@ -7,7 +7,8 @@ std::shared_ptr<Transport> open(std::string_view name) {
   for (const Backend& backend : backends()) {
     if (backend.name == name) {
       auto opened = backend.open();
-      if (!opened) throw opened.error().within("backend '" + std::string(name) + "' cannot be used here");
+      if (!opened)
+        throw opened.error().within("backend '" + std::string(name) + "' cannot be used here");
       return std::move(opened).value();
     }
     known += (known.empty() ? "" : ", ") + std::string(backend.name);
@@ -16,7 +17,8 @@ std::shared_ptr<Transport> open(std::string_view name) {
   for (const LeftOut& one : left_out()) {
     if (one.name == name) why = " (" + std::string(one.why) + ")";
   }
-  throw Error(Blame::Caller, "no backend '" + std::string(name) + "' in this build" + why + "; it has: " + known);
+  throw Error(Blame::Caller,
+              "no backend '" + std::string(name) + "' in this build" + why + "; it has: " + known);
 }
 
 }  // namespace weft::transport

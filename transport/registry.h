@@ -23,8 +23,8 @@ struct LeftOut {
 
 std::span<const LeftOut> left_out();
 
-// Opens one by name. Throws: Caller for a name that this build does not have (the text lists those it has, and says why it
-// lacks that one), Unsupported with the reason where it cannot be used.
+// Opens one by name. Throws: Caller for a name that this build does not have (the text lists those
+// it has, and says why it lacks that one), Unsupported with the reason where it cannot be used.
 std::shared_ptr<Transport> open(std::string_view name);
 
 }  // namespace weft::transport

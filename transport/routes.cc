@@ -29,7 +29,8 @@ void say_once(const std::string& key, const std::string& text) {
   log::info(text);
 }
 
-// Why a transport that both might have had is not taken. Reasons that differ by the peer's address only are one.
+// Why a transport that both might have had is not taken. Reasons that differ by the peer's address
+// only are one.
 struct PassedOver {
   std::string transport;
   std::string reason;
@@ -39,7 +40,8 @@ struct PassedOver {
   void say(const std::string& taken) const {
     const std::string begin = "transport '" + transport + "' is passed over for '" + taken + "': ";
     std::string key = reason;
-    if (const auto at = key.find(address); !address.empty() && at != std::string::npos) key.erase(at, address.size());
+    if (const auto at = key.find(address); !address.empty() && at != std::string::npos)
+      key.erase(at, address.size());
     say_once(begin + key, begin + reason);
   }
 };
@@ -50,7 +52,8 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
   for (const auto& name : names) {
     auto transport = open(name);
     if (transport->connector() == nullptr) {
-      throw Error(Blame::Caller, "transport '" + name + "' has collectives only, and no connections to single peers");
+      throw Error(Blame::Caller, "transport '" + name +
+                                     "' has collectives only, and no connections to single peers");
     }
     transports_.push_back(std::move(transport));
   }
@@ -64,12 +67,14 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
       const std::string reason = std::string(backend.name) + ": " + opened.error().text();
       why += "; " + reason;
       say_once(reason, "a transport is of no use here; " + reason);
-    } else if (Connector* connector = opened.value()->connector(); connector != nullptr && connector->preference() >= 0) {
+    } else if (Connector* connector = opened.value()->connector();
+               connector != nullptr && connector->preference() >= 0) {
       transports_.push_back(std::move(opened.value()));
     }
   }
   if (transports_.empty()) {
-    throw Error(lacks_something ? Blame::Busy : Blame::Unsupported, "no transport can be used on this machine" + why);
+    throw Error(lacks_something ? Blame::Busy : Blame::Unsupported,
+                "no transport can be used on this machine" + why);
   }
   std::stable_sort(transports_.begin(), transports_.end(), [](const auto& a, const auto& b) {
     return a->connector()->preference() > b->connector()->preference();
@@ -85,8 +90,10 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
       offers.push_back({std::string(transport->name()), listener->address()});
       listeners_.push_back(std::move(listener));
     } catch (const Error& error) {
-      if (chosen_) throw error.within("transport '" + std::string(transport->name()) + "' cannot listen");
-      log::warn("transport '" + std::string(transport->name()) + "' is left out, it cannot listen: " + error.text());
+      if (chosen_)
+        throw error.within("transport '" + std::string(transport->name()) + "' cannot listen");
+      log::warn("transport '" + std::string(transport->name()) +
+                "' is left out, it cannot listen: " + error.text());
       if (!first) first = error;
     }
   }
@@ -96,14 +103,16 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
 
 void Routes::close() { listeners_.clear(); }
 
-std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, const ConnectOptions& options,
+std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers,
+                                            const ConnectOptions& options,
                                             const Failed& failed) const {
   std::vector<PassedOver> better;
   Connector* last_resort = nullptr;
   std::string its_address;
   for (const auto& transport : transports_) {
     const std::string name(transport->name());
-    const auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer& one) { return one.transport == name; });
+    const auto offer = std::find_if(offers.begin(), offers.end(),
+                                    [&](const Offer& one) { return one.transport == name; });
     if (offer == offers.end()) {
       better.push_back({name, "the peer does not offer it", {}});
     } else if (const auto reason = transport->connector()->why_unreachable(offer->address)) {
@@ -122,8 +131,9 @@ std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, co
   if (last_resort != nullptr) return last_resort->connect(its_address, options);
   std::string why;
   for (const PassedOver& one : better) why += (why.empty() ? "" : "; ") + one.text();
-  throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()) +
-                                      (chosen_ ? ", which were chosen: choose others, or leave the choice open" : ""));
+  throw Error(Blame::Unsupported,
+              "no transport reaches the peer (" + why + "); here are " + list(names()) +
+                  (chosen_ ? ", which were chosen: choose others, or leave the choice open" : ""));
 }
 
 std::vector<std::string> Routes::names() const {

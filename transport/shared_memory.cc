@@ -19,18 +19,21 @@ constexpr std::size_t kStep = 64 << 10;
 
 Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
   Descriptor memory(::memfd_create(("weft-" + who).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory) throw system_error(Blame::Busy, who + ": cannot make memory that processes share", errno);
-  // Now, not at the first touch: that would be a SIGBUS. In steps, because before Linux 6.14 any signal ends the call,
-  // which has done nothing then; a profiler's come every millisecond.
+  if (!memory)
+    throw system_error(Blame::Busy, who + ": cannot make memory that processes share", errno);
+  // Now, not at the first touch: that would be a SIGBUS. In steps, because before Linux 6.14 any
+  // signal ends the call, which has done nothing then; a profiler's come every millisecond.
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t step = std::min(kStep, bytes - done);
-    const int failed = ::posix_fallocate(memory.get(), static_cast<off_t>(done), static_cast<off_t>(step));
+    const int failed =
+        ::posix_fallocate(memory.get(), static_cast<off_t>(done), static_cast<off_t>(step));
     if (failed == 0) {
       done += step;
     } else if (failed != EINTR) {
       throw system_error(Blame::Busy,
                          who + ": no memory for " + std::to_string((bytes + 1023) >> 10) +
-                             " KiB that processes share (see the memory limit of the container, and ulimit -f; /dev/shm is "
+                             " KiB that processes share (see the memory limit of the container, "
+                             "and ulimit -f; /dev/shm is "
                              "not used)",
                          failed);
     }

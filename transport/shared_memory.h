@@ -1,6 +1,6 @@
-// Memory that processes of one host share: a file without a name (memfd), whose descriptor is passed on, or opened through
-// /proc. All of it is there from the beginning, and nobody can make it shorter under those who have mapped it: so no access
-// faults later.
+// Memory that processes of one host share: a file without a name (memfd), whose descriptor is
+// passed on, or opened through /proc. All of it is there from the beginning, and nobody can make it
+// shorter under those who have mapped it: so no access faults later.
 #pragma once
 
 #include <cstddef>

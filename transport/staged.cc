@@ -27,7 +27,8 @@ struct Part {
   bool to_device = false;
 };
 
-// What must stay until the copies are done: the user's memory, and its stand-in on the host, one piece for each part.
+// What must stay until the copies are done: the user's memory, and its stand-in on the host, one
+// piece for each part.
 struct Held {
   Pin user;
   cuda::PinnedMemory block;
@@ -40,14 +41,17 @@ void make(const std::vector<Copy>& copies, const cuda::StreamRef& stream, int ra
   shown.end(stream);
 }
 
-// The host's half of an operation, on its way: whoever drops it last without an outcome (a loop that ended) fails it. With
-// the outcome the flag is raised that a stream waits for.
+// The host's half of an operation, on its way: whoever drops it last without an outcome (a loop
+// that ended) fails it. With the outcome the flag is raised that a stream waits for.
 class Delivery {
  public:
   enum class Then { CopyBack, Nothing };  // what comes after the host's half
 
   Delivery(std::string name, Completion completion, std::shared_ptr<HostFlag> landed, Then then)
-      : name_(std::move(name)), completion_(std::move(completion)), landed_(std::move(landed)), then_(then) {}
+      : name_(std::move(name)),
+        completion_(std::move(completion)),
+        landed_(std::move(landed)),
+        then_(then) {}
   ~Delivery() {
     if (!over_) fail(Error(Blame::Cancelled, name_ + ": the group was destroyed"));
   }
@@ -96,7 +100,8 @@ class StagedCommunicator final : public Communicator,
     warm_up();
   }
   ~StagedCommunicator() override {
-    // The loop keeps its owner while something is under way, so the loop has ended: streams wait for the host's half.
+    // The loop keeps its owner while something is under way, so the loop has ended: streams wait
+    // for the host's half.
     if (!in_flight_.passed()) host_->abort(Error(Blame::Cancelled, "the group was destroyed"));
   }
 
@@ -112,7 +117,8 @@ class StagedCommunicator final : public Communicator,
     const bool is_root = rank() == root;
     return collective(
         "broadcast", {{data.slice, is_root, !is_root}}, std::move(pin), std::move(ready),
-        [root, dtype = data.dtype, training = data.training](Communicator& host, std::span<const Slice> pieces, Pin held) {
+        [root, dtype = data.dtype, training = data.training](
+            Communicator& host, std::span<const Slice> pieces, Pin held) {
           return host.broadcast({pieces[0], dtype, training}, root, std::move(held), Fence());
         });
   }
@@ -120,47 +126,61 @@ class StagedCommunicator final : public Communicator,
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override {
     return collective(
         "all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
-        [op, dtype = data.dtype, training = data.training](Communicator& host, std::span<const Slice> pieces, Pin held) {
+        [op, dtype = data.dtype, training = data.training](
+            Communicator& host, std::span<const Slice> pieces, Pin held) {
           return host.all_reduce({pieces[0], dtype, training}, op, std::move(held), Fence());
         });
   }
 
   Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override {
-    return collective("reduce", {{data.slice, true, rank() == root}}, std::move(pin), std::move(ready),
-                      [root, op, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+    return collective("reduce", {{data.slice, true, rank() == root}}, std::move(pin),
+                      std::move(ready),
+                      [root, op, dtype = data.dtype](Communicator& host,
+                                                     std::span<const Slice> pieces, Pin held) {
                         return host.reduce({pieces[0], dtype}, root, op, std::move(held), Fence());
                       });
   }
 
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override {
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                Fence ready) noexcept override {
     const std::size_t count = outputs.size();
-    return collective("all_gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
-                      [count, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.all_gather(pieces.first(count), {pieces[count], dtype}, std::move(held), Fence());
-                      });
+    return collective(
+        "all_gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
+        [count, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.all_gather(pieces.first(count), {pieces[count], dtype}, std::move(held),
+                                 Fence());
+        });
   }
 
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override {
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+            Fence ready) noexcept override {
     const std::size_t count = outputs.size();
     return collective("gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
-                      [count, root, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.gather(pieces.first(count), {pieces[count], dtype}, root, std::move(held), Fence());
+                      [count, root, dtype = input.dtype](Communicator& host,
+                                                         std::span<const Slice> pieces, Pin held) {
+                        return host.gather(pieces.first(count), {pieces[count], dtype}, root,
+                                           std::move(held), Fence());
                       });
   }
 
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override {
-    return collective("scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
-                      [root, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.scatter({pieces[0], dtype}, pieces.subspan(1), root, std::move(held), Fence());
-                      });
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+             Fence ready) noexcept override {
+    return collective(
+        "scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
+        [root, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.scatter({pieces[0], dtype}, pieces.subspan(1), root, std::move(held),
+                              Fence());
+        });
   }
 
   Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                     Fence ready) noexcept override {
-    return collective("reduce_scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
-                      [op, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.reduce_scatter({pieces[0], dtype}, pieces.subspan(1), op, std::move(held), Fence());
-                      });
+    return collective(
+        "reduce_scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
+        [op, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.reduce_scatter({pieces[0], dtype}, pieces.subspan(1), op, std::move(held),
+                                     Fence());
+        });
   }
 
   Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
@@ -168,13 +188,15 @@ class StagedCommunicator final : public Communicator,
     const std::size_t count = outputs.size();
     return collective("all_to_all", parts(outputs, inputs), std::move(pin), std::move(ready),
                       [count, dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.all_to_all(pieces.first(count), pieces.subspan(count), dtype, std::move(held), Fence());
+                        return host.all_to_all(pieces.first(count), pieces.subspan(count), dtype,
+                                               std::move(held), Fence());
                       });
   }
 
   Op barrier(Fence ready) noexcept override {
-    return collective("barrier", {}, Pin(), std::move(ready),
-                      [](Communicator& host, std::span<const Slice>, Pin) { return host.barrier(Fence()); });
+    return collective(
+        "barrier", {}, Pin(), std::move(ready),
+        [](Communicator& host, std::span<const Slice>, Pin) { return host.barrier(Fence()); });
   }
 
   void abort(const Error& why) noexcept override {
@@ -200,29 +222,33 @@ class StagedCommunicator final : public Communicator,
 
   void warm_up();
   // `call` gets the parts' pieces on the host, in their order.
-  Op collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept;
+  Op collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
+                HostCall call) noexcept;
   std::shared_ptr<Held> hold(const std::vector<Part>& parts, Pin pin);
   // Starts the host's half, on the loop or, if its input is there already, on the caller's thread.
-  void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const HostCall& call) noexcept;
-  void land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
-            const Fence& ready, const std::string& name) noexcept;
+  void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
+             const HostCall& call) noexcept;
+  void land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
+            const Slice& to, const Fence& ready, const std::string& name) noexcept;
   // A launch of the graph would copy to the host, where nobody would send it.
   Op refuse_capture(const std::string& name) const noexcept {
     return Op::failed(
-        Error(Blame::Unsupported, name + ": backend '" + std::string(backend()) +
-                                      "' works on the host and cannot be captured into a CUDA graph; make the "
-                                      "group with backend 'nccl'"));
+        Error(Blame::Unsupported,
+              name + ": backend '" + std::string(backend()) +
+                  "' works on the host and cannot be captured into a CUDA graph; make the "
+                  "group with backend 'nccl'"));
   }
   // Nothing of the operation reaches the other ranks any more, so the group ends here.
-  Op give_up(const std::string& name, const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
+  Op give_up(const std::string& name, const std::shared_ptr<Held>& held,
+             const cuda::StreamRef& stream) noexcept;
   void outlive(const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
 
   std::shared_ptr<Communicator> host_;
   PointToPoint* messages_;
   std::shared_ptr<cuda::Device> device_;
   const std::weak_ptr<EventLoop> loop_;
-  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their
-  // own: one that must wait for a peer keeps no collective from going on.
+  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and
+  // receives have their own: one that must wait for a peer keeps no collective from going on.
   cuda::Stream out_{*device_, cuda::Priority::High};
   cuda::Stream in_{*device_, cuda::Priority::High};
   cuda::Stream sending_{*device_, cuda::Priority::High};
@@ -246,7 +272,9 @@ void StagedCommunicator::warm_up() {
   cuda::copy(out_, memory.slice(), host.slice());
   const bool in_time = flags_.signal(out_).synchronize(Deadline::in(kSetUp));
   if (const auto lost = device_->lost()) throw *lost;
-  if (!in_time) throw Error(Blame::Timeout, "staging on " + describe(device_->id()) + ": the first copy did not end");
+  if (!in_time)
+    throw Error(Blame::Timeout,
+                "staging on " + describe(device_->id()) + ": the first copy did not end");
 }
 
 std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, Pin pin) {
@@ -263,7 +291,8 @@ std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, P
   return held;
 }
 
-Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept {
+Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
+                                  HostCall call) noexcept {
   trace::Range range(staging, {.rank = rank(), .ranks = size(), .device = device_->index()});
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
@@ -287,7 +316,8 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
     const Completion completion(held, done);
     auto delivery = std::make_shared<Delivery>(name, completion, landed, Delivery::Then::CopyBack);
     in_flight_.add({std::move(name), completion, held, std::move(ready), done}, shared_from_this());
-    collectives_->run(copied, [weak = weak_from_this(), held, delivery = std::move(delivery), call = std::move(call)] {
+    collectives_->run(copied, [weak = weak_from_this(), held, delivery = std::move(delivery),
+                               call = std::move(call)] {
       if (const auto self = weak.lock()) self->begin(held, delivery, call);
     });
     return completion.op();
@@ -301,9 +331,11 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
   }
 }
 
-void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
+void StagedCommunicator::begin(const std::shared_ptr<Held>& held,
+                               const std::shared_ptr<Delivery>& delivery,
                                const HostCall& call) noexcept {
-  if (const auto lost = device_->lost()) {  // the fence of a lost device passes, but nothing was copied
+  if (const auto lost =
+          device_->lost()) {  // the fence of a lost device passes, but nothing was copied
     host_->abort(*lost);
     return delivery->fail(*lost);
   }
@@ -315,7 +347,9 @@ void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::sha
 }
 
 Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
-  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
+  trace::Range range(
+      staging,
+      {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   const std::string name = "send to rank " + std::to_string(to);
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
@@ -329,9 +363,10 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
     copying_.add({name, Completion(held, copied), held, ready, copied}, shared_from_this());
     const auto sent = flags_.make();
     const Completion completion(held, sent);
-    const auto delivery = std::make_shared<Delivery>(name, completion, sent, Delivery::Then::Nothing);
-    const HostCall call = [to, tag, dtype = data.dtype, messages = messages_](Communicator&, std::span<const Slice> pieces,
-                                                                              Pin pinned) {
+    const auto delivery =
+        std::make_shared<Delivery>(name, completion, sent, Delivery::Then::Nothing);
+    const HostCall call = [to, tag, dtype = data.dtype, messages = messages_](
+                              Communicator&, std::span<const Slice> pieces, Pin pinned) {
       return messages->send({pieces[0], dtype}, to, tag, std::move(pinned), Fence());
     };
     sends_->run(copied, [weak = weak_from_this(), held, delivery, call] {
@@ -343,9 +378,13 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
   }
 }
 
-Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
-  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
-  const std::string name = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
+Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin,
+                            Fence ready) noexcept {
+  trace::Range range(
+      staging,
+      {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
+  const std::string name =
+      "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
   try {
@@ -353,10 +392,11 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
     held = hold({{data.slice, false, true}}, std::move(pin));
     const auto here = flags_.make();
     const Completion completion(held, here);
-    const auto delivery = std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
+    const auto delivery =
+        std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
     const Op op = messages_->recv({held->pieces[0], data.dtype}, from, tag, held, Fence());
-    // Messages come in any order, and what one is to wait for may be behind the landing of another: it waits outside the
-    // stream that they share.
+    // Messages come in any order, and what one is to wait for may be behind the landing of another:
+    // it waits outside the stream that they share.
     op.on_ended([weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
       delivery->completion().set_source_rank(op.source_rank());
       if (const auto error = op.error()) return delivery->fail(*error);
@@ -376,9 +416,11 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
 }
 
 // The message has come: copies it to where it belongs. On a thread of the host's communicator.
-void StagedCommunicator::land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
+void StagedCommunicator::land(const std::shared_ptr<Held>& held,
+                              const std::shared_ptr<Delivery>& delivery, const Slice& to,
                               const Fence& ready, const std::string& name) noexcept {
-  const trace::Range range(staging, {.bytes = to.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
+  const trace::Range range(
+      staging, {.bytes = to.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   try {
     if (const auto lost = device_->lost()) throw *lost;
     ready.wait(receiving_);
@@ -395,14 +437,16 @@ void StagedCommunicator::land(const std::shared_ptr<Held>& held, const std::shar
 
 Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<Held>& held,
                                const cuda::StreamRef& stream) noexcept {
-  const Error error = to_error(std::current_exception(), Blame::Device).within(name + " through pinned memory");
+  const Error error =
+      to_error(std::current_exception(), Blame::Device).within(name + " through pinned memory");
   host_->abort(error);
   outlive(held, stream);
   return Op::failed(error);
 }
 
 // What was enqueued may still be copying.
-void StagedCommunicator::outlive(const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept {
+void StagedCommunicator::outlive(const std::shared_ptr<Held>& held,
+                                 const cuda::StreamRef& stream) noexcept {
   try {
     if (held) device_->retirement().retire(cuda::record(stream), [held] {});
   } catch (const Error&) {
@@ -412,7 +456,8 @@ void StagedCommunicator::outlive(const std::shared_ptr<Held>& held, const cuda::
 
 }  // namespace
 
-std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host, std::shared_ptr<cuda::Device> device,
+std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host,
+                                   std::shared_ptr<cuda::Device> device,
                                    std::shared_ptr<EventLoop> loop) {
   return std::make_shared<StagedCommunicator>(std::move(host), std::move(device), loop);
 }

@@ -10,7 +10,8 @@ namespace weft::transport::staged {
 
 namespace {
 
-class StagedConnection final : public Connection, public std::enable_shared_from_this<StagedConnection> {
+class StagedConnection final : public Connection,
+                               public std::enable_shared_from_this<StagedConnection> {
  public:
   StagedConnection(const std::shared_ptr<Connection>& below, const std::shared_ptr<Stage>& stage,
                    const std::shared_ptr<EventLoop>& loop)
@@ -28,7 +29,8 @@ class StagedConnection final : public Connection, public std::enable_shared_from
   const Capabilities& capabilities() const override { return capabilities_; }
 
   void receive(Handlers handlers) override;
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     return outbox_->send(header, payloads, std::move(pin), std::move(ready));
   }
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
@@ -97,7 +99,8 @@ void StagedConnection::arrived(const Handlers& handlers, const Arrival& below) {
   if (dropped_) return;
   const auto wrong = inbox_->take(below, handlers.arrived);
   if (!wrong || lost_) return;
-  lost_ = Error(Blame::PeerLost, "the lane to " + peer() + " is lost: the peer sent what is not allowed, " + *wrong);
+  lost_ = Error(Blame::PeerLost,
+                "the lane to " + peer() + " is lost: the peer sent what is not allowed, " + *wrong);
   inbox_->refuse(*lost_);
   outbox_->lose(*lost_);  // and closed() follows
 }
@@ -122,7 +125,8 @@ struct Holder {
 
 class StagedConnector final : public Connector {
  public:
-  StagedConnector(Connector& below, std::shared_ptr<Stage> stage) : below_(below), stage_(std::move(stage)) {}
+  StagedConnector(Connector& below, std::shared_ptr<Stage> stage)
+      : below_(below), stage_(std::move(stage)) {}
 
   Capabilities capabilities() const override { return capabilities_over(below_.capabilities()); }
   int preference() const override { return below_.preference(); }
@@ -131,12 +135,14 @@ class StagedConnector final : public Connector {
   }
   std::unique_ptr<Listener> listen(const ListenOptions& options) override {
     ListenOptions own = options;
-    own.accepted = [stage = stage_, loop = std::weak_ptr(options.loop), accepted = options.accepted](auto connection) {
+    own.accepted = [stage = stage_, loop = std::weak_ptr(options.loop),
+                    accepted = options.accepted](auto connection) {
       if (const auto here = loop.lock()) accepted(over(std::move(connection), stage, here));
     };
     return below_.listen(own);
   }
-  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override {
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override {
     return over(below_.connect(address, options), stage_, options.loop);
   }
 

@@ -22,7 +22,8 @@ Decoded wrong(std::string text) {
 
 Decoded decode_chunk(const Arrival& below) {
   Decoded decoded{.kind = Kind::Chunk};
-  if (below.header.size() != kKindBytes || below.sizes.size() != 1) return wrong("a chunk that is no single payload");
+  if (below.header.size() != kKindBytes || below.sizes.size() != 1)
+    return wrong("a chunk that is no single payload");
   decoded.total = below.sizes[0];
   if (decoded.total == 0 || decoded.total > kChunkBytes) {
     return wrong("a chunk of " + std::to_string(decoded.total) + " bytes");
@@ -33,21 +34,28 @@ Decoded decode_chunk(const Arrival& below) {
 Decoded decode_whole(const Arrival& below, std::vector<std::uint64_t>& sizes) {
   Decoded decoded{.kind = Kind::Whole, .header = below.header.subspan(kKindBytes)};
   sizes.assign(below.sizes.begin(), below.sizes.end());
-  for (const std::uint64_t bytes : sizes) decoded.total += bytes;  // the lane below has checked the sum
+  for (const std::uint64_t bytes : sizes)
+    decoded.total += bytes;  // the lane below has checked the sum
   if (decoded.total > kChunkBytes) {
-    return wrong("payloads of " + std::to_string(decoded.total) + " bytes in one piece, where chunks are due");
+    return wrong("payloads of " + std::to_string(decoded.total) +
+                 " bytes in one piece, where chunks are due");
   }
   return decoded;
 }
 
-Decoded decode_lead(const Arrival& below, const Capabilities& limits, std::vector<std::uint64_t>& sizes) {
-  if (below.header.size() < kLeadBytes || !below.sizes.empty()) return wrong("a lead of the wrong shape");
+Decoded decode_lead(const Arrival& below, const Capabilities& limits,
+                    std::vector<std::uint64_t>& sizes) {
+  if (below.header.size() < kLeadBytes || !below.sizes.empty())
+    return wrong("a lead of the wrong shape");
   const std::size_t payloads = little_endian::get<std::uint32_t>(&below.header[kKindBytes]);
   if (payloads > limits.max_payloads) return wrong(std::to_string(payloads) + " payloads");
   const std::size_t front = kLeadBytes + payloads * frame::kSizeBytes;
-  if (below.header.size() < front || below.header.size() - front > limits.max_header) return wrong("a lead that is cut");
-  const auto total = frame::decode_sizes(below.header.subspan(kLeadBytes, front - kLeadBytes), limits, sizes);
-  if (!total) return wrong("payloads of more than " + std::to_string(limits.max_message) + " bytes");
+  if (below.header.size() < front || below.header.size() - front > limits.max_header)
+    return wrong("a lead that is cut");
+  const auto total =
+      frame::decode_sizes(below.header.subspan(kLeadBytes, front - kLeadBytes), limits, sizes);
+  if (!total)
+    return wrong("payloads of more than " + std::to_string(limits.max_message) + " bytes");
   if (*total <= kChunkBytes) return wrong("chunks for what fits into one piece");
   return {.kind = Kind::Lead, .header = below.header.subspan(front), .total = *total};
 }
@@ -83,8 +91,10 @@ std::vector<std::byte> encode_lead(Bytes header, std::span<const Slice> payloads
   return front;
 }
 
-Decoded decode(const Arrival& below, const Capabilities& limits, std::vector<std::uint64_t>& sizes) {
-  if (below.header.size() < kKindBytes) return wrong("a message without a kind; the lane there is no staged one");
+Decoded decode(const Arrival& below, const Capabilities& limits,
+               std::vector<std::uint64_t>& sizes) {
+  if (below.header.size() < kKindBytes)
+    return wrong("a message without a kind; the lane there is no staged one");
   switch (static_cast<Kind>(below.header[0])) {
     case Kind::Whole: return decode_whole(below, sizes);
     case Kind::Lead: return decode_lead(below, limits, sizes);

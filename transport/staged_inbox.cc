@@ -19,8 +19,8 @@ Slice nothing() { return {nullptr, 0, Device::host()}; }
 
 }  // namespace
 
-Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
-             const std::shared_ptr<EventLoop>& loop)
+Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage,
+             const Capabilities& limits, const std::shared_ptr<EventLoop>& loop)
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
@@ -42,13 +42,18 @@ Chunks::Lease Inbox::take_chunk() {
   });
 }
 
-// --- accepting, on any thread -----------------------------------------------------------------------------------------
+// --- accepting, on any thread
+// -----------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
-  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
+  const auto wrong = [&](const std::string& text) {
+    return Error(Blame::Caller, name() + ": " + text);
+  };
   if (failure_) return failure_;
-  if (stand_ != Stand::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) { return stage_->why_not(to); });
+  if (stand_ != Stand::Shown)
+    return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  const auto misfit = frame::why_misfit(destinations, sizes_,
+                                        [this](const Slice& to) { return stage_->why_not(to); });
   if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
@@ -71,7 +76,8 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   if (!reached) return Op::failed(reached.error());
   {
     std::lock_guard lock(mutex_);
-    if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
+    if (auto wrong = why_refused(destinations))
+      return Op::failed(std::move(*wrong));  // and the message waits on
     if (kind_ == Kind::Whole && !has_device) {
       stand_ = Stand::None;
       std::vector<Slice> on_host(destinations.begin(), destinations.end());
@@ -79,7 +85,8 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
       return below_->accept(on_host, std::move(pin), std::move(ready));
     }
     // A stream can wait for what comes to its device's memory.
-    auto flag = has_device ? stage_->flags().make() : std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_));
+    auto flag = has_device ? stage_->flags().make()
+                           : std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_));
     landing_ = std::make_shared<Landing>(ending_of(Completion(pin, std::move(flag)), name()));
     op = landing_->op();
     destinations_.assign(destinations.begin(), destinations.end());
@@ -108,7 +115,8 @@ bool Inbox::refuse(const Error& why) {
   return true;
 }
 
-// --- taking -------------------------------------------------------------------------------------------------------------
+// --- taking
+// -------------------------------------------------------------------------------------------------------------
 
 // Whether so many bytes of that destination come through a chunk.
 bool Inbox::needs_chunk(std::size_t index, std::uint64_t bytes) const {
@@ -119,10 +127,14 @@ bool Inbox::needs_chunk(std::size_t index, std::uint64_t bytes) const {
 // Nothing where there is no chunk, here and in take_part().
 std::optional<Inbox::Taken> Inbox::take_whole() {
   bool is_staged = false;
-  for (std::size_t i = 0; i < destinations_.size(); ++i) is_staged |= needs_chunk(i, destinations_[i].bytes);
+  for (std::size_t i = 0; i < destinations_.size(); ++i)
+    is_staged |= needs_chunk(i, destinations_[i].bytes);
   const Chunks::Lease chunk = is_staged ? take_chunk() : nullptr;
   if (is_staged && !chunk) return std::nullopt;
-  Taken taken{.held = std::make_shared<Held>(pin_, chunk), .landing = landing_, .ready = ready_, .is_last = true};
+  Taken taken{.held = std::make_shared<Held>(pin_, chunk),
+              .landing = landing_,
+              .ready = ready_,
+              .is_last = true};
   std::vector<Slice> slices;
   std::size_t offset = 0;
   bool is_written_below = false;
@@ -185,7 +197,8 @@ std::optional<std::string> Inbox::why_wrong(std::uint64_t bytes) {
     ++index_;
     offset_ = 0;
   }
-  if (index_ == sizes_.size() || bytes > sizes_[index_] - offset_) return "a chunk that goes past its payload's end";
+  if (index_ == sizes_.size() || bytes > sizes_[index_] - offset_)
+    return "a chunk that goes past its payload's end";
   return std::nullopt;
 }
 
@@ -224,7 +237,8 @@ void Inbox::go_on() {
   if (taken) when_landed(std::move(*taken));
 }
 
-// --- landing ------------------------------------------------------------------------------------------------------------
+// --- landing
+// ------------------------------------------------------------------------------------------------------------
 
 void Inbox::when_landed(Taken taken) {
   const Op op = taken.op;
@@ -241,12 +255,14 @@ void Inbox::land(Taken taken) {
     for (const auto& copy : taken.copies) copies[copy.to.device.index].push_back(copy);
     for (auto& [device, of_device] : copies) {
       taken.landing->begin_part();
-      const Op made = streams_.on(device).run(name() + " through pinned memory", std::move(of_device), taken.held,
-                                              taken.ready, shared_from_this());
+      const Op made =
+          streams_.on(device).run(name() + " through pinned memory", std::move(of_device),
+                                  taken.held, taken.ready, shared_from_this());
       made.on_ended([landing = taken.landing, made] { landing->end_part(made.error()); });
     }
   } else {
-    // Where the lane has ended nothing more comes for it: who hears of the error finds the pin released.
+    // Where the lane has ended nothing more comes for it: who hears of the error finds the pin
+    // released.
     std::lock_guard lock(mutex_);
     if (failure_ && landing_ == taken.landing) pin_.reset();
   }
@@ -255,7 +271,8 @@ void Inbox::land(Taken taken) {
   if (taken.is_last) taken.landing->end_part(std::nullopt);
 }
 
-// The lane below refused a destination that it had said it reaches: it shows nothing more before that one is taken.
+// The lane below refused a destination that it had said it reaches: it shows nothing more before
+// that one is taken.
 void Inbox::end_below(const Error& why) {
   std::lock_guard lock(mutex_);
   if (!failure_ && below_) below_->close(why);

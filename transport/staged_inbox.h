@@ -1,5 +1,6 @@
-// The receiving half of a staged connection: what comes from the lane below it shows to the handler, and moves the payloads
-// where accept() says; those for device memory land in a pinned chunk first, and a stream copies them on.
+// The receiving half of a staged connection: what comes from the lane below it shows to the
+// handler, and moves the payloads where accept() says; those for device memory land in a pinned
+// chunk first, and a stream copies them on.
 //
 // accept() is for every thread, the rest for the loop.
 #pragma once
@@ -33,17 +34,18 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   bool refuse(const Error& why);
   // After refuse(): fails the message that was accepted and has not come whole.
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
-  // inside.)
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
+  // must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
   // Under the mutex.
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
-  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the last user of this one.
+  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the
+  // last user of this one.
   Result<Reached> reach(std::span<const Slice> destinations);
-  // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
-  // Whoever calls this holds it, or is inside its turn.
+  // The loop, without a share in it (a turn that held the last one would end it from inside); null
+  // where it has ended. Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + peer_; }
   Chunks::Lease take_chunk();

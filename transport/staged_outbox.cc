@@ -8,7 +8,8 @@ namespace weft::transport::staged {
 
 namespace {
 
-// Pinned, per lane: enough for the GPU's copies, the lane below and what lies between them to be busy all the time.
+// Pinned, per lane: enough for the GPU's copies, the lane below and what lies between them to be
+// busy all the time.
 constexpr std::size_t kChunks = 8;
 constexpr std::size_t kMaxPieces = 16;  // with the lane below or on their way there
 
@@ -22,13 +23,14 @@ std::size_t next_bytes(const Item& item) {
 }
 
 bool is_host(std::span<const Slice> slices) {
-  return std::all_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.device.is_host(); });
+  return std::all_of(slices.begin(), slices.end(),
+                     [](const Slice& slice) { return slice.device.is_host(); });
 }
 
 }  // namespace
 
-Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
-               const std::shared_ptr<EventLoop>& loop)
+Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage,
+               const Capabilities& limits, const std::shared_ptr<EventLoop>& loop)
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
@@ -40,17 +42,22 @@ Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, 
       below_(std::move(below)) {}
 
 std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
-  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
-  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads), limits_)) {
+  const auto wrong = [&](const std::string& text) {
+    return Error(Blame::Caller, name() + ": " + text);
+  };
+  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads),
+                                        limits_)) {
     return wrong(*limit);
   }
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    if (const auto why = stage_->why_not(payloads[i])) return wrong("payload " + std::to_string(i) + " is " + *why);
+    if (const auto why = stage_->why_not(payloads[i]))
+      return wrong("payload " + std::to_string(i) + " is " + *why);
   }
   return std::nullopt;
 }
 
-// --- from the caller ---------------------------------------------------------------------------------------------------
+// --- from the caller
+// ---------------------------------------------------------------------------------------------------
 
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
@@ -61,8 +68,9 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   std::lock_guard lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (passed_->load(std::memory_order_relaxed) + line_.size() >= limits_.max_queued) {
-    return Op::failed(Error(Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
-                                             " messages wait already (max_queued); send again when some are done"));
+    return Op::failed(Error(
+        Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
+                         " messages wait already (max_queued); send again when some are done"));
   }
   if (is_all_host && total <= kChunkBytes && line_.empty() && pieces_.empty()) {
     return pass(header, payloads, std::move(pin), std::move(ready));
@@ -75,7 +83,8 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   item->pin = reached.join_pins(pin);
   item->reached = std::move(reached);
   // A stream can wait for what concerns its device's memory.
-  auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
+  auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_))
+                          : stage_->flags().make();
   item->completion = ending_of(Completion(std::move(pin), std::move(flag)), name());
   const Op op = item->completion->op();
   line_.push_back(std::move(item));
@@ -120,7 +129,8 @@ void Outbox::lose(const Error& why) {
   if (is_first && below_) below_->close(why);
 }
 
-// --- cutting, on any thread ---------------------------------------------------------------------------------------------
+// --- cutting, on any thread
+// ---------------------------------------------------------------------------------------------
 
 void Outbox::cut() {
   while (!line_.empty() && under_way_ < kMaxPieces && !failure_) {
@@ -138,7 +148,8 @@ bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
   }
   bool is_staged = false;
   if (item->is_whole()) {
-    for (std::size_t i = 0; i < item->payloads.size(); ++i) is_staged |= needs_chunk(*item, i, item->payloads[i].bytes);
+    for (std::size_t i = 0; i < item->payloads.size(); ++i)
+      is_staged |= needs_chunk(*item, i, item->payloads[i].bytes);
   } else {
     is_staged = needs_chunk(*item, item->index, next_bytes(*item));
   }
@@ -206,7 +217,8 @@ void Outbox::fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::L
   item.is_cut_up = item.cut == item.total;
 }
 
-// Has made() called on the loop when the copies are made; or, without any, when the bytes are ready.
+// Has made() called on the loop when the copies are made; or, without any, when the bytes are
+// ready.
 void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held) {
   auto* const here = loop();
   if (!here) return;
@@ -221,7 +233,8 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
     });
   }
   for (const auto& [device, of_device] : copies) {
-    const Op op = streams_.on(device).run(name() + " through pinned memory", of_device, held, ready, shared_from_this());
+    const Op op = streams_.on(device).run(name() + " through pinned memory", of_device, held, ready,
+                                          shared_from_this());
     // Posted: where the copy could not be enqueued it has ended already, and the mutex is held.
     op.on_ended([weak = weak_from_this(), piece, op] {
       const auto self = weak.lock();
@@ -239,7 +252,8 @@ void Outbox::cut_more() {
   cut();
 }
 
-// --- handing over, on the loop -----------------------------------------------------------------------------------------
+// --- handing over, on the loop
+// -----------------------------------------------------------------------------------------
 
 void Outbox::made(Piece& piece, std::optional<Error> error) {
   if (!error) error = stage_->why_lost(piece.slices);  // whose fences count as passed

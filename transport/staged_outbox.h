@@ -1,6 +1,7 @@
-// The sending half of a staged connection. A message of host memory that fits into one piece goes straight to the lane
-// below while nothing waits in line. Any other one is cut into pieces; those of device memory are copied into pinned chunks
-// by a stream, at once, as far as there are chunks, and each goes to the lane below when its copy is made.
+// The sending half of a staged connection. A message of host memory that fits into one piece goes
+// straight to the lane below while nothing waits in line. Any other one is cut into pieces; those
+// of device memory are copied into pinned chunks by a stream, at once, as far as there are chunks,
+// and each goes to the lane below when its copy is made.
 //
 // send(), refuse() are for every thread, the rest for the loop.
 #pragma once
@@ -25,8 +26,8 @@ namespace weft::transport::staged {
 class Outbox : public std::enable_shared_from_this<Outbox> {
  public:
   // `limits` stay the caller's.
-  Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
-         const std::shared_ptr<EventLoop>& loop);
+  Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage,
+         const Capabilities& limits, const std::shared_ptr<EventLoop>& loop);
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
   // From now on send() fails with this. False where it does already.
@@ -35,8 +36,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void lose(const Error& why);
   // After refuse(): fails what has not gone to the lane below, in order. (That ends what has.)
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
-  // inside.)
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
+  // must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
@@ -73,12 +74,13 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   using Held = std::pair<Pin, Chunks::Lease>;
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the last user of this one.
+  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the
+  // last user of this one.
   Reached reach(std::span<const Slice> payloads);
   // Whether so many bytes of that payload go through a chunk.
   bool needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const;
-  // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
-  // Whoever calls this holds it, or is inside its turn.
+  // The loop, without a share in it (a turn that held the last one would end it from inside); null
+  // where it has ended. Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "send to " + peer_; }
 
@@ -106,7 +108,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   const std::shared_ptr<Chunks> chunks_;
   CopyStreams streams_;
   // Messages that went straight through and have not ended.
-  const std::shared_ptr<std::atomic<std::size_t>> passed_ = std::make_shared<std::atomic<std::size_t>>(0);
+  const std::shared_ptr<std::atomic<std::size_t>> passed_ =
+      std::make_shared<std::atomic<std::size_t>>(0);
 
   std::mutex mutex_;  // of what follows
   std::optional<Error> failure_;

@@ -74,20 +74,25 @@ void Stage::warm_up(cuda::Device& device) {
   cuda::copy(stream, host.slice(), memory.slice());
   const bool in_time = flags_->signal(stream).synchronize(Deadline::in(kSetUp));
   if (const auto lost = device.lost()) throw *lost;
-  if (!in_time) throw Error(Blame::Timeout, "staging on " + describe(device.id()) + ": the first copy did not end");
+  if (!in_time)
+    throw Error(Blame::Timeout,
+                "staging on " + describe(device.id()) + ": the first copy did not end");
 }
 
 std::optional<std::string> Stage::why_not(const Slice& slice) const {
-  if (slice.bytes > 0 && slice.data == nullptr) return std::to_string(slice.bytes) + " bytes without an address";
+  if (slice.bytes > 0 && slice.data == nullptr)
+    return std::to_string(slice.bytes) + " bytes without an address";
   if (slice.device.is_host()) return std::nullopt;
   for (const auto& device : devices_) {
     if (device->id() == slice.device) return std::nullopt;
   }
   return "memory of " + describe(slice.device) +
-         (devices_.empty() ? ", and this process opened the lane without a GPU" : ", which the lane was not opened with");
+         (devices_.empty() ? ", and this process opened the lane without a GPU"
+                           : ", which the lane was not opened with");
 }
 
-// --- chunks -------------------------------------------------------------------------------------------------------------
+// --- chunks
+// -------------------------------------------------------------------------------------------------------------
 
 Chunks::Chunks(Stage& stage, std::size_t chunks) {
   if (stage.devices().empty()) return;
@@ -105,7 +110,8 @@ Chunks::Lease Chunks::take(Task again) {
   }
   const std::size_t index = free_.back();
   free_.pop_back();
-  return {new Slice(blocks_[index].slice()), [self = shared_from_this(), index](const Slice* chunk) {
+  return {new Slice(blocks_[index].slice()),
+          [self = shared_from_this(), index](const Slice* chunk) {
             delete chunk;
             self->give_back(index);
           }};
@@ -123,12 +129,14 @@ void Chunks::give_back(std::size_t index) noexcept {
 
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
   return {new Completion(std::move(completion)), [name = std::move(name)](Completion* last) {
-            if (!last->finished()) last->fail(Error(Blame::Cancelled, name + ": the loop that was to end it is gone"));
+            if (!last->finished())
+              last->fail(Error(Blame::Cancelled, name + ": the loop that was to end it is gone"));
             delete last;
           }};
 }
 
-// --- copying ------------------------------------------------------------------------------------------------------------
+// --- copying
+// ------------------------------------------------------------------------------------------------------------
 
 cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int rank) noexcept {
   const std::size_t bytes = trace::timeline::on() ? bytes_of(copies) : 0;
@@ -140,11 +148,13 @@ cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int
   return cuda::Span::begin(stream, text, trace::Layer::Transport, bytes, rank);
 }
 
-CopyStream::CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop)
+CopyStream::CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags,
+                       const std::shared_ptr<EventLoop>& loop)
     : device_(std::move(device)),
       flags_(flags),
       loop_(loop),
-      stream_(*device_, cuda::Priority::High),  // shares no hardware queue with streams that wait for us
+      stream_(*device_,
+              cuda::Priority::High),  // shares no hardware queue with streams that wait for us
       in_flight_(device_, loop) {}
 
 // False where the host must, because no stream can see the flag.
@@ -159,11 +169,13 @@ bool CopyStream::waits_for(const Fence& ready) {
 }
 
 Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
-                   const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after) noexcept {
+                   const std::shared_ptr<const void>& owner,
+                   std::optional<cuda::EventRef> after) noexcept {
   try {
     std::lock_guard lock(mutex_);
     if (closed_) return Op::failed(*closed_);
-    if (!waits_for(ready)) return enqueue_later({name, std::move(copies), pin, after, nullptr}, ready, owner);
+    if (!waits_for(ready))
+      return enqueue_later({name, std::move(copies), pin, after, nullptr}, ready, owner);
     if (after) after->wait(stream_);
     return enqueue(name, copies, pin, owner);
   } catch (...) {
@@ -172,7 +184,8 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
 }
 
 // What waits for a flag is this object's: the flag is somebody's who may keep it for ever.
-Op CopyStream::enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner) {
+Op CopyStream::enqueue_later(Later later, const Fence& ready,
+                             const std::shared_ptr<const void>& owner) {
   later.completion = ending_of(Completion(later.pin), later.name);
   const Op op = later.completion->op();
   const std::uint64_t key = next_later_++;
@@ -194,7 +207,8 @@ void CopyStream::run_later(std::uint64_t key, const std::shared_ptr<const void>&
     later = std::move(found->second);
     later_.erase(found);
   }
-  const Op made = run(later->name, std::move(later->copies), later->pin, Fence(), owner, later->after);
+  const Op made =
+      run(later->name, std::move(later->copies), later->pin, Fence(), owner, later->after);
   made.on_ended([made, completion = later->completion] {
     if (const auto error = made.error()) {
       completion->fail(*error);
@@ -226,7 +240,8 @@ Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies,
   std::size_t enqueued = 0;
   try {
     cuda::Span shown = show(stream_, copies);
-    for (; enqueued < copies.size(); ++enqueued) cuda::copy(stream_, copies[enqueued].to, copies[enqueued].from);
+    for (; enqueued < copies.size(); ++enqueued)
+      cuda::copy(stream_, copies[enqueued].to, copies[enqueued].from);
     shown.end(stream_);
     const Fence made = flags_.signal(stream_);
     const Completion completion(pin, made);

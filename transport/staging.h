@@ -1,6 +1,6 @@
-// What staging through pinned memory is made of: the GPUs of a process with what lanes share there (Stage), the pinned
-// chunks of one lane's direction (Chunks), and a stream that copies between those and a GPU (CopyStream). Usable from every
-// thread.
+// What staging through pinned memory is made of: the GPUs of a process with what lanes share there
+// (Stage), the pinned chunks of one lane's direction (Chunks), and a stream that copies between
+// those and a GPU (CopyStream). Usable from every thread.
 #pragma once
 
 #include <atomic>
@@ -26,12 +26,13 @@
 
 namespace weft::transport::staged {
 
-// The GPUs whose memory lanes of this process carry; one for all lanes. Without a GPU it carries nothing, but its lanes
-// understand those of a peer that has one.
+// The GPUs whose memory lanes of this process carry; one for all lanes. Without a GPU it carries
+// nothing, but its lanes understand those of a peer that has one.
 class Stage {
  public:
-  // Blocks for a moment: takes pinned memory and makes the first copies, for which the driver loads kernels of its own.
-  // Throws Device, Unsupported (a GPU without stream memory operations), Busy, Timeout.
+  // Blocks for a moment: takes pinned memory and makes the first copies, for which the driver loads
+  // kernels of its own. Throws Device, Unsupported (a GPU without stream memory operations), Busy,
+  // Timeout.
   explicit Stage(std::vector<std::shared_ptr<cuda::Device>> devices);
 
   const std::vector<std::shared_ptr<cuda::Device>>& devices() const { return devices_; }
@@ -62,18 +63,20 @@ struct Reached {
   // That pin and these, which move into it.
   Pin join_pins(Pin other);
 };
-// The lane says by itself, once, why it does not; where it has ended, or the GPU is lost, what follows fails.
+// The lane says by itself, once, why it does not; where it has ended, or the GPU is lost, what
+// follows fails.
 Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices);
 
-// Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for the whole device.
+// Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for
+// the whole device.
 class Chunks : public std::enable_shared_from_this<Chunks> {
  public:
   // Given back with its last reference.
   using Lease = std::shared_ptr<const Slice>;
 
   Chunks(Stage& stage, std::size_t chunks);
-  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that brings it. All who wait are
-  // told; who comes too late for that one asks again.
+  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that
+  // brings it. All who wait are told; who comes too late for that one asks again.
   Lease take(Task again);
 
  private:
@@ -85,11 +88,12 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
   std::vector<Task> waiting_;
 };
 
-// A Completion that fails with its last reference if nobody has ended it: the loop that was to do so has ended.
+// A Completion that fails with its last reference if nobody has ended it: the loop that was to do
+// so has ended.
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name);
 
-// An operation of several parts: counts those that have not ended, and one for those that are still to begin. The first
-// error fails it at once.
+// An operation of several parts: counts those that have not ended, and one for those that are still
+// to begin. The first error fails it at once.
 class Landing {
  public:
   explicit Landing(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
@@ -112,23 +116,28 @@ struct Copy {
   Slice from;
 };
 
-// What the timeline shows of copies that the stream makes one after the other, all in one direction: "copy to host", "copy
-// to device", or "copy" from GPU to GPU, with their bytes. None where there is nothing to copy. Ends as a cuda::Span does.
-cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int rank = -1) noexcept;
+// What the timeline shows of copies that the stream makes one after the other, all in one
+// direction: "copy to host", "copy to device", or "copy" from GPU to GPU, with their bytes. None
+// where there is nothing to copy. Ends as a cuda::Span does.
+cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies,
+                int rank = -1) noexcept;
 
 // One lane's copies to or from one GPU, in order.
 class CopyStream {
  public:
   using Copy = staged::Copy;
 
-  CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop);
+  CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags,
+             const std::shared_ptr<EventLoop>& loop);
 
   int device() const { return device_->index(); }
-  // Enqueues the copies behind `ready`. The Op ends on the loop when they are made, or with the error of the GPU; where
-  // they cannot be enqueued it is a failed one. The pin is held as long as the GPU may touch the memory, also when the Op
-  // has failed before. `owner` has this object as a part. The stream waits for the event as well, where one is given.
+  // Enqueues the copies behind `ready`. The Op ends on the loop when they are made, or with the
+  // error of the GPU; where they cannot be enqueued it is a failed one. The pin is held as long as
+  // the GPU may touch the memory, also when the Op has failed before. `owner` has this object as a
+  // part. The stream waits for the event as well, where one is given.
   Op run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
-         const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after = std::nullopt) noexcept;
+         const std::shared_ptr<const void>& owner,
+         std::optional<cuda::EventRef> after = std::nullopt) noexcept;
   // From now on run() fails with this; does not return while another thread is inside of it.
   void close(const Error& why);
   // Fails what is under way.
@@ -160,7 +169,8 @@ class CopyStream {
   InFlight in_flight_;
 };
 
-// One lane's copies in one direction: a CopyStream for each GPU of the stage, by place in its devices().
+// One lane's copies in one direction: a CopyStream for each GPU of the stage, by place in its
+// devices().
 class CopyStreams {
  public:
   CopyStreams(Stage& stage, const std::shared_ptr<EventLoop>& loop);

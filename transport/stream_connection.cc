@@ -11,10 +11,13 @@ namespace weft::transport {
 
 namespace {
 
-class StreamConnection final : public Connection, private OneSided, public std::enable_shared_from_this<StreamConnection> {
+class StreamConnection final : public Connection,
+                               private OneSided,
+                               public std::enable_shared_from_this<StreamConnection> {
  public:
-  StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities, std::string transport_name,
-                   const std::shared_ptr<EventLoop>& loop, std::chrono::milliseconds linger)
+  StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
+                   std::string transport_name, const std::shared_ptr<EventLoop>& loop,
+                   std::chrono::milliseconds linger)
       : loop_(loop),
         loop_address_(loop.get()),
         linger_for_(linger),
@@ -25,7 +28,8 @@ class StreamConnection final : public Connection, private OneSided, public std::
         outbox_(*stream_, capabilities_, who(), transport_, loop,
                 [this](const Fence& fence) { again(fence, &StreamConnection::write); }),
         inbox_(
-            *stream_, capabilities_, who(), loop, [this](const Fence& fence) { again(fence, &StreamConnection::read); },
+            *stream_, capabilities_, who(), loop,
+            [this](const Fence& fence) { again(fence, &StreamConnection::read); },
             [this] { soon(); }) {}
   ~StreamConnection() override;
 
@@ -38,27 +42,33 @@ class StreamConnection final : public Connection, private OneSided, public std::
   std::string peer() const override { return peer_; }
   const Capabilities& capabilities() const override { return capabilities_; }
   void receive(Handlers handlers) override;
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     return outbox_.send(header, payloads, std::move(pin), std::move(ready));
   }
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
     return inbox_.accept(destinations, std::move(pin), std::move(ready));
   }
   OneSided* one_sided() override { return capabilities_.one_sided ? this : nullptr; }
-  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override { return outbox_.reach(memory, gpu); }
+  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override {
+    return outbox_.reach(memory, gpu);
+  }
   void close(const Error& why) noexcept override;
 
  private:
-  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept override { return outbox_.expose(memory); }
-  Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept override {
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept override {
+    return outbox_.expose(memory);
+  }
+  Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin,
+         Fence ready) noexcept override {
     return outbox_.put(from, to, offset, std::move(pin), std::move(ready));
   }
 
   using Turn = void (StreamConnection::*)();
 
   std::string who() const { return peer_ + " (" + transport_ + ")"; }
-  // The loop, without a share in it: a turn that held the last one would end the loop from inside. Null where it has ended
-  // in this very turn. Who calls from elsewhere holds it, see Holder.
+  // The loop, without a share in it: a turn that held the last one would end the loop from inside.
+  // Null where it has ended in this very turn. Who calls from elsewhere holds it, see Holder.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   // A call of this, as long as somebody else owns it.
   static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
@@ -117,14 +127,16 @@ void StreamConnection::again(const Fence& fence, Turn turn) {
 }
 
 void StreamConnection::soon() {
-  if (auto* const here = loop()) here->post_soon(calling(weak_from_this(), &StreamConnection::read));
+  if (auto* const here = loop())
+    here->post_soon(calling(weak_from_this(), &StreamConnection::read));
 }
 
 void StreamConnection::receive(Handlers handlers) {
   if (!handlers.arrived || !handlers.closed) {
     throw Error(Blame::Caller, "receive from " + who() + ": both handlers must be given");
   }
-  if (receives_.exchange(true)) throw Error(Blame::Caller, "receive from " + who() + " was called before; once only");
+  if (receives_.exchange(true))
+    throw Error(Blame::Caller, "receive from " + who() + " was called before; once only");
   auto* const here = loop();
   if (!here) return;
   here->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
@@ -139,7 +151,8 @@ void StreamConnection::close(const Error& why) noexcept {
   const Error reason = why.within("the lane to " + who() + " was closed here");
   if (!outbox_.refuse(reason)) return;
   inbox_.refuse(reason);
-  if (auto* const here = loop()) here->post([self = shared_from_this(), reason, why] { self->end(reason, why.text()); });
+  if (auto* const here = loop())
+    here->post([self = shared_from_this(), reason, why] { self->end(reason, why.text()); });
 }
 
 void StreamConnection::drop() noexcept {
@@ -192,8 +205,8 @@ void StreamConnection::let_go() {
   if (auto* const here = loop()) here->post([stream = std::move(stream_)] {});
 }
 
-// What callers hold. The connection itself may outlive it, while the loop has work to do for it; the loop does not end
-// before the connection has done what it does in this turn.
+// What callers hold. The connection itself may outlive it, while the loop has work to do for it;
+// the loop does not end before the connection has done what it does in this turn.
 struct Holder {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<StreamConnection> connection;
@@ -205,11 +218,13 @@ struct Holder {
 
 }  // namespace
 
-std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
-                                         std::string transport_name, std::shared_ptr<EventLoop> loop,
+std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream,
+                                         const Capabilities& capabilities,
+                                         std::string transport_name,
+                                         std::shared_ptr<EventLoop> loop,
                                          std::chrono::milliseconds linger) {
-  auto connection =
-      std::make_shared<StreamConnection>(std::move(stream), capabilities, std::move(transport_name), loop, linger);
+  auto connection = std::make_shared<StreamConnection>(std::move(stream), capabilities,
+                                                       std::move(transport_name), loop, linger);
   connection->start();
   auto* const seen = connection.get();
   const auto holder = std::shared_ptr<Holder>(new Holder{std::move(loop), std::move(connection)});

@@ -18,13 +18,15 @@ namespace weft::transport {
 namespace {
 
 constexpr const char* kLooksAway =
-    " does not let this one look into its /proc: it runs as another user or in another user namespace, has capabilities "
+    " does not let this one look into its /proc: it runs as another user or in another user "
+    "namespace, has capabilities "
     "that this one lacks, or is not dumpable";
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
 std::string belongs_to(pid_t process, uid_t user) {
-  return "process " + std::to_string(process) + " belongs to user " + std::to_string(user) + ", not to this one";
+  return "process " + std::to_string(process) + " belongs to user " + std::to_string(user) +
+         ", not to this one";
 }
 
 // Nothing where /proc does not show it.
@@ -41,7 +43,8 @@ sockaddr_un name_of(const std::string& path, const std::string& who) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   if (path.size() >= sizeof name.sun_path) {
-    throw Error(Blame::Unsupported, who + ": the folder for temporary files has too long a name for a socket: " + path);
+    throw Error(Blame::Unsupported,
+                who + ": the folder for temporary files has too long a name for a socket: " + path);
   }
   path.copy(name.sun_path, path.size());
   return name;
@@ -53,14 +56,16 @@ Descriptor unix_socket(const std::string& who) {
   return socket;
 }
 
-// One that no other process has at present. Containers may share the folder, and have processes of the same numbers.
+// One that no other process has at present. Containers may share the folder, and have processes of
+// the same numbers.
 std::string fresh_path() {
   static std::atomic<unsigned> count{0};
   struct stat processes {};
   ::stat("/proc/self/ns/pid", &processes);
   const char* folder = std::getenv("TMPDIR");
-  return std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" + std::to_string(processes.st_ino) +
-         "-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+  return std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" +
+         std::to_string(processes.st_ino) + "-" + std::to_string(::getpid()) + "-" +
+         std::to_string(count++);
 }
 
 }  // namespace
@@ -72,14 +77,17 @@ ListeningSocket listen_for_this_user(const std::string& who) {
   const sockaddr_un name = name_of(path, who);
   ::unlink(path.c_str());  // of a process of that number that was killed right here
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
-    throw system_error(Blame::Unsupported,
-                       who + ": cannot make a socket at " + path + "; set TMPDIR to a folder that can be written", errno);
+    throw system_error(
+        Blame::Unsupported,
+        who + ": cannot make a socket at " + path + "; set TMPDIR to a folder that can be written",
+        errno);
   }
   Descriptor held(::open(path.c_str(), O_PATH | O_CLOEXEC));
   const int number = errno;
   ::unlink(path.c_str());
   if (!held) throw system_error(Blame::Busy, who + ": cannot hold the socket " + path, number);
-  if (::listen(socket.get(), 128) != 0) throw system_error(Blame::Busy, who + ": cannot listen", errno);
+  if (::listen(socket.get(), 128) != 0)
+    throw system_error(Blame::Busy, who + ": cannot listen", errno);
   return {std::move(socket), std::move(held)};
 }
 
@@ -94,14 +102,15 @@ Descriptor accept_from(const Descriptor& listening, const std::string& who) {
 std::optional<std::string> why_closed_to_this_one(pid_t process, int name) {
   const std::string folder = "/proc/" + std::to_string(process);
   struct stat theirs {};
-  const bool may_look =
-      ::stat((folder + "/fd/" + std::to_string(name)).c_str(), &theirs) == 0 || (errno != EACCES && errno != EPERM);
+  const bool may_look = ::stat((folder + "/fd/" + std::to_string(name)).c_str(), &theirs) == 0 ||
+                        (errno != EACCES && errno != EPERM);
   if (!may_look) return "process " + std::to_string(process) + kLooksAway;
   // One that may look into the other's has no more rights there: that one does not know its user.
   struct stat own {};
   const auto user = effective_user(folder);
   if (user && !is_trusted(*user)) return belongs_to(process, *user);
-  const bool differ = ::stat((folder + "/ns/user").c_str(), &theirs) == 0 && ::stat("/proc/self/ns/user", &own) == 0 &&
+  const bool differ = ::stat((folder + "/ns/user").c_str(), &theirs) == 0 &&
+                      ::stat("/proc/self/ns/user", &own) == 0 &&
                       (own.st_ino != theirs.st_ino || own.st_dev != theirs.st_dev);
   if (differ) return "process " + std::to_string(process) + " is in another user namespace";
   return std::nullopt;
@@ -111,14 +120,15 @@ std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::s
   Descriptor socket = unix_socket(who);
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor);
   const sockaddr_un name = name_of(path, who);
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0) return socket;
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0)
+    return socket;
   if (errno == EAGAIN || errno == EINTR) return std::nullopt;
   const bool may_not = errno == EACCES || errno == EPERM;
-  throw system_error(
-      Blame::PeerLost,
-      who + ": process " + std::to_string(process) +
-          (may_not ? std::string(kLooksAway) + "; start both alike, or choose tcp" : " does not listen any more"),
-      errno);
+  throw system_error(Blame::PeerLost,
+                     who + ": process " + std::to_string(process) +
+                         (may_not ? std::string(kLooksAway) + "; start both alike, or choose tcp"
+                                  : " does not listen any more"),
+                     errno);
 }
 
 pid_t check_peer(const Descriptor& socket, const std::string& who) {
@@ -131,7 +141,8 @@ pid_t check_peer(const Descriptor& socket, const std::string& who) {
   throw Error(Blame::PeerLost, who + ": " + belongs_to(peer.pid, peer.uid));
 }
 
-bool pass(const Descriptor& socket, std::span<const std::byte> words, const Descriptor& passed, const std::string& who) {
+bool pass(const Descriptor& socket, std::span<const std::byte> words, const Descriptor& passed,
+          const std::string& who) {
   iovec bytes{const_cast<std::byte*>(words.data()), words.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -146,13 +157,16 @@ bool pass(const Descriptor& socket, std::span<const std::byte> words, const Desc
   const int number = passed.get();
   std::memcpy(CMSG_DATA(part), &number, sizeof number);
   // The words are so few that they go as one, or not at all.
-  if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(words.size())) return true;
+  if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(words.size()))
+    return true;
   // The last one: more of this user's are under way than it may have open.
-  if (errno == EAGAIN || errno == EINTR || is_shortage(errno) || errno == ETOOMANYREFS) return false;
+  if (errno == EAGAIN || errno == EINTR || is_shortage(errno) || errno == ETOOMANYREFS)
+    return false;
   throw system_error(Blame::PeerLost, who + ": cannot pass a descriptor", errno);
 }
 
-std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::byte> words, const std::string& who) {
+std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::byte> words,
+                                      const std::string& who) {
   iovec bytes{words.data(), words.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
   msghdr message{};
@@ -163,7 +177,8 @@ std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::b
   const auto count = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
   std::vector<Descriptor> passed;  // whatever came is closed again, if it is not what we want
-  for (cmsghdr* part = count > 0 ? CMSG_FIRSTHDR(&message) : nullptr; part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+  for (cmsghdr* part = count > 0 ? CMSG_FIRSTHDR(&message) : nullptr; part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t at = 0; CMSG_LEN(at + sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
       int number = -1;
@@ -172,7 +187,8 @@ std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::b
     }
   }
   if (count > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && passed.empty()) {
-    throw system_error(Blame::Busy, who + ": this process has no descriptor left for what a peer passes", EMFILE);
+    throw system_error(
+        Blame::Busy, who + ": this process has no descriptor left for what a peer passes", EMFILE);
   }
   if (count != static_cast<ssize_t>(words.size()) || passed.size() != 1) return Descriptor();
   return std::move(passed[0]);

@@ -1,4 +1,5 @@
-// The autograd context of a thread: it follows calls, continuations and coroutines as the agent does.
+// The autograd context of a thread: it follows calls, continuations and coroutines as the agent
+// does.
 #pragma once
 
 #include <memory>
@@ -24,9 +25,11 @@ class ContextAmbient final : public weft::detail::Ambient {
   const std::shared_ptr<Context> context_;
 };
 
-// This thread's, or that of the call that it runs. Null where there is none, or it has been released.
+// This thread's, or that of the call that it runs. Null where there is none, or it has been
+// released.
 std::shared_ptr<Context> current_context();
-// Whether what this thread sends in it is recorded: not under NoGradGuard, nor in a call that was made under one.
+// Whether what this thread sends in it is recorded: not under NoGradGuard, nor in a call that was
+// made under one.
 bool records_calls();
 
 }  // namespace weft::autograd

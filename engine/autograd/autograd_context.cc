@@ -12,22 +12,27 @@ namespace {
 std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
   const auto& core = agent.shared_core();
   if (!core)
-    throw Error(Blame::Caller, "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
+    throw Error(
+        Blame::Caller,
+        "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
   core->require_open();
   if (const auto context = autograd::current_context()) {
     throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " +
-                                   autograd::to_text(context->id()) + " already; a thread has one at a time");
+                                   autograd::to_text(context->id()) +
+                                   " already; a thread has one at a time");
   }
   return core->contexts().make();
 }
 
 }  // namespace
 
-AutogradContext::AutogradContext(const rpc::Agent& agent) : core_(agent.shared_core()), context_(begin(agent)) {
+AutogradContext::AutogradContext(const rpc::Agent& agent)
+    : core_(agent.shared_core()), context_(begin(agent)) {
   scope_.emplace(std::make_shared<autograd::ContextAmbient>(weft::detail::ambient(), context_));
 }
 
-AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<autograd::Context> context)
+AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core,
+                                 std::shared_ptr<autograd::Context> context)
     : core_(std::move(core)), context_(std::move(context)) {}
 
 AutogradContext::~AutogradContext() {
@@ -45,7 +50,8 @@ AutogradContext AutogradContext::current() {
   auto context = autograd::current_context();
   if (!context) {
     throw Error(Blame::Caller,
-                "AutogradContext::current(): this thread runs nothing that was called inside an AutogradContext, "
+                "AutogradContext::current(): this thread runs nothing that was called inside an "
+                "AutogradContext, "
                 "or it has been released");
   }
   auto core = context->core();
@@ -54,17 +60,23 @@ AutogradContext AutogradContext::current() {
 
 std::uint64_t AutogradContext::id() const { return context_->id(); }
 
-void AutogradContext::backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+void AutogradContext::backward(const std::vector<at::Tensor>& roots,
+                               const BackwardOptions& options) {
   autograd::backward(core_, context_, roots, options);
 }
 
-Future<void> AutogradContext::backward_async(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+Future<void> AutogradContext::backward_async(const std::vector<at::Tensor>& roots,
+                                             const BackwardOptions& options) {
   return autograd::backward_async(core_, context_, roots, options);
 }
 
-at::Tensor AutogradContext::gradient(const at::Tensor& parameter) const { return context_->gradient(parameter); }
+at::Tensor AutogradContext::gradient(const at::Tensor& parameter) const {
+  return context_->gradient(parameter);
+}
 
-std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const { return context_->gradients(); }
+std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const {
+  return context_->gradients();
+}
 
 void AutogradContext::release() { core_->contexts().release(context_->id(), "it was released"); }
 

@@ -25,35 +25,43 @@ struct Roots {
 at::Tensor gradient_of(const at::Tensor& root, std::size_t i, const BackwardOptions& options) {
   if (options.grad_outputs.empty()) {
     if (root.numel() != 1) {
-      wrong(i, "has " + std::to_string(root.numel()) + " elements and is no scalar: sum it up, or give grad_outputs");
+      wrong(i, "has " + std::to_string(root.numel()) +
+                   " elements and is no scalar: sum it up, or give grad_outputs");
     }
     return at::ones_like(root, at::MemoryFormat::Preserve);
   }
   const at::Tensor& given = options.grad_outputs[i];
   if (!given.defined()) wrong(i, "has an undefined gradient in grad_outputs");
-  if (given.sizes() != root.sizes() || given.scalar_type() != root.scalar_type() || given.device() != root.device()) {
-    wrong(i, "is " + tensor::describe(root) + ", its gradient in grad_outputs is " + tensor::describe(given));
+  if (given.sizes() != root.sizes() || given.scalar_type() != root.scalar_type() ||
+      given.device() != root.device()) {
+    wrong(i, "is " + tensor::describe(root) + ", its gradient in grad_outputs is " +
+                 tensor::describe(given));
   }
   return given.detach();
 }
 
 Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given; give the loss: backward({loss})");
+  if (roots.empty())
+    throw Error(Blame::Caller, "backward(): no roots were given; give the loss: backward({loss})");
   if (!options.grad_outputs.empty() && options.grad_outputs.size() != roots.size()) {
     throw Error(Blame::Caller, "backward(): " + std::to_string(roots.size()) + " roots, but " +
-                                   std::to_string(options.grad_outputs.size()) + " gradients in grad_outputs");
+                                   std::to_string(options.grad_outputs.size()) +
+                                   " gradients in grad_outputs");
   }
   Roots result;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     const at::Tensor& root = roots[i];
-    if (!root.defined()) wrong(i, "is undefined: give a tensor that was computed, such as the loss");
+    if (!root.defined())
+      wrong(i, "is undefined: give a tensor that was computed, such as the loss");
     if (!root.requires_grad()) {
       wrong(i, "(" + tensor::describe(root) +
-                   ") does not require grad: nothing that it was computed from does, or it was computed under NoGradGuard");
+                   ") does not require grad: nothing that it was computed from does, or it was "
+                   "computed under NoGradGuard");
     }
     if (!root.grad_fn()) {
-      wrong(i, "(" + tensor::describe(root) +
-                   ") is a leaf, from which nothing leads to others: give what was computed from it");
+      wrong(i,
+            "(" + tensor::describe(root) +
+                ") is a leaf, from which nothing leads to others: give what was computed from it");
     }
     result.edges.push_back(torch::autograd::impl::gradient_edge(root));
     result.gradients.push_back(gradient_of(root, i, options));
@@ -67,34 +75,39 @@ void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
 }
 
 // Exact: asks which messages lead to the roots, and starts the pass when that is known.
-void start_planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                   const std::shared_ptr<Pass>& pass, const std::shared_ptr<Roots>& roots) {
+void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
+                   const std::shared_ptr<Context>& context, const std::shared_ptr<Pass>& pass,
+                   const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
   for (const auto& edge : roots->edges) nodes.push_back(edge.function.get());
   // The gradients of the roots are those of the streams that are current now.
   const auto streams = tensor::CudaDevices::current_streams(core->gpus());
-  messages::reach(core, context, pass->name(), nodes, pass->deadline()).on_done([=](const Future<Outcome>& reached) {
-    const Outcome how = reached.get();
-    if (how.failed()) return pass->fail(how);
-    if (pass->ended().done()) return;
-    const PassName& name = pass->name();
-    if (name.retain_graph) context->remember_plan(roots->edges, name.plan);
-    try {
-      const c10::MultiStreamGuard current(streams);
-      start(context, *pass, *roots);
-    } catch (...) {
-      pass->fail(context->outcome(std::current_exception(), "at the roots"));
-    }
-  });
+  messages::reach(core, context, pass->name(), nodes, pass->deadline())
+      .on_done([=](const Future<Outcome>& reached) {
+        const Outcome how = reached.get();
+        if (how.failed()) return pass->fail(how);
+        if (pass->ended().done()) return;
+        const PassName& name = pass->name();
+        if (name.retain_graph) context->remember_plan(roots->edges, name.plan);
+        try {
+          const c10::MultiStreamGuard current(streams);
+          start(context, *pass, *roots);
+        } catch (...) {
+          pass->fail(context->outcome(std::current_exception(), "at the roots"));
+        }
+      });
 }
 
 // From here on it fails as a pass does, whatever happens.
-std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
+                            const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->require_open();
   if (context->released()) {
-    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) +
-                                   " has been released, and what was recorded in it: compute the roots again in another");
+    throw Error(
+        Blame::Caller,
+        "backward(): autograd context " + to_text(context->id()) +
+            " has been released, and what was recorded in it: compute the roots again in another");
   }
   const auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();
@@ -122,7 +135,8 @@ Future<void> ended(const std::shared_ptr<Pass>& pass, const std::shared_ptr<rpc:
     if (const auto error = one.error()) return promise.set_error(error);
     const Outcome& outcome = one.value();
     if (!outcome.failed()) return promise.set();
-    pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
+    pass->told().on_done_light(
+        [promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
   });
   return promise.future();
 }
@@ -134,7 +148,8 @@ void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr
   ended(begun(core, context, roots, options), core->crew()).get();
 }
 
-Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
+                            const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   const auto pass = begun(core, context, roots, options);
   const auto whole = ended(pass, core->crew());

@@ -11,7 +11,8 @@ namespace weft::autograd {
 // AutogradContext's functions of these names say what they do and throw.
 void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options);
-Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
+                            const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options);
 
 }  // namespace weft::autograd

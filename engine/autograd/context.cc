@@ -81,10 +81,11 @@ void Context::forget(const MessageId& message) {
 
 codec::AttachGradient Context::receiver(const MessageId& message, const rpc::WorkerInfo& from) {
   auto recv = std::make_shared<NodePtr<RecvNode>>();
-  return [weak = weak_from_this(), message, from, recv](const at::Tensor& tensor, std::size_t slot) {
-    if (!*recv) *recv = make_node<RecvNode>(message, from, weak);
-    (*recv)->attach(tensor, slot);
-  };
+  return
+      [weak = weak_from_this(), message, from, recv](const at::Tensor& tensor, std::size_t slot) {
+        if (!*recv) *recv = make_node<RecvNode>(message, from, weak);
+        (*recv)->attach(tensor, slot);
+      };
 }
 
 NodePtr<SendNode> Context::send_of(const MessageId& message) const {
@@ -100,21 +101,24 @@ std::vector<NodePtr<SendNode>> Context::sends() const {
   return all;
 }
 
-Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline) {
+Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name,
+                              Deadline deadline) {
   std::lock_guard lock(mutex_);
-  if (const auto ended = ended_.find(name.pass); ended != ended_.end()) return {nullptr, ended->second};
+  if (const auto ended = ended_.find(name.pass); ended != ended_.end())
+    return {nullptr, ended->second};
   if (released_) {
     return {nullptr,
             {static_cast<int>(Blame::Cancelled),
              "context " + to_text(id_) + " has been released on " + describe(core->self())}};
   }
-  if (const auto found = passes_.find(name.pass); found != passes_.end()) return {found->second, {}};
+  if (const auto found = passes_.find(name.pass); found != passes_.end())
+    return {found->second, {}};
   PassId& settled = settled_[root_of(name.pass)];
   if (name.pass < settled || root_of(name.pass) == core->self().rank) {
-    return {
-        nullptr,
-        {static_cast<int>(Blame::Cancelled),
-         "backward in context " + to_text(id_) + ": a message of a pass that is over came to " + describe(core->self())}};
+    return {nullptr,
+            {static_cast<int>(Blame::Cancelled), "backward in context " + to_text(id_) +
+                                                     ": a message of a pass that is over came to " +
+                                                     describe(core->self())}};
   }
   settled = std::max(settled, name.settled);
   fold();
@@ -127,10 +131,12 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   return {pass, {}};
 }
 
-std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, bool makes_plan,
-                                     Deadline deadline) {
+std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
+                                     bool makes_plan, Deadline deadline) {
   std::lock_guard lock(mutex_);
-  if (released_) throw Error(Blame::Caller, "backward(): autograd context " + to_text(id_) + " has just been released");
+  if (released_)
+    throw Error(Blame::Caller,
+                "backward(): autograd context " + to_text(id_) + " has just been released");
   name.pass = core->contexts().next_pass();
   if (makes_plan) name.plan = name.pass;
   unsettled_.insert(name.pass);
@@ -181,13 +187,17 @@ std::vector<PassId> Context::to_name() const {
 void Context::require_no_other(const PassName& pass) const {
   std::lock_guard lock(mutex_);
   const auto is_other = [&](const auto& one) { return one.first != pass.pass; };
-  const auto may_fail = [&](const auto& one) { return root_of(one.second.pass) != core_.self().rank; };
+  const auto may_fail = [&](const auto& one) {
+    return root_of(one.second.pass) != core_.self().rank;
+  };
   const bool runs = pass.settled < pass.pass || std::ranges::any_of(passes_, is_other);
   if (!runs && std::ranges::none_of(fresh_, may_fail)) return;
-  throw Error(Blame::Caller, "another pass of context " + to_text(id_) +
-                                 " may not have ended on all workers: what it brings is not known yet, and was to be "
-                                 "averaged as well. Wait for it first, begin all passes on one worker, or take another "
-                                 "context");
+  throw Error(
+      Blame::Caller,
+      "another pass of context " + to_text(id_) +
+          " may not have ended on all workers: what it brings is not known yet, and was to be "
+          "averaged as well. Wait for it first, begin all passes on one worker, or take another "
+          "context");
 }
 
 // With the mutex held.
@@ -201,7 +211,8 @@ std::vector<NodePtr<SendNode>> Context::sends_in(PassId plan) const {
   return sends;
 }
 
-void Context::succeeded(const PassName& name, Gradients&& gradients, const std::vector<MessageId>& freed) {
+void Context::succeeded(const PassName& name, Gradients&& gradients,
+                        const std::vector<MessageId>& freed) {
   const PassId pass = name.pass;
   std::shared_ptr<Pass> dropped;
   std::vector<NodePtr<SendNode>> graphs;  // dropped outside of the lock, as is what follows
@@ -220,7 +231,8 @@ void Context::succeeded(const PassName& name, Gradients&& gradients, const std::
     graphs.push_back(std::move(found->second));
     sends_.erase(found);
   }
-  if (dropped && !gradients.empty()) fresh_.insert_or_assign(dropped->order(), Fresh{pass, std::move(gradients)});
+  if (dropped && !gradients.empty())
+    fresh_.insert_or_assign(dropped->order(), Fresh{pass, std::move(gradients)});
 }
 
 bool Context::failed(const PassName& name, const Outcome& why) {
@@ -242,7 +254,8 @@ bool Context::failed(const PassName& name, const Outcome& why) {
       pass = std::move(found->second);
       passes_.erase(found);
     }
-    const auto found = std::ranges::find_if(fresh_, [&](const auto& one) { return one.second.pass == id; });
+    const auto found =
+        std::ranges::find_if(fresh_, [&](const auto& one) { return one.second.pass == id; });
     if (found != fresh_.end()) {
       discarded = std::move(found->second.gradients);
       fresh_.erase(found);
@@ -252,7 +265,8 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   return true;
 }
 
-// With the mutex held. What it gives is to be dropped outside of it: a plan that no other pass will have, or its roots.
+// With the mutex held. What it gives is to be dropped outside of it: a plan that no other pass will
+// have, or its roots.
 Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (ended_.insert_or_assign(pass.pass, outcome).second) endings_.push_back(pass.pass);
   if (endings_.size() > kRememberedPasses) {
@@ -274,7 +288,8 @@ Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (kept == planned_.end()) {
     planned_.emplace(plan.roots, found->first);
   } else if (kept->second != found->first) {
-    return {.messages = {}, .roots = std::exchange(plan.roots, {})};  // one that ran beside it was first
+    return {.messages = {},
+            .roots = std::exchange(plan.roots, {})};  // one that ran beside it was first
   }
   return {};
 }
@@ -287,7 +302,8 @@ void Context::began(Running pass) {
 
 std::vector<Context::Running> Context::running_here() {
   std::lock_guard lock(mutex_);
-  std::erase_if(running_, [](const Running& one) { return one.ended.done() && !one.ended.failed(); });
+  std::erase_if(running_,
+                [](const Running& one) { return one.ended.done() && !one.ended.failed(); });
   return running_;
 }
 
@@ -305,10 +321,13 @@ void Context::fail_passes(const Outcome& why) {
   for (const auto& pass : passes) pass->fail(why);
 }
 
-std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass, const std::vector<MessageId>& messages) {
+std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass,
+                                              const std::vector<MessageId>& messages) {
   std::vector<NodePtr<SendNode>> fresh;
   std::lock_guard lock(mutex_);
-  if (released_) throw Error(Blame::Cancelled, "the context has been released");  // which is to keep no plan any more
+  if (released_)
+    throw Error(Blame::Cancelled,
+                "the context has been released");  // which is to keep no plan any more
   if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed())
     throw ended->second.error();
   auto& planned = plans_[pass.plan].messages;
@@ -316,7 +335,8 @@ std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass, const std::v
     const auto found = sends_.find(message);
     if (found == sends_.end()) {
       throw Error(Blame::Caller,
-                  "a message that leads to a root has not been recorded here, or its graph was freed by a pass without "
+                  "a message that leads to a root has not been recorded here, or its graph was "
+                  "freed by a pass without "
                   "retain_graph");
     }
     if (planned.insert(message).second) fresh.push_back(found->second);
@@ -331,7 +351,8 @@ std::size_t Context::plans() const {
 
 std::size_t Context::HashOfEdges::operator()(const Edges& edges) const noexcept {
   std::size_t hash = edges.size();
-  for (const auto& edge : edges) hash = c10::hash_combine(hash, std::hash<torch::autograd::Edge>()(edge));
+  for (const auto& edge : edges)
+    hash = c10::hash_combine(hash, std::hash<torch::autograd::Edge>()(edge));
   return hash;
 }
 
@@ -347,9 +368,10 @@ void Context::remember_plan(const Edges& roots, PassId plan) {
   plans_[plan].roots = roots;
 }
 
-// With the mutex held. What cannot be heard to have failed any more becomes part of the sum: all that has its root here, as
-// it has ended on all other workers; of another root's, what that has settled. Where one that may yet fail replaces the
-// sum, what has begun behind it waits: it is to be added to the sum that it makes.
+// With the mutex held. What cannot be heard to have failed any more becomes part of the sum: all
+// that has its root here, as it has ended on all other workers; of another root's, what that has
+// settled. Where one that may yet fail replaces the sum, what has begun behind it waits: it is to
+// be added to the sum that it makes.
 void Context::fold() {
   for (auto it = fresh_.begin(); it != fresh_.end();) {
     Fresh& one = it->second;
@@ -374,22 +396,26 @@ Outcome Context::outcome(const std::exception_ptr& error, const std::string& whe
   // libtorch sees that a graph's tensor has changed, and not who has changed it.
   if (what.text.find("modified by an inplace operation") != std::string::npos) {
     if (const auto other = core_.contexts().stepped_by_other(id_, steps_before_)) {
-      what.text += "; another trainer's step did it: DistributedOptimizer::step() in context " + to_text(*other) +
-                   " of rank " + std::to_string(*other >> 48) +
-                   " changed weights here between the forward of this context and this backward. Let the trainers take "
-                   "turns, so that no step comes between another's forward and backward, or take torch::optim::SGD, which "
+      what.text += "; another trainer's step did it: DistributedOptimizer::step() in context " +
+                   to_text(*other) + " of rank " + std::to_string(*other >> 48) +
+                   " changed weights here between the forward of this context and this backward. "
+                   "Let the trainers take "
+                   "turns, so that no step comes between another's forward and backward, or take "
+                   "torch::optim::SGD, which "
                    "writes weights such that the other's backward uses the new ones";
     }
   }
-  what.text =
-      "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
+  what.text = "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) +
+              ", " + where + ": " + what.text;
   return what;
 }
 
 void Context::require_alive() const {
   if (!released_) return;
-  throw Error(Blame::Caller, "autograd context " + to_text(id_) +
-                                 " has been released, and its gradients with it: read them, and step, before it ends");
+  throw Error(
+      Blame::Caller,
+      "autograd context " + to_text(id_) +
+          " has been released, and its gradients with it: read them, and step, before it ends");
 }
 
 at::Tensor Context::gradient(const at::Tensor& parameter) {
@@ -412,10 +438,12 @@ std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
   fold();
   auto all = gradients_.all();
   std::unordered_map<const c10::TensorImpl*, std::size_t> places;
-  for (const auto& [parameter, gradient] : all) places.emplace(parameter.unsafeGetTensorImpl(), places.size());
+  for (const auto& [parameter, gradient] : all)
+    places.emplace(parameter.unsafeGetTensorImpl(), places.size());
   for (const auto& [order, one] : fresh_) {
     for (const auto& [parameter, gradient] : one.gradients.all()) {
-      const auto [place, is_first] = places.try_emplace(parameter.unsafeGetTensorImpl(), all.size());
+      const auto [place, is_first] =
+          places.try_emplace(parameter.unsafeGetTensorImpl(), all.size());
       if (is_first) {
         all.emplace_back(parameter, gradient);
       } else {
@@ -444,7 +472,8 @@ void Context::release(const std::string& why) {
     plans.swap(plans_);
     std::swap(gradients, gradients_);
   }
-  fail_passes({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(id_) + " was cancelled: " + why});
+  fail_passes({static_cast<int>(Blame::Cancelled),
+               "backward in context " + to_text(id_) + " was cancelled: " + why});
 }
 
 }  // namespace weft::autograd

@@ -8,7 +8,9 @@ namespace weft::autograd {
 
 Contexts::~Contexts() = default;
 
-std::uint64_t Contexts::next_id() { return rpc::number_of(core_.self().rank, core_.first_id() + next_++); }
+std::uint64_t Contexts::next_id() {
+  return rpc::number_of(core_.self().rank, core_.first_id() + next_++);
+}
 
 PassId Contexts::next_pass() { return next_id(); }
 
@@ -105,9 +107,10 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
     const bool took_part = context->worker_lost(rank);
     if (took_part) {
-      context->fail_passes(Outcome(Error(Blame::PeerLost, "backward in context " + to_text(context->id()) + " failed on " +
-                                                              describe(core_.self()) + ": " + why)
-                                       .with_ranks({rank})));
+      context->fail_passes(
+          Outcome(Error(Blame::PeerLost, "backward in context " + to_text(context->id()) +
+                                             " failed on " + describe(core_.self()) + ": " + why)
+                      .with_ranks({rank})));
     }
     if (context->owner() == rank) {
       release(context->id(), why);
@@ -124,7 +127,8 @@ void Contexts::close() {
     std::lock_guard lock(mutex_);
     contexts_.clear();
   }
-  for (const auto& context : contexts) context->release("agent " + describe(core_.self()) + " has left");
+  for (const auto& context : contexts)
+    context->release("agent " + describe(core_.self()) + " has left");
 }
 
 bool Contexts::has_ended(ContextId id) const {

@@ -31,13 +31,15 @@ class Contexts {
   // A new one, of this worker.
   std::shared_ptr<Context> make();
   PassId next_pass();
-  // A call made in that context has come from that worker. Null where the context has been released.
+  // A call made in that context has come from that worker. Null where the context has been
+  // released.
   std::shared_ptr<Context> arrived(ContextId id, int from);
   // Null where it is not known here.
   std::shared_ptr<Context> find(ContextId id) const;
   // Whether it was known here, or others told of it, and it has ended since.
   bool has_ended(ContextId id) const;
-  // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has ended.
+  // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has
+  // ended.
   void release(ContextId id, const std::string& why);
   // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.
   // Or it has left, and one of that life is its successor.
@@ -59,8 +61,8 @@ class Contexts {
   void steps_in(ContextId id);
   // How many steps there have been so far.
   std::uint64_t step_count() const;
-  // Another context in which an optimizer has stepped here since there were so many: the newest. Nothing where there is
-  // none.
+  // Another context in which an optimizer has stepped here since there were so many: the newest.
+  // Nothing where there is none.
   std::optional<ContextId> stepped_by_other(ContextId id, std::uint64_t since) const;
 
   struct Counts {

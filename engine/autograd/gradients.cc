@@ -49,9 +49,12 @@ void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std
   One& one = one_of(parameter);
   take(one);
   // Another tensor may lie in the same memory, or a message that is still being sent.
-  if (gradient.layout() == at::kStrided && gradient.has_storage() && gradient.storage().use_count() > 1) held = 0;
-  torch::autograd::AccumulateGrad::accumulateGrad(parameter, one.gradient, gradient, held,
-                                                  [&](at::Tensor&& result) { one.gradient = std::move(result); });
+  if (gradient.layout() == at::kStrided && gradient.has_storage() &&
+      gradient.storage().use_count() > 1)
+    held = 0;
+  torch::autograd::AccumulateGrad::accumulateGrad(
+      parameter, one.gradient, gradient, held,
+      [&](at::Tensor&& result) { one.gradient = std::move(result); });
   enqueued(one);
 }
 
@@ -68,7 +71,8 @@ void Gradients::absorb(const at::Tensor& parameter, const at::Tensor& earlier) {
 void Gradients::merge(Gradients&& other) {
   for (One& theirs : other.all_) {
     if (!theirs.gradient.defined()) continue;
-    if (One& one = one_of(theirs.parameter); !one.gradient.defined() || other.replaces(theirs.parameter)) {
+    if (One& one = one_of(theirs.parameter);
+        !one.gradient.defined() || other.replaces(theirs.parameter)) {
       one.gradient = std::move(theirs.gradient);
       one.work = std::move(theirs.work);
     } else {

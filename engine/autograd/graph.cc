@@ -26,19 +26,22 @@ variable_list after_tensor_hooks(Node& node, variable_list gradients) {
 
 // In anomaly mode, as libtorch's engine does, in its words.
 void require_no_nan(const Node& node, const variable_list& outputs) {
-  if (!torch::autograd::AnomalyMode::is_enabled() || !torch::autograd::AnomalyMode::should_check_nan()) return;
+  if (!torch::autograd::AnomalyMode::is_enabled() ||
+      !torch::autograd::AnomalyMode::should_check_nan())
+    return;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor& output = outputs[i];
     if (!output.defined()) continue;
     const at::Tensor values = output.is_sparse() ? output._values() : output;
     if (!values.isnan().any().item<bool>()) continue;
-    throw std::runtime_error("Function '" + node.name() + "' returned nan values in its " + std::to_string(i) +
-                             "th output.");
+    throw std::runtime_error("Function '" + node.name() + "' returned nan values in its " +
+                             std::to_string(i) + "th output.");
   }
 }
 
 // Input buffers whose gradients lie on other streams than the node's.
-void wait_for_inputs(const torch::autograd::InputBuffer& inputs, const std::optional<c10::Stream>& stream) {
+void wait_for_inputs(const torch::autograd::InputBuffer& inputs,
+                     const std::optional<c10::Stream>& stream) {
   if (!stream) return;
   for (std::size_t i = 0; i < inputs.ready_events.size(); ++i) {
     const auto& event = inputs.ready_events[i];
@@ -76,8 +79,10 @@ void Graph::count_from(const std::vector<NodePtr<Node>>& nodes) {
 std::optional<Ready> Graph::deliver(const torch::autograd::Edge& edge, at::Tensor&& gradient,
                                     const std::optional<c10::Stream>& producer) {
   Waiting& waiting = waiting_.at(edge.function.get());
-  if (!waiting.inputs) waiting.inputs.emplace(static_cast<std::size_t>(edge.function->num_inputs()));
-  waiting.inputs->add(edge.input_nr, std::move(gradient), producer, edge.function->stream(), edge.function.get());
+  if (!waiting.inputs)
+    waiting.inputs.emplace(static_cast<std::size_t>(edge.function->num_inputs()));
+  waiting.inputs->add(edge.input_nr, std::move(gradient), producer, edge.function->stream(),
+                      edge.function.get());
   if (--waiting.missing > 0) return std::nullopt;
   return Ready{edge.function, *std::exchange(waiting.inputs, std::nullopt)};
 }
@@ -95,8 +100,9 @@ std::vector<Node*> reachable_from(const std::vector<Node*>& nodes) {
   return reached;
 }
 
-variable_list run_node(Ready&& ready, bool retain_graph,
-                       const std::function<void(const at::Tensor&, const at::Tensor&, std::size_t)>& accumulate) {
+variable_list run_node(
+    Ready&& ready, bool retain_graph,
+    const std::function<void(const at::Tensor&, const at::Tensor&, std::size_t)>& accumulate) {
   Node& node = *ready.node;
   const auto stream = node.stream();
   const c10::OptionalStreamGuard guard(stream);
@@ -109,19 +115,23 @@ variable_list run_node(Ready&& ready, bool retain_graph,
   const variable_list seen = has_post_hooks ? gradients : variable_list();
   variable_list outputs;
   if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node)) {
-    if (!gradients.empty() && gradients[0].defined()) accumulate(leaf->variable, gradients[0], has_post_hooks ? 2 : 1);
+    if (!gradients.empty() && gradients[0].defined())
+      accumulate(leaf->variable, gradients[0], has_post_hooks ? 2 : 1);
     gradients.clear();
   } else {
     if (!retain_graph) node.will_release_variables();
     outputs = node(std::move(gradients));
-    torch::autograd::validate_outputs(node.next_edges(), outputs,
-                                      [&](const std::string& text) { return node.name() + ": " + text; });
+    torch::autograd::validate_outputs(node.next_edges(), outputs, [&](const std::string& text) {
+      return node.name() + ": " + text;
+    });
     if (!retain_graph) node.release_variables();
   }
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, seen);
   require_no_nan(node, outputs);
   if (nested) {
-    nested->take([&](const at::Tensor& parameter, const at::Tensor& gradient) { accumulate(parameter, gradient, 1); });
+    nested->take([&](const at::Tensor& parameter, const at::Tensor& gradient) {
+      accumulate(parameter, gradient, 1);
+    });
   }
   return outputs;
 }

@@ -17,7 +17,8 @@ using ContextId = std::uint64_t;
 using PassId = std::uint64_t;
 inline int root_of(PassId pass) { return static_cast<int>(pass >> 48); }
 
-// One message whose tensors gradients flow through, as both of its sides know it: a call's number is unique at its caller.
+// One message whose tensors gradients flow through, as both of its sides know it: a call's number
+// is unique at its caller.
 struct MessageId {
   int caller = -1;  // rank
   std::uint64_t call = 0;
@@ -39,7 +40,8 @@ struct PassName {
   PassId settled = 0;  // the root's passes before this one have ended
   PassId plan = 0;     // Exact: which messages count, by the pass that asked for them; 0 for Fast
   bool retain_graph = false;
-  std::vector<PassId> failed = {};  // passes of the context that have, of which its sender has not made sure that all know
+  std::vector<PassId> failed =
+      {};  // passes of the context that have, of which its sender has not made sure that all know
   WEFT_FIELDS(context, pass, settled, plan, retain_graph, failed)
 };
 

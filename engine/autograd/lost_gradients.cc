@@ -17,15 +17,20 @@ std::atomic<bool> has_warned{false};
 // Of a type of its own, by which who passes the tensor on can tell where it came from.
 class GradientsEndHere final : public torch::autograd::FunctionPreHook {
  public:
-  GradientsEndHere(std::string worker, std::string function) : worker_(std::move(worker)), function_(std::move(function)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+  GradientsEndHere(std::string worker, std::string function)
+      : worker_(std::move(worker)), function_(std::move(function)) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
     if (!has_warned.exchange(true)) {
-      log::warn("a backward pass ends at the result of " + function_ + ", which " + worker_ +
-                " has computed from tensors that require grad: the call was made outside of an AutogradContext, so no "
-                "gradient goes there, and neither the call's arguments nor the tensors of " +
-                worker_ +
-                " get any. Make an AutogradContext on the thread that makes the calls, and use context.backward({loss}); "
-                "detach() the result where gradients are to end there (this is said once in a process)");
+      log::warn(
+          "a backward pass ends at the result of " + function_ + ", which " + worker_ +
+          " has computed from tensors that require grad: the call was made outside of an "
+          "AutogradContext, so no "
+          "gradient goes there, and neither the call's arguments nor the tensors of " +
+          worker_ +
+          " get any. Make an AutogradContext on the thread that makes the calls, and use "
+          "context.backward({loss}); "
+          "detach() the result where gradients are to end there (this is said once in a process)");
     }
     return gradients;
   }
@@ -37,13 +42,18 @@ class GradientsEndHere final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-// Not when the result comes: who only evaluates a model, or fetches weights, runs no backward pass into it.
-void warn_where_gradients_end(const at::Tensor& result, const std::string& worker, const std::string& function) {
-  if (!has_warned) torch::autograd::impl::add_hook(result, std::make_unique<GradientsEndHere>(worker, function));
+// Not when the result comes: who only evaluates a model, or fetches weights, runs no backward pass
+// into it.
+void warn_where_gradients_end(const at::Tensor& result, const std::string& worker,
+                              const std::string& function) {
+  if (!has_warned)
+    torch::autograd::impl::add_hook(result, std::make_unique<GradientsEndHere>(worker, function));
 }
 
 bool is_computed(const at::Tensor& tensor) {
-  const auto ends_here = [](const auto& hook) { return dynamic_cast<const GradientsEndHere*>(hook.get()) != nullptr; };
+  const auto ends_here = [](const auto& hook) {
+    return dynamic_cast<const GradientsEndHere*>(hook.get()) != nullptr;
+  };
   return !tensor.is_leaf() || std::ranges::any_of(torch::autograd::impl::hooks(tensor), ends_here);
 }
 

@@ -16,7 +16,8 @@ namespace weft::autograd {
 namespace {
 
 std::chrono::milliseconds limit_of(Deadline deadline) {
-  return deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+  return deadline.is_never() ? std::chrono::milliseconds(0)
+                             : std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }
 
 rpc::Going going(int to, rpc::MessageKind kind, Deadline deadline) {
@@ -24,9 +25,10 @@ rpc::Going going(int to, rpc::MessageKind kind, Deadline deadline) {
 }
 
 template <auto F>
-auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind, Deadline deadline,
-          typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  return rpc::call<rpc::detail::FunctionBody<F>>(core, going(to, kind, deadline), std::move(arguments));
+auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
+          Deadline deadline, typename rpc::detail::FunctionBody<F>::Arguments arguments) {
+  return rpc::call<rpc::detail::FunctionBody<F>>(core, going(to, kind, deadline),
+                                                 std::move(arguments));
 }
 
 // Whether this has made it zero; it stays so.
@@ -36,7 +38,8 @@ bool count_down(std::atomic<std::size_t>& count) {
   return before == 1;
 }
 
-// With it a context is gone 10 s after its end wherever messages arrive again by then, some workers away from its owner.
+// With it a context is gone 10 s after its end wherever messages arrive again by then, some workers
+// away from its owner.
 constexpr auto kCleanUpPause = std::chrono::seconds(1);
 
 // That worker would have told others, and cannot: who they are is not known here.
@@ -44,7 +47,8 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
   try {
     for (const auto& worker : core->directory().workers()) {
       if (worker.rank == lost || worker == core->self()) continue;
-      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context},
+      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup,
+                                         {context},
                                          {.keeps_on = true, .patient_pause = kCleanUpPause});
     }
   } catch (const std::exception&) {
@@ -52,8 +56,10 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
   }
 }
 
-Future<void> tell_failed(const std::shared_ptr<rpc::AgentCore>& core, int rank, const PassName& name, const Outcome& why) {
-  return rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why}, {.on_loop = false});
+Future<void> tell_failed(const std::shared_ptr<rpc::AgentCore>& core, int rank,
+                         const PassName& name, const Outcome& why) {
+  return rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why},
+                                               {.on_loop = false});
 }
 
 bool is_gone(const rpc::AgentCore& core, int rank, const std::exception_ptr& error) {
@@ -61,8 +67,9 @@ bool is_gone(const rpc::AgentCore& core, int rank, const std::exception_ptr& err
 }
 
 // As clean_up_behind: those behind it may have ended their part well.
-void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, int lost,
-                        const PassName& name, const Outcome& why) {
+void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
+                        const std::shared_ptr<Context>& context, int lost, const PassName& name,
+                        const Outcome& why) {
   std::set<int> others;
   try {
     for (const auto& worker : core->directory().workers()) {
@@ -73,16 +80,17 @@ void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core, const std::
   }
   context->untold(name.pass, lost, others);
   for (const int rank : others) {
-    tell_failed(core, rank, name, why).on_done_light([core, context, rank, pass = name.pass](const Future<void>& said) {
-      if (!said.failed() || is_gone(*core, rank, said.error())) context->told(pass, rank);
-    });
+    tell_failed(core, rank, name, why)
+        .on_done_light([core, context, rank, pass = name.pass](const Future<void>& said) {
+          if (!said.failed() || is_gone(*core, rank, said.error())) context->told(pass, rank);
+        });
   }
 }
 
 Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
-  return Future<Outcome>::ready(
-      {static_cast<int>(Blame::Cancelled),
-       "backward in context " + to_text(context) + ": " + describe(core.self()) + " has released the context"});
+  return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled),
+                                 "backward in context " + to_text(context) + ": " +
+                                     describe(core.self()) + " has released the context"});
 }
 
 }  // namespace
@@ -100,12 +108,14 @@ Future<Outcome> gradient(GradientMessage message) {
   const std::string where = "given a gradient by " + describe(here.call().caller);
   if (!send) {
     const Error unknown(Blame::Caller,
-                        "its message has not been recorded here, or its graph was freed by a pass without retain_graph");
+                        "its message has not been recorded here, or its graph was freed by a pass "
+                        "without retain_graph");
     return Future<Outcome>::ready(context->outcome(std::make_exception_ptr(unknown), where));
   }
   if (message.gradients.size() > send->num_inputs()) {
-    throw Error(Blame::Caller, where + ": there are " + std::to_string(message.gradients.size()) + " for " +
-                                   std::to_string(send->num_inputs()) + " tensors that were sent");
+    throw Error(Blame::Caller, where + ": there are " + std::to_string(message.gradients.size()) +
+                                   " for " + std::to_string(send->num_inputs()) +
+                                   " tensors that were sent");
   }
   messages::hear_failed(core, context, message.name.failed);
   const auto joined = context->join(core, message.name, here.call().deadline);
@@ -136,7 +146,8 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
   } catch (const Error&) {
     if (context->released()) return released_on(*core, name.context);
     return Future<Outcome>::ready(context->outcome(
-        std::current_exception(), "asked which messages lead to the roots by " + describe(here.call().caller)));
+        std::current_exception(),
+        "asked which messages lead to the roots by " + describe(here.call().caller)));
   }
   std::vector<Node*> nodes;
   for (const auto& send : fresh) nodes.push_back(send.get());
@@ -157,16 +168,18 @@ void clean_up(ContextId context) {
 
 namespace messages {
 
-Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message,
-                              Deadline deadline) {
+Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to,
+                              GradientMessage message, Deadline deadline) {
   auto way = going(to, rpc::MessageKind::Gradient, deadline);
-  // To the devices that the tensors came from: of a call by the inverse of its map, of a reply by that map itself.
+  // To the devices that the tensors came from: of a call by the inverse of its map, of a reply by
+  // that map itself.
   way.back = message.message.caller == to;
   return rpc::call<rpc::detail::FunctionBody<&internal::gradient>>(core, way, {std::move(message)});
 }
 
-Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                      const PassName& name, const Outcome& why) {
+Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
+                      const std::shared_ptr<Context>& context, const PassName& name,
+                      const Outcome& why) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> told;
   for (const int rank : context->workers()) {
@@ -179,41 +192,47 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
       behind();
       continue;
     }
-    // Again, where it does not answer: it may have ended its part well, and must not count what that brought.
+    // Again, where it does not answer: it may have ended its part well, and must not count what
+    // that brought.
     Promise<void> answered(core->crew());
     tell_failed(core, rank, name, why)
-        .on_done_light([core, context, rank, pass = name.pass, behind, answered](const Future<void>& said) {
-          if (!said.failed()) {
-            context->told(pass, rank);
-          } else if (is_gone(*core, rank, said.error())) {
-            behind();
-          }
-          answered.set();
-        });
+        .on_done_light(
+            [core, context, rank, pass = name.pass, behind, answered](const Future<void>& said) {
+              if (!said.failed()) {
+                context->told(pass, rank);
+              } else if (is_gone(*core, rank, said.error())) {
+                behind();
+              }
+              answered.set();
+            });
     told.push_back(answered.future());
   }
   return when_all(std::move(told));
 }
 
-void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                 const std::vector<PassId>& failed) {
+void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
+                 const std::shared_ptr<Context>& context, const std::vector<PassId>& failed) {
   if (failed.size() > kMostNamed)
-    throw Error(Blame::Caller, "a message that names " + std::to_string(failed.size()) + " failed passes");
+    throw Error(Blame::Caller,
+                "a message that names " + std::to_string(failed.size()) + " failed passes");
   for (const PassId pass : failed) {
-    const Outcome why(static_cast<int>(Blame::Cancelled), "backward in context " + to_text(context->id()) +
-                                                              " has failed, which " + describe(core->self()) +
-                                                              " has not been told before");
-    const PassName name{.context = context->id(), .pass = pass, .plan = pass};  // whichever it was to make
+    const Outcome why(static_cast<int>(Blame::Cancelled),
+                      "backward in context " + to_text(context->id()) + " has failed, which " +
+                          describe(core->self()) + " has not been told before");
+    const PassName name{
+        .context = context->id(), .pass = pass, .plan = pass};  // whichever it was to make
     if (context->failed(name, why)) end_pass(core, context, name, why);
   }
 }
 
-Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                      const PassName& name, const std::vector<Node*>& nodes, Deadline deadline) {
+Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
+                      const std::shared_ptr<Context>& context, const PassName& name,
+                      const std::vector<Node*>& nodes, Deadline deadline) {
   const weft::detail::AmbientScope outside(nullptr);
   std::map<rpc::WorkerInfo, std::vector<MessageId>> reached;
   for (const Node* node : reachable_from(nodes)) {
-    if (const auto* recv = dynamic_cast<const RecvNode*>(node)) reached[recv->from()].push_back(recv->message());
+    if (const auto* recv = dynamic_cast<const RecvNode*>(node))
+      reached[recv->from()].push_back(recv->message());
   }
   if (reached.empty()) return Future<Outcome>::ready({});
   const Promise<Outcome> all(core->crew());
@@ -225,7 +244,8 @@ Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
     };
     const std::string where = "asking " + describe(worker) + " which messages lead to the roots";
     try {
-      send<&internal::reach>(core, worker.rank, rpc::MessageKind::Backward, deadline, {name, std::move(messages)})
+      send<&internal::reach>(core, worker.rank, rpc::MessageKind::Backward, deadline,
+                             {name, std::move(messages)})
           .on_done_light([core, context, where, end](const Future<Outcome>& answered) {
             const auto error = answered.error();
             end(error ? context->outcome(error, where) : answered.value());
@@ -240,10 +260,12 @@ Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
   const weft::detail::AmbientScope outside(nullptr);
   const auto behind = [core, to, context] {
-    if (!core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
+    if (!core->closed())
+      core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
   };
-  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context},
-                                     {.overdue = behind, .keeps_on = true, .patient_pause = kCleanUpPause});
+  rref::control<&internal::clean_up>(
+      core, to, rpc::MessageKind::ContextCleanup, {context},
+      {.overdue = behind, .keeps_on = true, .patient_pause = kCleanUpPause});
 }
 
 }  // namespace messages

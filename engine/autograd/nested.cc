@@ -20,7 +20,8 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What `.grad` of leaves was, while nodes on several threads may run nested passes that write there.
+// What `.grad` of leaves was, while nodes on several threads may run nested passes that write
+// there.
 class KeptGrads {
  public:
   void keep(const at::Tensor& leaf) {
@@ -34,7 +35,8 @@ class KeptGrads {
     std::lock_guard lock(mutex_);
     const auto found = kept_.find(which);
     if (--found->second.nodes > 0) return;
-    dropped = leaf.defined() ? std::exchange(leaf.mutable_grad(), std::move(found->second.grad)) : found->second.grad;
+    dropped = leaf.defined() ? std::exchange(leaf.mutable_grad(), std::move(found->second.grad))
+                             : found->second.grad;
     kept_.erase(found);
   }
 
@@ -48,7 +50,8 @@ class KeptGrads {
 };
 
 KeptGrads& kept_grads() {
-  static KeptGrads* const all = new KeptGrads();  // for good: the engine's threads may be at it when the process ends
+  static KeptGrads* const all =
+      new KeptGrads();  // for good: the engine's threads may be at it when the process ends
   return *all;
 }
 
@@ -76,18 +79,19 @@ struct NestedPasses::State : c10::DebugInfoBase {
 
   void add(const at::Tensor& leaf, const at::Tensor& gradient) {
     std::lock_guard lock(mutex);
-    const auto [found, is_new] =
-        leaves.try_emplace(leaf.unsafeGetTensorImpl(), Leaf{WeakTensor(leaf.getIntrusivePtr()), {}});
+    const auto [found, is_new] = leaves.try_emplace(leaf.unsafeGetTensorImpl(),
+                                                    Leaf{WeakTensor(leaf.getIntrusivePtr()), {}});
     if (is_new) kept_grads().keep(leaf);
     const c10::AutoGradMode no_grad(false);
-    // The tensor itself, not another over its memory: libtorch takes over as `.grad`, and adds to, what nobody else refers
-    // to.
+    // The tensor itself, not another over its memory: libtorch takes over as `.grad`, and adds to,
+    // what nobody else refers to.
     found->second.gradient = sum_of(found->second.gradient, gradient);
   }
 };
 
 bool runs_user_code(torch::autograd::Node& node) {
-  if (!node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty()) return true;
+  if (!node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty())
+    return true;
   const std::string_view type = typeid(node).name();  // as the Itanium ABI spells it
   if (type.starts_with("N4weft8autograd")) return false;
   return !type.starts_with("N5torch8autograd") || type.starts_with("N5torch8autograd7CppNode") ||
@@ -96,17 +100,20 @@ bool runs_user_code(torch::autograd::Node& node) {
 
 NestedPasses::NestedPasses() : state_(std::make_shared<State>()) {
   c10::ThreadLocalDebugInfo::_push(own_kind<c10::DebugInfoKind>(), state_);
-  const auto start = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+  const auto start =
+      [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
     const auto node = torch::autograd::get_current_node();
     const auto* const leaf = dynamic_cast<const AccumulateGrad*>(node.get());
-    auto* const state = static_cast<State*>(c10::ThreadLocalDebugInfo::get(own_kind<c10::DebugInfoKind>()));
+    auto* const state =
+        static_cast<State*>(c10::ThreadLocalDebugInfo::get(own_kind<c10::DebugInfoKind>()));
     if (leaf == nullptr || state == nullptr || function.inputs().empty()) return nullptr;
     const c10::IValue& gradient = function.inputs()[0];
-    if (gradient.isTensor() && gradient.toTensor().defined()) state->add(leaf->variable, gradient.toTensor());
+    if (gradient.isTensor() && gradient.toTensor().defined())
+      state->add(leaf->variable, gradient.toTensor());
     return nullptr;
   };
-  callback_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(start).needsInputs(true).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(start).needsInputs(true).scopes(
+      {at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 NestedPasses::~NestedPasses() {
@@ -118,12 +125,14 @@ NestedPasses::~NestedPasses() {
   }
 }
 
-void NestedPasses::take(const std::function<void(const at::Tensor&, const at::Tensor&)>& accumulate) {
+void NestedPasses::take(
+    const std::function<void(const at::Tensor&, const at::Tensor&)>& accumulate) {
   for (auto& [which, leaf] : state_->leaves) {
     auto alive = leaf.tensor.lock();
     if (!alive) continue;
     const at::Tensor gradient = std::exchange(leaf.gradient, {});
-    accumulate(at::Tensor(std::move(alive)), gradient.requires_grad() ? gradient.detach() : gradient);
+    accumulate(at::Tensor(std::move(alive)),
+               gradient.requires_grad() ? gradient.detach() : gradient);
   }
 }
 

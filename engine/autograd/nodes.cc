@@ -10,14 +10,17 @@
 
 namespace weft::autograd {
 
-SendNode::SendNode(MessageId message, int to, const std::vector<at::Tensor>& tensors) : message_(message), to_(to) {
+SendNode::SendNode(MessageId message, int to, const std::vector<at::Tensor>& tensors)
+    : message_(message), to_(to) {
   for (const at::Tensor& tensor : tensors) {
     add_input_metadata(tensor);
     add_next_edge(torch::autograd::impl::gradient_edge(tensor));
   }
 }
 
-torch::autograd::variable_list SendNode::apply(torch::autograd::variable_list&& gradients) { return std::move(gradients); }
+torch::autograd::variable_list SendNode::apply(torch::autograd::variable_list&& gradients) {
+  return std::move(gradients);
+}
 
 void RecvNode::attach(const at::Tensor& tensor, std::size_t slot) {
   slots_.push_back(slot);
@@ -42,9 +45,9 @@ std::vector<at::Tensor> RecvNode::by_slot(torch::autograd::variable_list&& gradi
 torch::autograd::variable_list RecvNode::apply(torch::autograd::variable_list&& gradients) {
   Pass* pass = Pass::current();
   if (pass == nullptr || pass->context() != context_.lock()) {
-    throw Error(Blame::Caller,
-                "a gradient for a tensor that came from " + describe(from_) +
-                    " inside an AutogradContext: use context.backward({loss}) of that context, not loss.backward()");
+    throw Error(Blame::Caller, "a gradient for a tensor that came from " + describe(from_) +
+                                   " inside an AutogradContext: use context.backward({loss}) of "
+                                   "that context, not loss.backward()");
   }
   pass->send(*this, by_slot(std::move(gradients)));
   return {};

@@ -1,6 +1,6 @@
-// The two ends of a message in the autograd graph. Where tensors that require grad are sent, a SendNode has the edges of
-// the graph that made them; where they arrive, a RecvNode is their gradient function. What a pass brings to the RecvNode
-// travels back and leaves the SendNode.
+// The two ends of a message in the autograd graph. Where tensors that require grad are sent, a
+// SendNode has the edges of the graph that made them; where they arrive, a RecvNode is their
+// gradient function. What a pass brings to the RecvNode travels back and leaves the SendNode.
 #pragma once
 
 #include <memory>
@@ -43,7 +43,8 @@ class RecvNode final : public torch::autograd::Node {
   std::string name() const override { return "weft::RecvNode"; }
   // The sender's order.
   std::vector<at::Tensor> by_slot(torch::autograd::variable_list&& gradients) const;
-  // Sends them. Throws Caller outside of a pass of its context: loss.backward() instead of context.backward({loss}).
+  // Sends them. Throws Caller outside of a pass of its context: loss.backward() instead of
+  // context.backward({loss}).
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
  private:

@@ -25,7 +25,8 @@ constinit trace::Name roots{trace::Layer::Engine, "backward of the roots"};
 }  // namespace traced
 
 // A gradient on its way, as both its ends know it. A retained graph sends one for each pass.
-trace::About shown(const char* name, const MessageId& message, PassId pass, int peer, std::uint64_t bytes) {
+trace::About shown(const char* name, const MessageId& message, PassId pass, int peer,
+                   std::uint64_t bytes) {
   return {.name = name,
           .sequence = message.call * 2 + (message.reply ? 1 : 0),
           .peer = peer,
@@ -36,7 +37,8 @@ trace::About shown(const char* name, const MessageId& message, PassId pass, int 
 template <class Tensors>
 std::uint64_t bytes_of(const Tensors& tensors) {
   std::uint64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? tensor.numel() * tensor.itemsize() : 0;
+  for (const at::Tensor& tensor : tensors)
+    bytes += tensor.defined() ? tensor.numel() * tensor.itemsize() : 0;
   return bytes;
 }
 
@@ -53,8 +55,8 @@ class Running {
 
 }  // namespace
 
-Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, std::uint64_t order,
-           Deadline deadline)
+Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name,
+           std::uint64_t order, Deadline deadline)
     : core_(std::move(core)),
       context_(std::move(context)),
       name_(std::move(name)),
@@ -63,8 +65,8 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       begins_here_(root_of(name_.pass) == core_->self().rank),
       promise_(core_->crew()),
       started_(core_->crew()),
-      traced_(
-          trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name_.pass})),
+      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward,
+                                      {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
       told_(Future<void>::ready()) {}
 
@@ -78,7 +80,8 @@ void Pass::watch() {
                              }));
 }
 
-void Pass::expect(std::vector<NodePtr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots) {
+void Pass::expect(std::vector<NodePtr<SendNode>> sends,
+                  const std::vector<torch::autograd::Edge>& roots) {
   std::lock_guard lock(mutex_);
   std::vector<NodePtr<Node>> from;
   for (const auto& send : sends) {
@@ -106,7 +109,8 @@ void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list 
     std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < roots.size(); ++i) {
       const auto producer = torch::autograd::InputMetadata(gradients[i]).stream();
-      if (auto task = graph_.deliver(roots[i], std::move(gradients[i]), producer)) ready.push_back(std::move(*task));
+      if (auto task = graph_.deliver(roots[i], std::move(gradients[i]), producer))
+        ready.push_back(std::move(*task));
     }
     local_ += static_cast<std::int64_t>(ready.size());
   }
@@ -121,20 +125,22 @@ void Pass::set_started() {
 
 void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   if (gradients.size() > send->num_inputs()) {
-    throw Error(Blame::Caller, std::to_string(gradients.size()) + " gradients for " + std::to_string(send->num_inputs()) +
-                                   " tensors that were sent");
+    throw Error(Blame::Caller, std::to_string(gradients.size()) + " gradients for " +
+                                   std::to_string(send->num_inputs()) + " tensors that were sent");
   }
   {
     std::lock_guard lock(mutex_);
     if (expected_.erase(send->message()) == 0) {
       if (ended_) return;
-      throw Error(Blame::Caller, "a gradient that this pass does not expect, or that has come already");
+      throw Error(Blame::Caller,
+                  "a gradient that this pass does not expect, or that has come already");
     }
   }
   const trace::Range range(traced::gradient, {.rank = core_->self().rank});
   const trace::ServeScope counted;
-  auto came = trace::Operation::begin(core_->member(), trace::Kind::Gradient,
-                                      shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
+  auto came = trace::Operation::begin(
+      core_->member(), trace::Kind::Gradient,
+      shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
   came.runs_here();
   // They came on streams of this call's, which are current.
   torch::autograd::InputBuffer inputs(send->num_inputs());
@@ -175,11 +181,12 @@ void Pass::work(std::vector<Ready> ready) {
 void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
   const auto node = task.node;
   const auto stream = node->stream();
-  variable_list outputs = run_node(std::move(task), name_.retain_graph,
-                                   [this](const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
-                                     std::lock_guard lock(mutex_);
-                                     gradients_.add(parameter, gradient, held);
-                                   });
+  variable_list outputs =
+      run_node(std::move(task), name_.retain_graph,
+               [this](const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
+                 std::lock_guard lock(mutex_);
+                 gradients_.add(parameter, gradient, held);
+               });
   std::lock_guard lock(mutex_);
   if (ended_) return;
   for (std::size_t i = 0; i < outputs.size() && i < node->num_outputs(); ++i) {
@@ -196,8 +203,9 @@ void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
 void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   ++open_;
   const rpc::WorkerInfo& to = node.from();
-  auto sent = trace::Operation::begin(core_->member(), trace::Kind::Gradient,
-                                      shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
+  auto sent = trace::Operation::begin(
+      core_->member(), trace::Kind::Gradient,
+      shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
   const std::string where = "sending a gradient to " + describe(to);
   {
     std::lock_guard lock(mutex_);
@@ -206,8 +214,10 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   }
   try {
     const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
-    messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
-        .on_done_light([self = shared_from_this(), where, sent, rank = to.rank](const Future<Outcome>& answered) mutable {
+    messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)},
+                            deadline_)
+        .on_done_light([self = shared_from_this(), where, sent,
+                        rank = to.rank](const Future<Outcome>& answered) mutable {
           if (const auto error = answered.error()) {
             const Outcome why = self->context_->outcome(error, where);
             sent.fail(why.error());
@@ -319,7 +329,9 @@ void Pass::fail(const Outcome& why) {
     // Connecting may take a while, which this thread, perhaps the loop's, has not.
     core_->crew()->run(Task([core = core_, context = context_, name = name_, why, end] {
       core->after(kTold, Task(end));
-      messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) { end(); });
+      messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
+        end();
+      });
     }));
   }
   promise_.set(why);
@@ -338,7 +350,9 @@ void Pass::absorb(const at::Tensor& parameter) {
   gradients_.absorb(parameter, earlier);
 }
 
-void Pass::caught(const std::string& where) noexcept { fail(context_->outcome(std::current_exception(), where)); }
+void Pass::caught(const std::string& where) noexcept {
+  fail(context_->outcome(std::current_exception(), where));
+}
 
 void Pass::expire() {
   std::map<int, int> missing;  // gradients, by the worker that should send them
@@ -352,18 +366,21 @@ void Pass::expire() {
   }
   std::string waits, unsaid;
   for (const auto& [rank, gradients] : missing) {
-    waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " + std::to_string(rank);
+    waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " +
+             std::to_string(rank);
   }
-  for (const int rank : others) unsaid += (unsaid.empty() ? "rank " : ", rank ") + std::to_string(rank);
-  std::string text =
-      "backward in context " + to_text(context_->id()) + " was not done in time on " + describe(core_->self());
+  for (const int rank : others)
+    unsaid += (unsaid.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  std::string text = "backward in context " + to_text(context_->id()) +
+                     " was not done in time on " + describe(core_->self());
   if (!has_counted) text += ": not all workers have said which messages lead to the roots";
   if (!waits.empty()) text += ": gradients have not come: " + waits;
   if (waits.empty() && !unsaid.empty()) text += ": the part of the pass has not ended on " + unsaid;
   // Which may be what misses gradients; its own news of that may be the slower one.
   if (name_.plan == 0 && !(waits.empty() && unsaid.empty())) {
     text +=
-        "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
+        "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is "
+        "not used, or a call "
         "failed, pass BackwardMode::Exact";
   }
   if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";

@@ -1,9 +1,11 @@
-// One backward pass, as one worker runs it. Gradients of messages that were sent here come one by one, each on a thread of
-// the crew, which runs what they make ready; gradients for messages that came here leave the moment their RecvNode runs. A
-// pass has ended here when all that is expected has come, everything has run, and all that was sent has been answered.
+// One backward pass, as one worker runs it. Gradients of messages that were sent here come one by
+// one, each on a thread of the crew, which runs what they make ready; gradients for messages that
+// came here leave the moment their RecvNode runs. A pass has ended here when all that is expected
+// has come, everything has run, and all that was sent has been answered.
 //
-// The first worker to bring a gradient here is answered when the pass has ended here; later ones at once. So whoever began
-// it, in the end the root, knows that all has run. docs/autograd.md has the protocol.
+// The first worker to bring a gradient here is answered when the pass has ended here; later ones at
+// once. So whoever began it, in the end the root, knows that all has run. docs/autograd.md has the
+// protocol.
 #pragma once
 
 #include <atomic>
@@ -25,8 +27,8 @@ namespace weft::autograd {
 
 class Pass : public std::enable_shared_from_this<Pass> {
  public:
-  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, std::uint64_t order,
-       Deadline deadline);
+  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name,
+       std::uint64_t order, Deadline deadline);
   const std::shared_ptr<Context>& context() const { return context_; }
   const PassName& name() const { return name_; }
   // Of its beginning on this worker, among the context's passes.
@@ -34,14 +36,16 @@ class Pass : public std::enable_shared_from_this<Pass> {
 
   // Its time limit counts, at once.
   void watch();
-  // Counts what takes part; before it starts. The edges are those of the roots, where this worker is the root.
-  void expect(std::vector<NodePtr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
+  // Counts what takes part; before it starts. The edges are those of the roots, where this worker
+  // is the root.
+  void expect(std::vector<NodePtr<SendNode>> sends,
+              const std::vector<torch::autograd::Edge>& roots = {});
   // The pass begins here, at the root. Runs what it can.
   void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
   // At the root: done when that has run, or the pass has failed.
   Future<void> started() const { return started_.future(); }
-  // True once, for the first gradient that comes here: its sender is answered when the pass has ended here. Never at the
-  // root.
+  // True once, for the first gradient that comes here: its sender is answered when the pass has
+  // ended here. Never at the root.
   bool adopt() { return !adopted_.exchange(true); }
   // The gradients of a message that was sent from here. Runs what it can.
   void arrive(const NodePtr<SendNode>& send, variable_list gradients);
@@ -53,8 +57,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   Deadline deadline() const { return deadline_; }
   // Whether a gradient has gone from here to that worker, which therefore takes part.
   bool reached(int rank) const;
-  // Once it has failed: done when the others have been told, or have not answered within kTold. Who has not hears of it
-  // later (PassName::failed).
+  // Once it has failed: done when the others have been told, or have not answered within kTold. Who
+  // has not hears of it later (PassName::failed).
   Future<void> told() const;
 
   // --- for the nodes that it runs
@@ -63,9 +67,11 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void send(const RecvNode& node, std::vector<at::Tensor> gradients);
   // Run on this worker when all local nodes have; what it throws fails the pass.
   void at_end(std::function<void()> callback);
-  // What the pass has brought for the parameter; undefined if nothing yet. May be replaced; valid while the pass runs.
+  // What the pass has brought for the parameter; undefined if nothing yet. May be replaced; valid
+  // while the pass runs.
   at::Tensor& gradient(const at::Tensor& parameter);
-  // Adds to that what the context has of earlier passes, whose sum it will replace when this one has succeeded.
+  // Adds to that what the context has of earlier passes, whose sum it will replace when this one
+  // has succeeded.
   void absorb(const at::Tensor& parameter);
 
  private:

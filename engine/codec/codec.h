@@ -1,6 +1,7 @@
-// weft::encode and weft::decode: the form in which arguments and results travel, on its own. A value of any type that a
-// remote function may take, tensors among them; RRefs only travel in calls. Shapes, strides, dtypes, devices and
-// requires_grad are kept; only the used part of a storage is written; storage shared inside one value stays shared.
+// weft::encode and weft::decode: the form in which arguments and results travel, on its own. A
+// value of any type that a remote function may take, tensors among them; RRefs only travel in
+// calls. Shapes, strides, dtypes, devices and requires_grad are kept; only the used part of a
+// storage is written; storage shared inside one value stays shared.
 #pragma once
 
 #include <cstddef>

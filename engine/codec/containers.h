@@ -1,6 +1,6 @@
-// Values are made before they are decoded: msgpack needs one to convert into. What has no default (c10::Device, and pairs,
-// tuples, arrays and variants that begin with one) is made blank, and containers of such things are decoded element by
-// element, where msgpack would need the default.
+// Values are made before they are decoded: msgpack needs one to convert into. What has no default
+// (c10::Device, and pairs, tuples, arrays and variants that begin with one) is made blank, and
+// containers of such things are decoded element by element, where msgpack would need the default.
 #pragma once
 
 #include <array>
@@ -92,7 +92,8 @@ struct PackWithin {
 // What that has written is in; null for nothing.
 inline const msgpack::object* within(const msgpack::object& object) {
   if (object.is_nil()) return nullptr;
-  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1) throw msgpack::type_error();
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
+    throw msgpack::type_error();
   return object.via.array.ptr;
 }
 
@@ -112,7 +113,8 @@ struct ConvertElements {
 template <class Bytes>
 struct ConvertBytes {
   const msgpack::object& operator()(const msgpack::object& object, Bytes& bytes) const {
-    if (object.type != msgpack::type::BIN || object.via.bin.size != bytes.size()) throw msgpack::type_error();
+    if (object.type != msgpack::type::BIN || object.via.bin.size != bytes.size())
+      throw msgpack::type_error();
     std::memcpy(bytes.data(), object.via.bin.ptr, bytes.size());
     return object;
   }
@@ -124,7 +126,8 @@ struct ConvertPairs {
     if (object.type != msgpack::type::MAP) throw msgpack::type_error();
     map.clear();
     for (const msgpack::object_kv& pair : std::span(object.via.map.ptr, object.via.map.size)) {
-      map.emplace(unpacked<typename Map::key_type>(pair.key), unpacked<typename Map::mapped_type>(pair.val));
+      map.emplace(unpacked<typename Map::key_type>(pair.key),
+                  unpacked<typename Map::mapped_type>(pair.val));
     }
     return object;
   }

@@ -20,21 +20,25 @@ Named detached(const Dict& tensors) {
 }
 
 // Pairs of a tensor of the module and the value for it.
-void match(const char* kind, const Named& own, const Named& values, std::vector<std::pair<at::Tensor, at::Tensor>>& pairs) {
+void match(const char* kind, const Named& own, const Named& values,
+           std::vector<std::pair<at::Tensor, at::Tensor>>& pairs) {
   std::map<std::string, at::Tensor> by_name(values.begin(), values.end());
   for (const auto& [name, tensor] : own) {
     const auto found = by_name.find(name);
-    if (found == by_name.end()) throw Error(Blame::Caller, "the state has no " + std::string(kind) + " '" + name + "'");
-    if (found->second.defined() != tensor.defined() || (tensor.defined() && found->second.sizes() != tensor.sizes())) {
-      throw Error(Blame::Caller, std::string(kind) + " '" + name + "' is " + tensor::describe(tensor) +
-                                     " in the module and " + tensor::describe(found->second) + " in the state");
+    if (found == by_name.end())
+      throw Error(Blame::Caller, "the state has no " + std::string(kind) + " '" + name + "'");
+    if (found->second.defined() != tensor.defined() ||
+        (tensor.defined() && found->second.sizes() != tensor.sizes())) {
+      throw Error(Blame::Caller, std::string(kind) + " '" + name + "' is " +
+                                     tensor::describe(tensor) + " in the module and " +
+                                     tensor::describe(found->second) + " in the state");
     }
     if (tensor.defined()) pairs.emplace_back(tensor, found->second);
     by_name.erase(found);
   }
   if (by_name.empty()) return;
-  throw Error(Blame::Caller,
-              "the module has no " + std::string(kind) + " '" + by_name.begin()->first + "', which the state has");
+  throw Error(Blame::Caller, "the module has no " + std::string(kind) + " '" +
+                                 by_name.begin()->first + "', which the state has");
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ using Packer = msgpack::packer<Buffer>;
 
 }  // namespace weft::codec
 
-// Floating-point numbers keep their bits. (msgpack writes whole ones as integers, among which there is no -0.)
-// The formatter takes the macro for the head of a function.
+// Floating-point numbers keep their bits. (msgpack writes whole ones as integers, among which there
+// is no -0.) The formatter takes the macro for the head of a function.
 // clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(v1) {

@@ -24,7 +24,8 @@ struct HoldsAView : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(
         weft::detail::kNever<About...>,
-        "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, T*): what it points "
+        "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, "
+        "T*): what it points "
         "to does not travel with it; hold a std::string, a std::vector or the value itself");
     return false;
   }
@@ -32,10 +33,10 @@ struct HoldsAView : weft::detail::Refusal {
 template <class... About>
 struct HoldsALongDouble : weft::detail::Refusal {
   static constexpr bool accept() {
-    static_assert(
-        weft::detail::kNever<About...>,
-        "a long double does not travel: machines differ in what it is; use a double (and std::chrono::duration<double>: "
-        "a literal like 1.5s is of long doubles)");
+    static_assert(weft::detail::kNever<About...>,
+                  "a long double does not travel: machines differ in what it is; use a double (and "
+                  "std::chrono::duration<double>: "
+                  "a literal like 1.5s is of long doubles)");
     return false;
   }
 };
@@ -51,7 +52,8 @@ template <class... About>
 struct IsAFunction : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "a std::function cannot be sent: no code travels; write a function that both programs have, and call it "
+                  "a std::function cannot be sent: no code travels; write a function that both "
+                  "programs have, and call it "
                   "there, by sync<&f>(…) or by a name that you send");
     return false;
   }
@@ -60,7 +62,8 @@ template <class... About>
 struct IsAModule : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "a torch::nn module cannot be sent: make it where it runs, with remote<M>(…), and send the RRef; or send "
+                  "a torch::nn module cannot be sent: make it where it runs, with remote<M>(…), "
+                  "and send the RRef; or send "
                   "its parameters and buffers, weft::state_of(module), to a module there");
     return false;
   }
@@ -69,7 +72,8 @@ template <class... About>
 struct HasNoFields : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members into a struct of your own, "
+                  "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members "
+                  "into a struct of your own, "
                   "where it is public; of another type send what it is made of, or an RRef to it");
     return false;
   }
@@ -78,7 +82,8 @@ template <class... About>
 struct HasNoDefault : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "what travels is made before it is decoded: give this struct a default constructor, or send it as a "
+                  "what travels is made before it is decoded: give this struct a default "
+                  "constructor, or send it as a "
                   "std::tuple of its members");
     return false;
   }

@@ -20,7 +20,8 @@ std::size_t sum_of(const Part& part) {
 
 void SentBytes::add(const at::Tensor& tensor) {
   if (tensor.is_inference()) return;
-  versions_.push_back({tensor.detach(), version_of(tensor)});  // which shares the counter, and keeps no graph
+  versions_.push_back(
+      {tensor.detach(), version_of(tensor)});  // which shares the counter, and keeps no graph
 }
 
 void SentBytes::add(const std::vector<Part>& parts) {
@@ -31,11 +32,13 @@ void SentBytes::add(const std::vector<Part>& parts) {
 
 std::optional<std::string> SentBytes::changed() const {
   for (const auto& [tensor, version] : versions_) {
-    if (version_of(tensor) != version) return tensor::describe(tensor) + " was changed by an operation in place";
+    if (version_of(tensor) != version)
+      return tensor::describe(tensor) + " was changed by an operation in place";
   }
   for (const auto& [part, sum] : sums_) {
     if (sum_of(part) != sum) {
-      return std::to_string(part.bytes) + " bytes were changed through .data() or a pointer into a tensor's memory";
+      return std::to_string(part.bytes) +
+             " bytes were changed through .data() or a pointer into a tensor's memory";
     }
   }
   return std::nullopt;

@@ -44,7 +44,9 @@ class Current {
   T* before_;
 };
 
-std::size_t padded(std::size_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
+std::size_t padded(std::size_t bytes) {
+  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
 
 [[noreturn]] void foreign(const std::string& what) {
   throw Error(Blame::Caller, "these bytes are not what weft::encode made: " + what);
@@ -70,7 +72,8 @@ at::Tensor moved_to_cuda(const at::Tensor& storage, int index) {
   try {
     return storage.to(device);
   } catch (const std::exception&) {
-    throw Error(Blame::Caller, "these bytes hold a tensor for " + device.str() + ", which this process does not have");
+    throw Error(Blame::Caller, "these bytes hold a tensor for " + device.str() +
+                                   ", which this process does not have");
   }
 }
 
@@ -104,9 +107,11 @@ Encoded Writer::write(const std::function<void(Packer&)>& pack) {
     pack(packer);
   }
   if (is_too_deep(encoded_.body.bytes())) {
-    throw Error(Blame::Caller, "a value of more than " + std::to_string(kDeepest) +
-                                   " containers (vectors, maps, structs, …) in one another cannot be sent; the list of a "
-                                   "call's arguments is one, too");
+    throw Error(
+        Blame::Caller,
+        "a value of more than " + std::to_string(kDeepest) +
+            " containers (vectors, maps, structs, …) in one another cannot be sent; the list of a "
+            "call's arguments is one, too");
   }
   encoded_.parts = tensors_.take_parts();
   encoded_.watched = tensors_.take_watched();
@@ -116,12 +121,14 @@ Encoded Writer::write(const std::function<void(Packer&)>& pack) {
 Writer& Writer::current() {
   if (writing == nullptr) {
     throw Error(Blame::Caller,
-                "a tensor or an RRef was packed outside of a call; use weft::encode, or pass it as an argument");
+                "a tensor or an RRef was packed outside of a call; use weft::encode, or pass it as "
+                "an argument");
   }
   return *writing;
 }
 
-void Reader::read(std::span<const std::byte> body, const std::function<void(const msgpack::object&)>& convert) {
+void Reader::read(std::span<const std::byte> body,
+                  const std::function<void(const msgpack::object&)>& convert) {
   const Current<Reader> scope(reading, this);
   try {
     // An element takes a byte at least: nothing claims more than there is.
@@ -130,8 +137,8 @@ void Reader::read(std::span<const std::byte> body, const std::function<void(cons
     msgpack::zone zone(1024);
     std::size_t offset = 0;
     const auto in_place = [](msgpack::type::object_type, std::size_t, void*) { return true; };
-    const auto object =
-        msgpack::unpack(zone, reinterpret_cast<const char*>(body.data()), body.size(), offset, in_place, nullptr, limit);
+    const auto object = msgpack::unpack(zone, reinterpret_cast<const char*>(body.data()),
+                                        body.size(), offset, in_place, nullptr, limit);
     if (offset != body.size()) foreign("there are bytes behind the value");
     convert(object);
   } catch (const Error&) {
@@ -141,17 +148,20 @@ void Reader::read(std::span<const std::byte> body, const std::function<void(cons
   } catch (const msgpack::unpack_error& error) {
     foreign(error.what());
   } catch (const std::bad_alloc&) {
-    throw Error(Blame::Busy, "no memory to decode a message of " + std::to_string(body.size()) + " bytes");
+    throw Error(Blame::Busy,
+                "no memory to decode a message of " + std::to_string(body.size()) + " bytes");
   } catch (const std::exception& error) {
     throw Error(Blame::Caller, "these bytes cannot be decoded: " + tensor::text_of(error));
   } catch (...) {
-    throw Error(Blame::Caller, "these bytes cannot be decoded: something was thrown that is no std::exception");
+    throw Error(Blame::Caller,
+                "these bytes cannot be decoded: something was thrown that is no std::exception");
   }
 }
 
 Reader& Reader::current() {
   if (reading == nullptr)
-    throw Error(Blame::Caller, "a tensor or an RRef was unpacked outside of a call; use weft::decode");
+    throw Error(Blame::Caller,
+                "a tensor or an RRef was unpacked outside of a call; use weft::decode");
   return *reading;
 }
 
@@ -162,8 +172,8 @@ std::vector<std::byte> join(const Encoded& message) {
   std::vector<std::byte> bytes;
   append(bytes, front);
   for (const Part& part : message.parts) {
-    append(bytes,
-           PartEntry{part.begin, part.bytes, part.device().is_cpu() ? 0 : 1, std::max<int>(0, part.device().index())});
+    append(bytes, PartEntry{part.begin, part.bytes, part.device().is_cpu() ? 0 : 1,
+                            std::max<int>(0, part.device().index())});
   }
   const auto body = message.body.bytes();
   bytes.insert(bytes.end(), body.begin(), body.end());
@@ -173,7 +183,9 @@ std::vector<std::byte> join(const Encoded& message) {
       bytes.insert(bytes.end(), part.data(), part.data() + part.bytes);
     } else {
       const auto bytes_on_device = at::TensorOptions().dtype(at::kByte).device(part.device());
-      const at::Tensor here = at::from_blob(part.data(), {static_cast<std::int64_t>(part.bytes)}, bytes_on_device).cpu();
+      const at::Tensor here =
+          at::from_blob(part.data(), {static_cast<std::int64_t>(part.bytes)}, bytes_on_device)
+              .cpu();
       const auto* data = static_cast<const std::byte*>(here.const_data_ptr());
       bytes.insert(bytes.end(), data, data + part.bytes);
     }
@@ -186,7 +198,8 @@ Split split(std::span<const std::byte> bytes) {
   const auto front = take<Front>(bytes);
   if (front.magic != kMagic) foreign("they do not begin with WEFT");
   if (front.version != kVersion) {
-    foreign("they are of version " + std::to_string(front.version) + ", this is version " + std::to_string(kVersion));
+    foreign("they are of version " + std::to_string(front.version) + ", this is version " +
+            std::to_string(kVersion));
   }
   if (front.parts > kMaxStorages || front.parts > bytes.size() / sizeof(PartEntry))
     foreign("they end inside the table of storages");
@@ -201,7 +214,8 @@ Split split(std::span<const std::byte> bytes) {
     const std::size_t pad = padded(at) - at;
     if (pad > bytes.size() || entry.bytes > bytes.size() - pad) foreign("they end inside a tensor");
     if (entry.begin % kPartAlignment != 0) foreign("a storage begins at an odd place");
-    if (entry.device_type < 0 || entry.device_type > 1 || entry.device_index < 0 || entry.device_index > 127)
+    if (entry.device_type < 0 || entry.device_type > 1 || entry.device_index < 0 ||
+        entry.device_index > 127)
       foreign("a tensor lies on no known device");
     at::Tensor storage = at::empty({static_cast<std::int64_t>(entry.bytes)}, at::kByte);
     if (entry.bytes > 0) std::memcpy(storage.mutable_data_ptr(), bytes.data() + pad, entry.bytes);

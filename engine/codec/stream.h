@@ -1,5 +1,5 @@
-// One message while it is written or read: the msgpack body, and what travels beside it. msgpack's adaptors take no
-// context, so the stream at work on a thread is found through that thread.
+// One message while it is written or read: the msgpack body, and what travels beside it. msgpack's
+// adaptors take no context, so the stream at work on a thread is found through that thread.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,8 @@ class ForkReader;
 
 namespace weft::codec {
 
-// Containers (vectors, maps, structs, …) in one another: what comes from a peer is taken apart by recursion.
+// Containers (vectors, maps, structs, …) in one another: what comes from a peer is taken apart by
+// recursion.
 constexpr std::size_t kDeepest = 64;
 
 struct Encoded {
@@ -29,12 +30,13 @@ struct Encoded {
 
 class WEFT_API Writer {
  public:
-  // `forks` is asked for the references in the message; null where it goes to nobody in particular, and has none.
+  // `forks` is asked for the references in the message; null where it goes to nobody in particular,
+  // and has none.
   explicit Writer(rref::ForkWriter* forks = nullptr) : tensors_(encoded_.body), forks_(forks) {}
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
-  // Runs the function, in which values are packed. Throws Caller for what cannot travel, and for more than kDeepest
-  // containers in one another.
+  // Runs the function, in which values are packed. Throws Caller for what cannot travel, and for
+  // more than kDeepest containers in one another.
   Encoded write(const std::function<void(Packer&)>& pack);
 
   // The one at work on this thread. Throws Caller where none is: "pack() outside of weft".
@@ -50,10 +52,12 @@ class WEFT_API Writer {
 
 class WEFT_API Reader {
  public:
-  explicit Reader(std::vector<Part> parts, rref::ForkReader* forks = nullptr) : tensors_(std::move(parts)), forks_(forks) {}
-  // Parses the body and runs the function on it. Throws Caller for bytes that are not what the function takes them for,
-  // or that go on behind it.
-  void read(std::span<const std::byte> body, const std::function<void(const msgpack::object&)>& convert);
+  explicit Reader(std::vector<Part> parts, rref::ForkReader* forks = nullptr)
+      : tensors_(std::move(parts)), forks_(forks) {}
+  // Parses the body and runs the function on it. Throws Caller for bytes that are not what the
+  // function takes them for, or that go on behind it.
+  void read(std::span<const std::byte> body,
+            const std::function<void(const msgpack::object&)>& convert);
 
   static Reader& current();
   TensorReader& tensors() { return tensors_; }

@@ -52,22 +52,25 @@ std::uint8_t code_of(at::ScalarType type) {
   for (std::size_t i = 0; i < std::size(kTypes); ++i) {
     if (kTypes[i] == type) return static_cast<std::uint8_t>(i);
   }
-  throw Error(Blame::Caller, std::string("a tensor of dtype ") + c10::toString(type) +
-                                 " cannot be sent; dequantize it, or send its int_repr, scale and zero point");
+  throw Error(Blame::Caller,
+              std::string("a tensor of dtype ") + c10::toString(type) +
+                  " cannot be sent; dequantize it, or send its int_repr, scale and zero point");
 }
 
 // A slot beyond this is refused.
 constexpr std::uint64_t kMaxRecorded = 1 << 20;
 
-constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr, at::kSparseBsc};
+constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr,
+                                      at::kSparseBsc};
 
 [[noreturn]] void refuse(const at::Tensor& tensor, const char* what, const char* instead) {
   throw Error(Blame::Caller, "a tensor " + std::string(what) + " cannot be sent (" +
-                                 std::string(c10::toString(tensor.scalar_type())) + ", device " + tensor.device().str() +
-                                 "); " + instead);
+                                 std::string(c10::toString(tensor.scalar_type())) + ", device " +
+                                 tensor.device().str() + "); " + instead);
 }
 
-// With what libtorch leaves to whoever reads it: a conjugation, a negation, zeros that have no memory.
+// With what libtorch leaves to whoever reads it: a conjugation, a negation, zeros that have no
+// memory.
 at::Tensor computed(const at::Tensor& given) {
   at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
   return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
@@ -77,27 +80,33 @@ at::Tensor computed(const at::Tensor& given) {
   throw Error(Blame::Caller, "these bytes describe no tensor: " + what);
 }
 
-// Memory whose owner is somebody else, who need not wait for us: the storage has nothing that it would free.
+// Memory whose owner is somebody else, who need not wait for us: the storage has nothing that it
+// would free.
 bool is_borrowed(const c10::Storage& storage) {
   return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr;
 }
 
 // Whether it is copied when it is packed: its owner may free it before it has been sent.
-bool is_copied(const c10::Storage& storage) { return storage.device().is_cpu() && is_borrowed(storage); }
+bool is_copied(const c10::Storage& storage) {
+  return storage.device().is_cpu() && is_borrowed(storage);
+}
 
 c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint64_t bytes) {
-  at::Tensor copy =
-      at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
-  std::memcpy(copy.mutable_data_ptr(), static_cast<const std::byte*>(storage.data()) + begin, bytes);
+  at::Tensor copy = at::empty({static_cast<std::int64_t>(bytes)},
+                              at::TensorOptions().dtype(at::kByte).device(storage.device()));
+  std::memcpy(copy.mutable_data_ptr(), static_cast<const std::byte*>(storage.data()) + begin,
+              bytes);
   return copy.storage();
 }
 
 std::vector<std::int64_t> integers(const msgpack::object& object, const char* what) {
-  if (object.type != msgpack::type::ARRAY || object.via.array.size > 64) foreign(std::string("its ") + what);
+  if (object.type != msgpack::type::ARRAY || object.via.array.size > 64)
+    foreign(std::string("its ") + what);
   std::vector<std::int64_t> numbers;
   for (std::uint32_t i = 0; i < object.via.array.size; ++i) {
     const auto& one = object.via.array.ptr[i];
-    if (one.type != msgpack::type::POSITIVE_INTEGER || one.via.u64 > std::numeric_limits<std::int64_t>::max()) {
+    if (one.type != msgpack::type::POSITIVE_INTEGER ||
+        one.via.u64 > std::numeric_limits<std::int64_t>::max()) {
       foreign(std::string("its ") + what);
     }
     numbers.push_back(static_cast<std::int64_t>(one.via.u64));
@@ -115,12 +124,14 @@ void pack_integers(Packer& packer, at::IntArrayRef numbers) {
   for (const std::int64_t number : numbers) packer.pack_int64(number);
 }
 
-// Elements from the first to behind the last that such a tensor touches; nothing on overflow. No dimension is empty.
+// Elements from the first to behind the last that such a tensor touches; nothing on overflow. No
+// dimension is empty.
 std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     std::uint64_t step = 0;
-    if (__builtin_mul_overflow(static_cast<std::uint64_t>(sizes[i] - 1), static_cast<std::uint64_t>(strides[i]), &step) ||
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(sizes[i] - 1),
+                               static_cast<std::uint64_t>(strides[i]), &step) ||
         __builtin_add_overflow(last, step, &last)) {
       return std::nullopt;
     }
@@ -147,25 +158,29 @@ void overwrite(std::byte* place, std::size_t number) {
 }
 
 // A tensor that lies in the part, `offset` elements from its beginning.
-at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
-                std::uint64_t offset) {
+at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes,
+                at::IntArrayRef strides, std::uint64_t offset) {
   const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(part.storage), c10::DispatchKeySet(key),
-                                                   c10::scalarTypeToTypeMeta(type));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(part.storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));
   impl->set_sizes_and_strides(sizes, strides, static_cast<std::int64_t>(offset));
   return at::Tensor(std::move(impl));
 }
 
-// libtorch makes a tensor of indices beyond the sizes, or out of order, as they are, and would write there. Its own check
-// begins a parallel region, which takes a quarter of a second where there are more threads than processors.
-void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArrayRef sizes, bool coalesced) {
-  if (!indices.is_cpu()) return at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
+// libtorch makes a tensor of indices beyond the sizes, or out of order, as they are, and would
+// write there. Its own check begins a parallel region, which takes a quarter of a second where
+// there are more threads than processors.
+void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArrayRef sizes,
+               bool coalesced) {
+  if (!indices.is_cpu())
+    return at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
   const bool fits = indices.scalar_type() == at::kLong && indices.dim() == 2 && values.dim() > 0 &&
                     indices.size(0) + values.dim() - 1 == static_cast<std::int64_t>(sizes.size()) &&
                     indices.size(1) == values.size(0);
   if (!fits) foreign("its indices, values and sizes do not fit together");
   const std::int64_t dims = indices.size(0), entries = indices.size(1);
-  const auto index = [data = static_cast<const std::int64_t*>(indices.const_data_ptr()), row = indices.stride(0),
+  const auto index = [data = static_cast<const std::int64_t*>(indices.const_data_ptr()),
+                      row = indices.stride(0),
                       column = indices.stride(1)](std::int64_t dim, std::int64_t entry) {
     return data[dim * row + entry * column];
   };
@@ -180,30 +195,36 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
   for (std::int64_t entry = 1; entry < entries; ++entry) {
     std::int64_t dim = 0;
     while (dim < dims && index(dim, entry - 1) == index(dim, entry)) ++dim;
-    if (dim == dims || index(dim, entry - 1) > index(dim, entry)) foreign("its indices are in order, and are not");
+    if (dim == dims || index(dim, entry - 1) > index(dim, entry))
+      foreign("its indices are in order, and are not");
   }
 }
 
 // The indices or values of a sparse tensor.
 at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   at::Tensor part = reader.unpack(object);
-  if (!part.defined() || part.layout() != at::kStrided || part.requires_grad()) foreign("its indices or values");
+  if (!part.defined() || part.layout() != at::kStrided || part.requires_grad())
+    foreign("its indices or values");
   return part;
 }
 
-// A copy of its own: what is looked at below, and believed from then on, may lie in memory that another tensor of the
-// message writes to. No larger than what has come.
+// A copy of its own: what is looked at below, and believed from then on, may lie in memory that
+// another tensor of the message writes to. No larger than what has come.
 at::Tensor indices_of(const TensorReader& reader, const msgpack::object& object) {
   const at::Tensor part = part_of(reader, object);
-  if (!part.is_non_overlapping_and_dense()) foreign("its indices, of which some lie in one place or apart");
+  if (!part.is_non_overlapping_and_dense())
+    foreign("its indices, of which some lie in one place or apart");
   if (!part.is_cpu()) return part.clone();
-  at::Tensor copy = at::empty_like(part);  // with the same strides; (clone() of a large one begins a parallel region)
+  at::Tensor copy = at::empty_like(
+      part);  // with the same strides; (clone() of a large one begins a parallel region)
   if (part.nbytes() > 0) std::memcpy(copy.mutable_data_ptr(), part.const_data_ptr(), part.nbytes());
   return copy;
 }
 
-// libtorch reads the values of a compressed tensor without asking for their strides, and checks none.
-at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::object& object, at::Layout layout) {
+// libtorch reads the values of a compressed tensor without asking for their strides, and checks
+// none.
+at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::object& object,
+                                at::Layout layout) {
   const at::Tensor part = part_of(reader, object);
   const bool has_blocks = layout == at::kSparseBsr || layout == at::kSparseBsc;
   if (has_blocks ? !part.is_non_overlapping_and_dense() : !part.is_contiguous()) {
@@ -212,28 +233,35 @@ at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::objec
   return part;
 }
 
-at::Tensor dense(const at::Tensor& part) { return part.is_non_overlapping_and_dense() ? part : part.contiguous(); }
+at::Tensor dense(const at::Tensor& part) {
+  return part.is_non_overlapping_and_dense() ? part : part.contiguous();
+}
 
 }  // namespace
 
-void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std::uint64_t begin, std::uint64_t end) {
+void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std::uint64_t begin,
+                                std::uint64_t end) {
   const auto found = std::find_if(storages_.begin(), storages_.end(), [&](const c10::Storage& one) {
     return one.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
   });
   const auto index = static_cast<std::size_t>(found - storages_.begin());
   if (found == storages_.end()) {
     if (storages_.size() == kMaxStorages) {
-      throw Error(Blame::Caller, "one message holds at most " + std::to_string(kMaxStorages) + " tensors; send several");
+      throw Error(Blame::Caller, "one message holds at most " + std::to_string(kMaxStorages) +
+                                     " tensors; send several");
     }
     storages_.push_back(storage);
   }
   const std::size_t place = body_.size();
   uses_.push_back({index, begin, end, place});
-  // Parts are numbered as they come first, so this is no less than the number that take_parts() puts in its place.
+  // Parts are numbered as they come first, so this is no less than the number that take_parts()
+  // puts in its place.
   packer.pack_uint64(std::min(uses_.size(), kMaxStorages));
   if (body_.size() == place) {
     uses_.pop_back();
-    throw Error(Blame::Caller, "a tensor was packed into other bytes than those of its message; use the packer given");
+    throw Error(
+        Blame::Caller,
+        "a tensor was packed into other bytes than those of its message; use the packer given");
   }
 }
 
@@ -278,8 +306,8 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
   }
 }
 
-// Whether; or, of a tensor that the sender recorded, its slot, counted from 1; or 0 for one that the sender has computed
-// and recorded nowhere.
+// Whether; or, of a tensor that the sender recorded, its slot, counted from 1; or 0 for one that
+// the sender has computed and recorded nowhere.
 void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) {
   if (!tensor.requires_grad()) {
     packer.pack_false();
@@ -318,7 +346,8 @@ void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
 std::vector<Part> TensorWriter::take_parts() {
   std::vector<Range> all = ranges();
   join_nearest(all);
-  std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) { return a.place < b.place; });
+  std::sort(uses_.begin(), uses_.end(),
+            [](const Use& a, const Use& b) { return a.place < b.place; });
   std::vector<Part> parts;
   parts.reserve(all.size());
   for (const Use& use : uses_) {
@@ -335,10 +364,12 @@ std::vector<Part> TensorWriter::take_parts() {
   return parts;
 }
 
-// Ranges that overlap or touch, once they begin at a multiple of kPartAlignment, are one. Ordered, as the uses are then.
+// Ranges that overlap or touch, once they begin at a multiple of kPartAlignment, are one. Ordered,
+// as the uses are then.
 std::vector<TensorWriter::Range> TensorWriter::ranges() {
-  std::sort(uses_.begin(), uses_.end(),
-            [](const Use& a, const Use& b) { return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin); });
+  std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) {
+    return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+  });
   std::vector<Range> all;
   for (Use& use : uses_) {
     const bool is_first = all.empty() || all.back().storage != use.storage;
@@ -360,7 +391,8 @@ void TensorWriter::join_nearest(std::vector<Range>& ranges) {
   if (ranges.size() <= most) return;
   std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // bytes, and the range behind it
   for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].storage == ranges[i - 1].storage) gaps.emplace_back(ranges[i].begin - ranges[i - 1].end, i);
+    if (ranges[i].storage == ranges[i - 1].storage)
+      gaps.emplace_back(ranges[i].begin - ranges[i - 1].end, i);
   }
   const auto surplus = gaps.begin() + static_cast<std::ptrdiff_t>(ranges.size() - most);
   std::nth_element(gaps.begin(), surplus, gaps.end());
@@ -389,7 +421,8 @@ Part TensorWriter::part_over(const Range& range) const {
 }
 
 at::Tensor TensorReader::unpack(const msgpack::object& object) const {
-  if (object.type != msgpack::type::ARRAY || object.via.array.size == 0) foreign("no list of fields");
+  if (object.type != msgpack::type::ARRAY || object.via.array.size == 0)
+    foreign("no list of fields");
   const auto& fields = object.via.array;
   const auto form = static_cast<Form>(number(fields.ptr[0], "form"));
   if (form == Form::Undefined && fields.size == 1) return at::Tensor();
@@ -397,17 +430,20 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   const auto& gradient = fields.ptr[1];
   const bool has_slot = gradient.type == msgpack::type::POSITIVE_INTEGER;
   const std::uint64_t slot = has_slot ? gradient.via.u64 : 0;
-  if (has_slot ? slot > kMaxRecorded : gradient.type != msgpack::type::BOOLEAN) foreign("its gradient");
+  if (has_slot ? slot > kMaxRecorded : gradient.type != msgpack::type::BOOLEAN)
+    foreign("its gradient");
   at::Tensor tensor;
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
-  } else if (form == Form::Coo && fields.size == 6 && fields.ptr[2].type == msgpack::type::BOOLEAN) {
+  } else if (form == Form::Coo && fields.size == 6 &&
+             fields.ptr[2].type == msgpack::type::BOOLEAN) {
     const auto indices = indices_of(*this, fields.ptr[4]);
     const auto values = part_of(*this, fields.ptr[5]);
     const auto sizes = integers(fields.ptr[3], "sizes");
     const bool coalesced = fields.ptr[2].via.boolean;
     check_coo(indices, values, sizes, coalesced);
-    tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse))._coalesced_(coalesced);
+    tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse))
+                 ._coalesced_(coalesced);
   } else if (form == Form::Compressed && fields.size == 7) {
     const auto layout = number(fields.ptr[2], "layout");
     if (layout >= std::size(kCompressed)) foreign("its layout");
@@ -415,13 +451,16 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
     const auto plain = indices_of(*this, fields.ptr[5]);
     const auto values = compressed_values_of(*this, fields.ptr[6], kCompressed[layout]);
     const auto sizes = integers(fields.ptr[3], "sizes");
-    at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, kCompressed[layout]);
-    tensor = at::sparse_compressed_tensor(compressed, plain, values, sizes, values.options().layout(kCompressed[layout]));
+    at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes,
+                                                kCompressed[layout]);
+    tensor = at::sparse_compressed_tensor(compressed, plain, values, sizes,
+                                          values.options().layout(kCompressed[layout]));
   } else {
     foreign("its form");
   }
   if (!has_slot && !gradient.via.boolean) return tensor;
-  if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) foreign("its gradient");
+  if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type()))
+    foreign("its gradient");
   if (slot > 0 && attach_) {
     attach_(tensor, slot - 1);
   } else {
@@ -451,7 +490,8 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
   const auto elements = extent(sizes, strides);
   std::uint64_t bytes = 0;
   if (!elements || __builtin_mul_overflow(*elements, element, &bytes) || begin < part.begin ||
-      (begin - part.begin) % element != 0 || begin - part.begin > part.bytes || bytes > part.bytes - (begin - part.begin)) {
+      (begin - part.begin) % element != 0 || begin - part.begin > part.bytes ||
+      bytes > part.bytes - (begin - part.begin)) {
     foreign("it reaches beyond its storage");
   }
   return over(part, type, sizes, strides, (begin - part.begin) / element);

@@ -36,8 +36,8 @@ concept HasFields = requires(const T& value, Packer& packer) {
   value.msgpack_pack(packer);
 };
 
-// Whether a T is, or its elements are, what points to memory of somebody else's: decoded it would point into a message that
-// is gone. Structs with fields say it of each field when that is decoded.
+// Whether a T is, or its elements are, what points to memory of somebody else's: decoded it would
+// point into a message that is gone. Structs with fields say it of each field when that is decoded.
 template <class T>
 struct HoldsView : std::is_pointer<T> {};
 template <class C, class Traits>
@@ -55,7 +55,8 @@ struct HoldsView<RRef<T>> : std::false_type {};
 template <class T, std::size_t elements>
 struct HoldsView<std::array<T, elements>> : HoldsView<T> {};
 template <template <class...> class C, class... T>
-requires(!HasFields<C<T...>>) struct HoldsView<C<T...>> : std::disjunction<HoldsView<std::remove_cv_t<T>>...> {
+requires(!HasFields<C<T...>>) struct HoldsView<C<T...>>
+    : std::disjunction<HoldsView<std::remove_cv_t<T>>...> {
 };
 
 // A long double, or what holds one.
@@ -68,13 +69,15 @@ struct HoldsLongDouble<std::chrono::duration<Number, Period>> : HoldsLongDouble<
 template <class T>
 struct HoldsLongDouble<RRef<T>> : std::false_type {};
 template <template <class...> class C, class... T>
-requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>> : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
+requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>>
+    : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
 };
 
-// Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of fields.
+// Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of
+// fields.
 template <class T>
-struct Travels
-    : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) || std::is_enum_v<T> || HasFields<T>> {};
+struct Travels : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) ||
+                                    std::is_enum_v<T> || HasFields<T>> {};
 // A T that consists of Parts travels if they do.
 template <class... P>
 struct MadeOf : std::conjunction<Travels<P>...> {

@@ -45,7 +45,8 @@ c10::Scalar unpack_scalar(const msgpack::object& object) {
     case ScalarForm::Integer: return fields.ptr[1].as<std::int64_t>();
     case ScalarForm::Unsigned: return fields.ptr[1].as<std::uint64_t>();
     case ScalarForm::Floating: return fields.ptr[1].as<double>();
-    case ScalarForm::Complex: return c10::complex<double>(fields.ptr[1].as<double>(), fields.ptr[2].as<double>());
+    case ScalarForm::Complex:
+      return c10::complex<double>(fields.ptr[1].as<double>(), fields.ptr[2].as<double>());
   }
   throw msgpack::type_error();
 }

@@ -1,5 +1,6 @@
-// What travels, beyond what msgpack-cxx carries itself (numbers, strings, vector, array, map, set, tuple, pair, optional):
-// tensors, libtorch's small values, enums, variants, durations, and structs by WEFT_FIELDS.
+// What travels, beyond what msgpack-cxx carries itself (numbers, strings, vector, array, map, set,
+// tuple, pair, optional): tensors, libtorch's small values, enums, variants, durations, and structs
+// by WEFT_FIELDS.
 #pragma once
 
 #include <chrono>
@@ -22,7 +23,8 @@
 namespace weft::codec {
 
 template <class... Fields>
-using RefusalOfFields = decltype(weft::detail::first_of(RefusalOf<std::remove_const_t<Fields>>()...));
+using RefusalOfFields =
+    decltype(weft::detail::first_of(RefusalOf<std::remove_const_t<Fields>>()...));
 
 template <class... Fields>
 void pack_fields(Packer& packer, const std::tuple<Fields&...>& fields) {
@@ -36,7 +38,8 @@ void pack_fields(Packer& packer, const std::tuple<Fields&...>& fields) {
 template <class... Fields>
 void unpack_fields(const msgpack::object& object, const std::tuple<Fields&...>& fields) {
   if constexpr (RefusalOfFields<Fields...>::accept()) {
-    if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(Fields)) throw msgpack::type_error();
+    if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(Fields))
+      throw msgpack::type_error();
     const msgpack::object* next = object.via.array.ptr;
     std::apply([&](auto&... field) { ((next++)->convert(field), ...); }, fields);
   }

@@ -14,14 +14,18 @@ namespace {
 // Several, as a tree: of many futures it has a branch for each.
 class JoinedWork : public DeviceWork {
  public:
-  JoinedWork(DeviceWorkRef one, DeviceWorkRef other) : one_(std::move(one)), other_(std::move(other)) {}
+  JoinedWork(DeviceWorkRef one, DeviceWorkRef other)
+      : one_(std::move(one)), other_(std::move(other)) {}
 
   void wait() const override {
     for (const DeviceWork* work : parts()) work->wait();
   }
 
-  // Where several are on one device the innermost stream is the current one, so everything waits once more inside.
-  DeviceWorkRef run(const std::function<void()>& function) const override { return run_in(parts(), 0, function); }
+  // Where several are on one device the innermost stream is the current one, so everything waits
+  // once more inside.
+  DeviceWorkRef run(const std::function<void()>& function) const override {
+    return run_in(parts(), 0, function);
+  }
 
  private:
   std::vector<const DeviceWork*> parts() const {
@@ -47,7 +51,8 @@ class JoinedWork : public DeviceWork {
       return nullptr;
     }
     DeviceWorkRef inner;
-    const DeviceWorkRef outer = parts[first]->run([&] { inner = run_in(parts, first + 1, function); });
+    const DeviceWorkRef outer =
+        parts[first]->run([&] { inner = run_in(parts, first + 1, function); });
     return join(outer, inner);
   }
 
@@ -66,7 +71,8 @@ class RecordedWork : public DeviceWork {
   }
 
   void wait() const override {
-    for (const auto& [device, event] : events_) event.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    for (const auto& [device, event] : events_)
+      event.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
 
   DeviceWorkRef run(const std::function<void()>& function) const override {

@@ -1,5 +1,6 @@
-// Visits every tensor inside a value: tensors, optionals, pairs, tuples, arrays, containers, variants, structs, however
-// nested. DistributedDataParallel finds with it what a forward pass returned, a future what its value waits for.
+// Visits every tensor inside a value: tensors, optionals, pairs, tuples, arrays, containers,
+// variants, structs, however nested. DistributedDataParallel finds with it what a forward pass
+// returned, a future what its value waits for.
 #pragma once
 
 #include <iterator>
@@ -31,7 +32,8 @@ concept OptionalLike = requires(T& value) {
   value.has_value();
   *value;
 };
-// A struct says by WEFT_FIELDS what it holds, or by itself: void visit_tensors(auto&& visit) { visit(a); visit(b); }
+// A struct says by WEFT_FIELDS what it holds, or by itself: void visit_tensors(auto&& visit) {
+// visit(a); visit(b); }
 template <class T>
 concept HasFields = requires(const T& value) {
   value.weft_fields();
@@ -41,7 +43,8 @@ concept Visitable = requires(T& value, F& visit) {
   value.visit_tensors(visit);
 };
 
-// Calls visit(at::Tensor&), or of a const one, on each. Values that hold no tensors are passed over.
+// Calls visit(at::Tensor&), or of a const one, on each. Values that hold no tensors are passed
+// over.
 template <class T, class F>
 void for_each_tensor(T& value, F&& visit) {
   using Value = std::remove_cv_t<T>;
@@ -54,7 +57,8 @@ void for_each_tensor(T& value, F&& visit) {
   } else if constexpr (OptionalLike<Value>) {
     if (value.has_value()) for_each_tensor(*value, visit);
   } else if constexpr (VariantLike<Value>) {
-    if (!value.valueless_by_exception()) std::visit([&](auto& held) { for_each_tensor(held, visit); }, value);
+    if (!value.valueless_by_exception())
+      std::visit([&](auto& held) { for_each_tensor(held, visit); }, value);
   } else if constexpr (Range<Value>) {
     using Item = std::remove_cvref_t<decltype(*std::begin(value))>;
     if constexpr (!std::is_scalar_v<Item> && !std::is_same_v<Item, Value>) {

@@ -19,8 +19,9 @@ constinit trace::Name continuations{trace::Layer::Engine, "continuations"};
 
 namespace {
 
-// What completions run on this thread, one inside of another: at once while few are. More wait until the outermost comes to
-// them, or this thread blocks: a chain of any length needs no more stack than a short one.
+// What completions run on this thread, one inside of another: at once while few are. More wait
+// until the outermost comes to them, or this thread blocks: a chain of any length needs no more
+// stack than a short one.
 class Nesting {
  public:
   // `home`: whose threads may run it, where this one blocks before it comes to that.
@@ -37,8 +38,8 @@ class Nesting {
     }
   }
 
-  // This thread blocks while it lives: nothing is left waiting, and what the turns of a loop that it drives complete is no
-  // part of what it was in.
+  // This thread blocks while it lives: nothing is left waiting, and what the turns of a loop that
+  // it drives complete is no part of what it was in.
   class Blocking {
    public:
     Blocking() {
@@ -103,8 +104,8 @@ class Nesting {
 
 thread_local Nesting* Nesting::outermost = nullptr;
 
-// Whoever completes the future, perhaps a turn of a loop, has no part in what one of its continuations throws: forward_to()
-// to a promise that has been set meanwhile.
+// Whoever completes the future, perhaps a turn of a loop, has no part in what one of its
+// continuations throws: forward_to() to a promise that has been set meanwhile.
 void run_continuation(Task& task) noexcept {
   try {
     task();
@@ -115,8 +116,8 @@ void run_continuation(Task& task) noexcept {
 
 }  // namespace
 
-// What runs the continuations of a future that wait, on a thread that may block. Destroyed without having run (the home has
-// ended) it drops them.
+// What runs the continuations of a future that wait, on a thread that may block. Destroyed without
+// having run (the home has ended) it drops them.
 class FutureCore::InOrder {
  public:
   explicit InOrder(std::shared_ptr<FutureCore> core) : core_(std::move(core)) {}
@@ -136,7 +137,8 @@ class FutureCore::InOrder {
   std::shared_ptr<FutureCore> core_;
 };
 
-// A run of continuations on this thread. Ends early where one of them blocks: others may be what it waits for.
+// A run of continuations on this thread. Ends early where one of them blocks: others may be what it
+// waits for.
 class FutureCore::Turn {
  public:
   explicit Turn(FutureCore& core) : core_(core), outer_(std::exchange(innermost, this)) {}
@@ -194,7 +196,9 @@ bool FutureCore::wait_until(Deadline deadline) const {
       --drivers_;
     };
     bool is_over = false;
-    const auto drive = [&] { is_over = home_->drive([this] { return done(); }, deadline, this) || deadline.passed(); };
+    const auto drive = [&] {
+      is_over = home_->drive([this] { return done(); }, deadline, this) || deadline.passed();
+    };
     try {
       // A thread of another home does nothing for that one meanwhile.
       Home* const own = thread_home();
@@ -210,7 +214,8 @@ bool FutureCore::wait_until(Deadline deadline) const {
   const auto wait = [&] {
     std::unique_lock lock(mutex_);
     const auto ready = [this] { return done_.load(); };
-    deadline.is_never() ? changed_.wait(lock, ready) : void(changed_.wait_until(lock, deadline.point(), ready));
+    deadline.is_never() ? changed_.wait(lock, ready)
+                        : void(changed_.wait_until(lock, deadline.point(), ready));
   };
   const auto ambient = ambient_home();
   Home* const threads = thread_home() != nullptr ? thread_home() : ambient.get();
@@ -223,7 +228,8 @@ void FutureCore::on_done(Task task, bool light) {
   std::unique_lock lock(mutex_);
   const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
   const bool waits = !done_ || (before_it && !light);
-  const bool is_for_home = !waits && !light && home_ && home_->inside();  // it may block: not in this turn
+  const bool is_for_home =
+      !waits && !light && home_ && home_->inside();  // it may block: not in this turn
   if (!waits && !is_for_home) {
     lock.unlock();
     return task();
@@ -238,7 +244,8 @@ void FutureCore::run_in_order() {
   const trace::Range range(traced::continuations);
   const trace::ServeScope counted;
   const Turn turn(*this);
-  const AmbientScope none(nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
+  const AmbientScope none(
+      nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
   std::unique_lock lock(mutex_);
   runner_ = std::this_thread::get_id();
   while (any_left()) {
@@ -282,15 +289,18 @@ void FutureCore::take() const {
   if (const auto work = device_work()) work->wait();
 }
 
-void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store) {
-  const auto self = shared_from_this();  // who has waited may drop the promise and the future at once
+void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
+                          const std::function<void()>& store) {
+  const auto self =
+      shared_from_this();  // who has waited may drop the promise and the future at once
   const bool inside = home_ && home_->inside();
   std::vector<Task> at_once;
   bool driven = false;
   bool others = false;
   {
     std::lock_guard lock(mutex_);
-    if (done_) throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
+    if (done_)
+      throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
     store();
     error_ = std::move(error);
     work_ = std::move(work);
@@ -299,7 +309,8 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
       for (auto& continuation : continuations_) {
         if (continuation.light) at_once.push_back(std::move(continuation.task));
       }
-      std::erase_if(continuations_, [](const Continuation& continuation) { return continuation.light; });
+      std::erase_if(continuations_,
+                    [](const Continuation& continuation) { return continuation.light; });
     }
     others = in_turn_ = !continuations_.empty();
     driven = drivers_ > 0;
@@ -315,26 +326,33 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
 }
 
 void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout) {
-  throw Error(Blame::Timeout, "the Future<" + type_name(value) + "> was not done within " + describe(timeout) +
-                                  "; what completes it goes on: wait again, or longer (a call has a limit of its own, "
-                                  "rpc::to(worker).timeout(…))");
+  throw Error(
+      Blame::Timeout,
+      "the Future<" + type_name(value) + "> was not done within " + describe(timeout) +
+          "; what completes it goes on: wait again, or longer (a call has a limit of its own, "
+          "rpc::to(worker).timeout(…))");
 }
 
 void throw_no_state() {
-  throw Error(Blame::Caller, "this future was default-constructed: it belongs to no call and no promise");
+  throw Error(Blame::Caller,
+              "this future was default-constructed: it belongs to no call and no promise");
 }
 
 void throw_no_error() {
-  throw Error(
-      Blame::Caller,
-      "a future was to fail with a null std::exception_ptr; give the error, as std::make_exception_ptr(…), or a value");
+  throw Error(Blame::Caller,
+              "a future was to fail with a null std::exception_ptr; give the error, as "
+              "std::make_exception_ptr(…), or a value");
 }
 
-void throw_no_function() { throw Error(Blame::Caller, "an empty function was given to a future as a continuation"); }
+void throw_no_function() {
+  throw Error(Blame::Caller, "an empty function was given to a future as a continuation");
+}
 
 void log_lost_exception() noexcept {
   const Error error = to_error(std::current_exception(), Blame::Caller);
-  log::error(std::string("an exception left a continuation of a future, where nobody can catch it: ") + error.what());
+  log::error(
+      std::string("an exception left a continuation of a future, where nobody can catch it: ") +
+      error.what());
 }
 
 Future<void> when_all_done(std::vector<Future<void>> futures) {

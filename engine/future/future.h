@@ -1,15 +1,18 @@
-// A value that arrives later, and the side that sets it. Copies share one state; usable from every thread. Semantics of
-// torch.futures.Future, as typed C++: then() makes a new future, on_done() only looks, get() blocks. The first error wins.
+// A value that arrives later, and the side that sets it. Copies share one state; usable from every
+// thread. Semantics of torch.futures.Future, as typed C++: then() makes a new future, on_done()
+// only looks, get() blocks. The first error wins.
 //
-// Continuations run on the thread that completes the future, or on one of its home's that may block, one after the other in
-// the order of their registration; at once if the future is complete and none before it is left. They may issue calls and
-// wait: while one waits for a future, those behind it go on elsewhere. What a continuation completes runs its own inside of
-// it; where many are inside one another, after it, or when it waits: chains may have any length. co_await resumes as a
-// continuation.
+// Continuations run on the thread that completes the future, or on one of its home's that may
+// block, one after the other in the order of their registration; at once if the future is complete
+// and none before it is left. They may issue calls and wait: while one waits for a future, those
+// behind it go on elsewhere. What a continuation completes runs its own inside of it; where many
+// are inside one another, after it, or when it waits: chains may have any length. co_await resumes
+// as a continuation.
 //
-// A value may hold tensors in CUDA memory that are still being written: the future is done when that is enqueued, on the
-// streams that are current where its value is set (torch.futures.Future with devices). get() and wait() make the current
-// stream wait, not the host; what then() calls runs with a stream of libtorch's pool current that has waited.
+// A value may hold tensors in CUDA memory that are still being written: the future is done when
+// that is enqueued, on the streams that are current where its value is set (torch.futures.Future
+// with devices). get() and wait() make the current stream wait, not the host; what then() calls
+// runs with a stream of libtorch's pool current that has waited.
 #pragma once
 
 #include <atomic>
@@ -60,10 +63,12 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
-  // Returns false if the deadline came first. Throws Caller where blocking could never end (Home::drive).
+  // Returns false if the deadline came first. Throws Caller where blocking could never end
+  // (Home::drive).
   bool wait_until(Deadline deadline) const;
-  // Runs the task when done; at once if it is. A task that is not light, and may block, runs outside the turns of the
-  // future's home, after those registered before it, and sees the ambient of this thread.
+  // Runs the task when done; at once if it is. A task that is not light, and may block, runs
+  // outside the turns of the future's home, after those registered before it, and sees the ambient
+  // of this thread.
   void on_done(Task task, bool light = false);
   const std::shared_ptr<Home>& home() const { return home_; }
   std::exception_ptr error() const;
@@ -129,34 +134,36 @@ class FutureState : public FutureCore {
 template <class... About>
 struct CannotShare : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "futures share their value, and this one cannot be copied: have it at once, with sync<&f>(…), or leave it "
-        "where it is, with remote<&f>(…)");
+    static_assert(kNever<About...>,
+                  "futures share their value, and this one cannot be copied: have it at once, with "
+                  "sync<&f>(…), or leave it "
+                  "where it is, with remote<&f>(…)");
     return false;
   }
 };
 template <class... About>
 struct ContinuesNothing : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "a continuation of a Future<void> takes the Future, or nothing");
+    static_assert(kNever<About...>,
+                  "a continuation of a Future<void> takes the Future, or nothing");
     return false;
   }
 };
 template <class... About>
 struct ContinuesAnotherValue : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a continuation takes the Future, or its value, which has another type: write then([](Future<T> future) …) "
-        "or then([](T value) …)");
+    static_assert(kNever<About...>,
+                  "a continuation takes the Future, or its value, which has another type: write "
+                  "then([](Future<T> future) …) "
+                  "or then([](T value) …)");
     return false;
   }
 };
 template <class... About>
 struct LooksAtAnotherValue : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "what on_done() is given takes the Future, or its value, or nothing");
+    static_assert(kNever<About...>,
+                  "what on_done() is given takes the Future, or its value, or nothing");
     return false;
   }
 };
@@ -189,8 +196,9 @@ consteval auto refusal_of_look() {
   } else if constexpr (std::is_void_v<T>) {
     return LooksAtAnotherValue<F>();
   } else {
-    return first_of(std::conditional_t<std::is_invocable_v<F&, T>, Fine, LooksAtAnotherValue<F, T>>(),
-                    refusal_of_sharing<T>());
+    return first_of(
+        std::conditional_t<std::is_invocable_v<F&, T>, Fine, LooksAtAnotherValue<F, T>>(),
+        refusal_of_sharing<T>());
   }
 }
 // The result type of an F that continues a Future<T>. A Future of something is flattened.
@@ -232,7 +240,8 @@ struct Flat<Future<T>> {
   using Type = T;
 };
 
-[[noreturn]] WEFT_API void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout);
+[[noreturn]] WEFT_API void throw_wait_timeout(const std::type_info& value,
+                                              std::chrono::milliseconds timeout);
 [[noreturn]] WEFT_API void throw_no_state();
 [[noreturn]] WEFT_API void throw_no_function();
 template <class F>
@@ -244,7 +253,8 @@ void require_function(const F& function) {
 // Logs the exception in flight as one that a continuation cannot hand to anybody.
 WEFT_API void log_lost_exception() noexcept;
 
-// Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set fails with Cancelled.
+// Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set
+// fails with Cancelled.
 class Resumption {
  public:
   explicit Resumption(std::coroutine_handle<> handle) : handle_(handle) {}
@@ -261,13 +271,15 @@ class Resumption {
   std::coroutine_handle<> handle_;
 };
 
-// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the value. That is there once its
-// local variables have ended: continuations find their locks open, and what its arguments refer to lives as long as they.
+// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the
+// value. That is there once its local variables have ended: continuations find their locks open,
+// and what its arguments refer to lives as long as they.
 template <class T>
 struct CoroutineBase {
   Promise<T> promise;
   std::optional<Stored<T>> result;
-  DeviceWorkRef work;  // of the streams that are current where it returns: their guards are local variables as well
+  DeviceWorkRef work;  // of the streams that are current where it returns: their guards are local
+                       // variables as well
   Future<T> get_return_object() { return promise.future(); }
   std::suspend_never initial_suspend() noexcept { return {}; }
   std::suspend_never final_suspend() noexcept {
@@ -314,7 +326,8 @@ class Future {
       future.state_->set_on_streams(std::move(value));
       return future;
     } else {
-      static_assert(detail::kNever<U>, "the value of a Future<T> is a T, and this cannot be converted to one");
+      static_assert(detail::kNever<U>,
+                    "the value of a Future<T> is a T, and this cannot be converted to one");
       std::terminate();
     }
   }
@@ -330,7 +343,8 @@ class Future {
     return future;
   }
 
-  // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or throws the error.
+  // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or
+  // throws the error.
   T get() const {
     if constexpr (decltype(detail::refusal_of_sharing<T>())::accept()) {
       state().wait_until(Deadline::never());
@@ -343,7 +357,8 @@ class Future {
       std::terminate();
     }
   }
-  // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
+  // Blocks until done. Throws Timeout when the time is over first, and the future's error, every
+  // time.
   void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
     if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
       detail::throw_wait_timeout(typeid(T), timeout);
@@ -353,9 +368,9 @@ class Future {
   bool done() const { return state().done(); }
   bool failed() const { return state().failed(); }
 
-  // A future of what `function` returns. It is called with this future (and sees errors) if it can be, else with the value
-  // (and an error passes by). What it throws becomes the error; a future it returns is flattened. An empty std::function is
-  // a Caller error.
+  // A future of what `function` returns. It is called with this future (and sees errors) if it can
+  // be, else with the value (and an error passes by). What it throws becomes the error; a future it
+  // returns is flattened. An empty std::function is a Caller error.
   template <class F>
   Future<typename detail::Flat<detail::Given<F, T>>::Type> then(F function) const {
     if constexpr (decltype(detail::refusal_of_continuation<F, T>())::accept()) {
@@ -365,8 +380,8 @@ class Future {
     }
   }
 
-  // Calls function(Future<T>) or function() when done; or function(T), unless it has failed. What it throws is logged. An
-  // empty std::function is a Caller error.
+  // Calls function(Future<T>) or function() when done; or function(T), unless it has failed. What
+  // it throws is logged. An empty std::function is a Caller error.
   template <class F>
   void on_done(F function) const {
     if constexpr (decltype(detail::refusal_of_look<F, T>())::accept()) {
@@ -387,7 +402,8 @@ class Future {
     }
   }
 
-  // Completes the promise with this future's value or error, once known; where it has been set by then, that is logged.
+  // Completes the promise with this future's value or error, once known; where it has been set by
+  // then, that is logged.
   void forward_to(Promise<T> promise) const {
     // A future without a home runs what waits for it here and now, which may block.
     const bool light = promise.future().home() != nullptr;
@@ -419,10 +435,12 @@ class Future {
       });
     }
   }
-  // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever thread brings the value.
+  // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever
+  // thread brings the value.
   template <class F>
   void on_done_light(F function) const {
-    state().on_done([self = *this, function = std::move(function)]() mutable { function(self); }, /*light=*/true);
+    state().on_done([self = *this, function = std::move(function)]() mutable { function(self); },
+                    /*light=*/true);
   }
   const std::shared_ptr<detail::Home>& home() const { return state().home(); }
   // The value, once done, without making any stream wait for it.
@@ -431,7 +449,9 @@ class Future {
   detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
   bool await_ready() const { return done(); }
-  void await_suspend(std::coroutine_handle<> handle) const { state().on_done(detail::Resumption(handle)); }
+  void await_suspend(std::coroutine_handle<> handle) const {
+    state().on_done(detail::Resumption(handle));
+  }
   T await_resume() const { return get(); }
 
   std::exception_ptr error() const { return state().error(); }
@@ -496,20 +516,23 @@ class Future {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The setting side. Copies share the future. When the last copy goes unset, the future fails with Cancelled: nobody waits
-// for ever.
+// The setting side. Copies share the future. When the last copy goes unset, the future fails with
+// Cancelled: nobody waits for ever.
 template <class T>
 class Promise {
  public:
   Promise() : Promise(detail::ambient_home()) {}
   // Who blocks on the future drives this home's loop; may be null.
-  explicit Promise(std::shared_ptr<detail::Home> home) : owner_(std::make_shared<Owner>(std::move(home))) {}
+  explicit Promise(std::shared_ptr<detail::Home> home)
+      : owner_(std::make_shared<Owner>(std::move(home))) {}
 
   Future<T> future() const { return Future<T>(owner_->state); }
 
   // A second set of either kind is a Caller error.
   template <class U = T>
-  requires(!std::is_void_v<T>) void set(U&& value) const { owner_->state->set_on_streams(T(std::forward<U>(value))); }
+  requires(!std::is_void_v<T>) void set(U&& value) const {
+    owner_->state->set_on_streams(T(std::forward<U>(value)));
+  }
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
   // A value that is there when the work on devices has run.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
@@ -524,13 +547,15 @@ class Promise {
 
  private:
   struct Owner {
-    explicit Owner(std::shared_ptr<detail::Home> home) : state(std::make_shared<detail::FutureState<T>>(std::move(home))) {}
+    explicit Owner(std::shared_ptr<detail::Home> home)
+        : state(std::make_shared<detail::FutureState<T>>(std::move(home))) {}
     Owner(const Owner&) = delete;
     Owner& operator=(const Owner&) = delete;
     std::shared_ptr<detail::FutureState<T>> state;
     ~Owner() {
       if (!state->done()) {
-        state->set_error(std::make_exception_ptr(Error(Blame::Cancelled, "the promise was dropped without a value")));
+        state->set_error(std::make_exception_ptr(
+            Error(Blame::Cancelled, "the promise was dropped without a value")));
       }
     }
   };
@@ -543,7 +568,8 @@ struct detail::Coroutine<void> : detail::CoroutineBase<void> {
 };
 
 namespace detail {
-// That of the first that has one: where one of them may be brought in a loop's turn, what waits for all runs outside.
+// That of the first that has one: where one of them may be brought in a loop's turn, what waits for
+// all runs outside.
 template <class T>
 std::shared_ptr<Home> home_of(const std::vector<Future<T>>& futures) {
   for (const auto& future : futures) {
@@ -626,14 +652,17 @@ Future<void> end_of(const Future<T>& future) {
 }
 }  // namespace detail
 
-inline Future<void> when_all(std::vector<Future<void>> futures) { return detail::when_all_done(std::move(futures)); }
+inline Future<void> when_all(std::vector<Future<void>> futures) {
+  return detail::when_all_done(std::move(futures));
+}
 
 template <class T>
 auto when_all(std::initializer_list<Future<T>> futures) {
   return when_all(std::vector<Future<T>>(futures));
 }
 
-// Futures of different types: a tuple of their values (std::monostate for void), or Future<void> when all are Future<void>.
+// Futures of different types: a tuple of their values (std::monostate for void), or Future<void>
+// when all are Future<void>.
 template <class... T>
 requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
   std::vector<Future<void>> ends;
@@ -649,7 +678,8 @@ requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
         return future.value();
       }
     };
-    return all.then([futures..., value] { return std::tuple<detail::Stored<T>...>(value(futures)...); });
+    return all.then(
+        [futures..., value] { return std::tuple<detail::Stored<T>...>(value(futures)...); });
   }
 }
 

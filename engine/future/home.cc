@@ -20,7 +20,8 @@ const AmbientRef& ambient() { return current; }
 
 std::shared_ptr<Home> ambient_home() { return current ? current->home() : nullptr; }
 
-AmbientScope::AmbientScope(AmbientRef ambient) : before_(std::exchange(current, std::move(ambient))) {}
+AmbientScope::AmbientScope(AmbientRef ambient)
+    : before_(std::exchange(current, std::move(ambient))) {}
 
 AmbientScope::~AmbientScope() { current = std::move(before_); }
 

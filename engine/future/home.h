@@ -1,6 +1,6 @@
-// Where futures live that an agent completes: the loop that brings their results, which who blocks on one drives meanwhile,
-// and threads that may block, for their continuations. And what follows a call through continuations, coroutines and the
-// threads it starts: the ambient.
+// Where futures live that an agent completes: the loop that brings their results, which who blocks
+// on one drives meanwhile, and threads that may block, for their continuations. And what follows a
+// call through continuations, coroutines and the threads it starts: the ambient.
 #pragma once
 
 #include <functional>
@@ -19,10 +19,12 @@ class Home {
   Home(const Home&) = delete;
   Home& operator=(const Home&) = delete;
   virtual ~Home() = default;
-  // Under which waits for its futures are counted (profiling/trace/host_time.h). Has static lifetime.
+  // Under which waits for its futures are counted (profiling/trace/host_time.h). Has static
+  // lifetime.
   virtual const char* name() const = 0;
-  // Blocks until done() or the deadline, driving the loop; returns done(). Throws Caller inside a turn of the loop: only
-  // what comes after that turn could make it true. `awaited`: whoever makes done() true calls recall() with it.
+  // Blocks until done() or the deadline, driving the loop; returns done(). Throws Caller inside a
+  // turn of the loop: only what comes after that turn could make it true. `awaited`: whoever makes
+  // done() true calls recall() with it.
   virtual bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) = 0;
   // Runs a function that blocks on something else.
   virtual void block(const std::function<void()>& wait) = 0;

@@ -1,5 +1,5 @@
-// Refusals: mistakes in uses of the typed API that the compiler answers with one error, of one sentence, on the user's
-// line. Each is a struct whose accept() holds the sentence:
+// Refusals: mistakes in uses of the typed API that the compiler answers with one error, of one
+// sentence, on the user's line. Each is a struct whose accept() holds the sentence:
 //
 //   template <class... About>
 //   struct HasNoFields : Refusal {
@@ -9,16 +9,18 @@
 //     }
 //   };
 //
-// A function template that users call looks for a refusal first, and compiles nothing else where it finds one:
+// A function template that users call looks for a refusal first, and compiles nothing else where it
+// finds one:
 //
 //   template <class T>
 //   std::vector<std::byte> encode(const T& value) {
 //     if constexpr (decltype(refusal_of<T>())::accept()) {
 //       …
 //
-// Three rules keep the output short. Finding the refusal causes no error. The user's function calls accept() itself, since
-// a compiler prints three lines for each call between them. Its return type is written down, so that the lines of the
-// program that use the result have no errors of their own.
+// Three rules keep the output short. Finding the refusal causes no error. The user's function calls
+// accept() itself, since a compiler prints three lines for each call between them. Its return type
+// is written down, so that the lines of the program that use the result have no errors of their
+// own.
 #pragma once
 
 #include <exception>
@@ -58,7 +60,8 @@ consteval auto about(Mistake<About...>) {
   return Mistake<About..., More>();
 }
 
-// The result of a refused call whose function does not show a type: it converts to whatever the program takes it for.
+// The result of a refused call whose function does not show a type: it converts to whatever the
+// program takes it for.
 struct Refused {
   template <class T>
   operator T() const;

@@ -5,7 +5,8 @@
 
 namespace weft::detail {
 
-// Who blocks here tells it, for another thread to take over. Null on threads of nobody's; set by the home.
+// Who blocks here tells it, for another thread to take over. Null on threads of nobody's; set by
+// the home.
 Home*& thread_home();
 
 }  // namespace weft::detail

@@ -46,25 +46,28 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
-// Where nobody listens at a port of the range that the kernel takes local ports from, a socket may be given that very port,
-// and connect to itself.
+// Where nobody listens at a port of the range that the kernel takes local ports from, a socket may
+// be given that very port, and connect to itself.
 bool is_own_end(int socket) {
   SocketAddress local;
   SocketAddress remote;
   local.length = remote.length = sizeof local.storage;
   return getsockname(socket, reinterpret_cast<sockaddr*>(&local.storage), &local.length) == 0 &&
          getpeername(socket, reinterpret_cast<sockaddr*>(&remote.storage), &remote.length) == 0 &&
-         local.length == remote.length && std::memcmp(&local.storage, &remote.storage, local.length) == 0;
+         local.length == remote.length &&
+         std::memcmp(&local.storage, &remote.storage, local.length) == 0;
 }
 
 // What this process lacks by its own limit does not turn up by waiting.
 void require_descriptors(int number, const std::string& where) {
-  if (number == EMFILE) throw system_error(Blame::Busy, "no connection can be made to " + where, number);
+  if (number == EMFILE)
+    throw system_error(Blame::Busy, "no connection can be made to " + where, number);
 }
 
 // One attempt: a connected socket, or -1 and the reason in `number`.
 int try_connect(const addrinfo& address, milliseconds patience, int& number) {
-  Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+  Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                             address.ai_protocol));
   number = socket.get() < 0 ? errno : 0;
   if (number != 0) return -1;
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0 && errno != EINPROGRESS) {
@@ -82,12 +85,15 @@ int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   return number == 0 ? socket.release() : -1;
 }
 
-// Tries the host's addresses in turn, once. Returns a socket, or -1 with the reason and its errno (0: no such host).
-int connect_once(const std::string& host, int port, Deadline deadline, std::string& failure, int& number) {
+// Tries the host's addresses in turn, once. Returns a socket, or -1 with the reason and its errno
+// (0: no such host).
+int connect_once(const std::string& host, int port, Deadline deadline, std::string& failure,
+                 int& number) {
   number = 0;
   const Addresses addresses = resolve(host, port, SOCK_STREAM, failure);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const int socket = try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)), number);
+    const int socket =
+        try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)), number);
     if (socket >= 0) return socket;
     failure = std::strerror(number);
   }
@@ -104,9 +110,11 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
     const int socket = connect_once(host, port, deadline, failure, number);
     if (socket >= 0) return socket;
     const std::string where = host + ":" + std::to_string(port);
-    if (number == ECONNREFUSED) throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", number);
+    if (number == ECONNREFUSED)
+      throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", number);
     require_descriptors(number, where);
-    if (deadline.passed()) throw Error(Blame::Timeout, "no answer from " + where + ": " + failure, number);
+    if (deadline.passed())
+      throw Error(Blame::Timeout, "no answer from " + where + ": " + failure, number);
     pause.wait(deadline);
   }
 }
@@ -122,10 +130,12 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
-    require_descriptors(Descriptor(::dup(STDERR_FILENO)) ? 0 : errno, host);  // its file or server cannot be asked without
-    const std::string what =
-        "the host of rank 0, '" + host + "' (MASTER_ADDR, or in the address given), has no address: " + failure;
-    if (end.passed()) throw Error(Blame::Caller, what + "; is the name right, and does this machine know it?");
+    require_descriptors(Descriptor(::dup(STDERR_FILENO)) ? 0 : errno,
+                        host);  // its file or server cannot be asked without
+    const std::string what = "the host of rank 0, '" + host +
+                             "' (MASTER_ADDR, or in the address given), has no address: " + failure;
+    if (end.passed())
+      throw Error(Blame::Caller, what + "; is the name right, and does this machine know it?");
     if (!told) log::warn(what + "; looking again for up to " + describe(end.remaining()));
     pause.wait(end);
   }
@@ -141,14 +151,15 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
     SocketAddress there;
     there.length = sizeof there.storage;
     if (socket.get() >= 0) {
-      const bool known = ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there.storage), &there.length) == 0;
+      const bool known = ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there.storage),
+                                       &there.length) == 0;
       return known ? numeric_address(there) : host;
     }
     require_descriptors(number, host + ":" + std::to_string(port));
     if (deadline.passed()) {
       throw Error(number != 0 ? Blame::Timeout : Blame::Caller,
-                  "nobody answered at " + host + ":" + std::to_string(port) + " in time: " + failure +
-                      "; has rank 0 started, and can this host reach it?",
+                  "nobody answered at " + host + ":" + std::to_string(port) +
+                      " in time: " + failure + "; has rank 0 started, and can this host reach it?",
                   number);
     }
     if (look) look(failure);
@@ -171,7 +182,9 @@ SocketAddress socket_address(const std::string& host, int port) {
   return address;
 }
 
-std::string numeric_address(const SocketAddress& address) { return numeric(address.get(), address.length); }
+std::string numeric_address(const SocketAddress& address) {
+  return numeric(address.get(), address.length);
+}
 
 BriskLookups::BriskLookups() {
   if ((_res.options & RES_INIT) == 0) res_init();
@@ -188,7 +201,8 @@ bool is_ipv4_only(const std::string& host) {
   std::string failure;
   const Addresses addresses = resolve(host, 0, SOCK_STREAM, failure);
   bool all = addresses != nullptr;
-  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) all = all && one->ai_family == AF_INET;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next)
+    all = all && one->ai_family == AF_INET;
   return all;
 }
 
@@ -196,7 +210,8 @@ bool has_route_to(const std::string& host, int port) {
   std::string failure;
   const Addresses addresses = resolve(host, port, SOCK_DGRAM, failure);
   bool has_way = addresses == nullptr;
-  for (const addrinfo* address = addresses.get(); address != nullptr && !has_way; address = address->ai_next) {
+  for (const addrinfo* address = addresses.get(); address != nullptr && !has_way;
+       address = address->ai_next) {
     const Descriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     has_way = !socket || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0;
   }
@@ -211,7 +226,8 @@ Descriptor open_listener(int family, int port) {
     static_cast<void>(::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no));
   }
   // Connections of an earlier job may linger there.
-  if (socket.get() < 0 || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+  if (socket.get() < 0 ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       ::bind(socket.get(), any.get(), any.length) != 0 || ::listen(socket.get(), 1024) != 0) {
     throw system_error(Blame::Caller, "opening a port for the store", errno);
   }
@@ -222,8 +238,9 @@ int port_of(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
   getsockname(socket, reinterpret_cast<sockaddr*>(&storage), &length);
-  return storage.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port)
-                                       : ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  return storage.ss_family == AF_INET6
+             ? ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port)
+             : ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
 }
 
 namespace {
@@ -257,7 +274,8 @@ std::string local_address_towards(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_DGRAM, ignored);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const Descriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0 || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0) continue;  // sends nothing
+    if (socket.get() < 0 || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0)
+      continue;  // sends nothing
     sockaddr_storage local{};
     socklen_t length = sizeof local;
     if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &length) != 0) continue;
@@ -278,13 +296,14 @@ bool is_loopback(const std::string& address) {
 
 // RFC 6761, and how Debian calls ::1.
 bool names_loopback(const std::string& host) {
-  return host == "localhost" || host.starts_with("localhost.") || host.ends_with(".localhost") || host == "ip6-localhost" ||
-         host == "ip6-loopback" || is_loopback(host);
+  return host == "localhost" || host.starts_with("localhost.") || host.ends_with(".localhost") ||
+         host == "ip6-localhost" || host == "ip6-loopback" || is_loopback(host);
 }
 
 }  // namespace
 
-std::string address_for_others(const std::string& host, const std::string& towards_host, const std::string& outward) {
+std::string address_for_others(const std::string& host, const std::string& towards_host,
+                               const std::string& outward) {
   const bool is_of_use = !is_loopback(towards_host) || names_loopback(host) || outward.empty();
   return is_of_use ? towards_host : outward;
 }
@@ -294,7 +313,8 @@ std::string address_for_others(const std::string& host, int port) {
 }
 
 std::string outward_address() {
-  // Addresses of documentation (RFC 5737, 3849) are nobody's: the default route leads there. Nothing is sent.
+  // Addresses of documentation (RFC 5737, 3849) are nobody's: the default route leads there.
+  // Nothing is sent.
   for (const char* nobody : {"203.0.113.1", "2001:db8::1"}) {
     const std::string local = local_address_towards(nobody, 9);
     if (!local.empty() && !is_loopback(local) && !local.starts_with("fe80:")) return local;
@@ -303,7 +323,8 @@ std::string outward_address() {
   if (getifaddrs(&list) != 0) return "";
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> interfaces(list, &freeifaddrs);
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    const bool is_running = (item->ifa_flags & IFF_RUNNING) != 0 && (item->ifa_flags & IFF_LOOPBACK) == 0;
+    const bool is_running =
+        (item->ifa_flags & IFF_RUNNING) != 0 && (item->ifa_flags & IFF_LOOPBACK) == 0;
     if (!is_running || item->ifa_addr == nullptr || item->ifa_addr->sa_family != AF_INET) continue;
     return numeric(item->ifa_addr, sizeof(sockaddr_in));
   }
@@ -318,7 +339,8 @@ std::string interface_towards(const std::string& host, int port) {
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
     const int family = item->ifa_addr == nullptr ? AF_UNSPEC : item->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    const auto length = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const auto length =
+        static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (numeric(item->ifa_addr, length) == local) return item->ifa_name;
   }
   return "";
@@ -326,7 +348,8 @@ std::string interface_towards(const std::string& host, int port) {
 
 std::string address_of_interface(const std::string& name, int family) {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) throw system_error(Blame::Device, "reading the network interfaces", errno);
+  if (getifaddrs(&list) != 0)
+    throw system_error(Blame::Device, "reading the network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> interfaces(list, &freeifaddrs);
   std::string known;
   std::string found[3];  // IPv4, IPv6, IPv6 link-local
@@ -334,19 +357,21 @@ std::string address_of_interface(const std::string& name, int family) {
     const int kind = item->ifa_addr == nullptr ? AF_UNSPEC : item->ifa_addr->sa_family;
     if (kind != AF_INET && kind != AF_INET6) continue;
     const std::string one = item->ifa_name;
-    if (("," + known + ",").find("," + one + ",") == std::string::npos) known += (known.empty() ? "" : ",") + one;
+    if (("," + known + ",").find("," + one + ",") == std::string::npos)
+      known += (known.empty() ? "" : ",") + one;
     if (one != name || (family != AF_UNSPEC && family != kind)) continue;
     const auto* six = reinterpret_cast<const sockaddr_in6*>(item->ifa_addr);
     const int place = kind == AF_INET ? 0 : IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) ? 2 : 1;
-    const auto length = static_cast<socklen_t>(kind == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const auto length =
+        static_cast<socklen_t>(kind == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (found[place].empty()) found[place] = numeric(item->ifa_addr, length);
   }
   for (const std::string& address : found) {
     if (!address.empty()) return address;
   }
   const std::string kind = family == AF_INET ? "IPv4 " : family == AF_INET6 ? "IPv6 " : "";
-  throw Error(Blame::Caller,
-              "no interface '" + name + "' with an " + kind + "address (WEFT_SOCKET_IFNAME); there are: " + known);
+  throw Error(Blame::Caller, "no interface '" + name + "' with an " + kind +
+                                 "address (WEFT_SOCKET_IFNAME); there are: " + known);
 }
 
 bool is_multicast(const std::string& host) {
@@ -363,14 +388,15 @@ LauncherFile::LauncherFile(const std::string& job) {
   for (char& letter : name) {
     if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '-';
   }
-  path_ = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" + std::to_string(getuid()) + "-" +
-          name;
+  path_ = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" +
+          std::to_string(getuid()) + "-" + name;
 }
 
 LauncherFile::~LauncherFile() {
   int port = 0;
   // Another meeting may have taken the place of one that failed.
-  if (published_ != 0 && std::ifstream(path_) >> port && port == published_) ::unlink(path_.c_str());
+  if (published_ != 0 && std::ifstream(path_) >> port && port == published_)
+    ::unlink(path_.c_str());
 }
 
 void LauncherFile::publish(int port) {
@@ -380,7 +406,8 @@ void LauncherFile::publish(int port) {
   const Descriptor file(::mkostemp(aside.data(), O_CLOEXEC));
   if (!file) throw system_error(Blame::Caller, "writing " + aside, errno);
   const std::string text = std::to_string(port) + " " + std::to_string(getpid()) + "\n";
-  const bool written = ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool written =
+      ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (!written || ::rename(aside.c_str(), path_.c_str()) != 0) {
     const int number = errno;
     ::unlink(aside.c_str());
@@ -393,13 +420,15 @@ int LauncherFile::port(Deadline deadline, const std::function<void()>& look) con
   Pause pause;
   for (;;) {
     struct stat status {};
-    if (::lstat(path_.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == getuid()) {
+    if (::lstat(path_.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+        status.st_uid == getuid()) {
       int port = 0;
       pid_t writer = 0;
       const bool whole = static_cast<bool>(std::ifstream(path_) >> port >> writer);
       if (whole && port > 0 && port < 65536 && writer > 0 && ::kill(writer, 0) == 0) return port;
     }
-    if (deadline.passed()) throw Error(Blame::Timeout, "rank 0 did not write its address into " + path_ + " in time");
+    if (deadline.passed())
+      throw Error(Blame::Timeout, "rank 0 did not write its address into " + path_ + " in time");
     look();
     pause.wait(deadline);
   }

@@ -25,11 +25,13 @@ std::string in_bytes(const Error& error) {
 
 Error from_bytes(const at::Tensor& tensor) {
   const at::Tensor here = tensor.to(at::kCPU);
-  const std::string bytes(static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
+  const std::string bytes(static_cast<const char*>(here.const_data_ptr()),
+                          static_cast<std::size_t>(here.numel()));
   const int blame = static_cast<unsigned char>(bytes.front());
   const auto line = std::min(bytes.find('\n'), bytes.size() - 1);
   std::istringstream numbers(bytes.substr(1, line - 1));
-  return Error(blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame), bytes.substr(line + 1))
+  return Error(blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame),
+               bytes.substr(line + 1))
       .with_ranks({std::istream_iterator<int>(numbers), std::istream_iterator<int>()});
 }
 
@@ -57,11 +59,13 @@ std::optional<Error> error_of(const std::function<void()>& call) {
 
 void agree(ProcessGroup& group, const std::optional<Error>& failure) {
   std::string mine = failure ? in_bytes(*failure) : std::string();
-  const at::Tensor bytes =
-      at::from_blob(mine.data(), {static_cast<std::int64_t>(mine.size())}, at::TensorOptions(at::kByte));
-  const auto all = detail::all_gather_ragged(bytes.to(Core::of(group).host_values_device()), group,
-                                             {"the text of an error", kMostText, "that rank runs another program"});
-  const auto first = std::find_if(all.begin(), all.end(), [](const at::Tensor& said) { return said.numel() > 0; });
+  const at::Tensor bytes = at::from_blob(mine.data(), {static_cast<std::int64_t>(mine.size())},
+                                         at::TensorOptions(at::kByte));
+  const auto all = detail::all_gather_ragged(
+      bytes.to(Core::of(group).host_values_device()), group,
+      {"the text of an error", kMostText, "that rank runs another program"});
+  const auto first =
+      std::find_if(all.begin(), all.end(), [](const at::Tensor& said) { return said.numel() > 0; });
   if (first == all.end()) return;
   throw_together(group, from_bytes(*first));
 }

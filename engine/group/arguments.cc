@@ -21,8 +21,9 @@ std::string shape(const at::Tensor& tensor) {
   return text.str();
 }
 
-// The advice for a tensor that must be replaced by the result of `call` (".contiguous()"). Where the operation writes it,
-// the program must keep that result itself: in a temporary it would be lost.
+// The advice for a tensor that must be replaced by the result of `call` (".contiguous()"). Where
+// the operation writes it, the program must keep that result itself: in a temporary it would be
+// lost.
 std::string remedy(const std::string& what, const std::string& call, Use use) {
   if (use == Use::Reads) return "pass " + call;
   return what + " before (t = t" + call + ") and read the result there";
@@ -33,27 +34,33 @@ std::string remedy(const std::string& what, const std::string& call, Use use) {
 void check_device(const c10::Device& device, int gpus) {
   if (device.is_cpu()) return;
   const std::string what = "ProcessGroupOptions::device is " + device.str();
-  if (!device.is_cuda()) throw Error(Blame::Caller, what + "; a rank's device is a CPU or a CUDA device");
-  if (gpus == 0) throw Error(Blame::Caller, what + ", but this process sees no GPU; leave it out, or give at::kCPU");
+  if (!device.is_cuda())
+    throw Error(Blame::Caller, what + "; a rank's device is a CPU or a CUDA device");
+  if (gpus == 0)
+    throw Error(Blame::Caller,
+                what + ", but this process sees no GPU; leave it out, or give at::kCPU");
   if (device.index() < gpus) return;  // also where there is none: the rank chooses its own
-  throw Error(Blame::Caller, what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
-                                 " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
+  throw Error(Blame::Caller,
+              what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
+                  " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
 }
 
-void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor, Use use) {
+void check_tensor(const Core& core, const std::string& operation, const char* name,
+                  const at::Tensor& tensor, Use use) {
   if (!tensor.defined()) refuse(operation, std::string(name) + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
-    refuse(
-        operation,
-        std::string(name) +
-            " is sparse; only dense tensors are carried (all_reduce adds up sparse COO ones); send its indices and values");
+    refuse(operation, std::string(name) +
+                          " is sparse; only dense tensors are carried (all_reduce adds up sparse "
+                          "COO ones); send its indices and values");
   }
   if (!tensor.is_contiguous()) {
-    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; " +
+    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) +
+                          ") is not contiguous; " +
                           remedy("make it contiguous", ".contiguous()", use));
   }
   if (tensor.is_conj() || tensor.is_neg()) {
-    refuse(operation, std::string(name) + " is a view that has not been conjugated or negated yet; " +
+    refuse(operation, std::string(name) +
+                          " is a view that has not been conjugated or negated yet; " +
                           remedy("resolve it", ".resolve_conj().resolve_neg()", use));
   }
   if (tensor.numel() > 0 && tensor.is_cpu() && tensor.storage().data() == nullptr) {
@@ -63,24 +70,28 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
   static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
   static_cast<void>(core.carrier(tensor.device()));
   if (tensor.is_cuda() && core.options.device.is_cuda() && tensor.device() != core.options.device) {
-    refuse(operation, std::string(name) + " is on " + tensor.device().str() + ", but this rank's device is " +
-                          core.options.device.str());
+    refuse(operation, std::string(name) + " is on " + tensor.device().str() +
+                          ", but this rank's device is " + core.options.device.str());
   }
 }
 
-void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor, const at::Tensor& like) {
+void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor,
+                     const at::Tensor& like) {
   if (tensor.scalar_type() != like.scalar_type() || tensor.device() != like.device()) {
-    refuse(operation, std::string(name) + " is " + tensor::describe(tensor) + ", but the other is " +
-                          tensor::describe(like) + "; dtype and device must agree");
+    refuse(operation, std::string(name) + " is " + tensor::describe(tensor) +
+                          ", but the other is " + tensor::describe(like) +
+                          "; dtype and device must agree");
   }
 }
 
-void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
-                const at::Tensor& like, bool same_shape, Use use) {
+void check_list(const Core& core, const std::string& operation, const char* name,
+                const std::vector<at::Tensor>& list, const at::Tensor& like, bool same_shape,
+                Use use) {
   if (static_cast<int>(list.size()) != core.options.size) {
     refuse(operation, std::string(name) + " holds " + std::to_string(list.size()) +
-                          (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
-                          std::to_string(core.options.size) + " ranks");
+                          (list.size() == 1 ? " tensor" : " tensors") +
+                          "; it takes one for each of the " + std::to_string(core.options.size) +
+                          " ranks");
   }
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string item = std::string(name) + "[" + std::to_string(i) + "]";
@@ -93,14 +104,17 @@ void check_list(const Core& core, const std::string& operation, const char* name
   }
 }
 
-void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op) {
-  if (op > ReduceOp::BitXor) refuse(operation, "there is no ReduceOp " + std::to_string(static_cast<int>(op)));
+void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor,
+                     ReduceOp op) {
+  if (op > ReduceOp::BitXor)
+    refuse(operation, "there is no ReduceOp " + std::to_string(static_cast<int>(op)));
   const Dtype dtype = tensor::dtype_of(tensor.scalar_type());
   transport::Communicator& carrier = core.communicator(tensor.device());
   if (!carrier.can_reduce(dtype, op)) {
-    throw Error(Blame::Unsupported, operation + ": backend '" + std::string(carrier.backend()) + "' cannot reduce " +
-                                        std::string(name(dtype)) + " with " + std::string(name(op)) +
-                                        "; convert the tensor or choose another operator or backend");
+    throw Error(Blame::Unsupported,
+                operation + ": backend '" + std::string(carrier.backend()) + "' cannot reduce " +
+                    std::string(name(dtype)) + " with " + std::string(name(op)) +
+                    "; convert the tensor or choose another operator or backend");
   }
   check_aligned(operation, tensor);
 }
@@ -114,7 +128,9 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
     bool is_same_as(const Range& other) const { return begin == other.begin && end == other.end; }
     bool is_own() const { return part == of->own; }
     std::string text() const {
-      return of->parts.size() == 1 || of->own < 0 ? of->name : std::string(of->name) + "[" + std::to_string(part) + "]";
+      return of->parts.size() == 1 || of->own < 0
+                 ? of->name
+                 : std::string(of->name) + "[" + std::to_string(part) + "]";
     }
   };
   c10::SmallVector<Range, 4> ranges;  // as many as operands that are one tensor each
@@ -126,27 +142,33 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
       ++part;
     }
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
   const Range* last = nullptr;          // that ends last, of those before
   const Range* last_written = nullptr;  // the same, of those that are written
   const auto compare = [&](const Range* before, const Range& range) {
     if (before == nullptr || before->end <= range.begin) return;
-    if (before->of != range.of && before->is_own() && range.is_own() && before->is_same_as(range)) return;
+    if (before->of != range.of && before->is_own() && range.is_own() && before->is_same_as(range))
+      return;
     refuse(operation, before->text() + " and " + range.text() +
-                          " share memory, which the operation writes; give each tensor memory of its own (this rank's own "
+                          " share memory, which the operation writes; give each tensor memory of "
+                          "its own (this rank's own "
                           "part may go in and come out in one place)");
   };
   for (const Range& range : ranges) {
     compare(range.of->is_written ? last : last_written, range);
     if (last == nullptr || range.end > last->end) last = &range;
-    if (range.of->is_written && (last_written == nullptr || range.end > last_written->end)) last_written = &range;
+    if (range.of->is_written && (last_written == nullptr || range.end > last_written->end))
+      last_written = &range;
   }
 }
 
 void check_aligned(const std::string& operation, const at::Tensor& tensor) {
   if (tensor.numel() == 0) return;
-  if (reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % tensor.element_size() == 0) return;
-  refuse(operation, tensor::describe(tensor) + " begins at an address that is no multiple of its elements' " +
+  if (reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % tensor.element_size() == 0)
+    return;
+  refuse(operation, tensor::describe(tensor) +
+                        " begins at an address that is no multiple of its elements' " +
                         std::to_string(tensor.element_size()) + " bytes; pass .clone()");
 }
 

@@ -44,11 +44,13 @@ std::map<c10::DeviceType, std::string> parse_backends(const std::string& text) {
     const std::string item = all.substr(begin, end - begin);
     const auto colon = item.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == item.size()) {
-      throw Error(Blame::Caller, "backend '" + text + "': '" + item + "' is not device:backend, as in cpu:weft,cuda:nccl");
+      throw Error(Blame::Caller, "backend '" + text + "': '" + item +
+                                     "' is not device:backend, as in cpu:weft,cuda:nccl");
     }
     const std::string device = item.substr(0, colon);
     if (device != "cpu" && device != "cuda") {
-      throw Error(Blame::Caller, "backend '" + text + "': unknown device '" + device + "'; there are cpu and cuda");
+      throw Error(Blame::Caller, "backend '" + text + "': unknown device '" + device +
+                                     "'; there are cpu and cuda");
     }
     const auto type = device == "cpu" ? c10::kCPU : c10::kCUDA;
     if (!backends.emplace(type, item.substr(colon + 1)).second) {

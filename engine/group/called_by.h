@@ -1,5 +1,6 @@
-// The call of a user that the operations of this thread belong to. Errors and reports of waits name it in front of the
-// operation ("checkpoint::save: all_gather_into #1"), which the user has never called.
+// The call of a user that the operations of this thread belong to. Errors and reports of waits name
+// it in front of the operation ("checkpoint::save: all_gather_into #1"), which the user has never
+// called.
 #pragma once
 
 namespace weft::group {

@@ -24,7 +24,8 @@ bool Continuations::inside() const { return Op::ending(); }
 bool Continuations::drive(const std::function<bool()>& done, Deadline, const void*) {
   if (inside()) {
     throw Error(Blame::Caller,
-                "what runs when an operation ends (Op::on_ended) blocks on a future, on a backend's thread; use then()");
+                "what runs when an operation ends (Op::on_ended) blocks on a future, on a "
+                "backend's thread; use then()");
   }
   return done();
 }
@@ -52,7 +53,8 @@ void Continuations::run(Task task) {
     tasks_.push_back(std::move(task));
     call_another();
     if (!threads_.empty()) return;
-    // No thread is to be had. What blocks in the task is refused where it would wait for this thread (drive()).
+    // No thread is to be had. What blocks in the task is refused where it would wait for this
+    // thread (drive()).
     task = std::move(tasks_.back());
     tasks_.pop_back();
   }
@@ -67,7 +69,8 @@ void Continuations::call_another() {
   try {
     threads_.emplace_back([self = shared_from_this()] { self->work(); });
   } catch (const std::system_error& error) {
-    log::error(std::string("no thread more for what follows operations (Work::future()): ") + error.what());
+    log::error(std::string("no thread more for what follows operations (Work::future()): ") +
+               error.what());
   }
 }
 

@@ -1,5 +1,6 @@
-// Where the continuations of a job's operations run (Work::future()): on threads that may block. The threads that end
-// operations are the backends': one that waited there for another operation would wait for itself.
+// Where the continuations of a job's operations run (Work::future()): on threads that may block.
+// The threads that end operations are the backends': one that waited there for another operation
+// would wait for itself.
 #pragma once
 
 #include <condition_variable>
@@ -14,10 +15,13 @@
 
 namespace weft::group {
 
-// A thread that blocks on a future or a Work does not count: as many take its place as there are tasks for.
-class Continuations final : public weft::detail::Home, public std::enable_shared_from_this<Continuations> {
+// A thread that blocks on a future or a Work does not count: as many take its place as there are
+// tasks for.
+class Continuations final : public weft::detail::Home,
+                            public std::enable_shared_from_this<Continuations> {
  public:
-  // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would be blocked.
+  // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would
+  // be blocked.
   const char* name() const override { return "futures"; }
   bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) override;
   void block(const std::function<void()>& wait) override;
@@ -26,7 +30,8 @@ class Continuations final : public weft::detail::Home, public std::enable_shared
   // After stop(), and where no thread is to be had, at once on this thread.
   void run(Task task) override;
 
-  // Ends the threads when all tasks have run. Waits for them, but on one of them, and with `waits` false.
+  // Ends the threads when all tasks have run. Waits for them, but on one of them, and with `waits`
+  // false.
   void stop(bool waits);
 
  private:

@@ -20,8 +20,9 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(5);  // for what the GPU still does with retired memory
-constexpr std::size_t kMostCalls = 1024;             // of a text in which another rank says how calls differ
+constexpr auto kPatience =
+    std::chrono::seconds(5);              // for what the GPU still does with retired memory
+constexpr std::size_t kMostCalls = 1024;  // of a text in which another rank says how calls differ
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
@@ -31,12 +32,15 @@ Error could_not_join(const std::string& told) {
   int rank = -1;
   const auto number = std::from_chars(told.data(), told.data() + told.size(), rank);
   const std::string text(number.ptr, told.data() + told.size());
-  return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " could not join:" + text).with_ranks({rank});
+  return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " could not join:" + text)
+      .with_ranks({rank});
 }
 
 const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "cuda/" : "cpu/"; }
 
-DeviceType to_weft(c10::DeviceType type) { return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host; }
+DeviceType to_weft(c10::DeviceType type) {
+  return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host;
+}
 
 // Blocks until what the loop does now, and what was posted before, is done. Not on the loop.
 void finish_turn(EventLoop& loop) {
@@ -45,19 +49,22 @@ void finish_turn(EventLoop& loop) {
   loop.drive([&done] { return done.load(); });
 }
 
-// Ranks that are threads of one process and share a GPU may hang where processes would not: a stream that waits for another
-// rank holds up what the driver does for the whole process, that rank's work among it.
+// Ranks that are threads of one process and share a GPU may hang where processes would not: a
+// stream that waits for another rank holds up what the driver does for the whole process, that
+// rank's work among it.
 void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
   if (store.add("threads on " + gpu.str() + "/" + trace::process_identity(), 1) != 2) return;
   log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
-            "; where one's stream waits for the other, both may wait for ever: start each rank as a process (weft-run, "
+            "; where one's stream waits for the other, both may wait for ever: start each rank as "
+            "a process (weft-run, "
             "weft::spawn), or give each a GPU of its own");
 }
 
 // Where a rank could not join, the others are told what they need to know.
 void tell_given_up(const CoreOptions& options, const Error& error) {
   const auto tell_members = [&](const std::string& how) {
-    options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
+    options.job->membership->send(
+        {FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
   };
   switch (error.blame()) {
     case Blame::PeerLost:   // meet() tells its own findings
@@ -78,19 +85,20 @@ Carrier named_carrier(c10::DeviceType type, const std::string& backend) {
   Carrier carrier;
   carrier.named = backend;
   auto transport = transport::open(backend);
-  carrier.staged = type == c10::kCUDA && !transport->reaches(DeviceType::Cuda) && transport->reaches(DeviceType::Host);
+  carrier.staged = type == c10::kCUDA && !transport->reaches(DeviceType::Cuda) &&
+                   transport->reaches(DeviceType::Host);
   if (carrier.staged || transport->reaches(to_weft(type))) {
     carrier.backend = backend;
     carrier.transport = std::move(transport);
   } else {
-    carrier.why_not =
-        "backend '" + backend + "' does not carry " + c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors";
+    carrier.why_not = "backend '" + backend + "' does not carry " +
+                      c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors";
   }
   return carrier;
 }
 
-// Host memory always has a carrier: the fallback takes the place of a default backend that cannot be used. Throws Busy
-// where this process is short of something.
+// Host memory always has a carrier: the fallback takes the place of a default backend that cannot
+// be used. Throws Busy where this process is short of something.
 Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
   try {
     return named_carrier(type, backend);
@@ -99,7 +107,8 @@ Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
     if (type == c10::kCPU) {
       static std::once_flag said;
       std::call_once(said, [&] {
-        log::warn("groups of this process carry host memory over '" + std::string(kFallbackBackend) + "': " + error.text() +
+        log::warn("groups of this process carry host memory over '" +
+                  std::string(kFallbackBackend) + "': " + error.text() +
                   "; WEFT_BACKEND or ProcessGroupOptions::backend chooses another");
       });
       return named_carrier(type, kFallbackBackend);
@@ -116,7 +125,8 @@ Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
 void tell_failure(const CoreOptions& options, const Error& error) {
   try {
     // could_not_join() reads it.
-    StoreBootstrap(options.own_store).set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
+    StoreBootstrap(options.own_store)
+        .set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
   } catch (const Error& second) {
     log::debug("the others are not told: " + second.text());
   }
@@ -158,8 +168,8 @@ Core::~Core() {
   options.job->waits->remove(options.name);
 }
 
-// What handles and Works share: the group leaves when the last of them goes. The Core is whole until then, so that a loss
-// ends what leaving waits for.
+// What handles and Works share: the group leaves when the last of them goes. The Core is whole
+// until then, so that a loss ends what leaving waits for.
 struct Core::Stay {
   std::shared_ptr<Core> core;
   std::shared_ptr<HostFlag> ended;  // the Core has
@@ -174,19 +184,20 @@ struct Core::Stay {
     } catch (const std::exception& error) {
       log::warn("leaving " + core->place() + ": " + error.what());
     }
-    // The loop may be telling this group of something, and pass it on to other ranks afterwards: that comes first, whatever
-    // this process does next. The Core then ends here, not there.
+    // The loop may be telling this group of something, and pass it on to other ranks afterwards:
+    // that comes first, whatever this process does next. The Core then ends here, not there.
     finish_turn(*core->options.job->loop);
-    // A callback that looks after the group may have it in its hands for a moment, and then the Core ends there. Who drops
-    // a group relies on what it held being given back: a store of a file, a port.
+    // A callback that looks after the group may have it in its hands for a moment, and then the
+    // Core ends there. Who drops a group relies on what it held being given back: a store of a
+    // file, a port.
     core.reset();
     static_cast<void>(ended->synchronize(Deadline::never()));
   }
 };
 
 ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
-  // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
-  // leaving waits for those threads.
+  // The last reference may go inside a turn of the loop or where a backend ends an operation (a
+  // continuation's capture): leaving waits for those threads.
   const auto outside = [loop = std::weak_ptr(options.job->loop)](auto call) {
     const auto is_inside = [&] {
       const auto alive = loop.lock();
@@ -238,19 +249,21 @@ void Core::join(Core* parent) {
   parent_ = nullptr;
 }
 
-// Where no backend meets the others before the first operation, the job's ranks do. Python's do not say that they have
-// come: for those that might be, nobody waits longer than a moment.
+// Where no backend meets the others before the first operation, the job's ranks do. Python's do not
+// say that they have come: for those that might be, nobody waits longer than a moment.
 void Core::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options.job->membership;
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
   try {
-    membership->wait_for_all(Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
+    membership->wait_for_all(
+        Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     const std::vector<int> missing = missing_ranks();
     if (options.timeout <= kMoment) throw not_come(missing);
-    log::warn("joining " + place() + ": " + ranks_text(missing) + " did not come within " + describe(kMoment) +
+    log::warn("joining " + place() + ": " + ranks_text(missing) + " did not come within " +
+              describe(kMoment) +
               "; where that is a rank of Python's, all is well; this one goes on");
     return;
   }
@@ -259,14 +272,16 @@ void Core::meet_members() {
   options.job->waits->on_connected();
 }
 
-// The same for a later group: what one of them says of it, that it leaves, say, must find the others listening.
+// The same for a later group: what one of them says of it, that it leaves, say, must find the
+// others listening.
 void Core::await_members() {
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
   const Deadline deadline = Deadline::in(options.timeout);
-  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
-                         [this] { return missing_ranks(); });
+  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank,
+                         joining_hint(), [this] { return missing_ranks(); });
   for (int rank = 0; rank < options.size; ++rank) {
-    const bool is_told = options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
+    const bool is_told =
+        options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
     if (rank == options.rank || !is_told) continue;
     for (Pause pause; !bootstrap->exists(here_key(rank)); pause.wait(deadline)) {
       throw_if_hopeless();
@@ -281,22 +296,26 @@ void Core::listen() {
   const auto& membership = options.job->membership;
   ledger_ = std::make_shared<Ledger>(options.name, options.rank, options.global_ranks,
                                      [weak = std::weak_ptr(membership)](Frame frame) {
-                                       if (const auto alive = weak.lock()) alive->send(std::move(frame));
+                                       if (const auto alive = weak.lock())
+                                         alive->send(std::move(frame));
                                      });
   // Of a rank of the job, as the group knows it: -1 for those that are no members.
   const auto rank_in_group = [ranks = options.global_ranks](int rank) {
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   };
-  const auto lose = [ledger = ledger_, weak = weak_from_this(), rank_in_group](int rank, const std::string& how) {
+  const auto lose = [ledger = ledger_, weak = weak_from_this(), rank_in_group](
+                        int rank, const std::string& how) {
     const int member = rank_in_group(rank);
     const auto core = weak.lock();
     if (member < 0 || !core) return;
     ledger->on_lost(rank);
     // Through the job's rank 0 all are connected: without it there is no new_group.
     const char* const fix =
-        rank == 0 ? "; restart the job" : "; make a group of the ranks that live by new_group, or restart the job";
-    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix).with_ranks({member}));
+        rank == 0 ? "; restart the job"
+                  : "; make a group of the ranks that live by new_group, or restart the job";
+    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix)
+                   .with_ranks({member}));
   };
   const auto look_behind = [ledger = ledger_, weak = weak_from_this()] {
     const auto core = weak.lock();
@@ -308,7 +327,8 @@ void Core::listen() {
     ledger->on_gone(rank);
     lose(rank, how);
   };
-  listener.aborted = [ledger = ledger_, weak = weak_from_this(), rank_in_group, lose](const Frame& abort) {
+  listener.aborted = [ledger = ledger_, weak = weak_from_this(), rank_in_group,
+                      lose](const Frame& abort) {
     if (abort.number == kLeftByException) {
       ledger->on_gone(abort.rank);  // who leaves does not wait for it
       return lose(abort.rank, abort.text);
@@ -319,13 +339,16 @@ void Core::listen() {
       return core ? core->fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls))) : void();
     }
     const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
-    if (const auto core = weak.lock()) core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
+    if (const auto core = weak.lock())
+      core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
   };
   listener.leaving = [ledger = ledger_, look_behind](const Frame& frame) {
     ledger->on_leaving(frame);
     look_behind();
   };
-  listener.completed = [ledger = ledger_](int rank, int leaver) { ledger->on_completed(rank, leaver); };
+  listener.completed = [ledger = ledger_](int rank, int leaver) {
+    ledger->on_completed(rank, leaver);
+  };
   listener.gone = [ledger = ledger_, lose](int rank) {
     ledger->on_gone(rank);
     if (!ledger->has_left(rank)) lose(rank, "it left the job, its group being broken");
@@ -353,29 +376,34 @@ void Core::listen() {
   options.job->waits->add(options.name, std::move(source));
 }
 
-// --- joining ---------------------------------------------------------------------------------------------------------
+// --- joining
+// ---------------------------------------------------------------------------------------------------------
 
 transport::Communicator& Core::communicator(c10::Device device) {
   static_cast<void>(carrier(device));
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
   if (carrier.communicator && carrier.device != device) {
-    throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
-                                   device.str() +
-                                   "; a group carries those of one GPU (set LOCAL_RANK or ProcessGroupOptions::device, or "
-                                   "make a group for the other: new_group(ranks, {.device = …}))");
+    throw Error(
+        Blame::Caller,
+        "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
+            device.str() +
+            "; a group carries those of one GPU (set LOCAL_RANK or ProcessGroupOptions::device, or "
+            "make a group for the other: new_group(ranks, {.device = …}))");
   }
   if (carrier.communicator) return *carrier.communicator;
   if (is_broken()) {
     if (handle_.expired()) throw_if_hopeless();
     throw_broken();
   }
-  options.job->devices->refuse_capture(device, "the first operation " + place(),
-                                       "the ranks connect for it; run one collective of the group before the capture");
+  options.job->devices->refuse_capture(
+      device, "the first operation " + place(),
+      "the ranks connect for it; run one collective of the group before the capture");
   try {
     make_communicator(carrier, device);
   } catch (...) {
-    // For the first operation on a device: the group is there, and the others wait in that operation.
+    // For the first operation on a device: the group is there, and the others wait in that
+    // operation.
     if (!handle_.expired()) {
       const Error error = to_error(std::current_exception(), Blame::Busy);
       tell_given_up(options, error);
@@ -405,7 +433,8 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
   }
   if (!options.job->connected) {
     // All ranks of the job have come this far: who among them runs Weft is known now.
-    options.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
+    options.job->membership->connect([this] { throw_if_hopeless(); },
+                                     Deadline::in(options.timeout));
     options.job->connected = true;
     options.job->waits->on_connected();
   }
@@ -419,8 +448,8 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
 }
 
-// A backend that waits for a rank which has died meanwhile waits for the whole timeout, and cannot be told: it is left
-// alone to do so, on a thread of its own.
+// A backend that waits for a rank which has died meanwhile waits for the whole timeout, and cannot
+// be told: it is left alone to do so, on a thread of its own.
 std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10::DeviceType type,
                                                     const transport::JoinOptions& join) {
   if (options.size == 1) return carrier.transport->join(join);
@@ -434,13 +463,15 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     joining_ = attempt;
   }
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
-  auto work = [attempt, transport = carrier.transport, join = transport::JoinOptions(join)]() mutable {
+  auto work = [attempt, transport = carrier.transport,
+               join = transport::JoinOptions(join)]() mutable {
     try {
       attempt->made = transport->join(join);
     } catch (...) {
       attempt->error = std::current_exception();
     }
-    // This thread may end long after the group: it holds nothing then (a store of a file counts who still holds it).
+    // This thread may end long after the group: it holds nothing then (a store of a file counts who
+    // still holds it).
     join = {};
     transport.reset();
     attempt->raise();
@@ -448,14 +479,15 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   try {
     std::thread(std::move(work)).detach();
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy, "joining " + place() + ": starting a thread", error.code().value());
+    throw system_error(Blame::Busy, "joining " + place() + ": starting a thread",
+                       error.code().value());
   }
   const Deadline deadline = Deadline::in(options.timeout);
   if (!options.job->connected) {
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
-  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
-                         [this] { return missing_ranks(); });
+  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank,
+                         joining_hint(), [this] { return missing_ranks(); });
   bool agreed = false;
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();
@@ -476,9 +508,11 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     const std::vector<int> missing = missing_ranks();
     throw error
         .with_text("joining " + place() + ": " +
-                   (missing.empty() ? "all ranks came, but were not connected" : ranks_text(missing) + " did not come") +
+                   (missing.empty() ? "all ranks came, but were not connected"
+                                    : ranks_text(missing) + " did not come") +
                    " within " + describe(options.timeout) + ": " + error.text() +
-                   (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, ProcessGroupOptions::backend another "
+                   (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, "
+                                      "ProcessGroupOptions::backend another "
                                       "way (weft-info lists them)"
                                     : ""))
         .with_ranks(missing.empty() ? error.ranks() : missing);
@@ -486,14 +520,16 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   return std::move(attempt->made);
 }
 
-// Throws what ends joining before its time. A rank that could not join says why, and is gone right after that, perhaps with
-// the store.
+// Throws what ends joining before its time. A rank that could not join says why, and is gone right
+// after that, perhaps with the store.
 void Core::throw_if_hopeless() {
   std::optional<std::string> told;
   std::optional<Error> unreachable;
-  const bool was_broken = is_broken();  // looked at first: what a rank says in the store it says before it goes
+  const bool was_broken =
+      is_broken();  // looked at first: what a rank says in the store it says before it goes
   try {
-    if (bootstrap->exists(kFailedKey)) told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
+    if (bootstrap->exists(kFailedKey))
+      told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
   } catch (const Error& error) {
     unreachable = error;
     static_cast<void>(is_broken(kLossIsTold));
@@ -503,8 +539,10 @@ void Core::throw_if_hopeless() {
   if (parent_ != nullptr && !unreachable) {
     parent_->throw_if_left_without([this](int rank) {
       const auto& all = options.global_ranks;
-      const auto member = std::find(all.begin(), all.end(), parent_->options.global_ranks[static_cast<std::size_t>(rank)]);
-      return member == all.end() || bootstrap->exists(here_key(static_cast<int>(member - all.begin())));
+      const auto member = std::find(all.begin(), all.end(),
+                                    parent_->options.global_ranks[static_cast<std::size_t>(rank)]);
+      return member == all.end() ||
+             bootstrap->exists(here_key(static_cast<int>(member - all.begin())));
     });
   }
   if (was_broken || unreachable) throw_broken();
@@ -517,7 +555,8 @@ void Core::throw_if_out_of_reach() {
   const std::vector<int> missing = missing_ranks();
   if (missing.empty()) return;
   throw Error(Blame::Busy,
-              "joining " + place() + ": this process, which hosts the job's store, has no file descriptor left for " +
+              "joining " + place() +
+                  ": this process, which hosts the job's store, has no file descriptor left for " +
                   ranks_text(missing) + remedy_for(EMFILE),
               EMFILE)
       .with_ranks(missing);
@@ -527,8 +566,9 @@ void Core::throw_if_out_of_reach() {
 void Core::throw_if_left_without(const std::function<bool(int rank)>& came) const {
   for (const int rank : ledger_->leavers()) {
     if (came(rank)) continue;
-    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " has left group '" + options.name +
-                                     "' and does not come any more; new_group makes one of the ranks that are there")
+    throw Error(Blame::PeerLost,
+                "rank " + std::to_string(rank) + " has left group '" + options.name +
+                    "' and does not come any more; new_group makes one of the ranks that are there")
         .with_ranks({rank});
   }
 }
@@ -544,17 +584,20 @@ bool Core::agrees_with_first(c10::DeviceType type) {
     return found == all.end() ? "none" : "'" + found->second + "'";
   };
   if (name(said) == name(backends())) return true;
-  throw Error(Blame::Caller, "joining " + place() + ": rank 0 has backend " + name(said) + " for " +
-                                 c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
-                                 std::to_string(options.rank) + " has " + name(backends()) +
-                                 "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
+  throw Error(Blame::Caller,
+              "joining " + place() + ": rank 0 has backend " + name(said) + " for " +
+                  c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
+                  std::to_string(options.rank) + " has " + name(backends()) +
+                  "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
 }
 
-// The backends of this rank as parse_backends() takes them, with the fallback where it took a default's place.
+// The backends of this rank as parse_backends() takes them, with the fallback where it took a
+// default's place.
 std::string Core::backends() const {
   std::string text;
   for (const auto& [type, carrier] : carriers_) {
-    text += (text.empty() ? "" : ",") + std::string(c10::DeviceTypeName(type, /*lower_case=*/true)) + ":" +
+    text += (text.empty() ? "" : ",") +
+            std::string(c10::DeviceTypeName(type, /*lower_case=*/true)) + ":" +
             (carrier.backend.empty() ? carrier.named : carrier.backend);
   }
   return text;
@@ -568,26 +611,31 @@ std::vector<int> Core::missing_ranks() {
   return ranks;
 }
 
-std::string Core::joining_what() const { return parent_ == nullptr ? "init_process_group" : "the making"; }
+std::string Core::joining_what() const {
+  return parent_ == nullptr ? "init_process_group" : "the making";
+}
 
 std::string Core::joining_hint() const {
   if (parent_ != nullptr) return "all its ranks must make it, in the same order of groups";
-  const std::string own = "rank " + std::to_string(options.rank) + " of " + std::to_string(options.size);
+  const std::string own =
+      "rank " + std::to_string(options.rank) + " of " + std::to_string(options.size);
   return "all ranks must be started with the same address and world size" +
          (options.said_by.empty() ? "" : "; this one is " + own + " by " + options.said_by);
 }
 
 Error Core::not_come(const std::vector<int>& ranks) const {
-  return Error(Blame::Timeout,
-               "joining " + place() + ": " + ranks_text(ranks) + " did not come within " + describe(options.timeout))
+  return Error(Blame::Timeout, "joining " + place() + ": " + ranks_text(ranks) +
+                                   " did not come within " + describe(options.timeout))
       .with_ranks(ranks);
 }
 
-// --- leaving ---------------------------------------------------------------------------------------------------------
+// --- leaving
+// ---------------------------------------------------------------------------------------------------------
 
 void Core::leave_at_last() {
   if (has_left_.exchange(true)) return;
-  if (options.size > 1 && options.job->connected && !is_broken() && std::uncaught_exceptions() > 0) {
+  if (options.size > 1 && options.job->connected && !is_broken() &&
+      std::uncaught_exceptions() > 0) {
     return options.job->membership->send(
         {FrameType::Abort, 0, kLeftByException, options.name, "it left the group by an exception"});
   }
@@ -596,7 +644,8 @@ void Core::leave_at_last() {
 
 void Core::leave(std::chrono::milliseconds limit) {
   if (limit.count() <= 0) {
-    throw Error(Blame::Caller, "leave " + place() + ": a limit of " + describe(limit) + "; it is positive");
+    throw Error(Blame::Caller,
+                "leave " + place() + ": a limit of " + describe(limit) + "; it is positive");
   }
   if (has_left_.exchange(true)) throw_if_left();
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
@@ -608,19 +657,20 @@ bool Core::has_left(int rank) const {
 }
 
 void Core::throw_if_left() const {
-  if (has_left_) throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
+  if (has_left_)
+    throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
 }
 
-// The others hear of a loss or an abort anyway. They may not know that this rank has run out of time, and would wait for it
-// when they leave. A rank whose own part of a collective ended before this one refused its part does not know of that
-// either, and would take this one for lost.
+// The others hear of a loss or an abort anyway. They may not know that this rank has run out of
+// time, and would wait for it when they leave. A rank whose own part of a collective ended before
+// this one refused its part does not know of that either, and would take this one for lost.
 void Core::tell_leaving_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_->blame() == Blame::Caller)
     options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, reason_});
   if (broken_->blame() != Blame::Timeout) return;
-  options.job->membership->send(
-      {FrameType::Abort, 0, kLeftByException, options.name, "it left the group, having run out of time: " + reason_});
+  options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name,
+                                 "it left the group, having run out of time: " + reason_});
 }
 
 std::optional<Error> Core::part(std::chrono::milliseconds limit) {
@@ -644,20 +694,22 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
     slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
     if (slow.empty() || deadline.passed()) break;
     if (!patience.is_over()) continue;
-    log::warn(
-        "rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) + " to leave group '" +
-        options.name + "': " + ranks_have(slow) +
-        " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
+    log::warn("rank " + std::to_string(options.rank) + " has waited " +
+              describe_wait(patience.waited()) + " to leave group '" + options.name +
+              "': " + ranks_have(slow) +
+              " not completed what this rank took part in, and leaving earlier would throw away "
+              "bytes that are on their way");
   }
   warn_of_unreceived();
   if (!own.empty()) {
-    return Error(Blame::Timeout, "leaving " + place() + ": " + own + ", which not all ranks have joined, has not ended " +
+    return Error(Blame::Timeout, "leaving " + place() + ": " + own +
+                                     ", which not all ranks have joined, has not ended " +
                                      "within " + describe(limit))
         .with_ranks(slow);
   }
   if (slow.empty()) return std::nullopt;
-  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " + ranks_have(slow) +
-                                   " not completed what this rank took part in")
+  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " +
+                                   ranks_have(slow) + " not completed what this rank took part in")
       .with_ranks(slow);
 }
 
@@ -678,15 +730,18 @@ void Core::warn_of_unreceived() {
   }
   if (all.empty()) return;
   const auto& first = all.front();
-  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " + std::to_string(first.tag) + ", " +
-                            std::to_string(first.bytes) + " bytes)";
-  const std::string who = "rank " + std::to_string(options.rank) + " leaves group '" + options.name + "' with ";
+  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " +
+                            std::to_string(first.tag) + ", " + std::to_string(first.bytes) +
+                            " bytes)";
+  const std::string who =
+      "rank " + std::to_string(options.rank) + " leaves group '" + options.name + "' with ";
   if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
-  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" + whose);
+  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" +
+            whose);
 }
 
-// Receives are not among them: nobody is left who could want their bytes. The job's Waits report these operations as
-// before.
+// Receives are not among them: nobody is left who could want their bytes. The job's Waits report
+// these operations as before.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {
@@ -699,7 +754,8 @@ std::string Core::wait_for_own_operations(Deadline deadline) {
   return "";
 }
 
-// --- what can be carried ---------------------------------------------------------------------------------------------
+// --- what can be carried
+// ---------------------------------------------------------------------------------------------
 
 const Carrier& Core::carrier(c10::Device device) const {
   const auto found = carriers_.find(device.type());
@@ -711,7 +767,9 @@ const Carrier& Core::carrier(c10::Device device) const {
   return found->second;
 }
 
-c10::Device Core::host_values_device() const { return carries(c10::kCPU) ? c10::Device(c10::kCPU) : options.device; }
+c10::Device Core::host_values_device() const {
+  return carries(c10::kCPU) ? c10::Device(c10::kCPU) : options.device;
+}
 
 c10::Device Core::barrier_device() const {
   return carries(options.device.type()) ? options.device : c10::Device(c10::kCPU);

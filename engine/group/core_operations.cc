@@ -14,10 +14,12 @@ namespace weft::group {
 
 namespace {
 
-// The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
-// shape are the first one's.
-trace::About about(const char* name, std::uint64_t number, const c10::Device& device, std::span<const at::Tensor> tensors) {
-  trace::About about{.name = name, .sequence = number, .device = device.is_cpu() ? -1 : device.index()};
+// The bytes are those of all the tensors that this rank gives an operation, what it sends and what
+// it receives; dtype and shape are the first one's.
+trace::About about(const char* name, std::uint64_t number, const c10::Device& device,
+                   std::span<const at::Tensor> tensors) {
+  trace::About about{
+      .name = name, .sequence = number, .device = device.is_cpu() ? -1 : device.index()};
   if (tensors.empty()) return about;
   for (const at::Tensor& tensor : tensors) about.bytes += tensor.nbytes();
   const at::Tensor& first = tensors.front();
@@ -34,33 +36,38 @@ void end(trace::Operation& traced, const std::optional<Error>& error) {
   }
 }
 
-// Autograd may have saved what is written now: its backward then fails by libtorch's own error ("modified by an inplace
-// operation") instead of computing with the new values.
+// Autograd may have saved what is written now: its backward then fails by libtorch's own error
+// ("modified by an inplace operation") instead of computing with the new values.
 void raise_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Autograd does not see what a collective does to a result of its own, so that a backward through it brings the gradients
-// of this rank's part alone. Reducing a loss for a report, after its backward or detached, is all right.
+// Autograd does not see what a collective does to a result of its own, so that a backward through
+// it brings the gradients of this rank's part alone. Reducing a loss for a report, after its
+// backward or detached, is all right.
 void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call) {
   static std::atomic<bool> said{false};
   if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
   tensor.register_hook([call](const at::Tensor&) {
     if (said.exchange(true)) return;
     log::warn("a backward goes through a tensor that " + call.what() +
-              " has overwritten, which autograd does not see: the gradients are those of this rank's part alone. Call "
-              "weft::functional::all_reduce (and its like) where other ranks are to have gradients, or give the collective "
+              " has overwritten, which autograd does not see: the gradients are those of this "
+              "rank's part alone. Call "
+              "weft::functional::all_reduce (and its like) where other ranks are to have "
+              "gradients, or give the collective "
               "tensor.detach().clone() where its result is only looked at");
   });
 }
 
 }  // namespace
 
-// --- issuing ---------------------------------------------------------------------------------------------------------
+// --- issuing
+// ---------------------------------------------------------------------------------------------------------
 
 Work Core::issue(Operation operation, const Call& call) {
   throw_if_broken();
-  if (operation.host_waits) options.job->devices->refuse_capture(operation.device, operation.name, "the host waits for it");
+  if (operation.host_waits)
+    options.job->devices->refuse_capture(operation.device, operation.name, "the host waits for it");
   auto state = std::make_shared<WorkState>();
   state->core = handle_.lock();
   state->device = operation.device;
@@ -70,7 +77,10 @@ Work Core::issue(Operation operation, const Call& call) {
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
   remember_call(operation, number);
-  last_ = {.name = operation.name, .called_by = CalledBy::name(), .since = coarse_now(), .collective = number};
+  last_ = {.name = operation.name,
+           .called_by = CalledBy::name(),
+           .since = coarse_now(),
+           .collective = number};
   state->wait = last_;
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
@@ -79,12 +89,14 @@ Work Core::issue(Operation operation, const Call& call) {
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
     const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
-    const bool skip = operation.may_skip && !carrier.compares_calls() && !operation.tensors.empty() &&
+    const bool skip = operation.may_skip && !carrier.compares_calls() &&
+                      !operation.tensors.empty() &&
                       std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
     if (!skip) {
       if (operation.prepare) operation.prepare();
-      const Fence ready =
-          operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
+      const Fence ready = operation.begins_after.source()
+                              ? operation.begins_after
+                              : options.job->devices->ready(operation.device);
       state->is_captured = tensor::CudaDevices::is_captured(ready);
       for (const at::Tensor& tensor : operation.writes) {
         raise_version(tensor);
@@ -104,7 +116,8 @@ Work Core::issue(Operation operation, const Call& call) {
     {
       std::lock_guard lock_of_carriers(error_mutex_);
       for (const auto& [type, other] : carriers_) {
-        if (other.communicator && other.communicator.get() != &carrier) others.push_back(other.communicator);
+        if (other.communicator && other.communicator.get() != &carrier)
+          others.push_back(other.communicator);
       }
     }
     // Outside that lock: it may end earlier operations, and fail the group.
@@ -116,7 +129,8 @@ Work Core::issue(Operation operation, const Call& call) {
     traced.end();
     return Work(std::move(state));
   }
-  // Of several Ops the last one ends the collective; if any has failed, with the error of one that did.
+  // Of several Ops the last one ends the collective; if any has failed, with the error of one that
+  // did.
   struct Ends {
     explicit Ends(std::size_t operations) : left(operations) {}
     std::atomic<std::size_t> left;
@@ -125,12 +139,13 @@ Work Core::issue(Operation operation, const Call& call) {
   auto ends = std::make_shared<Ends>(state->ops.size());
   for (const Op& op : state->ops) {
     remember({state->wait, op});
-    follow(state->wait, op, [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
-      if (error && !ends->failed.exchange(true)) traced.fail(*error);
-      if (--ends->left > 0) return;
-      ledger->complete_collective(number);
-      if (!ends->failed) traced.end();
-    });
+    follow(state->wait, op,
+           [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
+             if (error && !ends->failed.exchange(true)) traced.fail(*error);
+             if (--ends->left > 0) return;
+             ledger->complete_collective(number);
+             if (!ends->failed) traced.end();
+           });
   }
   return Work(std::move(state));
 }
@@ -149,7 +164,8 @@ std::uint64_t Core::next_message(bool is_send, int peer, int tag) {
   return ++(is_send ? sent_ : received_)[{peer, tag}];
 }
 
-Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int tag, const MessageCall& call) {
+Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int tag,
+                         const MessageCall& call) {
   throw_if_broken();
   auto state = std::make_shared<WorkState>();
   state->core = handle_.lock();
@@ -163,12 +179,13 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   transport::PointToPoint* messages = carrier.point_to_point();
   const auto need = [&](bool present, const std::string& what) {
     if (present) return;
-    throw Error(Blame::Unsupported,
-                last_.what() + " " + place() + ": backend '" + std::string(carrier.backend()) + "' " + what);
+    throw Error(Blame::Unsupported, last_.what() + " " + place() + ": backend '" +
+                                        std::string(carrier.backend()) + "' " + what);
   };
   need(messages != nullptr, "has no send and recv");
   need(tag == 0 || messages->has_tags(), "has no tags; leave the tag 0");
-  need(peer != transport::kAnySource || messages->has_any_source(), "needs to know the source; name the rank");
+  need(peer != transport::kAnySource || messages->has_any_source(),
+       "needs to know the source; name the rank");
   const Fence ready = options.job->devices->ready(tensor.device());
   auto pin = tensor::pin(tensor);
   if (is_send) {
@@ -183,10 +200,12 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   auto shown = about(is_send ? "send" : "recv", number, tensor.device(), {&tensor, 1});
   shown.peer = peer;
   shown.tag = tag;
-  auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
+  auto traced =
+      trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
   state->is_captured = tensor::CudaDevices::is_captured(ready);
   Op op = call(*messages, std::move(pin), ready);
-  const bool compares = config().debug == DebugLevel::Detail && !carrier.compares_calls() && tensor.is_cpu();
+  const bool compares =
+      config().debug == DebugLevel::Detail && !carrier.compares_calls() && tensor.is_cpu();
   const auto counted = compares ? std::make_shared<std::uint64_t>(number) : nullptr;
   if (compares) op = compare_message(op, {last_.what(), tensor, is_send, peer, tag, counted});
   state->ops.push_back(op);
@@ -205,7 +224,8 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
              if (failure) ledger->fail_send(peer);
              return;
            }
-           // Backends whose messages name their sender need not say it again; a message of another size is taken as well.
+           // Backends whose messages name their sender need not say it again; a message of another
+           // size is taken as well.
            ledger->complete_recv(peer, failure || source >= 0 ? source : peer);
            const auto error = ledger->left_behind();
            if (core && error) core->fail(*error);
@@ -214,7 +234,8 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
 }
 
 // Calls `done` when the operation has ended.
-void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done) {
+void Core::follow(const Waits::Wait& wait, const Op& op,
+                  std::function<void(const std::optional<Error>&)> done) {
   op.on_ended([weak = weak_from_this(), wait, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
     finish(error);
@@ -224,10 +245,11 @@ void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(cons
   });
 }
 
-// An operation that has timed out, and a collective that was refused as the caller's mistake (mostly since the ranks'
-// calls do not fit together), have broken their communicator.
+// An operation that has timed out, and a collective that was refused as the caller's mistake
+// (mostly since the ranks' calls do not fit together), have broken their communicator.
 bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
-  return error.blame() == Blame::Timeout || (error.blame() == Blame::Caller && operation.collective > 0);
+  return error.blame() == Blame::Timeout ||
+         (error.blame() == Blame::Caller && operation.collective > 0);
 }
 
 void Core::remember(Issued issued) {
@@ -275,7 +297,8 @@ std::optional<std::string> Core::call(std::uint64_t number) {
   return number > 0 && called.number == number ? std::optional(called.text()) : std::nullopt;
 }
 
-// As the mesh says it. What differs between calls that may meet is left out: "all_gather_into" meets "all_gather".
+// As the mesh says it. What differs between calls that may meet is left out: "all_gather_into"
+// meets "all_gather".
 std::string Core::Called::text() const {
   constexpr std::string_view kInto = "_into";
   std::string text(name);
@@ -301,14 +324,17 @@ Waits::Progress Core::progress() {
   std::unique_lock lock(issue_mutex, std::try_to_lock);
   if (!lock) return {begun, "a call of this group that has not returned"};
   if (last_.name == nullptr) return {begun, "no operation: it has issued none"};
-  const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
+  const auto ago =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
-  if (last_.collective > 0) return {begun, "#" + std::to_string(last_.collective) + " (" + last_.operation() + when};
+  if (last_.collective > 0)
+    return {begun, "#" + std::to_string(last_.collective) + " (" + last_.operation() + when};
   const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
   return {begun, last_.operation() + " (" + behind + when.substr(2)};
 }
 
-// --- failing ---------------------------------------------------------------------------------------------------------
+// --- failing
+// ---------------------------------------------------------------------------------------------------------
 
 void Core::fail(const Error& why) {
   fail(why, [] {});
@@ -347,15 +373,19 @@ bool Core::is_broken(std::chrono::milliseconds within) {
 // Where a rank may be lost without anybody hearing of it.
 Error Core::with_hint(const Error& error) const {
   const std::string hint =
-      "the rank through which the others hear of lost ranks (0, the lowest) has left the job, so one may be lost; let it "
+      "the rank through which the others hear of lost ranks (0, the lowest) has left the job, so "
+      "one may be lost; let it "
       "leave last, behind a barrier of all";
   const bool has_one = error.text().find(hint) != std::string::npos;
-  if (error.blame() != Blame::Timeout || has_one || options.size < 3 || !options.job->membership->is_alone()) return error;
+  if (error.blame() != Blame::Timeout || has_one || options.size < 3 ||
+      !options.job->membership->is_alone())
+    return error;
   return error.with_text(error.text() + "; " + hint);
 }
 
 Error Core::with_absent(const Error& timeout, const Waits::Wait& wait) {
-  if (timeout.blame() != Blame::Timeout || options.job->loop->inside() || Op::ending()) return timeout;
+  if (timeout.blame() != Blame::Timeout || options.job->loop->inside() || Op::ending())
+    return timeout;
   std::optional<Waits::Absent> known;
   {
     std::lock_guard lock(error_mutex_);
@@ -403,7 +433,8 @@ void Core::explain_waiting() {
     waiting.swap(unexplained_);
     for (auto& [error, done] : waiting) error = explained(error);
   }
-  // Users' continuations among them, which may use this group: not under the caller's locks, nor on the loop.
+  // Users' continuations among them, which may use this group: not under the caller's locks, nor on
+  // the loop.
   for (auto& [why, done] : waiting) {
     options.job->continuations->run(Task([error = why, tell = std::move(done)] { tell(error); }));
   }
@@ -412,15 +443,18 @@ void Core::explain_waiting() {
 Error Core::explained(const Error& error) const {
   if (error.blame() != Blame::PeerLost) return with_hint(error);
   if (broken_) {
-    // Told twice, by the backend and by the group, which says "rank 1 is lost: how": said once, and how as the group knows
-    // it.
+    // Told twice, by the backend and by the group, which says "rank 1 is lost: how": said once, and
+    // how as the group knows it.
     const std::string what = reason_.substr(0, reason_.find(": "));
-    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos) return *broken_;
+    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos)
+      return *broken_;
     return broken_->with_text(broken_->text() + " (" + error.text() + ")");
   }
-  if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left).with_ranks(ledger_->leavers());
+  if (const std::string left = ledger_->who_left(); !left.empty())
+    return error.within(left).with_ranks(ledger_->leavers());
   if (options.size != 2) return error;
-  return error.within("rank " + std::to_string(1 - options.rank) + " is lost").with_ranks({1 - options.rank});
+  return error.within("rank " + std::to_string(1 - options.rank) + " is lost")
+      .with_ranks({1 - options.rank});
 }
 
 std::optional<Error> Core::error() {
@@ -435,13 +469,16 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
   const auto ops = std::make_shared<const std::vector<Op>>(state->ops);
   // Kept by the operation, which goes on where its Work is dropped.
   const auto timer = std::make_shared<EventLoop::Registration>();
-  *timer = options.job->loop->at(Deadline::in(limit), [weak = weak_from_this(), ops, limit, wait = state->wait] {
-    const auto core = weak.lock();
-    const bool is_over = std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
-    if (!core || is_over) return;
-    const std::string text = ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
-    core->fail(core->with_hint(Error(Blame::Timeout, wait.what() + text)));
-  });
+  *timer = options.job->loop->at(
+      Deadline::in(limit), [weak = weak_from_this(), ops, limit, wait = state->wait] {
+        const auto core = weak.lock();
+        const bool is_over =
+            std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
+        if (!core || is_over) return;
+        const std::string text =
+            ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
+        core->fail(core->with_hint(Error(Blame::Timeout, wait.what() + text)));
+      });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {
     op.on_ended([left, timer] {
@@ -492,14 +529,15 @@ void Core::note_unseen(const Error& error) {
 std::string Core::place() const { return "on " + self(); }
 
 std::string Core::self() const {
-  return "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) + ")";
+  return "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
+         std::to_string(options.size) + ")";
 }
 
 void Core::check_rank(int rank, const char* what) const {
   if (rank < 0 || rank >= options.size) {
     throw Error(Blame::Caller, std::string(what) + " " + std::to_string(rank) +
-                                   " is not a rank of the group; they go from 0 to " + std::to_string(options.size - 1) +
-                                   " " + place());
+                                   " is not a rank of the group; they go from 0 to " +
+                                   std::to_string(options.size - 1) + " " + place());
   }
 }
 
@@ -510,9 +548,11 @@ int Core::next_number(const std::string& kind) {
 
 void Core::abort(const std::string& reason) {
   // A backend may pass this text on to other ranks.
-  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " aborted the group: " + reason), [&] {
-    options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
-  });
+  fail(Error(Blame::Cancelled,
+             "rank " + std::to_string(options.rank) + " aborted the group: " + reason),
+       [&] {
+         options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
+       });
 }
 
 }  // namespace weft::group

@@ -23,7 +23,8 @@ namespace weft::group {
 namespace {
 
 constexpr const char* kPassed = "passed";
-constexpr auto kReading = std::chrono::seconds(1);  // that ranks get to read what rank 0 has written
+constexpr auto kReading =
+    std::chrono::seconds(1);  // that ranks get to read what rank 0 has written
 
 // "color key", as ranks tell each other in split().
 struct Split {
@@ -31,7 +32,9 @@ struct Split {
   int key = 0;
 };
 
-std::string encode(const Split& split) { return std::to_string(split.color) + " " + std::to_string(split.key); }
+std::string encode(const Split& split) {
+  return std::to_string(split.color) + " " + std::to_string(split.key);
+}
 
 Split decode(const std::string& text) {
   Split split;
@@ -55,7 +58,8 @@ std::vector<int> decode_ranks(const std::string& text) {
   return {std::istream_iterator<int>(fields), std::istream_iterator<int>()};
 }
 
-// "3,0,2", "0-7", "0-1016:8": a list of ranks as it stands in names. Lists that differ have texts that differ.
+// "3,0,2", "0-7", "0-1016:8": a list of ranks as it stands in names. Lists that differ have texts
+// that differ.
 std::string listed(const std::vector<int>& ranks) {
   std::string text;
   for (std::size_t first = 0; first < ranks.size();) {
@@ -64,7 +68,8 @@ std::string listed(const std::vector<int>& ranks) {
     while (last + 1 < ranks.size() && ranks[last + 1] - ranks[last] == step) ++last;
     if (last < first + 2) last = first;  // a pair is no row
     text += (first == 0 ? "" : ",") + std::to_string(ranks[first]);
-    if (last > first) text += "-" + std::to_string(ranks[last]) + (step == 1 ? "" : ":" + std::to_string(step));
+    if (last > first)
+      text += "-" + std::to_string(ranks[last]) + (step == 1 ? "" : ":" + std::to_string(step));
     first = last + 1;
   }
   return text;
@@ -75,11 +80,13 @@ constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
 constinit trace::Name monitored_barrier{trace::Layer::Engine, "monitored_barrier"};
 }  // namespace traced
 
-// Runs `meet`, in which ranks meet over the store, as an operation: the recorder shows it, and whose rank has not come.
+// Runs `meet`, in which ranks meet over the store, as an operation: the recorder shows it, and
+// whose rank has not come.
 template <class Meet>
-auto recorded(const trace::Member& member, const char* name, std::uint64_t number, const std::string& place,
-              const Meet& meet) {
-  auto traced = trace::Operation::begin(member, trace::Kind::Meeting, {.name = name, .sequence = number});
+auto recorded(const trace::Member& member, const char* name, std::uint64_t number,
+              const std::string& place, const Meet& meet) {
+  auto traced =
+      trace::Operation::begin(member, trace::Kind::Meeting, {.name = name, .sequence = number});
   try {
     auto made = meet();
     traced.end();
@@ -97,18 +104,23 @@ auto recorded(const trace::Member& member, const char* name, std::uint64_t numbe
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
   const std::optional<Error> loss = this->loss();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
-  const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
+  const auto refuse = [&](const std::string& why) {
+    throw Error(Blame::Caller, "new_group " + place() + ": " + why);
+  };
   if (ranks.empty()) refuse("no ranks are given");
-  if (wanted.timeout <= std::chrono::milliseconds(0)) refuse("the timeout is " + describe(wanted.timeout));
+  if (wanted.timeout <= std::chrono::milliseconds(0))
+    refuse("the timeout is " + describe(wanted.timeout));
   std::vector<bool> named(static_cast<std::size_t>(options.size));
   for (const int rank : ranks) {
     check_rank(rank, "new_group:");
-    if (named[static_cast<std::size_t>(rank)]) refuse("rank " + std::to_string(rank) + " is named twice");
+    if (named[static_cast<std::size_t>(rank)])
+      refuse("rank " + std::to_string(rank) + " is named twice");
     named[static_cast<std::size_t>(rank)] = true;
   }
   CoreOptions made = options;
   if (!wanted.backend.empty()) {
-    static_cast<void>(parse_backends(wanted.backend));  // on every rank, also those that are not among them
+    static_cast<void>(
+        parse_backends(wanted.backend));  // on every rank, also those that are not among them
     made.backend = wanted.backend;
   }
   if (wanted.device) {
@@ -123,31 +135,36 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
     const std::vector<int> living = living_ranks();
     for (const int rank : ranks) {
       if (std::find(living.begin(), living.end(), rank) != living.end()) continue;
-      throw loss->with_text(loss->text() + " (new_group names rank " + std::to_string(rank) + ", which is not there)");
+      throw loss->with_text(loss->text() + " (new_group names rank " + std::to_string(rank) +
+                            ", which is not there)");
     }
   }
-  // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so that those who are none
-  // need not call, or call for groups in another order.
+  // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so
+  // that those who are none need not call, or call for groups in another order.
   const std::string members = listed(ranks);
   const int nth = next_number("group " + members);
   made.name = options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +
               (wanted.group_name.empty() ? "" : "." + wanted.group_name);
-  if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
+  if (wanted.timeout != ProcessGroupOptions().timeout)
+    made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(), [&] {
-    try {
-      if (loss) {
-        if (options.job->membership->is_alone()) throw Error(*loss);
-        static_cast<void>(bootstrap->exists(prefix));  // the store may have gone with that rank: not to be waited for
-      }
-      return make_subgroup(ranks, prefix, std::move(made));
-    } catch (const Error& error) {
-      if (!loss || error.blame() != Blame::PeerLost) throw;
-      // The lost rank is named again, or the store was its own, or what the ranks are connected through.
-      if (error.text() == loss->text()) throw;
-      throw loss->with_text(loss->text() + " (new_group: " + error.text() + ")");
-    }
-  });
+  return recorded(
+      member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(), [&] {
+        try {
+          if (loss) {
+            if (options.job->membership->is_alone()) throw Error(*loss);
+            static_cast<void>(bootstrap->exists(
+                prefix));  // the store may have gone with that rank: not to be waited for
+          }
+          return make_subgroup(ranks, prefix, std::move(made));
+        } catch (const Error& error) {
+          if (!loss || error.blame() != Blame::PeerLost) throw;
+          // The lost rank is named again, or the store was its own, or what the ranks are connected
+          // through.
+          if (error.text() == loss->text()) throw;
+          throw loss->with_text(loss->text() + " (new_group: " + error.text() + ")");
+        }
+      });
 }
 
 ProcessGroup Core::split(int color, int key) {
@@ -161,7 +178,8 @@ ProcessGroup Core::split(int color, int key) {
   });
 }
 
-// A rank that hosts the store and hears of a loss first may end, and the store with it, before this rank hears of the loss.
+// A rank that hosts the store and hears of a loss first may end, and the store with it, before this
+// rank hears of the loss.
 void Core::by_the_store(const std::function<void()>& meet) {
   try {
     meet();
@@ -186,8 +204,8 @@ ProcessGroup Core::divide(int count, int color, int key) {
       if (theirs.color == color) members.emplace_back(theirs.key, rank);
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, "split " + place() + ": rank " + std::to_string(rank) + " did not call it within " +
-                                      describe(options.timeout))
+      throw Error(Blame::Timeout, "split " + place() + ": rank " + std::to_string(rank) +
+                                      " did not call it within " + describe(options.timeout))
           .with_ranks({rank});
     }
   }
@@ -197,25 +215,28 @@ ProcessGroup Core::divide(int count, int color, int key) {
   for (const auto& [place, rank] : members) ranks.push_back(rank);
   CoreOptions made = options;
   made.name = options.name + "/split" + number + "." + std::to_string(color);
-  return make_subgroup(ranks, "split" + number + "/" + std::to_string(color) + "/", std::move(made));
+  return make_subgroup(ranks, "split" + number + "/" + std::to_string(color) + "/",
+                       std::move(made));
 }
 
 // `ranks`: of this group, in the order of their new ranks.
-ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made) {
+ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::string& prefix,
+                                 CoreOptions made) {
   const auto own = std::find(ranks.begin(), ranks.end(), options.rank);
   if (own == ranks.end()) return {};
   made.said_by.clear();
   made.rank = static_cast<int>(own - ranks.begin());
   made.size = static_cast<int>(ranks.size());
   made.global_ranks.clear();
-  for (const int rank : ranks) made.global_ranks.push_back(options.global_ranks[static_cast<std::size_t>(rank)]);
+  for (const int rank : ranks)
+    made.global_ranks.push_back(options.global_ranks[static_cast<std::size_t>(rank)]);
   made.store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.store);
   made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.own_store);
   return make(made, this);
 }
 
-// The store, whose waits end as well when a rank has left without having come to a meeting of all ranks, to which each
-// comes by setting base + its rank.
+// The store, whose waits end as well when a rank has left without having come to a meeting of all
+// ranks, to which each comes by setting base + its rank.
 StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
   return StoreBootstrap(options.own_store, [this, base, &wait] {
     throw_broken();
@@ -232,15 +253,18 @@ std::vector<int> Core::absent_from(const std::string& base) {
   return ranks;
 }
 
-// Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in the next. Who comes says
-// so in the round that is open, and stays in it unless its time is over first: what it came with can be claimed once, by
-// rank 0 to count it in, or by itself to withdraw. (The key stays then: who has seen it may be about to get it.)
+// Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in
+// the next. Who comes says so in the round that is open, and stays in it unless its time is over
+// first: what it came with can be claimed once, by rank 0 to count it in, or by itself to withdraw.
+// (The key stays then: who has seen it may be about to get it.)
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   throw_if_broken();
-  const trace::Range range(traced::monitored_barrier, {.rank = options.rank, .ranks = options.size});
+  const trace::Range range(traced::monitored_barrier,
+                           {.rank = options.rank, .ranks = options.size});
   if (timeout == kGroupTimeout) timeout = options.timeout;
   if (timeout.count() < 0) {
-    throw Error(Blame::Caller, "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
+    throw Error(Blame::Caller,
+                "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
   }
   if (options.size == 1) return;  // nobody is to be met in the store
   timeout = std::min(timeout, kLongestTimeout);
@@ -249,11 +273,14 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
   recorded(member_, "monitored_barrier", round, place(), [&] {
-    by_the_store(
-        [&] { options.rank == 0 ? lead_monitored_barrier(base, timeout) : follow_monitored_barrier(base, timeout); });
+    by_the_store([&] {
+      options.rank == 0 ? lead_monitored_barrier(base, timeout)
+                        : follow_monitored_barrier(base, timeout);
+    });
     return true;
   });
-  // This round passed: everybody came to it, and so has left those before; nobody reads their keys any more.
+  // This round passed: everybody came to it, and so has left those before; nobody reads their keys
+  // any more.
   const auto mine = std::partition(monitored_keys_.begin(), monitored_keys_.end(),
                                    [&](const std::string& key) { return !key.starts_with(base); });
   monitored_stale_.assign(monitored_keys_.begin(), mine);
@@ -267,11 +294,14 @@ std::set<int> Core::everybody_else() const {
   return others;
 }
 
-// Waits until every rank has come, and claims what they came with. Gives those that are missing at the deadline.
+// Waits until every rank has come, and claims what they came with. Gives those that are missing at
+// the deadline.
 std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
   std::map<int, std::string> came;  // and with what
   // One that withdraws meanwhile has claimed it for itself.
-  const auto claim = [&](int rank) { return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1; };
+  const auto claim = [&](int rank) {
+    return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1;
+  };
   Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
                       [this, base] { return absent_from(base); });
   StoreBootstrap store = meeting(base, wait);
@@ -294,10 +324,13 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
   bootstrap->set(base + "0", to_bytes(std::to_string(timeout.count())));
-  // In no time at all nobody comes, also who was there before: who gives none wants to see it fail, not to win a race.
-  const std::set<int> absent = timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
+  // In no time at all nobody comes, also who was there before: who gives none wants to see it fail,
+  // not to win a race.
+  const std::set<int> absent =
+      timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
   const std::vector<int> missing(absent.begin(), absent.end());
-  const std::string verdict = absent.empty() ? kPassed : ranks_text(missing) + " did not come within " + describe(timeout);
+  const std::string verdict =
+      absent.empty() ? kPassed : ranks_text(missing) + " did not come within " + describe(timeout);
   // In this order: who has read the verdict, or comes from now on, comes to the next round.
   bootstrap->add("monitored/closed", 1);
   bootstrap->set(base + "verdict", to_bytes(verdict + "\n" + encode(missing)));
@@ -311,14 +344,18 @@ void Core::lead_monitored_barrier(const std::string& base, std::chrono::millisec
     if (error.blame() != Blame::Timeout) throw;
     log::debug("monitored barrier " + place() + ": not all ranks have read the verdict yet");
   }
-  if (!absent.empty()) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict).with_ranks(missing);
+  if (!absent.empty())
+    throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict)
+        .with_ranks(missing);
 }
 
 void Core::follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   const std::string own = base + std::to_string(options.rank);
-  const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
+  const std::string came = "rank " + std::to_string(options.rank) +
+                           " came to the monitored barrier " + place() + ", but ";
   const std::string attempt = std::to_string(next_number("monitored barrier"));
-  for (const std::string& key : {own, own + "/" + attempt, own + "/read"}) monitored_keys_.push_back(key);
+  for (const std::string& key : {own, own + "/" + attempt, own + "/read"})
+    monitored_keys_.push_back(key);
   bootstrap->set(own, to_bytes(attempt));
   Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
                       [this, base] { return absent_from(base); });
@@ -332,25 +369,31 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
     }
     return verdict.has_value();
   };
-  // Rank 0, if it is there, says at its own deadline who is missing; it may have come later than this rank.
-  if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0")) listen(Deadline::in(kReading));
+  // Rank 0, if it is there, says at its own deadline who is missing; it may have come later than
+  // this rank.
+  if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0"))
+    listen(Deadline::in(kReading));
   if (!verdict) {
     if (bootstrap->add(own + "/" + attempt, 1) == 1) {
-      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout)).with_ranks({0});
+      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout))
+          .with_ranks({0});
     }
     // Rank 0 has counted it in, and waits for others until its own time is over.
     const std::string theirs = to_text(bootstrap->get(base + "0", Deadline::in(kReading)));
     std::int64_t limit = 0;
     std::from_chars(theirs.data(), theirs.data() + theirs.size(), limit);
-    const auto more = std::clamp(std::chrono::milliseconds(limit), std::chrono::milliseconds(0), kLongestTimeout);
+    const auto more =
+        std::clamp(std::chrono::milliseconds(limit), std::chrono::milliseconds(0), kLongestTimeout);
     if (!listen(Deadline::in(more + kReading))) {
-      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went").with_ranks({0});
+      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went")
+          .with_ranks({0});
     }
   }
   bootstrap->set(own + "/read", {});
   const auto end = std::min(verdict->find('\n'), verdict->size());
   if (const std::string how = verdict->substr(0, end); how != kPassed) {
-    throw Error(Blame::Timeout, came + "it failed: " + how).with_ranks(decode_ranks(verdict->substr(end)));
+    throw Error(Blame::Timeout, came + "it failed: " + how)
+        .with_ranks(decode_ranks(verdict->substr(end)));
   }
 }
 

@@ -22,7 +22,9 @@ struct Head {
 };
 static_assert(sizeof(Head) == kFrameHead);
 
-Error refuse(const char* why) { return {Blame::Caller, std::string("not a frame of a Weft group: ") + why}; }
+Error refuse(const char* why) {
+  return {Blame::Caller, std::string("not a frame of a Weft group: ") + why};
+}
 
 }  // namespace
 
@@ -52,12 +54,15 @@ std::string printable(std::string_view text) {
 std::optional<std::uint64_t> take_number(std::string_view& text) {
   std::uint64_t value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end == text.data() + text.size() || *end != ' ') return std::nullopt;
+  if (failure != std::errc() || end == text.data() + text.size() || *end != ' ')
+    return std::nullopt;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
   return value;
 }
 
-std::string encode(const WaitCall& call) { return std::to_string(call.number) + " " + call.call.substr(0, kMostSaid); }
+std::string encode(const WaitCall& call) {
+  return std::to_string(call.number) + " " + call.call.substr(0, kMostSaid);
+}
 
 std::optional<WaitCall> decode_wait_call(std::string_view text) {
   const auto number = take_number(text);
@@ -70,11 +75,13 @@ Result<bool> FrameReader::next(Frame& frame) {
   Head head{};
   std::memcpy(&head, buffer_.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
-  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) || head.type > static_cast<std::uint8_t>(FrameType::Called)) {
+  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
+      head.type > static_cast<std::uint8_t>(FrameType::Called)) {
     return refuse("unknown type");
   }
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");
-  if (head.group_bytes > kMaxFrameText || head.text_bytes > kMaxFrameText) return refuse("text too long");
+  if (head.group_bytes > kMaxFrameText || head.text_bytes > kMaxFrameText)
+    return refuse("text too long");
   const std::size_t whole = sizeof head + head.group_bytes + head.text_bytes;
   if (buffer_.size() < whole) return false;
   frame.type = static_cast<FrameType>(head.type);

@@ -35,7 +35,9 @@ class CollectiveNode final : public torch::autograd::Node {
 };
 
 // Of what autograd knows nothing; a view where that will do.
-at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg().contiguous(); }
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
 
 variable_list plain(const variable_list& tensors) {
   variable_list result;
@@ -43,7 +45,9 @@ variable_list plain(const variable_list& tensors) {
   return result;
 }
 
-at::Tensor room_for(const at::Tensor& tensor) { return at::empty_like(tensor, at::MemoryFormat::Contiguous); }
+at::Tensor room_for(const at::Tensor& tensor) {
+  return at::empty_like(tensor, at::MemoryFormat::Contiguous);
+}
 
 variable_list room_for(const variable_list& tensors) {
   variable_list result;
@@ -72,35 +76,40 @@ at::Tensor share_of(const at::Tensor& gradient, ReduceOp op, const ProcessGroup&
 
 void require_gradient(const char* what, ReduceOp op) {
   if (op == ReduceOp::Sum || op == ReduceOp::Avg) return;
-  refuse(what, std::string(name(op)) + " has no gradient here; use Sum or Avg, or the group's own " + what +
+  refuse(what, std::string(name(op)) +
+                   " has no gradient here; use Sum or Avg, or the group's own " + what +
                    " on tensor.detach()");
 }
 
 void require_one_each(const char* what, const variable_list& tensors, const ProcessGroup& group) {
   if (static_cast<int>(tensors.size()) == group.size()) return;
-  refuse(what, std::to_string(tensors.size()) + (tensors.size() == 1 ? " tensor is" : " tensors are") +
-                   " given; it takes one for each of the " + std::to_string(group.size()) + " ranks");
+  refuse(what,
+         std::to_string(tensors.size()) + (tensors.size() == 1 ? " tensor is" : " tensors are") +
+             " given; it takes one for each of the " + std::to_string(group.size()) + " ranks");
 }
 
-// Runs `forward` on the inputs, and where gradients are enabled makes its results lead to them by `backward`, which gives
-// the inputs' gradients for the results'. Both get plain tensors, or, when a backward pass is itself differentiated, what
-// leads on.
-variable_list run(const char* what, const variable_list& inputs, const Step& forward, Step backward) {
+// Runs `forward` on the inputs, and where gradients are enabled makes its results lead to them by
+// `backward`, which gives the inputs' gradients for the results'. Both get plain tensors, or, when
+// a backward pass is itself differentiated, what leads on.
+variable_list run(const char* what, const variable_list& inputs, const Step& forward,
+                  Step backward) {
   for (const at::Tensor& input : inputs) {
     if (!input.defined()) refuse(what, "a tensor is undefined");
     if (input.layout() != at::kStrided)
       refuse(what, "a tensor is sparse; only dense ones have gradients here (to_dense())");
-    if (input.scalar_type() != inputs.front().scalar_type() || input.device() != inputs.front().device() ||
-        input.sizes() != inputs.front().sizes()) {
+    if (input.scalar_type() != inputs.front().scalar_type() ||
+        input.device() != inputs.front().device() || input.sizes() != inputs.front().sizes()) {
       refuse(what, "the tensors differ in shape, dtype or device; those of one call are alike");
     }
   }
-  const bool leads = c10::GradMode::is_enabled() && torch::autograd::isDifferentiableType(inputs.front().scalar_type());
+  const bool leads = c10::GradMode::is_enabled() &&
+                     torch::autograd::isDifferentiableType(inputs.front().scalar_type());
   variable_list results = forward(plain(inputs));
   if (!leads) return results;
   const auto node = make_node<CollectiveNode>(what, std::move(backward));
   for (const at::Tensor& input : inputs) {
-    node->add_next_edge(input.requires_grad() ? torch::autograd::impl::gradient_edge(input) : torch::autograd::Edge());
+    node->add_next_edge(input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
+                                              : torch::autograd::Edge());
   }
   torch::autograd::set_history(results, node);
   return results;
@@ -115,7 +124,9 @@ at::Tensor broadcast(const at::Tensor& tensor, int root, ProcessGroup group) {
     return {out};
   };
   return run("broadcast", {tensor}, forward,
-             [group, root](const variable_list& out) -> variable_list { return {reduce(out[0], root, group)}; })[0];
+             [group, root](const variable_list& out) -> variable_list {
+               return {reduce(out[0], root, group)};
+             })[0];
 }
 
 at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group, ReduceOp op) {
@@ -126,9 +137,10 @@ at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group, Reduce
     if (group.rank() != root) out.zero_();
     return {out};
   };
-  return run("reduce", {tensor}, forward, [group, root, op](const variable_list& out) -> variable_list {
-    return {share_of(broadcast(out[0], root, group), op, group)};
-  })[0];
+  return run("reduce", {tensor}, forward,
+             [group, root, op](const variable_list& out) -> variable_list {
+               return {share_of(broadcast(out[0], root, group), op, group)};
+             })[0];
 }
 
 at::Tensor all_reduce(const at::Tensor& tensor, ProcessGroup group, ReduceOp op) {
@@ -139,7 +151,9 @@ at::Tensor all_reduce(const at::Tensor& tensor, ProcessGroup group, ReduceOp op)
     return {out};
   };
   return run("all_reduce", {tensor}, forward,
-             [group, op](const variable_list& out) -> variable_list { return {all_reduce(out[0], group, op)}; })[0];
+             [group, op](const variable_list& out) -> variable_list {
+               return {all_reduce(out[0], group, op)};
+             })[0];
 }
 
 std::vector<at::Tensor> all_gather(const at::Tensor& tensor, ProcessGroup group) {
@@ -148,8 +162,9 @@ std::vector<at::Tensor> all_gather(const at::Tensor& tensor, ProcessGroup group)
     group.all_gather(out, in[0]).wait();
     return out;
   };
-  return run("all_gather", {tensor}, forward,
-             [group](const variable_list& out) -> variable_list { return {reduce_scatter(out, group)}; });
+  return run("all_gather", {tensor}, forward, [group](const variable_list& out) -> variable_list {
+    return {reduce_scatter(out, group)};
+  });
 }
 
 std::vector<at::Tensor> gather(const at::Tensor& tensor, int root, ProcessGroup group) {
@@ -159,8 +174,9 @@ std::vector<at::Tensor> gather(const at::Tensor& tensor, int root, ProcessGroup 
     group.gather(group.rank() == root ? out : variable_list(), in[0], root).wait();
     return out;
   };
-  return run("gather", {tensor}, forward,
-             [group, root](const variable_list& out) -> variable_list { return {scatter(out, root, group)}; });
+  return run("gather", {tensor}, forward, [group, root](const variable_list& out) -> variable_list {
+    return {scatter(out, root, group)};
+  });
 }
 
 at::Tensor scatter(const std::vector<at::Tensor>& tensors, int root, ProcessGroup group) {
@@ -182,8 +198,9 @@ at::Tensor reduce_scatter(const std::vector<at::Tensor>& tensors, ProcessGroup g
     group.reduce_scatter(out, in, op).wait();
     return {out};
   };
-  return run("reduce_scatter", tensors, forward,
-             [group, op](const variable_list& out) { return all_gather(share_of(out[0], op, group), group); })[0];
+  return run("reduce_scatter", tensors, forward, [group, op](const variable_list& out) {
+    return all_gather(share_of(out[0], op, group), group);
+  })[0];
 }
 
 std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors, ProcessGroup group) {
@@ -193,7 +210,8 @@ std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors, Proce
     group.all_to_all(out, in).wait();
     return out;
   };
-  return run("all_to_all", tensors, forward, [group](const variable_list& out) { return all_to_all(out, group); });
+  return run("all_to_all", tensors, forward,
+             [group](const variable_list& out) { return all_to_all(out, group); });
 }
 
 }  // namespace weft::functional

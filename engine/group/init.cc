@@ -38,9 +38,9 @@ std::optional<Error> unusable(const std::string& backends) {
   return std::nullopt;
 }
 
-// An unknown backend is a mistake of the program, which all ranks make: this rank throws at once. A rank that cannot use
-// its backend meets the others to tell them, but does not wait for them: mostly they cannot either, and the store has gone
-// with rank 0.
+// An unknown backend is a mistake of the program, which all ranks make: this rank throws at once. A
+// rank that cannot use its backend meets the others to tell them, but does not wait for them:
+// mostly they cannot either, and the store has gone with rank 0.
 group::Rendezvous meet(const ProcessGroupOptions& options, Deadline deadline) {
   constexpr auto kSoon = std::chrono::seconds(2);
   const auto why_not = unusable(options.backend);
@@ -62,28 +62,33 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
 
 namespace {
 
-std::shared_ptr<group::Job> start_job(const group::CoreOptions& made, const std::string& local_address,
+std::shared_ptr<group::Job> start_job(const group::CoreOptions& made,
+                                      const std::string& local_address,
                                       std::shared_ptr<tensor::CudaDevices> devices) {
   auto job = std::make_shared<group::Job>();
   job->devices = std::move(devices);
   job->loop = std::make_shared<EventLoop>("weft " + made.name);
-  job->local_address =
-      config().socket_interfaces.empty() ? local_address : group::address_of_interface(config().socket_interfaces.front());
-  job->membership = group::Membership::make(made.rank, made.size, job->local_address,
-                                            std::make_shared<group::StoreBootstrap>(made.own_store), job->loop);
+  job->local_address = config().socket_interfaces.empty()
+                           ? local_address
+                           : group::address_of_interface(config().socket_interfaces.front());
+  job->membership =
+      group::Membership::make(made.rank, made.size, job->local_address,
+                              std::make_shared<group::StoreBootstrap>(made.own_store), job->loop);
   return job;
 }
 
 }  // namespace
 
-ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
+ProcessGroup group::init(ProcessGroupOptions options,
+                         std::shared_ptr<tensor::CudaDevices> devices) {
   check_environment();  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
   options.backend = group::backends_of(options.backend);
   if (group::parse_backends(options.backend).contains(c10::kCUDA)) tensor::prepare_for_cuda();
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.timeout <= std::chrono::milliseconds(0)) {
-    throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
+    throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) +
+                                   "; it must be positive");
   }
   if (options.device) group::check_device(*options.device, devices->count());
   options.timeout = std::min(options.timeout, group::kLongestTimeout);
@@ -103,7 +108,8 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
-  if (!options.store) place.store->setTimeout(options.timeout);  // what is left of joining, until now
+  if (!options.store)
+    place.store->setTimeout(options.timeout);  // what is left of joining, until now
   // Where the user blocks on the store he does not hold up the group.
   made.own_store = made.store;
   made.backend = options.backend;
@@ -115,18 +121,20 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
     group::tell_failure(made, error);  // the others wait for this rank
     throw;
   }
-  made.job->waits = group::Waits::make(made.rank, made.job->membership, made.job->loop, options.wait_reports);
+  made.job->waits =
+      group::Waits::make(made.rank, made.job->membership, made.job->loop, options.wait_reports);
   made.said_by = place.said_by;
   log::set_thread_label("rank " + std::to_string(made.rank));
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);
-  if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
+  if (place.until_all_came)
+    membership->wait_for_all(deadline);  // where the group itself has not waited for them
   if (place.number) place.number->keep();
-  made.job->looked_into =
-      instruments::start({made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(made.own_store),
-                         {std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)}, deadline);
-  log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " + std::to_string(place.rank) + " of " +
-            std::to_string(place.world_size));
+  made.job->looked_into = instruments::start(
+      {made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(made.own_store),
+      {std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)}, deadline);
+  log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " +
+            std::to_string(place.rank) + " of " + std::to_string(place.world_size));
   return joined;
 }
 

@@ -23,8 +23,8 @@ struct Counts {
   long closed = -1;  // and so far
 };
 
-// The file is a sequence of a key and its value, each behind its length (32 bits, as the machine writes them); of two
-// values of one key the later holds. Nothing where it is not that.
+// The file is a sequence of a key and its value, each behind its length (32 bits, as the machine
+// writes them); of two values of one key the later holds. Nothing where it is not that.
 std::optional<Counts> counts_in(std::string_view file) {
   const auto next = [&file]() -> std::optional<std::string_view> {
     std::uint32_t length = 0;
@@ -47,8 +47,9 @@ std::optional<Counts> counts_in(std::string_view file) {
   return counts;
 }
 
-// Removes the file if this was the last store. FileStore's own destructor may not: it counts that it has closed and that it
-// is open no more one after the other, and where two processes do so in turns, neither sees both counts complete.
+// Removes the file if this was the last store. FileStore's own destructor may not: it counts that
+// it has closed and that it is open no more one after the other, and where two processes do so in
+// turns, neither sees both counts complete.
 class Removal {
  public:
   Removal(std::string path, int world_size) : path_(std::move(path)), world_size_(world_size) {}
@@ -74,7 +75,8 @@ class Removal {
     std::string file(static_cast<std::size_t>(locked.st_size), '\0');
     std::size_t read = 0;
     while (read < file.size()) {
-      const auto count = ::pread(descriptor, file.data() + read, file.size() - read, static_cast<off_t>(read));
+      const auto count =
+          ::pread(descriptor, file.data() + read, file.size() - read, static_cast<off_t>(read));
       if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return complain("read");
       read += static_cast<std::size_t>(count);
@@ -82,7 +84,8 @@ class Removal {
     const auto counts = counts_in(file);
     if (!counts) {
       log::warn("file://" + path_ + " is not removed: what it holds is not a job's");
-    } else if (counts->open == 0 && counts->closed >= world_size_ && ::unlink(path_.c_str()) != 0 && errno != ENOENT) {
+    } else if (counts->open == 0 && counts->closed >= world_size_ && ::unlink(path_.c_str()) != 0 &&
+               errno != ENOENT) {
       complain("removed");
     }
   }
@@ -99,7 +102,8 @@ class Removal {
 // The Removal comes first, so that it ends last.
 class JobFile : private Removal, public c10d::FileStore {
  public:
-  JobFile(const std::string& path, int world_size) : Removal(path, world_size), FileStore(path, kNeverRemoves) {}
+  JobFile(const std::string& path, int world_size)
+      : Removal(path, world_size), FileStore(path, kNeverRemoves) {}
 
  private:
   static constexpr int kNeverRemoves = -1;

@@ -1,4 +1,5 @@
-// The store of a job that meets through a file: c10d's FileStore, but whose file goes with the last rank for certain.
+// The store of a job that meets through a file: c10d's FileStore, but whose file goes with the last
+// rank for certain.
 #pragma once
 
 #include <string>

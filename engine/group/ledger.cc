@@ -14,7 +14,8 @@ std::string collectives_text(std::uint64_t count) {
 
 }  // namespace
 
-Ledger::Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send)
+Ledger::Ledger(std::string group, int rank, std::vector<int> members,
+               std::function<void(Frame)> send)
     : group_(std::move(group)),
       rank_(rank),
       members_(std::move(members)),
@@ -39,9 +40,9 @@ std::uint64_t Ledger::begin_collective() {
   const auto number = begun_ + 1;
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives >= number) continue;
-    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
-                                     collectives_text(leaver.collectives) + "; it cannot take part in #" +
-                                     std::to_string(number))
+    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
+                                     "' after " + collectives_text(leaver.collectives) +
+                                     "; it cannot take part in #" + std::to_string(number))
         .with_ranks({rank});
   }
   begun_ = number;
@@ -63,7 +64,8 @@ void Ledger::complete_collective(std::uint64_t number) {
 void Ledger::begin_send(int to) {
   std::lock_guard lock(mutex_);
   if (leavers_.contains(to)) {
-    throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ + "'; it receives no more")
+    throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ +
+                                     "'; it receives no more")
         .with_ranks({to});
   }
   ++sent_[static_cast<std::size_t>(to)];
@@ -87,19 +89,25 @@ void Ledger::complete_recv(int from, int source) {
   answer_leavers();
 }
 
-// Whether what is expected from a rank, or from any (-1), and `more` beyond that, is more than can still come.
+// Whether what is expected from a rank, or from any (-1), and `more` beyond that, is more than can
+// still come.
 std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const {
-  const std::string text = "group '" + group_ + "' with fewer messages to this rank than it receives";
+  const std::string text =
+      "group '" + group_ + "' with fewer messages to this rank than it receives";
   if (from >= 0) {
     const auto leaver = leavers_.find(from);
     const auto place = static_cast<std::size_t>(from);
-    if (leaver == leavers_.end() || received_[place] + expected_[place] + more <= leaver->second.messages) return {};
-    return Error(Blame::PeerLost, "rank " + std::to_string(from) + " has left " + text).with_ranks({from});
+    if (leaver == leavers_.end() ||
+        received_[place] + expected_[place] + more <= leaver->second.messages)
+      return {};
+    return Error(Blame::PeerLost, "rank " + std::to_string(from) + " has left " + text)
+        .with_ranks({from});
   }
   if (leavers_.size() + 1 < members_.size()) return {};
   std::uint64_t coming = 0;
   for (const auto& [rank, leaver] : leavers_) {
-    const auto taken = received_[static_cast<std::size_t>(rank)] + expected_[static_cast<std::size_t>(rank)];
+    const auto taken =
+        received_[static_cast<std::size_t>(rank)] + expected_[static_cast<std::size_t>(rank)];
     if (leaver.messages > taken) coming += leaver.messages - taken;
   }
   if (expected_.back() + more <= coming) return {};
@@ -108,13 +116,15 @@ std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const 
   return Error(Blame::PeerLost, "all other ranks have left " + text).with_ranks(others);
 }
 
-std::uint64_t Ledger::completed_through() const { return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1; }
+std::uint64_t Ledger::completed_through() const {
+  return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1;
+}
 
 void Ledger::answer_leavers() {
   if (!joined_) return;
   for (auto& [rank, leaver] : leavers_) {
-    const bool done =
-        completed_through() >= leaver.collectives && received_[static_cast<std::size_t>(rank)] >= leaver.messages;
+    const bool done = completed_through() >= leaver.collectives &&
+                      received_[static_cast<std::size_t>(rank)] >= leaver.messages;
     if (leaver.answered || !done) continue;
     leaver.answered = true;
     Frame frame;
@@ -168,9 +178,9 @@ std::optional<Error> Ledger::left_behind() const {
   const auto last = unfinished_.empty() ? 0 : *unfinished_.rbegin();
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives < last) {
-      return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
-                                        collectives_text(leaver.collectives) + "; #" + std::to_string(last) +
-                                        " will never complete")
+      return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
+                                        "' after " + collectives_text(leaver.collectives) + "; #" +
+                                        std::to_string(last) + " will never complete")
           .with_ranks({rank});
     }
     if (expected_[static_cast<std::size_t>(rank)] == 0) continue;
@@ -204,9 +214,11 @@ std::vector<int> Ledger::living() const {
 std::string Ledger::who_left() const {
   std::lock_guard lock(mutex_);
   std::string ranks;
-  for (const auto& [rank, leaver] : leavers_) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  for (const auto& [rank, leaver] : leavers_)
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   if (leavers_.empty()) return "";
-  return (leavers_.size() == 1 ? "rank " + ranks + " has" : "ranks " + ranks + " have") + " left group '" + group_ + "'";
+  return (leavers_.size() == 1 ? "rank " + ranks + " has" : "ranks " + ranks + " have") +
+         " left group '" + group_ + "'";
 }
 
 void Ledger::say_leaving() {
@@ -226,7 +238,8 @@ std::vector<int> Ledger::await_others(const std::function<bool(int)>& known, Dea
     waiting.clear();
     for (std::size_t i = 0; i < members_.size() && !alone_; ++i) {
       const int rank = static_cast<int>(i);
-      if (rank != rank_ && known(members_[i]) && !satisfied_.contains(rank)) waiting.push_back(rank);
+      if (rank != rank_ && known(members_[i]) && !satisfied_.contains(rank))
+        waiting.push_back(rank);
     }
     return waiting.empty();
   };

@@ -1,6 +1,6 @@
-// What this rank has begun and completed in one group, and who is leaving it. A rank that drops its group may still have
-// bytes on the way to others: closing the connections would throw them away. So it tells the others how far it came, and
-// goes when they have completed all of that.
+// What this rank has begun and completed in one group, and who is leaving it. A rank that drops its
+// group may still have bytes on the way to others: closing the connections would throw them away.
+// So it tells the others how far it came, and goes when they have completed all of that.
 //
 // Shared by the group and by membership's callbacks, which outlive it. Thread-safe.
 #pragma once
@@ -22,10 +22,12 @@ namespace weft::group {
 
 class Ledger {
  public:
-  // `members`: the group's ranks as ranks of the job, in the group's order; `send` passes a frame to the other ranks.
+  // `members`: the group's ranks as ranks of the job, in the group's order; `send` passes a frame
+  // to the other ranks.
   Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send);
 
-  // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take part.
+  // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take
+  // part.
   std::uint64_t begin_collective();
   void complete_collective(std::uint64_t number);
   std::uint64_t collectives_begun() const;
@@ -35,7 +37,8 @@ class Ledger {
   void fail_send(int to);
   // `from`: a rank, or -1 for any. Throws PeerLost when nothing can come from there any more.
   void begin_recv(int from);
-  // `from`: as it was begun; `source`: whose message it took, also where it failed for what that is; -1: nothing came.
+  // `from`: as it was begun; `source`: whose message it took, also where it failed for what that
+  // is; -1: nothing came.
   void complete_recv(int from, int source);
 
   // This rank is connected to the others, or has given up: who leaves before has to wait for it.
@@ -50,7 +53,8 @@ class Ledger {
   void on_lost(int rank);
   // Nobody will answer any more.
   void on_alone();
-  // Why something that is pending here will never complete, because a rank has left that would have to take part in it.
+  // Why something that is pending here will never complete, because a rank has left that would have
+  // to take part in it.
   std::optional<Error> left_behind() const;
   // Whether the rank (of the job) has left the group, or is no member.
   bool has_left(int rank) const;
@@ -63,8 +67,9 @@ class Ledger {
 
   // Tells the others that this rank leaves, and how far it came.
   void say_leaving();
-  // Blocks until each of the others has completed what this rank took part in, or is gone. `known` says which ranks answer
-  // at all. Returns the ranks that it still waited for at the deadline (empty: all are done).
+  // Blocks until each of the others has completed what this rank took part in, or is gone. `known`
+  // says which ranks answer at all. Returns the ranks that it still waited for at the deadline
+  // (empty: all are done).
   std::vector<int> await_others(const std::function<bool(int)>& known, Deadline deadline);
 
  private:
@@ -90,10 +95,11 @@ class Ledger {
   std::set<std::uint64_t> unfinished_;
   std::vector<std::uint64_t> sent_;      // by group rank
   std::vector<std::uint64_t> received_;  // by group rank
-  std::vector<std::uint64_t> expected_;  // receives begun and not complete, by group rank; the last counts those from any
-  std::map<int, Leaver> leavers_;        // by group rank
-  std::set<int> satisfied_;              // group ranks that need nothing more from this one
-  std::set<int> lost_;                   // group ranks
+  std::vector<std::uint64_t>
+      expected_;  // receives begun and not complete, by group rank; the last counts those from any
+  std::map<int, Leaver> leavers_;  // by group rank
+  std::set<int> satisfied_;        // group ranks that need nothing more from this one
+  std::set<int> lost_;             // group ranks
   bool alone_ = false;
 };
 

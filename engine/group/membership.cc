@@ -31,11 +31,15 @@ constexpr auto kHelloPatience = std::chrono::seconds(10);
 constexpr auto kRest = std::chrono::milliseconds(100);
 // For one that reads slowly. A thousand ranks that leave a dozen groups at once say about 30 MiB.
 constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
-constexpr std::size_t kMaxStrangers = 64;  // connected, and no Hello yet; above the ranks that may come
+constexpr std::size_t kMaxStrangers =
+    64;  // connected, and no Hello yet; above the ranks that may come
 
-// A peer that vanishes without a word (cable, power) is noticed after about 15 s, and so is one that reads nothing.
+// A peer that vanishes without a word (cable, power) is noticed after about 15 s, and so is one
+// that reads nothing.
 void keep_alive(int socket) {
-  const auto set = [socket](int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); };
+  const auto set = [socket](int level, int name, int value) {
+    setsockopt(socket, level, name, &value, sizeof value);
+  };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 3);
@@ -47,14 +51,15 @@ void keep_alive(int socket) {
 // Tells jobs apart, and does not tell the token.
 std::string name_of_job(const std::string& token) {
   std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016" PRIx64, static_cast<std::uint64_t>(std::hash<std::string>()(token)));
+  std::snprintf(text.data(), text.size(), "%016" PRIx64,
+                static_cast<std::uint64_t>(std::hash<std::string>()(token)));
   return text.data();
 }
 
 // Whether `number` is the rank that the frame is for.
 bool names_recipient(const Frame& frame) {
-  return frame.type == FrameType::Completed || frame.type == FrameType::Answer || frame.type == FrameType::Speak ||
-         frame.type == FrameType::Called;
+  return frame.type == FrameType::Completed || frame.type == FrameType::Answer ||
+         frame.type == FrameType::Speak || frame.type == FrameType::Called;
 }
 
 std::string random_token() {
@@ -107,9 +112,10 @@ struct Membership::State : std::enable_shared_from_this<State> {
 
   // On the loop.
   EventLoop::Registration accepting;
-  EventLoop::Registration resting;             // instead of accepting
-  std::map<int, std::unique_ptr<Peer>> peers;  // by rank: all members at the hub, only the hub elsewhere
-  std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
+  EventLoop::Registration resting;  // instead of accepting
+  std::map<int, std::unique_ptr<Peer>>
+      peers;  // by rank: all members at the hub, only the hub elsewhere
+  std::set<std::unique_ptr<Peer>> strangers;  // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
   std::function<void(const Frame& frame)> listens_to_waits;
   std::map<int, std::string> lost;
@@ -149,7 +155,8 @@ struct Membership::State : std::enable_shared_from_this<State> {
 };
 
 std::shared_ptr<Membership> Membership::make(int rank, int size, const std::string& local_address,
-                                             std::shared_ptr<StoreBootstrap> store, std::shared_ptr<EventLoop> loop) {
+                                             std::shared_ptr<StoreBootstrap> store,
+                                             std::shared_ptr<EventLoop> loop) {
   auto state = std::make_shared<State>();
   state->rank = rank;
   state->size = size;
@@ -185,12 +192,14 @@ void Membership::State::open_listener(const std::string& address) {
   const bool six = host.find(':') != std::string::npos;
   listening = ::socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const SocketAddress any = socket_address(host, 0);
-  if (listening < 0 || ::bind(listening, any.get(), any.length) != 0 || ::listen(listening, 1024) != 0) {
+  if (listening < 0 || ::bind(listening, any.get(), any.length) != 0 ||
+      ::listen(listening, 1024) != 0) {
     throw system_error(is_shortage(errno) ? Blame::Busy : Blame::Caller,
-                       "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface", errno);
+                       "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface",
+                       errno);
   }
-  store->set(member_key(rank),
-             to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token + " " + std::to_string(size)));
+  store->set(member_key(rank), to_bytes(host + " " + std::to_string(port_of(listening)) + " " +
+                                        token + " " + std::to_string(size)));
 }
 
 void Membership::connect_to_first(const std::function<bool()>& stop, Deadline deadline) {
@@ -223,47 +232,57 @@ void Membership::connect(const std::function<void()>& check, Deadline deadline) 
     trace::joined_job(name_of_job(state.token));
     return wait_for_hellos(check, deadline);
   }
-  if (state.hub < 0) state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+  if (state.hub < 0)
+    state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
   trace::joined_job(name_of_job(state.hub_token));
   state.loop->post([self = state_] {
     const auto hub = self->peers.find(self->hub);
-    if (hub != self->peers.end()) self->send_to(*hub->second, encode({FrameType::Hello, self->rank, 0, "", self->token}));
+    if (hub != self->peers.end())
+      self->send_to(*hub->second, encode({FrameType::Hello, self->rank, 0, "", self->token}));
   });
 }
 
-// They are on their way, or have been here for long: all have published. (Once joined, this process may leave, and the
-// store with it.)
+// They are on their way, or have been here for long: all have published. (Once joined, this process
+// may leave, and the store with it.)
 void Membership::wait_for_hellos(const std::function<void()>& check, Deadline deadline) {
   State& state = *state_;
-  const auto members = static_cast<std::size_t>(std::count(state.members.begin(), state.members.end(), true));
+  const auto members =
+      static_cast<std::size_t>(std::count(state.members.begin(), state.members.end(), true));
   state.loop->post([self = state_, members] { self->expect(members - 1); });
   const Deadline patience = Deadline::sooner(deadline, Deadline::in(kHelloPatience));
   const auto complete = [&] { return state.all_joined.load(); };
   while (!state.loop->drive(complete, Deadline::sooner(patience, Deadline::in(kRest)))) {
     check();
     if (state.lacks == EMFILE || (state.lacks != 0 && patience.passed())) {
-      throw system_error(Blame::Busy, "rank " + std::to_string(state.rank) + " cannot accept the others' connections",
-                         state.lacks);
+      throw system_error(
+          Blame::Busy,
+          "rank " + std::to_string(state.rank) + " cannot accept the others' connections",
+          state.lacks);
     }
     if (patience.passed())
-      throw Error(Blame::PeerLost, "not all ranks have connected to rank " + std::to_string(state.rank));
+      throw Error(Blame::PeerLost,
+                  "not all ranks have connected to rank " + std::to_string(state.rank));
   }
 }
 
 void Membership::wait_for_all(Deadline deadline) {
-  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank) state_->store->get(member_key(rank), deadline);
+  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank)
+    state_->store->get(member_key(rank), deadline);
 }
 
 bool Membership::has(int rank) const {
-  return state_->size == 1 ? rank == 0 : !state_->members.empty() && state_->members[static_cast<std::size_t>(rank)];
+  return state_->size == 1
+             ? rank == 0
+             : !state_->members.empty() && state_->members[static_cast<std::size_t>(rank)];
 }
 
 void Membership::State::become_hub() {
   hub = rank;
   loop->post([self = shared_from_this()] {
-    self->accepting = self->loop->watch(self->listening, EPOLLIN, [weak = std::weak_ptr(self)](std::uint32_t) {
-      if (const auto alive = weak.lock()) alive->accept_strangers();
-    });
+    self->accepting =
+        self->loop->watch(self->listening, EPOLLIN, [weak = std::weak_ptr(self)](std::uint32_t) {
+          if (const auto alive = weak.lock()) alive->accept_strangers();
+        });
   });
 }
 
@@ -277,8 +296,9 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   if (!(text >> host >> port >> their_token >> their_size))
     throw Error(Blame::PeerLost, who + " published no address").with_ranks({to});
   if (their_size != size) {
-    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) + ", rank " +
-                                   std::to_string(rank) + " gives " + std::to_string(size));
+    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) +
+                                   ", rank " + std::to_string(rank) + " gives " +
+                                   std::to_string(size));
   }
   std::unique_ptr<Peer> peer;
   try {
@@ -292,7 +312,8 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   peer->rank = to;
   keep_alive(peer->socket);
   const std::string hello = encode({FrameType::Hello, rank, 0, "", their_token});
-  loop->post([self = shared_from_this(), peer = std::make_shared<std::unique_ptr<Peer>>(std::move(peer)), hello] {
+  loop->post([self = shared_from_this(),
+              peer = std::make_shared<std::unique_ptr<Peer>>(std::move(peer)), hello] {
     Peer& one = **peer;
     self->peers[self->hub] = std::move(*peer);
     self->watch(one);
@@ -311,7 +332,8 @@ void Membership::State::accept_strangers() {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0 && is_shortage(errno)) {
       lacks = errno;
-      // Nothing is left to accept with, and the descriptor stays readable, so look away for a while.
+      // Nothing is left to accept with, and the descriptor stays readable, so look away for a
+      // while.
       accepting.reset();
       resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->become_hub();
@@ -320,7 +342,8 @@ void Membership::State::accept_strangers() {
     if (socket < 0) return;
     keep_alive(socket);
     auto peer = std::make_unique<Peer>(socket, size);
-    if (strangers.size() >= static_cast<std::size_t>(size) + kMaxStrangers) continue;  // they say nothing; enough of them
+    if (strangers.size() >= static_cast<std::size_t>(size) + kMaxStrangers)
+      continue;  // they say nothing; enough of them
     Peer& one = *peer;
     strangers.insert(std::move(peer));
     watch(one);
@@ -344,8 +367,8 @@ void Membership::State::on_readable(Peer& peer) {
     if (peer.rank >= 0) {
       handle(peer, frame);
     } else {
-      const bool known =
-          frame.type == FrameType::Hello && frame.text == token && frame.rank != rank && !peers.contains(frame.rank);
+      const bool known = frame.type == FrameType::Hello && frame.text == token &&
+                         frame.rank != rank && !peers.contains(frame.rank);
       if (!known) return on_ended(peer, "not of this job");
       take_in(peer, frame);
     }
@@ -390,17 +413,21 @@ void Membership::State::handle(Peer& peer, const Frame& given) {
   if (is_hub()) pass_on(frame, peer.rank);
 }
 
-// An answer to one rank goes to that rank only: a thousand ranks that leave at once give a million of them.
+// An answer to one rank goes to that rank only: a thousand ranks that leave at once give a million
+// of them.
 void Membership::State::pass_on(const Frame& frame, int from) {
   if (!is_hub() || !names_recipient(frame)) return broadcast(frame, from);
-  const auto recipient =
-      frame.number < static_cast<std::uint64_t>(size) ? peers.find(static_cast<int>(frame.number)) : peers.end();
-  if (recipient != peers.end() && recipient->first != from) send_to(*recipient->second, encode(frame));
+  const auto recipient = frame.number < static_cast<std::uint64_t>(size)
+                             ? peers.find(static_cast<int>(frame.number))
+                             : peers.end();
+  if (recipient != peers.end() && recipient->first != from)
+    send_to(*recipient->second, encode(frame));
 }
 
 void Membership::State::dispatch(const Frame& frame) {
   if (frame.type >= FrameType::Asking) {
-    const bool is_meant = !names_recipient(frame) || frame.number == static_cast<std::uint64_t>(rank);
+    const bool is_meant =
+        !names_recipient(frame) || frame.number == static_cast<std::uint64_t>(rank);
     const auto told = listens_to_waits;
     return is_meant && told ? told(frame) : void();
   }
@@ -410,7 +437,8 @@ void Membership::State::dispatch(const Frame& frame) {
   switch (frame.type) {
     case FrameType::Abort: return listener.aborted(frame);
     case FrameType::Leaving: return listener.leaving(frame);
-    case FrameType::Completed: return listener.completed(frame.rank, static_cast<int>(frame.number));
+    case FrameType::Completed:
+      return listener.completed(frame.rank, static_cast<int>(frame.number));
     default: return;
   }
 }
@@ -462,9 +490,11 @@ void Membership::State::send_to(Peer& peer, const std::string& bytes) {
 // Not within this call: whoever tells it something may be at reading from it, or at telling all.
 void Membership::State::give_up(Peer& peer) {
   peer.given_up = true;
-  peer.patience = loop->at(Deadline::in(std::chrono::milliseconds(0)), [weak = weak_from_this(), &peer] {
-    if (const auto self = weak.lock()) self->on_ended(peer, "it reads too slowly: 64 MiB that it is to hear wait for it");
-  });
+  peer.patience =
+      loop->at(Deadline::in(std::chrono::milliseconds(0)), [weak = weak_from_this(), &peer] {
+        if (const auto self = weak.lock())
+          self->on_ended(peer, "it reads too slowly: 64 MiB that it is to hear wait for it");
+      });
 }
 
 // What does not fit now is sent when the peer's socket takes more.
@@ -474,9 +504,10 @@ void Membership::State::flush(Peer& peer) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       if (errno != EAGAIN) return;  // its end shows when it is read
-      peer.patience = loop->at(Deadline::in(std::chrono::milliseconds(5)), [weak = weak_from_this(), &peer] {
-        if (const auto self = weak.lock()) self->flush(peer);
-      });
+      peer.patience =
+          loop->at(Deadline::in(std::chrono::milliseconds(5)), [weak = weak_from_this(), &peer] {
+            if (const auto self = weak.lock()) self->flush(peer);
+          });
       return;
     }
     peer.unsent.erase(0, static_cast<std::size_t>(count));
@@ -493,7 +524,9 @@ void Membership::listen(const std::string& group, Listener listener) {
 }
 
 void Membership::listen_to_waits(std::function<void(const Frame& frame)> told) {
-  state_->loop->post([state = state_, told = std::move(told)]() mutable { state->listens_to_waits = std::move(told); });
+  state_->loop->post([state = state_, told = std::move(told)]() mutable {
+    state->listens_to_waits = std::move(told);
+  });
 }
 
 bool Membership::is_alone() const { return state_->alone; }

@@ -17,9 +17,10 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kLook = std::chrono::seconds(1);             // until a process that waits may say so
-constexpr auto kInterval = std::chrono::milliseconds(100);  // between announcements when nothing happens
-constexpr auto kAtMost = std::chrono::milliseconds(2);      // between announcements when much happens
+constexpr auto kLook = std::chrono::seconds(1);  // until a process that waits may say so
+constexpr auto kInterval =
+    std::chrono::milliseconds(100);  // between announcements when nothing happens
+constexpr auto kAtMost = std::chrono::milliseconds(2);  // between announcements when much happens
 constexpr int kDatagramsAtOnce = 64;
 
 struct Interface {
@@ -74,7 +75,8 @@ Descriptor join_group(const SocketAddress& group, const Interface& interface) {
     ip_mreqn request{};
     request.imr_multiaddr = reinterpret_cast<const sockaddr_in*>(&group.storage)->sin_addr;
     const SocketAddress own = socket_address(interface.address, 0);
-    request.imr_address = reinterpret_cast<const sockaddr_in*>(&own.storage)->sin_addr;  // what datagrams come from
+    request.imr_address =
+        reinterpret_cast<const sockaddr_in*>(&own.storage)->sin_addr;  // what datagrams come from
     request.imr_ifindex = static_cast<int>(interface.index);
     set(IPPROTO_IP, IP_ADD_MEMBERSHIP, request);
     set(IPPROTO_IP, IP_MULTICAST_IF, request);
@@ -89,7 +91,9 @@ Descriptor join_group(const SocketAddress& group, const Interface& interface) {
     set(IPPROTO_IPV6, IPV6_MULTICAST_LOOP, 1);
     set(IPPROTO_IPV6, IPV6_MULTICAST_HOPS, 1);
   }
-  if (!done) throw system_error(Blame::Caller, "joining the multicast group on interface " + interface.name, errno);
+  if (!done)
+    throw system_error(Blame::Caller, "joining the multicast group on interface " + interface.name,
+                       errno);
   return socket;
 }
 
@@ -102,10 +106,11 @@ class Discovery {
         roster_(std::move(self), Clock::now()),
         loop_("weft multicast") {
     if (!announce()) {
-      throw system_error(Blame::Caller,
-                         "announcing over interface " + interface.name +
-                             ": has it a route for multicast? WEFT_SOCKET_IFNAME chooses another interface",
-                         errno);
+      throw system_error(
+          Blame::Caller,
+          "announcing over interface " + interface.name +
+              ": has it a route for multicast? WEFT_SOCKET_IFNAME chooses another interface",
+          errno);
     }
     loop_.post([this] {
       watch_ = loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { on_readable(); });
@@ -152,7 +157,8 @@ class Discovery {
 
   bool send(const Announcement& announcement) {
     const std::string datagram = encode(announcement);
-    return ::sendto(socket_.get(), datagram.data(), datagram.size(), MSG_NOSIGNAL, group_.get(), group_.length) >= 0;
+    return ::sendto(socket_.get(), datagram.data(), datagram.size(), MSG_NOSIGNAL, group_.get(),
+                    group_.length) >= 0;
   }
 
   bool announce() {
@@ -175,8 +181,8 @@ class Discovery {
       char buffer[512];  // longer than any announcement: what is cut is none
       SocketAddress from;
       from.length = sizeof from.storage;
-      const auto count =
-          ::recvfrom(socket_.get(), buffer, sizeof buffer, 0, reinterpret_cast<sockaddr*>(&from.storage), &from.length);
+      const auto count = ::recvfrom(socket_.get(), buffer, sizeof buffer, 0,
+                                    reinterpret_cast<sockaddr*>(&from.storage), &from.length);
       if (count < 0) break;
       const auto announcement = decode({buffer, static_cast<std::size_t>(count)});
       if (announcement) news |= roster_.hear(*announcement, numeric_address(from), Clock::now());
@@ -202,28 +208,43 @@ class Discovery {
 
 }  // namespace
 
-Meeting meet_by_multicast(const std::string& address, int port, const std::string& group, std::optional<int> rank,
-                          int world_size, Deadline deadline,
-                          const std::function<void(const std::function<std::string()>& who_came)>& look) {
+Meeting meet_by_multicast(
+    const std::string& address, int port, const std::string& group, std::optional<int> rank,
+    int world_size, Deadline deadline,
+    const std::function<void(const std::function<std::string()>& who_came)>& look) {
   const std::string where = "tcp://[" + address + "]:" + std::to_string(port);
   if (group.size() > kMaxAnnouncedName) {
-    throw Error(Blame::Caller, where + ": the group_name is longer than " + std::to_string(kMaxAnnouncedName) + " bytes");
+    throw Error(Blame::Caller, where + ": the group_name is longer than " +
+                                   std::to_string(kMaxAnnouncedName) + " bytes");
   }
   try {
     const int family = address.find(':') == std::string::npos ? AF_INET : AF_INET6;
     const Interface interface = choose_interface(address, port, family);
-    log::debug("meeting at " + where + " over interface " + interface.name + " (" + interface.address + ")");
+    log::debug("meeting at " + where + " over interface " + interface.name + " (" +
+               interface.address + ")");
     Descriptor listener = open_listener(family, 0);
-    const Announcement self{AnnouncementKind::Here, random_nonce(), world_size, rank, port_of(listener.get()), 0, group};
-    const auto discovery = std::make_shared<Discovery>(group_address(address, port, interface), interface, self);
+    const Announcement self{AnnouncementKind::Here,
+                            random_nonce(),
+                            world_size,
+                            rank,
+                            port_of(listener.get()),
+                            0,
+                            group};
+    const auto discovery =
+        std::make_shared<Discovery>(group_address(address, port, interface), interface, self);
     while (!discovery->wait(Deadline::sooner(deadline, Deadline::in(kLook)))) {
-      if (deadline.passed()) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
+      if (deadline.passed())
+        throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
       look([&] { return discovery->describe(); });
     }
     const Roster& roster = discovery->roster();
     if (roster.conflict()) throw *roster.conflict();
-    return {roster.rank(),      roster.hosts(),      roster.hosts() ? interface.address : roster.host_address(),
-            roster.host_port(), std::move(listener), interface.address,
+    return {roster.rank(),
+            roster.hosts(),
+            roster.hosts() ? interface.address : roster.host_address(),
+            roster.host_port(),
+            std::move(listener),
+            interface.address,
             discovery};
   } catch (const Error& error) {
     throw error.within(where);

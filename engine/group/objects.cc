@@ -14,7 +14,9 @@ namespace weft::detail {
 
 namespace {
 
-Limit object(const char* kind) { return {kind, std::int64_t{4} << 30, "send its tensors by the group's own calls"}; }
+Limit object(const char* kind) {
+  return {kind, std::int64_t{4} << 30, "send its tensors by the group's own calls"};
+}
 
 at::TensorOptions bytes_of(const ProcessGroup& group) {
   return at::TensorOptions(at::kByte).device(group::Core::of(group).host_values_device());
@@ -35,13 +37,15 @@ std::vector<std::int64_t> checked(const at::Tensor& sizes, const Limit& limit) {
   std::vector<std::int64_t> result(data, data + here.numel());
   for (const std::int64_t size : result) {
     if (size >= 0 && size <= limit.most) continue;
-    throw Error(Blame::Caller, std::string(limit.kind) + " of " + std::to_string(size) + " bytes; it may have " +
-                                   std::to_string(limit.most) + "; " + limit.instead);
+    throw Error(Blame::Caller, std::string(limit.kind) + " of " + std::to_string(size) +
+                                   " bytes; it may have " + std::to_string(limit.most) + "; " +
+                                   limit.instead);
   }
   return result;
 }
 
-std::vector<std::int64_t> sizes_of_all(const at::Tensor& mine, ProcessGroup& group, const Limit& limit) {
+std::vector<std::int64_t> sizes_of_all(const at::Tensor& mine, ProcessGroup& group,
+                                       const Limit& limit) {
   const at::Tensor size = number(mine.numel(), mine.options());
   const at::Tensor sizes = at::empty({group.size()}, size.options());
   group.all_gather_into(sizes, size).wait();
@@ -85,7 +89,8 @@ std::int64_t longest_of(const std::vector<std::int64_t>& lengths) {
   return *std::max_element(lengths.begin(), lengths.end());
 }
 
-constexpr std::size_t kMostName = 4096;  // letters of a type's name; what is longer is cut on all ranks
+constexpr std::size_t kMostName =
+    4096;  // letters of a type's name; what is longer is cut on all ranks
 
 std::string name_of(const std::type_info& type) {
   std::string name = type_name(type);
@@ -111,19 +116,23 @@ Bytes with_type(const std::type_info& type, const Bytes& value) {
   return bytes;
 }
 
-std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call, int rank) {
+std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call,
+                                   int rank) {
   const std::string whose = std::string(call) + ": the value of rank " + std::to_string(rank);
-  const std::size_t length =
-      bytes.size() < 2 ? 0 : static_cast<std::size_t>(bytes[0]) | static_cast<std::size_t>(bytes[1]) << 8;
+  const std::size_t length = bytes.size() < 2 ? 0
+                                              : static_cast<std::size_t>(bytes[0]) |
+                                                    static_cast<std::size_t>(bytes[1]) << 8;
   if (length == 0 || length > kMostName || bytes.size() < 2 + length) {
-    throw Error(Blame::Caller, whose + " begins with no type's name: that rank called something else");
+    throw Error(Blame::Caller,
+                whose + " begins with no type's name: that rank called something else");
   }
   std::string theirs;
   for (std::size_t i = 0; i < length; ++i) theirs += static_cast<char>(bytes[2 + i]);
   const std::string own = name_of(type);
   if (theirs != own) {
-    throw Error(Blame::Caller, whose + " is of type " + group::printable(theirs) + ", and this rank takes values of type " +
-                                   group::printable(own) + "; give all ranks the same type");
+    throw Error(Blame::Caller, whose + " is of type " + group::printable(theirs) +
+                                   ", and this rank takes values of type " + group::printable(own) +
+                                   "; give all ranks the same type");
   }
   return std::span(bytes).subspan(2 + length);
 }
@@ -133,12 +142,14 @@ Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   const at::Tensor size = size_of(mine, group);
   group.broadcast(size, root).wait();
   const std::int64_t length = checked(size, object("broadcast_object: a value")).front();
-  const at::Tensor bytes = group.rank() == root ? to_tensor(mine, group) : at::empty({length}, bytes_of(group));
+  const at::Tensor bytes =
+      group.rank() == root ? to_tensor(mine, group) : at::empty({length}, bytes_of(group));
   group.broadcast(bytes, root).wait();
   return to_bytes(bytes);
 }
 
-std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit) {
+std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group,
+                                          const Limit& limit) {
   const auto lengths = sizes_of_all(mine, group, limit);
   const std::int64_t longest = longest_of(lengths);
   const at::Tensor all = at::empty({group.size(), longest}, mine.options());
@@ -148,13 +159,16 @@ std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& 
 
 std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group) {
   const group::CalledBy by("all_gather_object");
-  return to_bytes(all_gather_ragged(to_tensor(mine, group), group, object("all_gather_object: a value")));
+  return to_bytes(
+      all_gather_ragged(to_tensor(mine, group), group, object("all_gather_object: a value")));
 }
 
-std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit) {
+std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group,
+                                      const Limit& limit) {
   const auto lengths = sizes_of_all(mine, group, limit);
   const std::int64_t longest = longest_of(lengths);
-  const at::Tensor all = at::empty({group.rank() == root ? group.size() : 0, longest}, mine.options());
+  const at::Tensor all =
+      at::empty({group.rank() == root ? group.size() : 0, longest}, mine.options());
   group.gather(all.unbind(), padded(mine, longest), root).wait();
   return trimmed(all, lengths);
 }
@@ -162,15 +176,17 @@ std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessG
 std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   const group::CalledBy by("gather_object");
   group::Core::of(group).check_rank(root, "gather_object: root");
-  return to_bytes(gather_ragged(to_tensor(mine, group), root, group, object("gather_object: a value")));
+  return to_bytes(
+      gather_ragged(to_tensor(mine, group), root, group, object("gather_object: a value")));
 }
 
 Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& group) {
   const group::CalledBy by("scatter_object");
   const bool here = group.rank() == root;
   if (parts.size() != (here ? static_cast<std::size_t>(group.size()) : 0)) {
-    throw Error(Blame::Caller, "scatter_object: " + std::to_string(parts.size()) + " values are given on rank " +
-                                   std::to_string(group.rank()) + "; the root (" + std::to_string(root) +
+    throw Error(Blame::Caller, "scatter_object: " + std::to_string(parts.size()) +
+                                   " values are given on rank " + std::to_string(group.rank()) +
+                                   "; the root (" + std::to_string(root) +
                                    ") gives one for each of the " + std::to_string(group.size()) +
                                    " ranks, and the others none");
   }

@@ -1,13 +1,15 @@
-// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its own size. Semantics of
-// torch.distributed's object collectives, without pickle: who receives names the type, which is the sender's. Another type,
-// and foreign bytes, throw Caller.
+// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its
+// own size. Semantics of torch.distributed's object collectives, without pickle: who receives names
+// the type, which is the sender's. Another type, and foreign bytes, throw Caller.
 //
-//   const auto names = weft::all_gather_object(std::string("trainer"), group);    // of rank r at [r]
-//   const auto settings = weft::broadcast_object(group.rank() == 0 ? read_settings() : Settings(), 0, group);
+//   const auto names = weft::all_gather_object(std::string("trainer"), group);    // of rank r at
+//   [r] const auto settings = weft::broadcast_object(group.rank() == 0 ? read_settings() :
+//   Settings(), 0, group);
 //
-// For what the host knows, not for bulk: values are copied, several times, and one has at most 4 GiB, else all ranks of the
-// call throw Caller. Tensors in them travel through host memory and arrive on the device that they were on, which exists
-// there, or the call throws. Calls block the host, and are ordered among the group's other operations as two of these.
+// For what the host knows, not for bulk: values are copied, several times, and one has at most 4
+// GiB, else all ranks of the call throw Caller. Tensors in them travel through host memory and
+// arrive on the device that they were on, which exists there, or the call throws. Calls block the
+// host, and are ordered among the group's other operations as two of these.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +31,21 @@ namespace detail {
 
 using Bytes = std::vector<std::byte>;
 
-// How much one rank may bring, in the words of an error: "KIND of N bytes; it may have MOST; INSTEAD".
+// How much one rank may bring, in the words of an error: "KIND of N bytes; it may have MOST;
+// INSTEAD".
 struct Limit {
   const char* kind;
   std::int64_t most;
   const char* instead;
 };
 
-// Of rank r at [r], what it has brought: kByte, of any length. `mine` lies on a device of the group, on the same kind
-// everywhere. All ranks throw Caller where one brings more than the limit.
-WEFT_API std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit);
+// Of rank r at [r], what it has brought: kByte, of any length. `mine` lies on a device of the
+// group, on the same kind everywhere. All ranks throw Caller where one brings more than the limit.
+WEFT_API std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group,
+                                                   const Limit& limit);
 // The same on root; empty on the others.
-WEFT_API std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit);
+WEFT_API std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root,
+                                               ProcessGroup& group, const Limit& limit);
 
 WEFT_API Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group);
 WEFT_API std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group);
@@ -51,9 +56,10 @@ WEFT_API Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
 
 // A value's bytes behind the name of its type, which the receivers compare with their own.
 WEFT_API Bytes with_type(const std::type_info& type, const Bytes& value);
-// Returns the value's bytes. Throws Caller if the name is not this type's; the error names the call, the rank whose value
-// it is, and both types.
-WEFT_API std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call, int rank);
+// Returns the value's bytes. Throws Caller if the name is not this type's; the error names the
+// call, the rank whose value it is, and both types.
+WEFT_API std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes,
+                                            const char* call, int rank);
 
 template <class T>
 Bytes encoded(const T& value) {
@@ -68,7 +74,8 @@ T decoded(const Bytes& bytes, const char* call, int rank) {
 // Of rank r at [r].
 template <class T>
 std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
-  for (std::size_t rank = 0; rank < all.size(); ++rank) of_type(typeid(T), all[rank], call, static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    of_type(typeid(T), all[rank], call, static_cast<int>(rank));
   std::vector<T> values;
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     values.push_back(decoded<T>(all[rank], call, static_cast<int>(rank)));
@@ -77,14 +84,16 @@ std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
 
 }  // namespace detail
 
-// Each looks first whether the type can travel, so that the compiler answers briefly where it cannot (future/refusal.h).
+// Each looks first whether the type can travel, so that the compiler answers briefly where it
+// cannot (future/refusal.h).
 
 // root's value, on every rank; the others' is not looked at.
 template <class T>
 T broadcast_object(const T& value, int root, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
     const bool mine = group.rank() == root;
-    const auto bytes = detail::broadcast_bytes(mine ? detail::encoded(value) : detail::Bytes(), root, group);
+    const auto bytes =
+        detail::broadcast_bytes(mine ? detail::encoded(value) : detail::Bytes(), root, group);
     return detail::decoded<T>(bytes, "broadcast_object", root);
   } else {
     std::terminate();
@@ -95,7 +104,8 @@ T broadcast_object(const T& value, int root, ProcessGroup group) {
 template <class T>
 std::vector<T> all_gather_object(const T& value, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
-    return detail::decoded<T>(detail::all_gather_bytes(detail::encoded(value), group), "all_gather_object");
+    return detail::decoded<T>(detail::all_gather_bytes(detail::encoded(value), group),
+                              "all_gather_object");
   } else {
     std::terminate();
   }
@@ -105,7 +115,8 @@ std::vector<T> all_gather_object(const T& value, ProcessGroup group) {
 template <class T>
 std::vector<T> gather_object(const T& value, int root, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
-    return detail::decoded<T>(detail::gather_bytes(detail::encoded(value), root, group), "gather_object");
+    return detail::decoded<T>(detail::gather_bytes(detail::encoded(value), root, group),
+                              "gather_object");
   } else {
     std::terminate();
   }

@@ -1,7 +1,7 @@
-// The pause between two looks at something that nobody announces (a port that is not open yet, a key that is not set):
-// short at first, longer for what takes long, because a thousand ranks may be looking at one. It is at most a fourth of the
-// time waited so far, a twentieth where that is long, and each is shortened by chance, since those thousand often begin at
-// one moment.
+// The pause between two looks at something that nobody announces (a port that is not open yet, a
+// key that is not set): short at first, longer for what takes long, because a thousand ranks may be
+// looking at one. It is at most a fourth of the time waited so far, a twentieth where that is long,
+// and each is shortened by chance, since those thousand often begin at one moment.
 #pragma once
 
 #include <algorithm>
@@ -25,16 +25,18 @@ class Pause {
   void wait(Deadline deadline) {
     const auto remaining = deadline.remaining();
     const auto some = next();
-    const auto left = remaining > kLongest ? some : std::min<std::chrono::nanoseconds>(some, remaining);
+    const auto left =
+        remaining > kLongest ? some : std::min<std::chrono::nanoseconds>(some, remaining);
     const timespec limit{0, static_cast<long>(left.count())};
     ::ppoll(nullptr, 0, &limit, nullptr);
   }
   // How long that pause is, which counts as waited. Less than a second.
   std::chrono::nanoseconds next() {
-    const auto some =
-        std::chrono::nanoseconds(std::uniform_int_distribution<long>(next_.count() / 2, next_.count())(random_));
+    const auto some = std::chrono::nanoseconds(
+        std::uniform_int_distribution<long>(next_.count() / 2, next_.count())(random_));
     waited_ += some;
-    next_ = std::min(next_ * 5 / 4, std::clamp<std::chrono::nanoseconds>(waited_ / 20, longest_, kLongest));
+    next_ = std::min(next_ * 5 / 4,
+                     std::clamp<std::chrono::nanoseconds>(waited_ / 20, longest_, kLongest));
     return some;
   }
 

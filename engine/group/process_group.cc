@@ -37,12 +37,15 @@ std::vector<Slice> slices_of(const Tensors& tensors) {
 }
 
 // The tensors that this rank writes: the given one, or none.
-std::span<const at::Tensor> written(const at::Tensor& tensor, bool writes = true) { return {&tensor, writes ? 1U : 0U}; }
+std::span<const at::Tensor> written(const at::Tensor& tensor, bool writes = true) {
+  return {&tensor, writes ? 1U : 0U};
+}
 
 // The parts of a flat tensor but for this rank's own, in at most two pieces.
 std::array<Slice, 2> all_but(const std::vector<Slice>& parts, std::size_t own) {
   const std::size_t bytes = parts.front().bytes;
-  return {parts.front().part(0, own * bytes), parts[own].part(bytes, (parts.size() - own - 1) * bytes)};
+  return {parts.front().part(0, own * bytes),
+          parts[own].part(bytes, (parts.size() - own - 1) * bytes)};
 }
 
 std::vector<std::int64_t> sizes_of(const Tensors& tensors) {
@@ -71,20 +74,27 @@ bool all_of_one_size(const Tensors& tensors) {
                      [&](const at::Tensor& one) { return one.numel() == tensors.front().numel(); });
 }
 
-std::string with(const at::Tensor& tensor, ReduceOp op) { return tensor::describe(tensor) + ", " + std::string(name(op)); }
-std::string with(const at::Tensor& tensor, int root) { return tensor::describe(tensor) + ", root " + std::to_string(root); }
-
-void check_flat(const std::string& operation, const at::Tensor& flat, const char* flat_name, const at::Tensor& part,
-                int ranks) {
-  if (flat.numel() == part.numel() * ranks) return;
-  throw Error(Blame::Caller, operation + ": " + flat_name + " has " + std::to_string(flat.numel()) +
-                                 " elements; it takes " + std::to_string(ranks) + " x " + std::to_string(part.numel()));
+std::string with(const at::Tensor& tensor, ReduceOp op) {
+  return tensor::describe(tensor) + ", " + std::string(name(op));
+}
+std::string with(const at::Tensor& tensor, int root) {
+  return tensor::describe(tensor) + ", root " + std::to_string(root);
 }
 
-// What gathers takes complex tensors as their real views, on all ranks: one may be gathered into the other. What is no
-// plain tensor stays as it is, for the checks to refuse.
+void check_flat(const std::string& operation, const at::Tensor& flat, const char* flat_name,
+                const at::Tensor& part, int ranks) {
+  if (flat.numel() == part.numel() * ranks) return;
+  throw Error(Blame::Caller, operation + ": " + flat_name + " has " + std::to_string(flat.numel()) +
+                                 " elements; it takes " + std::to_string(ranks) + " x " +
+                                 std::to_string(part.numel()));
+}
+
+// What gathers takes complex tensors as their real views, on all ranks: one may be gathered into
+// the other. What is no plain tensor stays as it is, for the checks to refuse.
 at::Tensor as_real(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_complex() || tensor.layout() != at::kStrided || tensor.is_conj()) return tensor;
+  if (!tensor.defined() || !tensor.is_complex() || tensor.layout() != at::kStrided ||
+      tensor.is_conj())
+    return tensor;
   const at::AutoDispatchBelowADInplaceOrView bytes_only;
   return at::view_as_real(tensor);
 }
@@ -94,8 +104,9 @@ void as_real(Tensors& tensors) {
 
 void sum_sparse(const ProcessGroup& group, at::Tensor& tensor, ReduceOp op) {
   if (op != ReduceOp::Sum) {
-    throw Error(Blame::Unsupported, "all_reduce: sparse tensors are added up only, not reduced with " +
-                                        std::string(name(op)) + "; scale the values, or reduce .to_dense()");
+    throw Error(Blame::Unsupported,
+                "all_reduce: sparse tensors are added up only, not reduced with " +
+                    std::string(name(op)) + "; scale the values, or reduce .to_dense()");
   }
   const c10::AutoGradMode no_grad(false);
   tensor.copy_(group::SparseSum(group, tensor).finish());
@@ -118,7 +129,9 @@ std::vector<BackendInfo> available_backends() {
 
 Core& ProcessGroup::core() const {
   if (!core_)
-    throw Error(Blame::Caller, "this process group is empty: this rank is not a member, or it was default-constructed");
+    throw Error(
+        Blame::Caller,
+        "this process group is empty: this rank is not a member, or it was default-constructed");
   core_->require_own();
   return *core_;
 }
@@ -126,7 +139,9 @@ Core& ProcessGroup::core() const {
 int ProcessGroup::rank() const { return core().options.rank; }
 int ProcessGroup::size() const { return core().options.size; }
 c10::Device ProcessGroup::device() const { return core().options.device; }
-std::string ProcessGroup::backend(c10::Device device) const { return core().carrier(device).backend; }
+std::string ProcessGroup::backend(c10::Device device) const {
+  return core().carrier(device).backend;
+}
 std::vector<std::string> ProcessGroup::waiting_for() const { return core().waiting_for(); }
 c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
 
@@ -137,24 +152,29 @@ int ProcessGroup::global_rank(int group_rank) const {
 
 const std::vector<int>& ProcessGroup::ranks() const { return core().options.global_ranks; }
 
-Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return limited(core().broadcast(tensor, root)); }
+Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
+  return limited(core().broadcast(tensor, root));
+}
 
-Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after, transport::Training training) {
-  check_tensor(*this, "broadcast", "tensor", tensor, options.rank == root ? Use::Reads : Use::Writes);
+Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after,
+                            transport::Training training) {
+  check_tensor(*this, "broadcast", "tensor", tensor,
+               options.rank == root ? Use::Reads : Use::Writes);
   check_rank(root, "broadcast: root");
   auto data = tensor::elements_of(tensor);
   data.training = training;
-  return issue({.name = "broadcast",
-                .fingerprint = [&] { return with(tensor, root) + transport::training_text(training); },
-                .device = tensor.device(),
-                .tensors = {tensor},
-                .writes = written(tensor, options.rank != root),
-                .root = root,
-                .training = training,
-                .begins_after = std::move(begins_after)},
-               [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                 ops.push_back(ranks.broadcast(data, root, pin, ready));
-               });
+  return issue(
+      {.name = "broadcast",
+       .fingerprint = [&] { return with(tensor, root) + transport::training_text(training); },
+       .device = tensor.device(),
+       .tensors = {tensor},
+       .writes = written(tensor, options.rank != root),
+       .root = root,
+       .training = training,
+       .begins_after = std::move(begins_after)},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.broadcast(data, root, pin, ready));
+      });
 }
 
 Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
@@ -162,16 +182,17 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   core().check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue({.name = "reduce",
-                               .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
-                               .device = tensor.device(),
-                               .tensors = {tensor},
-                               .writes = written(tensor, rank() == root),
-                               .reduction = op,
-                               .root = root},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                              }));
+  return limited(core().issue(
+      {.name = "reduce",
+       .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
+       .device = tensor.device(),
+       .tensors = {tensor},
+       .writes = written(tensor, rank() == root),
+       .reduction = op,
+       .root = root},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.reduce(data, root, op, pin, ready));
+      }));
 }
 
 Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -209,14 +230,15 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("all_gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return limited(core().issue({.name = "all_gather",
-                               .fingerprint = [&] { return tensor::describe(input); },
-                               .device = input.device(),
-                               .tensors = joined(input, std::move(outputs)),
-                               .writes = given},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.all_gather(to, from, pin, ready));
-                              }));
+  return limited(
+      core().issue({.name = "all_gather",
+                    .fingerprint = [&] { return tensor::describe(input); },
+                    .device = input.device(),
+                    .tensors = joined(input, std::move(outputs)),
+                    .writes = given},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     ops.push_back(ranks.all_gather(to, from, pin, ready));
+                   }));
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
@@ -231,16 +253,18 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   const auto from = tensor::elements_of(input);
   const auto own = static_cast<std::size_t>(rank());
   const auto others = all_but(to, own);
-  check_apart("all_gather_into",
-              {{"output", others, -1, true}, {"output", {&to[own], 1}, 0, true}, {"input", {&from.slice, 1}, 0}});
-  return limited(core().issue({.name = "all_gather_into",
-                               .fingerprint = [&] { return tensor::describe(input); },
-                               .device = input.device(),
-                               .tensors = {input, output},
-                               .writes = written(given)},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.all_gather(to, from, pin, ready));
-                              }));
+  check_apart("all_gather_into", {{"output", others, -1, true},
+                                  {"output", {&to[own], 1}, 0, true},
+                                  {"input", {&from.slice, 1}, 0}});
+  return limited(
+      core().issue({.name = "all_gather_into",
+                    .fingerprint = [&] { return tensor::describe(input); },
+                    .device = input.device(),
+                    .tensors = {input, output},
+                    .writes = written(given)},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     ops.push_back(ranks.all_gather(to, from, pin, ready));
+                   }));
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
@@ -252,20 +276,22 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   if (rank() == root) {
     check_list(core(), "gather", "outputs", outputs, input, /*same_shape=*/true, Use::Writes);
   } else if (!outputs.empty()) {
-    throw Error(Blame::Caller, "gather: outputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
+    throw Error(Blame::Caller, "gather: outputs must be empty on ranks other than the root (" +
+                                   std::to_string(root) + ")");
   }
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return limited(core().issue({.name = "gather",
-                               .fingerprint = [&] { return with(input, root); },
-                               .device = input.device(),
-                               .tensors = joined(input, std::move(outputs)),
-                               .writes = given,
-                               .root = root},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.gather(to, from, root, pin, ready));
-                              }));
+  return limited(
+      core().issue({.name = "gather",
+                    .fingerprint = [&] { return with(input, root); },
+                    .device = input.device(),
+                    .tensors = joined(input, std::move(outputs)),
+                    .writes = given,
+                    .root = root},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     ops.push_back(ranks.gather(to, from, root, pin, ready));
+                   }));
 }
 
 Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
@@ -274,20 +300,22 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   if (rank() == root) {
     check_list(core(), "scatter", "inputs", inputs, output, /*same_shape=*/true, Use::Reads);
   } else if (!inputs.empty()) {
-    throw Error(Blame::Caller, "scatter: inputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
+    throw Error(Blame::Caller, "scatter: inputs must be empty on ranks other than the root (" +
+                                   std::to_string(root) + ")");
   }
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
   check_apart("scatter", {{"inputs", from, rank()}, {"output", {&to.slice, 1}, 0, true}});
-  return limited(core().issue({.name = "scatter",
-                               .fingerprint = [&] { return with(output, root); },
-                               .device = output.device(),
-                               .tensors = joined(output, std::move(inputs)),
-                               .writes = written(output),
-                               .root = root},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.scatter(to, from, root, pin, ready));
-                              }));
+  return limited(
+      core().issue({.name = "scatter",
+                    .fingerprint = [&] { return with(output, root); },
+                    .device = output.device(),
+                    .tensors = joined(output, std::move(inputs)),
+                    .writes = written(output),
+                    .root = root},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     ops.push_back(ranks.scatter(to, from, root, pin, ready));
+                   }));
 }
 
 Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
@@ -306,30 +334,32 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   };
   // Parts of different sizes: one reduction to each rank, the own one in place.
   const auto copy_own_part = [&, own = inputs[static_cast<std::size_t>(rank())]]() mutable {
-    const at::AutoDispatchBelowADInplaceOrView bytes_only;  // as backends write: whatever autograd thinks of the tensor
+    const at::AutoDispatchBelowADInplaceOrView
+        bytes_only;  // as backends write: whatever autograd thinks of the tensor
     output.copy_(own, /*non_blocking=*/true);
   };
   Tensors pinned = inputs;  // the first of which all ranks give alike; outputs may differ
   pinned.push_back(output);
-  return limited(core().issue({.name = "reduce_scatter",
-                               .fingerprint = fingerprint,
-                               .device = output.device(),
-                               .tensors = std::move(pinned),
-                               .writes = written(output),
-                               .reduction = op,
-                               .prepare = even ? std::function<void()>() : copy_own_part},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                if (even) {
-                                  ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                                  return;
-                                }
-                                for (int root = 0; root < size(); ++root) {
-                                  const auto part = from[static_cast<std::size_t>(root)];
-                                  if (part.bytes == 0) continue;
-                                  const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
-                                  ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                                }
-                              }));
+  return limited(
+      core().issue({.name = "reduce_scatter",
+                    .fingerprint = fingerprint,
+                    .device = output.device(),
+                    .tensors = std::move(pinned),
+                    .writes = written(output),
+                    .reduction = op,
+                    .prepare = even ? std::function<void()>() : copy_own_part},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     if (even) {
+                       ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                       return;
+                     }
+                     for (int root = 0; root < size(); ++root) {
+                       const auto part = from[static_cast<std::size_t>(root)];
+                       if (part.bytes == 0) continue;
+                       const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
+                       ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                     }
+                   }));
 }
 
 Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -343,27 +373,31 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   const auto to = tensor::elements_of(output);
   const auto own = static_cast<std::size_t>(rank());
   const auto others = all_but(from, own);
-  check_apart("reduce_scatter_into",
-              {{"input", others, -1}, {"input", {&from[own], 1}, 0}, {"output", {&to.slice, 1}, 0, true}});
-  return limited(core().issue({.name = "reduce_scatter_into",
-                               .fingerprint = [&] { return with(output, op); },
-                               .device = output.device(),
-                               .tensors = {output, input},
-                               .writes = written(output),
-                               .reduction = op},
-                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                              }));
+  check_apart(
+      "reduce_scatter_into",
+      {{"input", others, -1}, {"input", {&from[own], 1}, 0}, {"output", {&to.slice, 1}, 0, true}});
+  return limited(
+      core().issue({.name = "reduce_scatter_into",
+                    .fingerprint = [&] { return with(output, op); },
+                    .device = output.device(),
+                    .tensors = {output, input},
+                    .writes = written(output),
+                    .reduction = op},
+                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                     ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                   }));
 }
 
 Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
-  if (inputs.empty()) throw Error(Blame::Caller, "all_to_all: inputs is empty; it takes one tensor for each rank");
+  if (inputs.empty())
+    throw Error(Blame::Caller, "all_to_all: inputs is empty; it takes one tensor for each rank");
   const at::Tensor like = inputs.front();
   const auto check = [&](const char* name, const Tensors& list, Use use) {
     if (static_cast<int>(list.size()) != size()) {
-      throw Error(Blame::Caller, std::string("all_to_all: ") + name + " holds " + std::to_string(list.size()) +
-                                     (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
-                                     std::to_string(size()) + " ranks");
+      throw Error(Blame::Caller,
+                  std::string("all_to_all: ") + name + " holds " + std::to_string(list.size()) +
+                      (list.size() == 1 ? " tensor" : " tensors") +
+                      "; it takes one for each of the " + std::to_string(size()) + " ranks");
     }
     for (const at::Tensor& tensor : list) {
       check_tensor(core(), "all_to_all", name, tensor, use);
@@ -374,18 +408,23 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   check("outputs", outputs, Use::Writes);
   const auto own = static_cast<std::size_t>(rank());
   if (outputs[own].numel() != inputs[own].numel()) {
-    throw Error(Blame::Caller, "all_to_all: this rank's own part has " + std::to_string(inputs[own].numel()) +
-                                   " elements going in and " + std::to_string(outputs[own].numel()) + " coming out");
+    throw Error(Blame::Caller, "all_to_all: this rank's own part has " +
+                                   std::to_string(inputs[own].numel()) + " elements going in and " +
+                                   std::to_string(outputs[own].numel()) + " coming out");
   }
   const auto to = slices_of(outputs);
   const auto from = slices_of(inputs);
   check_apart("all_to_all", {{"outputs", to, rank(), true}, {"inputs", from, rank()}});
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
-  // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
+  // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes
+  // part.
   return limited(core().issue(
       {.name = "all_to_all",
-       .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
+       .fingerprint =
+           [&] {
+             return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str();
+           },
        .device = like.device(),
        .tensors = std::move(pinned),
        .writes = outputs,
@@ -403,35 +442,40 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
   check_tensor(core(), "send", "tensor", tensor, Use::Reads);
   core().check_rank(to, "send: to");
   if (to == rank())
-    throw Error(Blame::Caller, "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
+    throw Error(Blame::Caller,
+                "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue_message(
-      tensor, to, /*is_send=*/true, tag,
-      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); }));
+  return limited(core().issue_message(tensor, to, /*is_send=*/true, tag,
+                                      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
+                                        return ranks.send(data, to, tag, pin, ready);
+                                      }));
 }
 
 Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
   check_tensor(core(), "recv", "tensor", tensor, Use::Writes);
   if (from != kAnySource) core().check_rank(from, "recv: from");
   if (from == rank())
-    throw Error(Blame::Caller, "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
+    throw Error(Blame::Caller,
+                "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue_message(
-      tensor, from, /*is_send=*/false, tag,
-      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.recv(data, from, tag, pin, ready); }));
+  return limited(core().issue_message(tensor, from, /*is_send=*/false, tag,
+                                      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
+                                        return ranks.recv(data, from, tag, pin, ready);
+                                      }));
 }
 
 Work ProcessGroup::barrier() {
-  return limited(core().issue(
-      {.name = "barrier",
-       .fingerprint = [] { return std::string(); },
-       .device = core().barrier_device(),
-       .tensors = {},
-       .host_waits = true,
-       .on_all = true},
-      [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); }));
+  return limited(core().issue({.name = "barrier",
+                               .fingerprint = [] { return std::string(); },
+                               .device = core().barrier_device(),
+                               .tensors = {},
+                               .host_waits = true,
+                               .on_all = true},
+                              [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.barrier(ready));
+                              }));
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) {
@@ -451,8 +495,10 @@ std::optional<Error> ProcessGroup::error() const { return core().error(); }
 ProcessGroup ProcessGroup::with_timeout(std::chrono::milliseconds limit) const {
   const auto whole = core().options.timeout;
   if (limit.count() <= 0 || limit > whole) {
-    throw Error(Blame::Caller, "with_timeout " + core().place() + ": a limit of " + weft::describe(limit) +
-                                   "; it is positive, and at most the group's timeout of " + weft::describe(whole) +
+    throw Error(Blame::Caller, "with_timeout " + core().place() + ": a limit of " +
+                                   weft::describe(limit) +
+                                   "; it is positive, and at most the group's timeout of " +
+                                   weft::describe(whole) +
                                    " (ProcessGroupOptions::timeout), which holds in any case");
   }
   ProcessGroup limited(*this);

@@ -1,5 +1,5 @@
-// How the processes of a job find each other: a URL (or a store that is given) becomes a store that all ranks share, and a
-// rank and world size for this one. Blocks.
+// How the processes of a job find each other: a URL (or a store that is given) becomes a store that
+// all ranks share, and a rank and world size for this one. Blocks.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@ namespace weft::group {
 using Environment = std::function<const char*(const char*)>;
 Environment process_environment();
 
-// Which meeting of a name this is in this process: 1, 2, … One that is not kept, for not all have come, has not been: who
-// tries again meets under the same number.
+// Which meeting of a name this is in this process: 1, 2, … One that is not kept, for not all have
+// come, has not been: who tries again meets under the same number.
 class Numbered {
  public:
   explicit Numbered(std::string name);
@@ -42,7 +42,8 @@ struct Rendezvous {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  // The address of this machine by which the others reach it; "" when the store says nothing about it.
+  // The address of this machine by which the others reach it; "" when the store says nothing about
+  // it.
   std::string local_address;
   // Released once every rank has come to the store.
   std::shared_ptr<const void> until_all_came;
@@ -52,9 +53,10 @@ struct Rendezvous {
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
-// `open`: members come and go, and a rank that comes again finds those that are there; one without a rank hosts no store.
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline,
-                      bool open = false);
+// `open`: members come and go, and a rank that comes again finds those that are there; one without
+// a rank hosts no store.
+Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment,
+                      Deadline deadline, bool open = false);
 
 // LOCAL_RANK, or what mpirun and srun set in its place.
 std::optional<int> local_rank(const Environment& environment);

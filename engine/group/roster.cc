@@ -27,7 +27,8 @@ template <class Processes>
 std::uint64_t code_of(const Processes& processes) {
   std::uint64_t code = 0xcbf29ce484222325;
   for (const auto& [nonce, process] : processes) {
-    for (int shift = 0; shift < 64; shift += 8) code = (code ^ ((nonce >> shift) & 0xff)) * 0x100000001b3;
+    for (int shift = 0; shift < 64; shift += 8)
+      code = (code ^ ((nonce >> shift) & 0xff)) * 0x100000001b3;
   }
   return code == 0 ? 1 : code;
 }
@@ -38,7 +39,8 @@ std::string encode(const Announcement& announcement) {
   Head head{};
   head.magic = kMagic;
   head.kind = static_cast<std::uint8_t>(announcement.kind);
-  head.group_bytes = static_cast<std::uint8_t>(std::min(announcement.group.size(), kMaxAnnouncedName));
+  head.group_bytes =
+      static_cast<std::uint8_t>(std::min(announcement.group.size(), kMaxAnnouncedName));
   head.port = static_cast<std::uint16_t>(announcement.port);
   head.world_size = announcement.world_size;
   head.rank = announcement.rank.value_or(-1);
@@ -55,8 +57,10 @@ std::optional<Announcement> decode(std::span<const char> datagram) {
   std::memcpy(&head, datagram.data(), sizeof head);
   const bool known = head.kind >= static_cast<std::uint8_t>(AnnouncementKind::Here) &&
                      head.kind <= static_cast<std::uint8_t>(AnnouncementKind::Bye);
-  if (head.magic != kMagic || !known || datagram.size() != sizeof head + head.group_bytes) return std::nullopt;
-  if (head.nonce == 0 || head.port == 0 || head.world_size < 1 || head.world_size > kMaxWorld) return std::nullopt;
+  if (head.magic != kMagic || !known || datagram.size() != sizeof head + head.group_bytes)
+    return std::nullopt;
+  if (head.nonce == 0 || head.port == 0 || head.world_size < 1 || head.world_size > kMaxWorld)
+    return std::nullopt;
   if (head.rank < -1 || head.rank >= head.world_size) return std::nullopt;
   Announcement announcement;
   announcement.kind = static_cast<AnnouncementKind>(head.kind);
@@ -69,25 +73,32 @@ std::optional<Announcement> decode(std::span<const char> datagram) {
   return announcement;
 }
 
-Roster::Roster(Announcement self, Time now) : self_(std::move(self)), started_(now) { look_for_decision(now); }
+Roster::Roster(Announcement self, Time now) : self_(std::move(self)), started_(now) {
+  look_for_decision(now);
+}
 
 bool Roster::hear(const Announcement& announcement, const std::string& from, Time now) {
-  if (announcement.group != self_.group || announcement.nonce == self_.nonce || decided() || conflict_) return false;
+  if (announcement.group != self_.group || announcement.nonce == self_.nonce || decided() ||
+      conflict_)
+    return false;
   if (announcement.kind == AnnouncementKind::Bye) return others_.erase(announcement.nonce) > 0;
   if (announcement.world_size != self_.world_size) {
-    refuse("the process at " + from + " gives the world size " + std::to_string(announcement.world_size) +
-           ", this one gives " + std::to_string(self_.world_size));
+    refuse("the process at " + from + " gives the world size " +
+           std::to_string(announcement.world_size) + ", this one gives " +
+           std::to_string(self_.world_size));
     return true;
   }
   if (announcement.kind == AnnouncementKind::Decided) {
     const auto ours = announced_.find(announcement.set);
     if (ours == announced_.end()) {
-      // Another set, which goes on without us. Of an earlier life of this very process we hear only some members.
+      // Another set, which goes on without us. Of an earlier life of this very process we hear only
+      // some members.
       if (finished_.size() > kMaxSets) finished_.clear();
       auto& nonces = finished_[announcement.set];
       nonces.insert(announcement.nonce);
       if (static_cast<int>(nonces.size()) >= self_.world_size) {
-        refuse(std::to_string(self_.world_size) + " other processes have joined already; this one is too many");
+        refuse(std::to_string(self_.world_size) +
+               " other processes have joined already; this one is too many");
       }
       return others_.erase(announcement.nonce) > 0;
     }
@@ -127,16 +138,18 @@ void Roster::look_for_conflicts(Time now) {
   for (const auto& [nonce, process] : present(now)) {
     newest = std::max(newest, process.first);
     if (nonce == self_.nonce || !process.announced.rank) continue;
-    const auto [taker, is_first] = takers.emplace(*process.announced.rank, "the one at " + process.address);
+    const auto [taker, is_first] =
+        takers.emplace(*process.announced.rank, "the one at " + process.address);
     if (is_first) continue;
-    return refuse("rank " + std::to_string(taker->first) + " is given to " + taker->second + " and to the process at " +
-                  process.address);
+    return refuse("rank " + std::to_string(taker->first) + " is given to " + taker->second +
+                  " and to the process at " + process.address);
   }
   // Only who was heard after the last one came is surely there still.
   int there = 1;
   for (const auto& [nonce, process] : others_) there += process.last >= newest ? 1 : 0;
   if (there > self_.world_size) {
-    refuse(std::to_string(there) + " processes came to a world of " + std::to_string(self_.world_size));
+    refuse(std::to_string(there) + " processes came to a world of " +
+           std::to_string(self_.world_size));
   }
 }
 
@@ -179,7 +192,8 @@ int Roster::rank() const {
 
 std::string Roster::describe(Time now) const {
   const Processes all = present(now);
-  std::string text = std::to_string(all.size()) + " of " + std::to_string(self_.world_size) + " processes";
+  std::string text =
+      std::to_string(all.size()) + " of " + std::to_string(self_.world_size) + " processes";
   std::string separator = " (this one, ";
   for (const auto& [nonce, process] : all) {
     if (nonce == self_.nonce) continue;

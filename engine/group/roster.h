@@ -1,9 +1,9 @@
-// Who takes part in a rendezvous by multicast: what processes announce, and how each finds, from what it hears, the same
-// ranks and the same host for the store. No sockets, no clock of its own.
+// Who takes part in a rendezvous by multicast: what processes announce, and how each finds, from
+// what it hears, the same ranks and the same host for the store. No sockets, no clock of its own.
 //
-// Every process draws a nonce. Who has heard world_size processes announces the set it sees (a code of its nonces); a set
-// is decided when all its members announce it. The lowest nonce hosts the store; ranks that nobody asked for are given out
-// in the order of the nonces.
+// Every process draws a nonce. Who has heard world_size processes announces the set it sees (a code
+// of its nonces); a set is decided when all its members announce it. The lowest nonce hosts the
+// store; ranks that nobody asked for are given out in the order of the nonces.
 #pragma once
 
 #include <chrono>
@@ -31,9 +31,10 @@ struct Announcement {
   std::uint64_t nonce = 0;
   int world_size = 1;
   std::optional<int> rank;  // where the process was given one
-  int port = 0;             // where it listens for the store's clients (TCP), should it become the host
-  std::uint64_t set = 0;    // code of the set of processes it sees, itself included; 0 while that is not whole
-  std::string group;        // the job's group_name
+  int port = 0;  // where it listens for the store's clients (TCP), should it become the host
+  std::uint64_t set =
+      0;  // code of the set of processes it sees, itself included; 0 while that is not whole
+  std::string group;  // the job's group_name
 };
 
 constexpr std::size_t kMaxAnnouncedName = 255;
@@ -57,7 +58,8 @@ class Roster {
   Announcement to_announce(Time now);
 
   bool decided() const { return !members_.empty(); }
-  // Why this process cannot take part: ranks given twice, world sizes that differ, too many processes.
+  // Why this process cannot take part: ranks given twice, world sizes that differ, too many
+  // processes.
   const std::optional<Error>& conflict() const { return conflict_; }
 
   // Once decided.

@@ -33,8 +33,10 @@ std::int64_t digest(at::IntArrayRef sizes) {
 // As many as different indices there are.
 std::int64_t most_entries(const at::Tensor& tensor) {
   std::int64_t most = 1;
-  for (const std::int64_t size : tensor.sizes().slice(0, static_cast<std::size_t>(tensor.sparse_dim()))) {
-    if (size > 0 && most > std::numeric_limits<std::int64_t>::max() / size) return std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t size :
+       tensor.sizes().slice(0, static_cast<std::size_t>(tensor.sparse_dim()))) {
+    if (size > 0 && most > std::numeric_limits<std::int64_t>::max() / size)
+      return std::numeric_limits<std::int64_t>::max();
     most *= size;
   }
   return most;
@@ -44,9 +46,11 @@ std::int64_t most_entries(const at::Tensor& tensor) {
 
 SparseSum::SparseSum(ProcessGroup group, const at::Tensor& own) : group_(std::move(group)) {
   own_ = own.detach().coalesce();
-  const std::vector<std::int64_t> said = {own_._nnz(), static_cast<std::int64_t>(own_.scalar_type()), own_.sparse_dim(),
-                                          own_.dim(), digest(own_.sizes())};
-  announced_ = at::zeros({group_.size(), kWords}, at::TensorOptions(at::kLong).device(own_.device()));
+  const std::vector<std::int64_t> said = {own_._nnz(),
+                                          static_cast<std::int64_t>(own_.scalar_type()),
+                                          own_.sparse_dim(), own_.dim(), digest(own_.sizes())};
+  announced_ =
+      at::zeros({group_.size(), kWords}, at::TensorOptions(at::kLong).device(own_.device()));
   announcing_ = group_.all_gather_into(announced_, at::tensor(said, at::kLong).to(own_.device()));
 }
 
@@ -61,18 +65,21 @@ void SparseSum::check_announced(const at::Tensor& all) const {
                                                            : nullptr;
     const std::string whose = "all_reduce of sparse tensors: rank " + std::to_string(rank);
     if (what) {
-      throw Error(Blame::Caller, whose + " passed one of another " + what + " than this rank, whose is " +
-                                     tensor::describe(own_) + " with " + std::to_string(own_.sparse_dim()) +
+      throw Error(Blame::Caller, whose + " passed one of another " + what +
+                                     " than this rank, whose is " + tensor::describe(own_) +
+                                     " with " + std::to_string(own_.sparse_dim()) +
                                      " sparse dimensions");
     }
     if (said[rank][kEntries] < 0 || said[rank][kEntries] > most_entries(own_)) {
       throw Error(Blame::PeerLost, whose + " announced " + std::to_string(said[rank][kEntries]) +
-                                       " entries of a tensor of " + std::to_string(most_entries(own_)));
+                                       " entries of a tensor of " +
+                                       std::to_string(most_entries(own_)));
     }
   }
 }
 
-// mine: [entries, …]; the entries of all ranks, one behind the other. They travel padded to the most that one rank has.
+// mine: [entries, …]; the entries of all ranks, one behind the other. They travel padded to the
+// most that one rank has.
 at::Tensor SparseSum::gathered(const at::Tensor& mine, const at::Tensor& entries) {
   const std::int64_t most = entries.max().item<std::int64_t>();
   auto shape = mine.sizes().vec();

@@ -25,7 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLongestOfC10d = std::chrono::seconds(1);  // for which c10d tries to connect by itself
+constexpr milliseconds kLongestOfC10d =
+    std::chrono::seconds(1);  // for which c10d tries to connect by itself
 
 Error not_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
@@ -56,11 +57,12 @@ c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inne
   return c10::make_intrusive<c10d::PrefixStore>(text, over(inner, prefix->getUnderlyingStore()));
 }
 
-// A connection to the store's host that carries nothing, and so tells when that has ended. Throws PeerLost where nobody
-// listens any more.
+// A connection to the store's host that carries nothing, and so tells when that has ended. Throws
+// PeerLost where nobody listens any more.
 Descriptor connection_beside(const c10d::TCPStore& store) {
   try {
-    return Descriptor(connect_to(store.getHost(), store.getPort(), Deadline::in(store.getTimeout())));
+    return Descriptor(
+        connect_to(store.getHost(), store.getPort(), Deadline::in(store.getTimeout())));
   } catch (const Error& error) {
     throw error.within("connecting to the group's store");
   }
@@ -68,8 +70,9 @@ Descriptor connection_beside(const c10d::TCPStore& store) {
 
 }  // namespace
 
-// A client of the store that `given` is a client of, which leaves the table of connections with its last user. (A weak
-// reference keeps a store's socket open until the reference goes, so none may stay behind.)
+// A client of the store that `given` is a client of, which leaves the table of connections with its
+// last user. (A weak reference keeps a store's socket open until the reference goes, so none may
+// stay behind.)
 class StoreConnection final : public c10d::TCPStore {
  public:
   // Takes `beside` where it does not throw.
@@ -78,7 +81,8 @@ class StoreConnection final : public c10d::TCPStore {
     setTimeout(given.getTimeout());
   }
   void release_resources() override;  // c10 calls it when the last user goes
-  // c10d's client would log an error and a stack trace for each call on a connection that has ended.
+  // c10d's client would log an error and a stack trace for each call on a connection that has
+  // ended.
   bool is_lost() const { return is_lost_ || has_ended(beside_); }
   void note_lost() { is_lost_ = true; }
 
@@ -102,16 +106,19 @@ class Connections {
  public:
   c10::intrusive_ptr<c10d::Store> to(const c10::intrusive_ptr<c10d::Store>& given) {
     const auto& store = static_cast<const c10d::TCPStore&>(*given);
-    std::vector<c10::intrusive_ptr<StoreConnection>> held;  // outlives the lock: the last user's end takes it
-    std::lock_guard lock(mutex_);                           // also while one is made: who comes meanwhile is to share it
+    std::vector<c10::intrusive_ptr<StoreConnection>>
+        held;                      // outlives the lock: the last user's end takes it
+    std::lock_guard lock(mutex_);  // also while one is made: who comes meanwhile is to share it
     std::erase_if(made_, [](const Made& one) { return one.process != ::getpid(); });
     for (const Made& one : made_) {
       const auto& connection = held.emplace_back(one.connection.lock());
-      const bool is_its = one.given == given.get() && one.host == store.getHost() && one.port == store.getPort();
+      const bool is_its =
+          one.given == given.get() && one.host == store.getHost() && one.port == store.getPort();
       if (connection && (is_its || connection.get() == given.get())) return connection;
     }
     auto connection = make(store);
-    made_.push_back({given.get(), store.getHost(), store.getPort(), Weak(connection), connection.get(), ::getpid()});
+    made_.push_back({given.get(), store.getHost(), store.getPort(), Weak(connection),
+                     connection.get(), ::getpid()});
     return connection;
   }
   void forget(const StoreConnection& gone) {
@@ -122,7 +129,8 @@ class Connections {
  private:
   // c10d would try to reach a host that has ended for as long as the store's time limit says.
   static c10::intrusive_ptr<StoreConnection> make(const c10d::TCPStore& store) {
-    require_descriptors(2, "another connection to the group's store");  // c10d would blame the network
+    require_descriptors(2,
+                        "another connection to the group's store");  // c10d would blame the network
     Descriptor beside = connection_beside(store);
     for (const Deadline deadline = Deadline::in(store.getTimeout());;) {
       try {
@@ -147,7 +155,8 @@ class Connections {
 };
 
 Connections& connections() {
-  static Connections* const all = new Connections();  // for good: threads that join may outlive main()
+  static Connections* const all =
+      new Connections();  // for good: threads that join may outlive main()
   return *all;
 }
 
@@ -157,12 +166,13 @@ void StoreConnection::release_resources() { connections().forget(*this); }
 
 namespace {
 
-// c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others for misuse: only their
-// texts and types tell them apart.
+// c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others
+// for misuse: only their texts and types tell them apart.
 template <class F>
 auto guarded(StoreConnection* connection, const std::string& what, F call) {
   if (connection != nullptr && connection->is_lost()) {
-    throw Error(Blame::PeerLost, "the group's store failed (" + what + "); the process that hosts it has ended");
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what + "); the process that hosts it has ended");
   }
   try {
     return call();
@@ -170,17 +180,20 @@ auto guarded(StoreConnection* connection, const std::string& what, F call) {
     throw;
   } catch (const c10::DistNetworkError& error) {
     if (connection != nullptr) connection->note_lost();
-    throw Error(Blame::PeerLost, "the group's store failed (" + what +
-                                     "); the process that hosts it may have ended: " + tensor::text_of(error));
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
   } catch (const std::exception& error) {
-    throw Error(Blame::PeerLost, "the group's store failed (" + what +
-                                     "); the process that hosts it may have ended: " + tensor::text_of(error));
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
   }
 }
 
 }  // namespace
 
-StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::function<void()> interrupt)
+StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
+                               std::function<void()> interrupt)
     : store_(std::move(store)),
       interrupt_(std::move(interrupt)),
       is_shared_(has_connection(innermost(store_))),
@@ -188,7 +201,8 @@ StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::funct
 
 void StoreBootstrap::set(const std::string& key, const Bytes& value) {
   const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
-  guarded(connection_, "set " + key, [&] { store_->set(key, std::vector<std::uint8_t>(begin, begin + value.size())); });
+  guarded(connection_, "set " + key,
+          [&] { store_->set(key, std::vector<std::uint8_t>(begin, begin + value.size())); });
 }
 
 transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
@@ -208,8 +222,9 @@ void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
     store_->wait({key}, limit);
   } catch (const std::exception& error) {
     if (deadline.passed()) throw not_in_time(key);
-    throw Error(Blame::PeerLost, "the group's store failed (waiting for " + key +
-                                     "); the process that hosts it may have ended: " + tensor::text_of(error));
+    throw Error(Blame::PeerLost,
+                "the group's store failed (waiting for " + key +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
   }
 }
 
@@ -223,20 +238,23 @@ void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
 }
 
 long StoreBootstrap::add(const std::string& key, long amount) {
-  return guarded(connection_, "add " + key, [&] { return static_cast<long>(store_->add(key, amount)); });
+  return guarded(connection_, "add " + key,
+                 [&] { return static_cast<long>(store_->add(key, amount)); });
 }
 
 bool StoreBootstrap::exists(const std::string& key) {
   return guarded(connection_, "check " + key, [&] { return store_->check({key}); });
 }
 
-bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) {
+bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
+                                 const Bytes& desired) {
   const auto as_c10d = [](const Bytes& value) {
     const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
     return std::vector<std::uint8_t>(begin, begin + value.size());
   };
   const auto wanted = as_c10d(desired);
-  // c10d returns the value that the key has now; of a key that does not exist, the one that was expected.
+  // c10d returns the value that the key has now; of a key that does not exist, the one that was
+  // expected.
   return guarded(connection_, "compare and set " + key,
                  [&] { return store_->compareSet(key, as_c10d(expected), wanted) == wanted; });
 }

@@ -24,6 +24,7 @@ struct Url {
 constexpr int kMaxPort = 65535;
 
 // "12" as 12; nothing else. Throws Caller: "RANK is 'x'; it takes a number from 0 to 2147483647".
-int to_number(const std::string& what, const std::string& text, int least = 0, int most = std::numeric_limits<int>::max());
+int to_number(const std::string& what, const std::string& text, int least = 0,
+              int most = std::numeric_limits<int>::max());
 
 }  // namespace weft::group

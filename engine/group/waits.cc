@@ -20,7 +20,8 @@ constexpr int kMostTurns = 100;
 constexpr std::size_t kMostNamed = 8;   // ranks in one line
 constexpr std::size_t kMostLines = 64;  // of waiting_for()
 constexpr const char* kRemedy =
-    "; to see what each rank did, send SIGUSR1 to all of them and run weft-debug analyze on their dumps, or run again with "
+    "; to see what each rank did, send SIGUSR1 to all of them and run weft-debug analyze on their "
+    "dumps, or run again with "
     "WEFT_DEBUG=detail, which compares all calls";
 
 struct Blamed {
@@ -28,17 +29,19 @@ struct Blamed {
   std::string text;
 };
 
-// Whether a rank has begun another operation than the wait's as the one of that number. Backends that compare calls end
-// both.
+// Whether a rank has begun another operation than the wait's as the one of that number. Backends
+// that compare calls end both.
 bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
   const std::string number = "#" + std::to_string(wait.collective);
-  if (progress.collectives != wait.collective || !progress.last.starts_with(number + " (")) return false;
+  if (progress.collectives != wait.collective || !progress.last.starts_with(number + " ("))
+    return false;
   const std::string name = wait.operation();
   return !progress.last.starts_with(number + " (" + name + ", ");
 }
 
 // The ranks that keep a wait waiting, and what they did last.
-std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Waits::Answers& answers) {
+std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size,
+                          const Waits::Answers& answers) {
   const auto is_in = [](const std::vector<int>& ranks, int rank) {
     return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
   };
@@ -49,15 +52,21 @@ std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Wai
     const std::string who = "rank " + std::to_string(rank);
     const auto found = answers.progress.find(rank);
     if (is_in(answers.silent, rank)) {
-      blamed.push_back({rank, who + " does not answer; its process may be stopped, or the network between them cut"});
+      blamed.push_back(
+          {rank,
+           who + " does not answer; its process may be stopped, or the network between them cut"});
     } else if (found == answers.progress.end()) {
-      if (is_in(answers.unasked, rank)) blamed.push_back({rank, who + " cannot be asked whether it has come"});
+      if (is_in(answers.unasked, rank))
+        blamed.push_back({rank, who + " cannot be asked whether it has come"});
     } else if (wait.collective == 0) {
-      blamed.push_back({rank, who + " has not taken part; last seen in " + printable(found->second.last)});
+      blamed.push_back(
+          {rank, who + " has not taken part; last seen in " + printable(found->second.last)});
     } else if (found->second.collectives < wait.collective) {
-      blamed.push_back({rank, who + " has not come; last seen in " + printable(found->second.last)});
+      blamed.push_back(
+          {rank, who + " has not come; last seen in " + printable(found->second.last)});
     } else if (is_another(wait, found->second)) {
-      blamed.push_back({rank, who + " has called another operation in its place, " + printable(found->second.last)});
+      blamed.push_back({rank, who + " has called another operation in its place, " +
+                                  printable(found->second.last)});
     }
   }
   return blamed;
@@ -65,16 +74,19 @@ std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Wai
 
 std::string joined(const std::vector<Blamed>& blamed) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(blamed.size(), kMostNamed); ++i) text += (i > 0 ? "; " : "") + blamed[i].text;
-  if (blamed.size() > kMostNamed) text += "; and " + std::to_string(blamed.size() - kMostNamed) + " more ranks";
+  for (std::size_t i = 0; i < std::min(blamed.size(), kMostNamed); ++i)
+    text += (i > 0 ? "; " : "") + blamed[i].text;
+  if (blamed.size() > kMostNamed)
+    text += "; and " + std::to_string(blamed.size() - kMostNamed) + " more ranks";
   return text;
 }
 
 }  // namespace
 
 std::string encode(const WaitAnswer& answer) {
-  return std::to_string(answer.round) + " " + (answer.waits ? "1 " : "0 ") + std::to_string(answer.progress.collectives) +
-         " " + answer.progress.last.substr(0, kMostSaid);
+  return std::to_string(answer.round) + " " + (answer.waits ? "1 " : "0 ") +
+         std::to_string(answer.progress.collectives) + " " +
+         answer.progress.last.substr(0, kMostSaid);
 }
 
 std::optional<WaitAnswer> decode_wait_answer(std::string_view text) {
@@ -109,14 +121,17 @@ std::string called_as(const char* name, const char* called_by) {
 }
 
 std::string Waits::Wait::operation() const {
-  if (collective == 0) return std::string(name) + (peer < 0 ? " any rank" : " rank " + std::to_string(peer));
+  if (collective == 0)
+    return std::string(name) + (peer < 0 ? " any rank" : " rank " + std::to_string(peer));
   return called_as(name, called_by);
 }
 
-std::string Waits::Wait::what() const { return operation() + (collective == 0 ? "" : " #" + std::to_string(collective)); }
+std::string Waits::Wait::what() const {
+  return operation() + (collective == 0 ? "" : " #" + std::to_string(collective));
+}
 
-Waits::Waits(int rank, const std::shared_ptr<Membership>& membership, const std::shared_ptr<EventLoop>& loop,
-             WaitReports reports)
+Waits::Waits(int rank, const std::shared_ptr<Membership>& membership,
+             const std::shared_ptr<EventLoop>& loop, WaitReports reports)
     : rank_(rank), membership_(membership), loop_(loop), reports_(std::move(reports)) {}
 
 void Waits::add(const std::string& group, Source source) {
@@ -140,7 +155,8 @@ std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
 }
 
 std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::string& but) const {
-  std::map<std::string, Source> sources;  // copied: a source may hold its group's last reference, whose end takes the lock
+  std::map<std::string, Source>
+      sources;  // copied: a source may hold its group's last reference, whose end takes the lock
   {
     std::lock_guard lock(mutex_);
     sources = sources_;
@@ -155,7 +171,8 @@ std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::stri
   return oldest;
 }
 
-// --- asking ----------------------------------------------------------------------------------------------------------
+// --- asking
+// ----------------------------------------------------------------------------------------------------------
 
 void Waits::begin_round(const std::string& group, std::function<void(const Answers&)> done) {
   const auto membership = membership_.lock();
@@ -203,7 +220,8 @@ void Waits::on_frame(const Frame& frame) {
     case FrameType::Asking: return on_asked(frame);
     case FrameType::Answer: return on_answered(frame);
     case FrameType::Said:
-      return note_said(static_cast<std::size_t>(std::min<std::uint64_t>(frame.number, reports_.size())));
+      return note_said(
+          static_cast<std::size_t>(std::min<std::uint64_t>(frame.number, reports_.size())));
     case FrameType::Speak: return on_told_to_speak(frame);
     case FrameType::Called: return on_called(frame);
     default: return;
@@ -216,7 +234,9 @@ void Waits::on_asked(const Frame& frame) {
   const auto source = source_of(frame.group);
   WaitAnswer answer;
   answer.round = frame.number;
-  answer.progress = source ? source->progress() : Progress{0, "no operation: it has not made this group, or has left it"};
+  answer.progress = source
+                        ? source->progress()
+                        : Progress{0, "no operation: it has not made this group, or has left it"};
   std::string meeting;
   {
     std::lock_guard lock(mutex_);
@@ -225,8 +245,10 @@ void Waits::on_asked(const Frame& frame) {
   const auto wait = oldest();
   if (!meeting.empty()) {
     answer.progress.last += "; it is in " + meeting;
-  } else if (const auto other = oldest(frame.group); other && (!source || source->pending().empty())) {
-    answer.progress.last += "; it waits in " + other->second.what() + " of group '" + other->first + "'";
+  } else if (const auto other = oldest(frame.group);
+             other && (!source || source->pending().empty())) {
+    answer.progress.last +=
+        "; it waits in " + other->second.what() + " of group '" + other->first + "'";
   }
   answer.waits = wait && !reports_.empty() && is_long(wait->second);
   Frame reply;
@@ -243,8 +265,8 @@ bool Waits::is_long(const Wait& wait) const {
   return Clock::now() - wait.since >= enough;
 }
 
-// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile, or wait for another
-// operation now.
+// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile,
+// or wait for another operation now.
 void Waits::on_told_to_speak(const Frame& frame) {
   std::size_t level = 0;
   std::from_chars(frame.text.data(), frame.text.data() + frame.text.size(), level);
@@ -315,7 +337,8 @@ std::vector<std::string> Waits::waiting_for(const std::string& group) {
   if (pending.empty()) return lines;
   const Answers answers = ask(group);
   for (const Wait& wait : pending) {
-    for (const Blamed& one : blame(wait, source->rank, static_cast<int>(source->members.size()), answers)) {
+    for (const Blamed& one :
+         blame(wait, source->rank, static_cast<int>(source->members.size()), answers)) {
       add(wait.what() + ": " + one.text);
     }
   }
@@ -333,10 +356,12 @@ Waits::Absent Waits::who_kept(const std::string& group, const Wait& wait) {
   return absent;
 }
 
-// --- saying so -------------------------------------------------------------------------------------------------------
+// --- saying so
+// -------------------------------------------------------------------------------------------------------
 
 milliseconds Waits::calls_differ_after() const {
-  return reports_.empty() ? kLongestTick : std::clamp(reports_.front() / 10, kShortestTick, kLongestTick);
+  return reports_.empty() ? kLongestTick
+                          : std::clamp(reports_.front() / 10, kShortestTick, kLongestTick);
 }
 
 milliseconds Waits::tick_length() const { return calls_differ_after(); }
@@ -350,7 +375,8 @@ void Waits::tick_later() {
   const auto loop = loop_.lock();
   if (!loop) return;
   const auto now = Clock::now();
-  const auto at = std::clamp<Clock::time_point>(next_tick_, now + kShortestTick, now + tick_length());
+  const auto at =
+      std::clamp<Clock::time_point>(next_tick_, now + kShortestTick, now + tick_length());
   ticking_ = loop->at(Deadline::at(at), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self) return;
@@ -369,11 +395,13 @@ void Waits::tick() {
   const auto now = Clock::now();
   const auto waited = std::chrono::duration_cast<milliseconds>(now - wait.since) - turn();
   const auto level = Patience::reports_passed(reports_, waited);
-  if (level < reports_.size()) next_tick_ = std::min(next_tick_, now + std::min(reports_[level] - waited, tick_length()));
+  if (level < reports_.size())
+    next_tick_ = std::min(next_tick_, now + std::min(reports_[level] - waited, tick_length()));
   if (level > said_of(wait)) begin_report(group, wait, level, /*is_told_to=*/false);
 }
 
-// --- comparing calls -------------------------------------------------------------------------------------------------
+// --- comparing calls
+// -------------------------------------------------------------------------------------------------
 
 void Waits::tell_calls() {
   std::map<std::string, Source> sources;
@@ -384,7 +412,8 @@ void Waits::tell_calls() {
   const auto now = Clock::now();
   for (const auto& [group, source] : sources) {
     const auto pending = source.pending();
-    const auto first = std::find_if(pending.begin(), pending.end(), [](const Wait& one) { return one.collective > 0; });
+    const auto first = std::find_if(pending.begin(), pending.end(),
+                                    [](const Wait& one) { return one.collective > 0; });
     if (first == pending.end() || first->collective <= source.told) continue;
     if (now < first->since + calls_differ_after()) {
       next_tick_ = std::min(next_tick_, first->since + calls_differ_after());
@@ -399,8 +428,8 @@ void Waits::tell_calls() {
   }
 }
 
-// Each rank is compared with the lowest one, by whichever of the two comes later: a rank that has not come knows nothing
-// to compare with, and tells the other itself once it has come and waits.
+// Each rank is compared with the lowest one, by whichever of the two comes later: a rank that has
+// not come knows nothing to compare with, and tells the other itself once it has come and waits.
 void Waits::tell_call(const std::string& group, const Source& source, std::uint64_t number) {
   const auto membership = membership_.lock();
   const auto call = source.call(number);
@@ -431,12 +460,14 @@ void Waits::on_called(const Frame& frame) {
   const auto own = source->call(theirs->number);
   if (member == source->members.end() || !own || *own == theirs->call) return;
   const int rank = static_cast<int>(member - source->members.begin());
-  source->differ("as operation " + std::to_string(theirs->number) + " of the group rank " + std::to_string(rank) +
-                 " called " + theirs->call + " and rank " + std::to_string(source->rank) + " called " + *own +
+  source->differ("as operation " + std::to_string(theirs->number) + " of the group rank " +
+                 std::to_string(rank) + " called " + theirs->call + " and rank " +
+                 std::to_string(source->rank) + " called " + *own +
                  "; all ranks must call the same operations in the same order");
 }
 
-void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t level, bool is_told_to) {
+void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t level,
+                         bool is_told_to) {
   is_reporting_ = true;
   begin_round(group, [this, group, wait, level, is_told_to](const Answers& answers) {
     is_reporting_ = false;
@@ -451,17 +482,22 @@ void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t
   });
 }
 
-void Waits::report(const std::string& group, const Wait& wait, std::size_t level, const Answers& answers) {
+void Waits::report(const std::string& group, const Wait& wait, std::size_t level,
+                   const Answers& answers) {
   const auto source = source_of(group);
   const auto pending = source ? source->pending() : std::vector<Wait>();
-  const auto is_same = [&](const Wait& one) { return one.what() == wait.what() && one.since == wait.since; };
+  const auto is_same = [&](const Wait& one) {
+    return one.what() == wait.what() && one.since == wait.since;
+  };
   if (std::none_of(pending.begin(), pending.end(), is_same)) return;  // it has ended meanwhile
   note_said(level);
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - wait.since);
-  const std::string begin = "rank " + std::to_string(source->rank) + " has waited " + describe_wait(waited) + " in " +
-                            wait.what() + " on group '" + group + "': ";
+  const std::string begin = "rank " + std::to_string(source->rank) + " has waited " +
+                            describe_wait(waited) + " in " + wait.what() + " on group '" + group +
+                            "': ";
   const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
-  log::warn(begin + (blamed.empty() ? "all ranks have come to it, and it is under way" : joined(blamed) + kRemedy));
+  log::warn(begin + (blamed.empty() ? "all ranks have come to it, and it is under way"
+                                    : joined(blamed) + kRemedy));
   tell_said(level);
 }
 
@@ -472,16 +508,20 @@ void Waits::tell_said(std::size_t level) {
   if (const auto membership = membership_.lock()) membership->send(std::move(frame));
 }
 
-std::size_t Waits::said_of(const Wait& wait) const { return said_at_ >= wait.since ? said_level_ : 0; }
+std::size_t Waits::said_of(const Wait& wait) const {
+  return said_at_ >= wait.since ? said_level_ : 0;
+}
 
 void Waits::note_said(std::size_t level) {
   said_level_ = level;
   said_at_ = Clock::now();
 }
 
-// --- waits of this rank alone ----------------------------------------------------------------------------------------
+// --- waits of this rank alone
+// ----------------------------------------------------------------------------------------
 
-Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint)
+Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std::string what,
+                            int rank, std::string hint)
     : waits_(std::move(waits)),
       group_(std::move(group)),
       what_(std::move(what)),
@@ -509,8 +549,9 @@ void Waits::LocalWait::look() {
   const auto source = waits_->source_of(group_);
   if (!loop || (source && !source->pending().empty())) return;
   const auto level = Patience::reports_passed(waits_->reports_, patience_.waited());
-  const std::string line = "rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " for " +
-                           what_ + " on group '" + group_ + "': " + hint_;
+  const std::string line = "rank " + std::to_string(rank_) + " has waited " +
+                           describe_wait(patience_.waited()) + " for " + what_ + " on group '" +
+                           group_ + "': " + hint_;
   loop->post([weak = std::weak_ptr(waits_), since = since_, level, line] {
     const auto self = weak.lock();
     if (!self || (self->said_at_ >= since && self->said_level_ >= level)) return;
@@ -520,7 +561,8 @@ void Waits::LocalWait::look() {
   });
 }
 
-// --- meetings --------------------------------------------------------------------------------------------------------
+// --- meetings
+// --------------------------------------------------------------------------------------------------------
 
 void Waits::begin_meeting(const std::string& name) {
   std::lock_guard lock(mutex_);
@@ -533,8 +575,8 @@ void Waits::end_meeting(const std::string& name) {
   if (own != meeting_.end()) meeting_.erase(own);
 }
 
-Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint,
-                        Missing missing)
+Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank,
+                        std::string hint, Missing missing)
     : waits_(std::move(waits)),
       group_(std::move(group)),
       what_(std::move(what)),
@@ -571,8 +613,8 @@ void Waits::Meeting::look() {
     if (found == answers.progress.end()) {
       unseen.push_back(rank);
     } else {
-      seen.push_back(
-          {rank, "rank " + std::to_string(rank) + " has not come; last seen in " + printable(found->second.last)});
+      seen.push_back({rank, "rank " + std::to_string(rank) + " has not come; last seen in " +
+                                printable(found->second.last)});
     }
   }
   if (!unseen.empty()) {
@@ -580,10 +622,11 @@ void Waits::Meeting::look() {
     const bool is_one = unseen.size() == 1;
     unseen.resize(unseen.size() - more);
     const std::string rest = more > 0 ? " and " + std::to_string(more) + " more" : "";
-    seen.push_back({unseen.front(), ranks_text(unseen) + rest + (is_one ? " has" : " have") + " not come"});
+    seen.push_back(
+        {unseen.front(), ranks_text(unseen) + rest + (is_one ? " has" : " have") + " not come"});
   }
-  log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " in " + what_ +
-            " of group '" + group_ + "': " + joined(seen) + "; " + hint_);
+  log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) +
+            " in " + what_ + " of group '" + group_ + "': " + joined(seen) + "; " + hint_);
 }
 
 }  // namespace weft::group

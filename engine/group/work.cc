@@ -42,7 +42,8 @@ WorkState::~WorkState() {
     const std::string what = wait.what();
     const Error said = named(error, what);
     const std::string rest = said.text().substr(what.size());
-    return said.with_text(what + ", whose Work was dropped" + (rest.starts_with(" on ") ? "," : "") + rest);
+    return said.with_text(what + ", whose Work was dropped" +
+                          (rest.starts_with(" on ") ? "," : "") + rest);
   };
   for (const Op& op : ops) {
     if (const auto error = op.error()) {
@@ -100,8 +101,8 @@ void Work::wait(c10::Stream stream) {
   if (!state_) return;
   state_->core->require_own();
   if (stream.device_type() != state_->device.type()) {
-    throw Error(Blame::Caller,
-                "a stream of " + stream.device().str() + " cannot wait for tensors on " + state_->device.str());
+    throw Error(Blame::Caller, "a stream of " + stream.device().str() +
+                                   " cannot wait for tensors on " + state_->device.str());
   }
   if (state_->device.is_cpu()) return synchronize(kNoTimeout);
   state_->wait_on(stream);
@@ -109,8 +110,8 @@ void Work::wait(c10::Stream stream) {
 
 namespace {
 
-// An agent's thread that serves a call has another serve the rest meanwhile: this operation may wait for a peer that waits
-// for an answer from here. So has one that runs continuations.
+// An agent's thread that serves a call has another serve the rest meanwhile: this operation may
+// wait for a peer that waits for an answer from here. So has one that runs continuations.
 bool await(const Fence& done, Deadline deadline) {
   const auto ambient = weft::detail::ambient_home();
   weft::detail::Home* const here = weft::detail::thread_home();
@@ -128,30 +129,32 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   state_->core->require_own();
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
   if (timeout.count() < 0) {
-    throw Error(Blame::Caller,
-                "Work::synchronize: a timeout of " + describe(timeout) + "; it is positive, kGroupTimeout or kNoTimeout");
+    throw Error(Blame::Caller, "Work::synchronize: a timeout of " + describe(timeout) +
+                                   "; it is positive, kGroupTimeout or kNoTimeout");
   }
   if (state_->is_captured && !state_->done()) {
-    throw Error(Blame::Caller,
-                state_->wait.what() + " " + state_->core->place() +
-                    " was captured into a CUDA graph, and the host cannot wait for it: nothing runs before the "
-                    "graph is launched. Make the stream wait with Work::wait(), and leave barriers outside");
+    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
+                                   " was captured into a CUDA graph, and the host cannot wait for "
+                                   "it: nothing runs before the "
+                                   "graph is launched. Make the stream wait with Work::wait(), and "
+                                   "leave barriers outside");
   }
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout);
   for (const Op& op : state_->ops) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
     const trace::WaitScope counted(state_->backend);
     if (!await(op.done(), deadline)) {
-      const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->place() + " was not done within " +
-                                           describe(timeout) + "; it goes on and may be waited for again");
+      const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->place() +
+                                           " was not done within " + describe(timeout) +
+                                           "; it goes on and may be waited for again");
       trace::dump_after("Work::synchronize", late);
       throw late;
     }
   }
   state_->seen = true;
   if (const auto error = state_->error()) {
-    // The thread that has ended the operation breaks the group, perhaps after this one goes on: what this one does next
-    // finds the group broken.
+    // The thread that has ended the operation breaks the group, perhaps after this one goes on:
+    // what this one does next finds the group broken.
     if (group::Core::breaks_group(state_->wait, *error)) state_->core->fail(*error);
     throw *error;
   }
@@ -179,13 +182,13 @@ struct Inline {
   std::mutex mutex;
   std::optional<Error> error;  // the first; guarded by mutex
 
-  static void call(const std::function<void(const std::optional<Error>&)>& done, const std::string& what,
-                   const std::optional<Error>& error) noexcept {
+  static void call(const std::function<void(const std::optional<Error>&)>& done,
+                   const std::string& what, const std::optional<Error>& error) noexcept {
     try {
       done(error);
     } catch (...) {
-      log::error("the function that " + what +
-                 " called at its end (Work::on_done_inline) threw: " + text_of(std::current_exception()));
+      log::error("the function that " + what + " called at its end (Work::on_done_inline) threw: " +
+                 text_of(std::current_exception()));
     }
   }
 
@@ -202,9 +205,8 @@ struct Inline {
       return call(done, what, std::nullopt);
     }
     auto& core = *state->core;
-    core.explain_later(*error, [state = std::move(state), done = std::move(done), what](const Error& why) {
-      call(done, what, state->told(why));
-    });
+    core.explain_later(*error, [state = std::move(state), done = std::move(done),
+                                what](const Error& why) { call(done, what, state->told(why)); });
   }
 };
 
@@ -215,9 +217,11 @@ void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done)
   if (!state_ || state_->ops.empty())
     return Inline::call(done, state_ ? state_->wait.what() : "an operation", std::nullopt);
   if (state_->is_captured) {
-    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
-                                   " was captured into a CUDA graph, and ends each time that the graph is launched, which "
-                                   "the host is not told of; wait for the stream that the graph is launched on");
+    throw Error(
+        Blame::Caller,
+        state_->wait.what() + " " + state_->core->place() +
+            " was captured into a CUDA graph, and ends each time that the graph is launched, which "
+            "the host is not told of; wait for the stream that the graph is launched on");
   }
   state_->seen = true;
   const auto inlined = std::make_shared<Inline>();
@@ -240,7 +244,8 @@ Future<void> Work::future() {
     } else {
       std::vector<Fence> fences;
       for (const Op& op : state_->ops) fences.push_back(op.done());
-      promise.set_with(state_->core->options.job->devices->work(state_->device, std::move(fences)), {});
+      promise.set_with(state_->core->options.job->devices->work(state_->device, std::move(fences)),
+                       {});
     }
     return promise.future();
   }
@@ -252,11 +257,13 @@ Future<void> Work::future() {
     op.on_ended([promise, op, state = state_]() mutable {
       const auto error = op.error();
       if (!error) {
-        // Who waits may drop the last handle of the group, which leaves it, at once; no handle is to be left here then.
+        // Who waits may drop the last handle of the group, which leaves it, at once; no handle is
+        // to be left here then.
         state.reset();
         return promise.set();
       }
-      state->core->explain_later(*error, [promise, state](const Error& why) { promise.set_error(state->told(why)); });
+      state->core->explain_later(
+          *error, [promise, state](const Error& why) { promise.set_error(state->told(why)); });
     });
   }
   return when_all(std::move(ends));

@@ -27,7 +27,8 @@ namespace weft::instruments {
 namespace {
 
 constexpr auto kWaitForOthers = std::chrono::seconds(30);  // for ranks that do not make a timeline
-constexpr auto kUntilRead = std::chrono::seconds(5);       // for ranks that are waiting to hear what is wrong
+constexpr auto kUntilRead =
+    std::chrono::seconds(5);  // for ranks that are waiting to hear what is wrong
 const std::string kJob = "weft/timeline/job";
 
 // What the first to come chooses.
@@ -46,9 +47,11 @@ std::string job_name(transport::Bootstrap& store, Deadline deadline) {
 }
 
 // Where clocks cannot be compared: by the calendar, which machines set by NTP.
-trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap& store, Deadline deadline) {
+trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap& store,
+                                   Deadline deadline) {
   const std::string mine = clock.host + " " + std::to_string(clock.calendar() - clock.now());
-  if (store.add("weft/timeline/dated", 1) == 1) store.set("weft/timeline/date", group::to_bytes(mine));
+  if (store.add("weft/timeline/dated", 1) == 1)
+    store.set("weft/timeline/date", group::to_bytes(mine));
   const std::string theirs = group::to_text(store.get("weft/timeline/date", deadline));
   const auto space = theirs.rfind(' ');
   if (theirs.substr(0, space) == clock.host) return {};
@@ -59,8 +62,8 @@ trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap
 // Of this process: its part of the timeline, until the last group and agent has ended.
 class Recording {
  public:
-  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store, JobClock clock,
-            std::vector<std::shared_ptr<const void>> kept, bool away)
+  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store,
+            JobClock clock, std::vector<std::shared_ptr<const void>> kept, bool away)
       : participant_(std::move(participant)),
         job_(std::move(job)),
         kept_(std::move(kept)),
@@ -70,7 +73,8 @@ class Recording {
   ~Recording() {
     try {
       if (const auto clock = clock_.at_end()) trace::timeline::measured_again(*clock);
-      if (participant_.rank == 0) take_parts(*store_, participant_.ranks, participant_.timeline, job_);
+      if (participant_.rank == 0)
+        take_parts(*store_, participant_.ranks, participant_.timeline, job_);
       if (away_) send();
     } catch (const std::exception& error) {
       log::warn(std::string("the timeline: ") + error.what());
@@ -86,12 +90,14 @@ class Recording {
     try {
       send_part(*store_, participant_.rank, part);
     } catch (const Error& error) {
-      log::warn("this rank's part of the timeline has not reached rank 0 and stays in '" + part + "': " + error.text());
+      log::warn("this rank's part of the timeline has not reached rank 0 and stays in '" + part +
+                "': " + error.text());
       return;
     }
     std::error_code ignored;
     std::filesystem::remove(part, ignored);
-    std::filesystem::remove(trace::timeline::folder_of_parts(participant_.timeline), ignored);  // if it is empty
+    std::filesystem::remove(trace::timeline::folder_of_parts(participant_.timeline),
+                            ignored);  // if it is empty
   }
 
   const Participant participant_;
@@ -102,13 +108,16 @@ class Recording {
   const bool away_;
 };
 
-constinit ForkMutex recordings_mutex(ForkOrder::Engine);   // of the next
-std::map<int, std::weak_ptr<const Recording>> recordings;  // by rank: of threads that are ranks there are several
+constinit ForkMutex recordings_mutex(ForkOrder::Engine);  // of the next
+std::map<int, std::weak_ptr<const Recording>>
+    recordings;  // by rank: of threads that are ranks there are several
 
 // Where all ranks are known: how their parts come together.
 std::shared_ptr<const Recording> record(const Participant& participant, const std::string& job,
-                                        const std::shared_ptr<transport::Bootstrap>& store, JobClock clock,
-                                        std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+                                        const std::shared_ptr<transport::Bootstrap>& store,
+                                        JobClock clock,
+                                        std::vector<std::shared_ptr<const void>> kept,
+                                        Deadline deadline) {
   bool away = false;
   if (participant.rank == 0) {
     show_part(*store, trace::timeline::own_part());
@@ -116,19 +125,22 @@ std::shared_ptr<const Recording> record(const Participant& participant, const st
     away = is_away(*store, participant.rank, participant.timeline, deadline);
   }
   // From here on all record: who goes on first may call one that would not yet.
-  if (store->add("weft/timeline/records", 1) == participant.ranks) store->set("weft/timeline/all record", {});
+  if (store->add("weft/timeline/records", 1) == participant.ranks)
+    store->set("weft/timeline/all record", {});
   store->get("weft/timeline/all record", deadline);
   std::lock_guard lock(recordings_mutex);
   auto& known = recordings[participant.rank];
   if (auto lives = known.lock()) return lives;
-  auto made = std::make_shared<const Recording>(participant, job, store, std::move(clock), std::move(kept), away);
+  auto made = std::make_shared<const Recording>(participant, job, store, std::move(clock),
+                                                std::move(kept), away);
   known = made;
   return made;
 }
 
 std::shared_ptr<const void> join_timeline(const Participant& participant,
                                           const std::shared_ptr<transport::Bootstrap>& store,
-                                          std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+                                          std::vector<std::shared_ptr<const void>> kept,
+                                          Deadline deadline) {
   deadline = Deadline::sooner(deadline, Deadline::in(kWaitForOthers));
   trace::timeline::Place place;
   place.rank = participant.rank;
@@ -145,7 +157,8 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
     }
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    log::warn("not all ranks make a timeline, so this one's clock is not compared: " + error.text());
+    log::warn("not all ranks make a timeline, so this one's clock is not compared: " +
+              error.text());
     place.clock.error = 1'000'000'000;
     if (place.job.empty()) return nullptr;
   }
@@ -161,8 +174,9 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   }
 }
 
-// How ranks find out that they do not make the same timeline. Whoever makes one is counted before it looks for somebody who
-// makes none, and the other way round: of two that differ at least one sees it, and tells those who wait for the verdict.
+// How ranks find out that they do not make the same timeline. Whoever makes one is counted before
+// it looks for somebody who makes none, and the other way round: of two that differ at least one
+// sees it, and tells those who wait for the verdict.
 class Agreement {
  public:
   Agreement(const Participant& participant, transport::Bootstrap& store, Deadline deadline)
@@ -173,11 +187,14 @@ class Agreement {
     const std::string mine = std::to_string(participant_.rank) + " " + participant_.timeline;
     const bool is_first = store_.add(kMakers, 1) == 1;
     if (is_first) store_.set(kFirst, group::to_bytes(mine));
-    const auto [rank, file] = is_first ? std::pair(participant_.rank, participant_.timeline) : first();
-    if (std::filesystem::path(file).lexically_normal() != std::filesystem::path(participant_.timeline).lexically_normal())
+    const auto [rank, file] =
+        is_first ? std::pair(participant_.rank, participant_.timeline) : first();
+    if (std::filesystem::path(file).lexically_normal() !=
+        std::filesystem::path(participant_.timeline).lexically_normal())
       refuse(makes(rank, file) + ", and " + makes(participant_.rank, participant_.timeline));
     if (store_.add(kOthers, 0) > 0)
-      refuse(makes(participant_.rank, participant_.timeline) + ", and " + text(kOther) + " makes none");
+      refuse(makes(participant_.rank, participant_.timeline) + ", and " + text(kOther) +
+             " makes none");
     if (store_.add(kAgree, 1) == participant_.ranks) store_.set(kVerdict, {});
     const std::string verdict = text(kVerdict);
     if (verdict.empty()) return;
@@ -196,13 +213,16 @@ class Agreement {
   }
 
  private:
-  static constexpr const char* kMakers = "weft/timeline/makers";    // how many make one
-  static constexpr const char* kFirst = "weft/timeline/first";      // who of them came first, and its file
-  static constexpr const char* kOthers = "weft/timeline/others";    // how many make none
-  static constexpr const char* kOther = "weft/timeline/other";      // one of them
-  static constexpr const char* kAgree = "weft/timeline/agree";      // how many make the first one's
-  static constexpr const char* kVerdict = "weft/timeline/verdict";  // "" once all do, or why they do not
-  static constexpr const char* kTold = "weft/timeline/told";        // how many of those that make one know why
+  static constexpr const char* kMakers = "weft/timeline/makers";  // how many make one
+  static constexpr const char* kFirst =
+      "weft/timeline/first";  // who of them came first, and its file
+  static constexpr const char* kOthers = "weft/timeline/others";  // how many make none
+  static constexpr const char* kOther = "weft/timeline/other";    // one of them
+  static constexpr const char* kAgree = "weft/timeline/agree";    // how many make the first one's
+  static constexpr const char* kVerdict =
+      "weft/timeline/verdict";  // "" once all do, or why they do not
+  static constexpr const char* kTold =
+      "weft/timeline/told";  // how many of those that make one know why
 
   static std::string told(long count) { return kTold + std::string("/") + std::to_string(count); }
 
@@ -215,12 +235,14 @@ class Agreement {
   std::pair<int, std::string> first() {
     const std::string who = text(kFirst);
     const auto space = who.find(' ');
-    if (space == std::string::npos) throw Error(Blame::PeerLost, "the timeline's file in the job's store is none");
+    if (space == std::string::npos)
+      throw Error(Blame::PeerLost, "the timeline's file in the job's store is none");
     return {std::atoi(who.c_str()), who.substr(space + 1)};
   }
 
   [[noreturn]] void refuse(const std::string& what) {
-    const std::string why = what + "; WEFT_TIMELINE, or the option timeline, is the same on all ranks";
+    const std::string why =
+        what + "; WEFT_TIMELINE, or the option timeline, is the same on all ranks";
     store_.set(kVerdict, group::to_bytes(why));
     let_others_read();
     throw Error(Blame::Caller, why);
@@ -230,7 +252,8 @@ class Agreement {
   void let_others_read() {
     try {
       if (!participant_.timeline.empty()) store_.set(told(store_.add(kTold, 1)), {});
-      store_.get(told(store_.add(kMakers, 0)), Deadline::sooner(deadline_, Deadline::in(kUntilRead)));
+      store_.get(told(store_.add(kMakers, 0)),
+                 Deadline::sooner(deadline_, Deadline::in(kUntilRead)));
     } catch (const Error& error) {
       log::debug("not all ranks have read that their timelines differ: " + error.text());
     }
@@ -241,8 +264,10 @@ class Agreement {
   const Deadline deadline_;
 };
 
-// A job without a timeline does not depend on the store for that: its first ranks may have ended, and the store with them.
-void make_no_timeline(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
+// A job without a timeline does not depend on the store for that: its first ranks may have ended,
+// and the store with them.
+void make_no_timeline(const Participant& participant, transport::Bootstrap& store,
+                      Deadline deadline) {
   try {
     agree_on_file(participant, store, Deadline::sooner(deadline, Deadline::in(kWaitForOthers)));
   } catch (const Error& error) {
@@ -265,12 +290,14 @@ void agree_on_file(const Participant& participant, transport::Bootstrap& store, 
   participant.timeline.empty() ? agreement.make_none() : agreement.make();
 }
 
-std::shared_ptr<const void> start(const Participant& participant, const std::shared_ptr<transport::Bootstrap>& store,
-                                  std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+std::shared_ptr<const void> start(const Participant& participant,
+                                  const std::shared_ptr<transport::Bootstrap>& store,
+                                  std::vector<std::shared_ptr<const void>> kept,
+                                  Deadline deadline) {
   const Config& wanted = config();
   crash::prepare_thread();
-  // weft-run, which has set this as torchrun does, passes SIGUSR1 on. Elsewhere it belongs to the program unless dumps are
-  // wanted.
+  // weft-run, which has set this as torchrun does, passes SIGUSR1 on. Elsewhere it belongs to the
+  // program unless dumps are wanted.
   const bool is_launched = std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
   if (!wanted.dump_folder.empty()) {
     trace::dump_to(wanted.dump_folder);

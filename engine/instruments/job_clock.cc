@@ -36,7 +36,8 @@ std::string round_key(const std::string& what, int rank, int round) {
 }
 
 // One rank's rounds; `when` keeps those of the start and of the end apart.
-void answer(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock, Deadline deadline) {
+void answer(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock,
+            Deadline deadline) {
   const std::string ask = when + std::string("ask"), reply = when + std::string("answer");
   for (int round = 0; round < kRounds; ++round) {
     take(store, round_key(ask, rank, round), deadline);
@@ -45,8 +46,8 @@ void answer(const char* when, int rank, transport::Bootstrap& store, const Local
   }
 }
 
-trace::timeline::Clock ask(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock,
-                           Deadline deadline) {
+trace::timeline::Clock ask(const char* when, int rank, transport::Bootstrap& store,
+                           const LocalClock& clock, Deadline deadline) {
   const std::string ask = when + std::string("ask"), reply = when + std::string("answer");
   trace::timeline::Clock best{0, std::numeric_limits<std::int64_t>::max()};
   for (int round = 0; round < kRounds; ++round) {
@@ -74,15 +75,18 @@ LocalClock local_clock() {
   return {trace::timeline::host_identity(), [] { return trace::now(); },
           [] {
             const auto time = std::chrono::system_clock::now().time_since_epoch();
-            return static_cast<std::int64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+            return static_cast<std::int64_t>(
+                std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
           }};
 }
 
-JobClock::JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store, LocalClock clock,
-                   Deadline deadline)
+JobClock::JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store,
+                   LocalClock clock, Deadline deadline)
     : rank_(participant.rank), store_(std::move(store)), clock_(std::move(clock)) {
   put(*store_, "host/" + std::to_string(rank_), clock_.host);
-  const auto differs = [&](int rank) { return take(*store_, "host/" + std::to_string(rank), deadline) != clock_.host; };
+  const auto differs = [&](int rank) {
+    return take(*store_, "host/" + std::to_string(rank), deadline) != clock_.host;
+  };
   if (rank_ != 0) {
     if (!differs(0)) return;
     others_.push_back(0);
@@ -96,13 +100,15 @@ JobClock::JobClock(const Participant& participant, std::shared_ptr<transport::Bo
   }
 }
 
-std::optional<trace::timeline::Clock> JobClock::at_end(std::chrono::milliseconds patience) const noexcept {
+std::optional<trace::timeline::Clock> JobClock::at_end(
+    std::chrono::milliseconds patience) const noexcept {
   for (const int other : others_) {
     try {
       const Deadline deadline = Deadline::in(rank_ == 0 ? patience : 2 * patience);
       if (rank_ == 0) {
         answer(kEnd, other, *store_, clock_, deadline);
-        take(*store_, done_key(other), deadline);  // the store may end with this process: not before it has been heard
+        take(*store_, done_key(other),
+             deadline);  // the store may end with this process: not before it has been heard
       } else {
         const auto measured = ask(kEnd, rank_, *store_, clock_, deadline);
         put(*store_, done_key(rank_), "");

@@ -32,9 +32,9 @@ namespace {
 using trace::Kind;
 
 // 1 µs to 60 s.
-const prometheus::Histogram::BucketBoundaries kSeconds{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4,
-                                                       5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
-                                                       0.2,  0.5,  1,    2,    5,    10,   60};
+const prometheus::Histogram::BucketBoundaries kSeconds{
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+    1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1,    2,    5,    10,   60};
 
 // Counts operations into a registry.
 class Counting final : public trace::Observer {
@@ -48,7 +48,8 @@ class Counting final : public trace::Observer {
                         .Register(registry)),
         bytes_(prometheus::BuildCounter()
                    .Name("weft_bytes_total")
-                   .Help("Bytes of this rank's tensors, inputs and outputs, in operations that have begun; of calls, the "
+                   .Help("Bytes of this rank's tensors, inputs and outputs, in operations that "
+                         "have begun; of calls, the "
                          "arguments, and the result when it is there")
                    .Labels(labels_)
                    .Register(registry)),
@@ -85,13 +86,15 @@ class Counting final : public trace::Observer {
     }
   }
 
-  void ended(Kind kind, const char* name, double seconds, const Error* error, std::uint64_t more) noexcept override {
+  void ended(Kind kind, const char* name, double seconds, const Error* error,
+             std::uint64_t more) noexcept override {
     in_flight_[place(kind)]->Decrement();
     seconds_[place(kind)]->Observe(seconds);
     try {
       if (more > 0) cells_of(kind, name).bytes->Increment(static_cast<double>(more));
       if (error == nullptr) return;
-      errors_.Add({{"kind", trace::name(kind)}, {"blame", std::string(weft::name(error->blame()))}}).Increment();
+      errors_.Add({{"kind", trace::name(kind)}, {"blame", std::string(weft::name(error->blame()))}})
+          .Increment();
     } catch (const std::exception&) {
       // not counted then
     }
@@ -134,34 +137,44 @@ class Standing final : public prometheus::Collectable {
     prometheus::ClientMetric metric;
     metric.label = {{"rank", std::to_string(rank_)}};
     metric.counter.value = static_cast<double>(trace::progress().steps.load());
-    std::vector<prometheus::MetricFamily> families{
-        {"weft_steps_total", "Training steps that have begun", prometheus::MetricType::Counter, {metric}}};
+    std::vector<prometheus::MetricFamily> families{{"weft_steps_total",
+                                                    "Training steps that have begun",
+                                                    prometheus::MetricType::Counter,
+                                                    {metric}}};
     add_waits(families);
-    const auto add = [&](trace::Queue queue, const char* name, const char* label, const char* help) {
+    const auto add = [&](trace::Queue queue, const char* name, const char* label,
+                         const char* help) {
       std::vector<prometheus::ClientMetric> metrics;
       for (const trace::Depth* depth : trace::depths()) {
         if (depth->queue != queue) continue;
         metrics.push_back({});
         metrics.back().label = {{"rank", std::to_string(rank_)}, {label, depth->of}};
-        metrics.back().gauge.value = static_cast<double>(depth->now.load(std::memory_order_relaxed));
+        metrics.back().gauge.value =
+            static_cast<double>(depth->now.load(std::memory_order_relaxed));
       }
-      if (!metrics.empty()) families.push_back({name, help, prometheus::MetricType::Gauge, std::move(metrics)});
+      if (!metrics.empty())
+        families.push_back({name, help, prometheus::MetricType::Gauge, std::move(metrics)});
     };
-    add(trace::Queue::Calls, "weft_calls_in_flight", "peer", "Calls made here and unanswered, by who is called");
-    add(trace::Queue::Handlers, "weft_queued_handlers", "agent", "Called functions that no thread is free for yet");
-    add(trace::Queue::Messages, "weft_queued_messages", "transport", "Messages that connections could not send yet");
+    add(trace::Queue::Calls, "weft_calls_in_flight", "peer",
+        "Calls made here and unanswered, by who is called");
+    add(trace::Queue::Handlers, "weft_queued_handlers", "agent",
+        "Called functions that no thread is free for yet");
+    add(trace::Queue::Messages, "weft_queued_messages", "transport",
+        "Messages that connections could not send yet");
     return families;
   }
 
  private:
   void add_waits(std::vector<prometheus::MetricFamily>& families) const {
-    prometheus::MetricFamily seconds{"weft_waited_seconds_total",
-                                     "Time in which this rank waited for others and did nothing for them, by the backend",
-                                     prometheus::MetricType::Counter,
-                                     {}};
+    prometheus::MetricFamily seconds{
+        "weft_waited_seconds_total",
+        "Time in which this rank waited for others and did nothing for them, by the backend",
+        prometheus::MetricType::Counter,
+        {}};
     for (const trace::HostTime::Waited& one : trace::host_time().waited()) {
       seconds.metric.push_back({});
-      seconds.metric.back().label = {{"rank", std::to_string(rank_)}, {"host", host_}, {"backend", one.backend}};
+      seconds.metric.back().label = {
+          {"rank", std::to_string(rank_)}, {"host", host_}, {"backend", one.backend}};
       seconds.metric.back().counter.value = static_cast<double>(one.nanoseconds) * 1e-9;
     }
     if (!seconds.metric.empty()) families.push_back(std::move(seconds));
@@ -170,12 +183,12 @@ class Standing final : public prometheus::Collectable {
     prometheus::ClientMetric metric;
     metric.label = {{"rank", std::to_string(rank_)}, {"host", host_}};
     metric.gauge.value = share;
-    families.push_back(
-        {"weft_waited_share",
-         "Share of the last steps, at most 32, that this rank waited for others, 0 to 1; the rank that waits "
-         "least is the one that the others wait for",
-         prometheus::MetricType::Gauge,
-         {metric}});
+    families.push_back({"weft_waited_share",
+                        "Share of the last steps, at most 32, that this rank waited for others, 0 "
+                        "to 1; the rank that waits "
+                        "least is the one that the others wait for",
+                        prometheus::MetricType::Gauge,
+                        {metric}});
   }
 
   const int rank_;
@@ -209,21 +222,25 @@ pid_t served_in = 0;  // a child has the service, and none of its threads
 void serve_metrics(const std::string& text, int rank) {
   std::lock_guard lock(serving);
   if (served_in == ::getpid()) return;
-  const std::string address = metrics_address(text, group::local_rank(group::process_environment()).value_or(0));
+  const std::string address =
+      metrics_address(text, group::local_rank(group::process_environment()).value_or(0));
   try {
     service = new Service(address, rank);
     served_in = ::getpid();
   } catch (const std::exception& error) {
     if (service != nullptr) {
       // The parent's may be the port that this rank's would be.
-      log::warn("metrics are not served by this rank, only by the process that it was forked from: nothing can listen on " +
-                address + " (" + error.what() + ")");
+      log::warn(
+          "metrics are not served by this rank, only by the process that it was forked from: "
+          "nothing can listen on " +
+          address + " (" + error.what() + ")");
       return;
     }
-    throw Error(Blame::Caller,
-                "WEFT_METRICS: nothing can listen on " + address + " (" + error.what() +
-                    "); take another port, and where several ranks share a machine, start them by weft-run, or give each "
-                    "its LOCAL_RANK");
+    throw Error(Blame::Caller, "WEFT_METRICS: nothing can listen on " + address + " (" +
+                                   error.what() +
+                                   "); take another port, and where several ranks share a machine, "
+                                   "start them by weft-run, or give each "
+                                   "its LOCAL_RANK");
   }
   log::info("metrics are served at http://" + address + "/metrics");
 }

@@ -1,19 +1,20 @@
-// WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. The ranks of one machine each
-// need a port of their own: 9400 plus LOCAL_RANK, or what mpirun and srun say instead.
+// WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. The
+// ranks of one machine each need a port of their own: 9400 plus LOCAL_RANK, or what mpirun and srun
+// say instead.
 //
-//   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame}, weft_in_flight{kind},
-//   weft_operation_seconds{kind} (a histogram), weft_steps_total, weft_waited_seconds_total{host,backend},
-//   weft_waited_share{host}, weft_calls_in_flight{peer}, weft_queued_handlers{agent}, weft_queued_messages{transport}; each
-//   with the rank
+//   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame},
+//   weft_in_flight{kind}, weft_operation_seconds{kind} (a histogram), weft_steps_total,
+//   weft_waited_seconds_total{host,backend}, weft_waited_share{host}, weft_calls_in_flight{peer},
+//   weft_queued_handlers{agent}, weft_queued_messages{transport}; each with the rank
 #pragma once
 
 #include <string>
 
 namespace weft::instruments {
 
-// Serves until the process ends; a second call does nothing. A process that was forked from one that serves does so for
-// itself. Throws Caller for an address that is none or cannot be had (there this is a warning: it may be the parent's),
-// Unsupported in a build without prometheus-cpp.
+// Serves until the process ends; a second call does nothing. A process that was forked from one
+// that serves does so for itself. Throws Caller for an address that is none or cannot be had (there
+// this is a warning: it may be the parent's), Unsupported in a build without prometheus-cpp.
 void serve_metrics(const std::string& address, int rank);
 
 // ":9400" -> "0.0.0.0:9400"; "127.0.0.1:9400" with local rank 2 -> "127.0.0.1:9402". Throws Caller.

@@ -5,7 +5,8 @@ namespace weft::instruments {
 
 void serve_metrics(const std::string&, int) {
   throw Error(Blame::Unsupported,
-              "WEFT_METRICS is set, but this build has no metrics; install prometheus-cpp-dev and build again "
+              "WEFT_METRICS is set, but this build has no metrics; install prometheus-cpp-dev and "
+              "build again "
               "(CMake says WEFT_METRICS: ON), or unset it");
 }
 

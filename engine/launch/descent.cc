@@ -29,7 +29,8 @@ Process read_process(const std::filesystem::path& folder) {
   Process process;
   if (const auto name_end = line.rfind(')'); name_end != std::string::npos) {
     pid_t group = 0;
-    std::istringstream(line.substr(name_end + 1)) >> process.state >> process.parent >> group >> process.session;
+    std::istringstream(line.substr(name_end + 1)) >> process.state >> process.parent >> group >>
+        process.session;
   }
   return process;
 }
@@ -37,11 +38,13 @@ Process read_process(const std::filesystem::path& folder) {
 std::map<pid_t, Process> all_processes() {
   std::map<pid_t, Process> all;
   std::error_code failure;
-  for (std::filesystem::directory_iterator at("/proc", failure), end; !failure && at != end; at.increment(failure)) {
+  for (std::filesystem::directory_iterator at("/proc", failure), end; !failure && at != end;
+       at.increment(failure)) {
     const std::string name = at->path().filename();
     pid_t id = 0;
     const auto [stopped, wrong] = std::from_chars(name.data(), name.data() + name.size(), id);
-    if (wrong == std::errc() && stopped == name.data() + name.size()) all[id] = read_process(at->path());
+    if (wrong == std::errc() && stopped == name.data() + name.size())
+      all[id] = read_process(at->path());
   }
   return all;
 }
@@ -54,7 +57,8 @@ std::vector<pid_t> descendants(const std::set<pid_t>& known, bool sessions) {
   const pid_t session = ::getsid(0);
   std::multimap<pid_t, pid_t> children;
   for (const auto& [id, process] : all) {
-    const bool left = !sessions && process.parent == self && !known.contains(id) && process.session != session;
+    const bool left =
+        !sessions && process.parent == self && !known.contains(id) && process.session != session;
     if (process.state != 'Z' && process.state != 'X' && !left) children.emplace(process.parent, id);
   }
   std::vector<pid_t> found{self};

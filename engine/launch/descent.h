@@ -1,7 +1,7 @@
-// The processes below this one, as /proc tells: children, theirs, and orphans that this process has adopted (a subreaper,
-// prctl(2)). weft-run signals them all, because a rank may be a script that waits for the program which trains. Process
-// groups would serve as well, but for the terminal: Ctrl-C, Ctrl-Z and reading belong to the group in its foreground.
-// Any thread.
+// The processes below this one, as /proc tells: children, theirs, and orphans that this process has
+// adopted (a subreaper, prctl(2)). weft-run signals them all, because a rank may be a script that
+// waits for the program which trains. Process groups would serve as well, but for the terminal:
+// Ctrl-C, Ctrl-Z and reading belong to the group in its foreground. Any thread.
 #pragma once
 
 #include <set>
@@ -11,8 +11,9 @@
 
 namespace weft::launch {
 
-// Those that run, parents first. A child of this process that is not among `known` is an adopted orphan. One that has made
-// a session of its own means to outlive the job: without `sessions` neither it nor what is below it is among them.
+// Those that run, parents first. A child of this process that is not among `known` is an adopted
+// orphan. One that has made a session of its own means to outlive the job: without `sessions`
+// neither it nor what is below it is among them.
 std::vector<pid_t> descendants(const std::set<pid_t>& known, bool sessions);
 
 // Whether the process has a handler for the signal.

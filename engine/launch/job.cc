@@ -46,12 +46,13 @@ std::string random_id() {
 
 // No rank runs.
 int end_on_signal() {
-  say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) + ")");
+  say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) +
+      ")");
   return 128 + received_signal;
 }
 
-// The store in which the nodes meet, or nothing where a signal has come first: on a thread of its own, because what waits
-// for the host's name, for its port and for its answer hears of no signal.
+// The store in which the nodes meet, or nothing where a signal has come first: on a thread of its
+// own, because what waits for the host's name, for its port and for its answer hears of no signal.
 std::optional<OpenedStore> open_until_signal(const Options& options, const OpenStore& open_store) {
   if (options.endpoint_host.empty()) return OpenedStore{std::make_shared<LocalStore>(), ""};
   std::packaged_task<OpenedStore()> open([options, open_store] { return open_store(options); });
@@ -62,8 +63,8 @@ std::optional<OpenedStore> open_until_signal(const Options& options, const OpenS
     if (!goes_on()) return std::nullopt;
     if (told || !silent.passed()) continue;
     told = true;
-    say("rendezvous: waiting for the weft-run that hosts it, at " + options.endpoint_host + " port " +
-        std::to_string(options.endpoint_port));
+    say("rendezvous: waiting for the weft-run that hosts it, at " + options.endpoint_host +
+        " port " + std::to_string(options.endpoint_port));
   }
   return opened.get();
 }
@@ -98,12 +99,13 @@ class Job {
 
   int run_rounds() {
     for (;;) {
-      const auto place =
-          rendezvous_->join(free_port(), goes_on, [](const std::string& whom) { say("rendezvous: " + whom); });
+      const auto place = rendezvous_->join(
+          free_port(), goes_on, [](const std::string& whom) { say("rendezvous: " + whom); });
       if (!place) return goes_on() ? end_with_others() : end_on_signal();
       if (place->round > 0) announce(*place);
       if (meets() && options_.node_rank.value_or(place->node_rank) != place->node_rank) {
-        say("this node has rank " + std::to_string(place->node_rank) + ", not " + std::to_string(*options_.node_rank) +
+        say("this node has rank " + std::to_string(place->node_rank) + ", not " +
+            std::to_string(*options_.node_rank) +
             " as --node-rank wishes: another node wishes the same, or there are fewer");
       }
       if (const auto code = run_round(meets() ? *place : told(*place))) return *code;
@@ -125,8 +127,8 @@ class Job {
   void announce(const Rendezvous::Place& place) const {
     std::string text = place.cause + "; the ranks start again";
     if (options_.rendezvous.limits.restarts > 0) {
-      text += ", " + std::to_string(place.restarts) + " of " + std::to_string(options_.rendezvous.limits.restarts) +
-              " restarts used";
+      text += ", " + std::to_string(place.restarts) + " of " +
+              std::to_string(options_.rendezvous.limits.restarts) + " restarts used";
     }
     if (meets()) {
       text += ": " + std::to_string(place.world_size) + " on " + std::to_string(place.nodes) +
@@ -171,7 +173,8 @@ class Job {
   }
 
   std::optional<int> after(const WorkerGroup::Failure& failure, const Rendezvous::Place& place) {
-    // Where all that failed here lost ranks of other nodes, those know more, or are lost themselves.
+    // Where all that failed here lost ranks of other nodes, those know more, or are lost
+    // themselves.
     if (failure.is_consequence && place.nodes > 1 && meets()) {
       const auto patience = rendezvous_->patience() + options_.rendezvous.keep_alive_interval;
       for (const Deadline deadline = Deadline::in(patience); !deadline.passed() && goes_on();) {
@@ -205,7 +208,8 @@ class Job {
 
   int end_with_others() const {
     const JobEnd& end = *rendezvous_->end();
-    say(end.code == 0 ? "the job has ended" : "the job has failed: " + end.why + "; the weft-run there shows more");
+    say(end.code == 0 ? "the job has ended"
+                      : "the job has failed: " + end.why + "; the weft-run there shows more");
     return end.code;
   }
 
@@ -214,7 +218,8 @@ class Job {
   std::optional<Rendezvous> rendezvous_;
 };
 
-// The last rank merges the timeline's parts; where that one was killed, this is who is left. The job's exit code stays.
+// The last rank merges the timeline's parts; where that one was killed, this is who is left. The
+// job's exit code stays.
 void merge_timeline() {
   const char* const file = ::getenv("WEFT_TIMELINE");
   if (file == nullptr || *file == '\0') return;
@@ -229,7 +234,8 @@ void merge_timeline() {
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string agent = self.parent_path() / "weft-agent";
   ::execv(agent.c_str(), argv);
-  throw system_error(Blame::Caller, "--rdzv-endpoint needs weft-agent beside weft-run: " + agent, errno);
+  throw system_error(Blame::Caller, "--rdzv-endpoint needs weft-agent beside weft-run: " + agent,
+                     errno);
 }
 
 }  // namespace
@@ -242,7 +248,9 @@ int run_command(int argc, char** argv, const std::string& version, const OpenSto
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
     rename_process(argc, argv, "weft ranks");
     auto opened = open_until_signal(options, open_store);
-    if (!opened) ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what it uses
+    if (!opened)
+      ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what
+                                 // it uses
     const int code = Job(options, std::move(*opened)).run();
     merge_timeline();
     return code;

@@ -28,7 +28,8 @@ constexpr int kDefaultEndpointPort = 29400;  // torchrun's
 template <class T>
 bool reads(const std::string& text, T least, T most, T& value) {
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return failure == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
+  return failure == std::errc() && end == text.data() + text.size() && value >= least &&
+         value <= most;
 }
 
 // Those that ranks will see.
@@ -38,12 +39,14 @@ int count_of_gpus() {
   for (const auto& entry : std::filesystem::directory_iterator("/dev", failed)) {
     const std::string name = entry.path().filename();
     const bool is_gpu = name.size() > 6 && name.starts_with("nvidia") &&
-                        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+                        std::all_of(name.begin() + 6, name.end(),
+                                    [](unsigned char c) { return std::isdigit(c) != 0; });
     if (is_gpu) ++count;
   }
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
     const std::string list = visible;
-    const auto entries = list.empty() || list == "-1" ? 0 : std::count(list.begin(), list.end(), ',') + 1;
+    const auto entries =
+        list.empty() || list == "-1" ? 0 : std::count(list.begin(), list.end(), ',') + 1;
     count = std::min(count, static_cast<int>(entries));
   }
   return count;
@@ -52,11 +55,14 @@ int count_of_gpus() {
 int count_of_ranks(const std::string& text) {
   const int gpus = text == "gpu" || text == "auto" ? count_of_gpus() : 0;
   if (gpus > 0) return gpus;
-  if (text == "auto" || text == "cpu") return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  if (text == "gpu") throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU, or shows none");
+  if (text == "auto" || text == "cpu")
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (text == "gpu")
+    throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU, or shows none");
   int value = 0;
   if (reads(text, 1, 4096, value)) return value;
-  throw Error(Blame::Caller, "--nproc-per-node is '" + text + "'; it takes a number from 1 to 4096, cpu, gpu or auto");
+  throw Error(Blame::Caller, "--nproc-per-node is '" + text +
+                                 "'; it takes a number from 1 to 4096, cpu, gpu or auto");
 }
 
 // "4", or "1:4".
@@ -64,9 +70,12 @@ void read_nodes(const std::string& text, RendezvousLimits& limits) {
   const auto colon = text.find(':');
   const std::string least = text.substr(0, colon);
   const std::string most = colon == std::string::npos ? least : text.substr(colon + 1);
-  if (reads(least, 1, kMostNodes, limits.least) && reads(most, limits.least, kMostNodes, limits.most)) return;
+  if (reads(least, 1, kMostNodes, limits.least) &&
+      reads(most, limits.least, kMostNodes, limits.most))
+    return;
   throw Error(Blame::Caller,
-              "--nnodes is '" + text + "'; it takes a whole number of at least 1, or the least and the most as in 1:4");
+              "--nnodes is '" + text +
+                  "'; it takes a whole number of at least 1, or the least and the most as in 1:4");
 }
 
 // "host", "host:29400", "[::1]:29400". Port 0 is for one machine, which needs none.
@@ -82,10 +91,11 @@ void read_endpoint(const std::string& text, Options& options) {
   }
   options.endpoint_host = host;
   options.endpoint_port = kDefaultEndpointPort;
-  const bool has_port = port.empty() || (port.starts_with(':') && reads(port.substr(1), 0, 65535, options.endpoint_port));
+  const bool has_port = port.empty() || (port.starts_with(':') &&
+                                         reads(port.substr(1), 0, 65535, options.endpoint_port));
   if (!host.empty() && has_port) return;
-  throw Error(Blame::Caller,
-              "--rdzv-endpoint is '" + text + "'; it takes host:port, of a machine of the job, or [IPv6]:port");
+  throw Error(Blame::Caller, "--rdzv-endpoint is '" + text +
+                                 "'; it takes host:port, of a machine of the job, or [IPv6]:port");
 }
 
 // "join_timeout=600,last_call_timeout=30": torchrun's names.
@@ -99,21 +109,25 @@ void read_settings(const std::string& text, Options& options) {
     constexpr double kLongest = 10 * 365 * 86400.0;
     double number = 0;
     const auto as_time = [&] { return milliseconds(static_cast<std::int64_t>(number * 1000)); };
-    const bool is_number = reads(value, name == "last_call_timeout" ? 0.0 : 0.001, kLongest, number);
+    const bool is_number =
+        reads(value, name == "last_call_timeout" ? 0.0 : 0.001, kLongest, number);
     if (name == "join_timeout" && is_number) {
       settings.join_timeout = as_time();
     } else if (name == "last_call_timeout" && is_number) {
       settings.last_call_timeout = as_time();
     } else if (name == "keep_alive_interval" && is_number) {
       settings.keep_alive_interval = as_time();
-    } else if (name == "keep_alive_max_attempt" && reads(value, 1, 1000, settings.keep_alive_max_attempt)) {
+    } else if (name == "keep_alive_max_attempt" &&
+               reads(value, 1, 1000, settings.keep_alive_max_attempt)) {
       continue;
     } else if (name == "is_host" && (value == "0" || value == "1")) {
       options.is_host = value == "1";
     } else {
-      throw Error(Blame::Caller, "--rdzv-conf has '" + item +
-                                     "'; it takes NAME=NUMBER,… of join_timeout (600), last_call_timeout (30) and "
-                                     "keep_alive_interval (5), in seconds, keep_alive_max_attempt (3) and is_host (0, 1)");
+      throw Error(
+          Blame::Caller,
+          "--rdzv-conf has '" + item +
+              "'; it takes NAME=NUMBER,… of join_timeout (600), last_call_timeout (30) and "
+              "keep_alive_interval (5), in seconds, keep_alive_max_attempt (3) and is_host (0, 1)");
     }
   }
 }
@@ -132,35 +146,43 @@ void check(Options& options, bool is_standalone, bool names_master) {
   const RendezvousLimits& limits = options.rendezvous.limits;
   if (!options.endpoint_host.empty() && options.endpoint_port == 0) {
     if (limits.most > 1) {
-      throw Error(Blame::Caller, "--rdzv-endpoint has port 0, which is a free one: the other nodes could not know it");
+      throw Error(
+          Blame::Caller,
+          "--rdzv-endpoint has port 0, which is a free one: the other nodes could not know it");
     }
     options.endpoint_host.clear();
   }
   const bool meets = !options.endpoint_host.empty();
   if (is_standalone && (meets || limits.most > 1)) {
-    throw Error(Blame::Caller, "--standalone is for one machine: no --nnodes above 1 and no --rdzv-endpoint");
+    throw Error(Blame::Caller,
+                "--standalone is for one machine: no --nnodes above 1 and no --rdzv-endpoint");
   }
   if (meets && names_master) {
     throw Error(Blame::Caller,
-                "with --rdzv-endpoint the nodes agree on the master: leave --master-addr and --master-port out");
+                "with --rdzv-endpoint the nodes agree on the master: leave --master-addr and "
+                "--master-port out");
   }
   if (options.node_rank.value_or(0) >= limits.most) {
-    throw Error(Blame::Caller, "--node-rank is " + std::to_string(*options.node_rank) + "; with --nnodes " +
-                                   std::to_string(limits.most) + " it goes up to " + std::to_string(limits.most - 1));
+    throw Error(Blame::Caller, "--node-rank is " + std::to_string(*options.node_rank) +
+                                   "; with --nnodes " + std::to_string(limits.most) +
+                                   " it goes up to " + std::to_string(limits.most - 1));
   }
   if (meets || limits.most == 1) return;
   const std::string fix = "; give all nodes the same --rdzv-endpoint host:port";
   if (limits.least != limits.most) {
-    throw Error(Blame::Caller, "--nnodes " + std::to_string(limits.least) + ":" + std::to_string(limits.most) +
+    throw Error(Blame::Caller, "--nnodes " + std::to_string(limits.least) + ":" +
+                                   std::to_string(limits.most) +
                                    ": nodes that come and go meet at a rendezvous" + fix);
   }
   if (limits.restarts > 0) {
-    throw Error(Blame::Caller, "--max-restarts on several machines: they agree on it at a rendezvous" + fix);
+    throw Error(Blame::Caller,
+                "--max-restarts on several machines: they agree on it at a rendezvous" + fix);
   }
   if (options.master_port == 0) {
-    throw Error(Blame::Caller,
-                "with --nnodes, all nodes need the same --master-addr and --master-port, or the same "
-                "--rdzv-endpoint");
+    throw Error(
+        Blame::Caller,
+        "with --nnodes, all nodes need the same --master-addr and --master-port, or the same "
+        "--rdzv-endpoint");
   }
 }
 
@@ -188,13 +210,16 @@ Streams Streams::parse(const std::string& option, const std::string& text, int r
     int rank = 0;
     if (colon == std::string::npos || !reads(item.substr(0, colon), 0, 4095, rank) ||
         !reads(item.substr(colon + 1), 0, 3, number)) {
-      throw Error(Blame::Caller, option + " is '" + text +
-                                     "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that of single local "
-                                     "ranks as in 0:3,1:2");
+      throw Error(
+          Blame::Caller,
+          option + " is '" + text +
+              "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that of single local "
+              "ranks as in 0:3,1:2");
     }
     if (rank >= ranks) {
-      throw Error(Blame::Caller, option + " names local rank " + std::to_string(rank) + "; with --nproc-per-node " +
-                                     std::to_string(ranks) + " they go up to " + std::to_string(ranks - 1));
+      throw Error(Blame::Caller, option + " names local rank " + std::to_string(rank) +
+                                     "; with --nproc-per-node " + std::to_string(ranks) +
+                                     " they go up to " + std::to_string(ranks - 1));
     }
     streams.of_rank_[rank] = number;
   }
@@ -215,78 +240,102 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   bool is_standalone = false;
   double monitor_seconds = 0.1;
   CLI::App app(
-      "Starts the ranks of a program on this machine. Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
-      "MASTER_ADDR, MASTER_PORT and torchrun's other variables; of several on a machine each gets OMP_NUM_THREADS=1 unless "
+      "Starts the ranks of a program on this machine. Each gets RANK, LOCAL_RANK, WORLD_SIZE, "
+      "LOCAL_WORLD_SIZE, "
+      "MASTER_ADDR, MASTER_PORT and torchrun's other variables; of several on a machine each gets "
+      "OMP_NUM_THREADS=1 unless "
       "it is set.",
       "weft-run");
   app.set_version_flag("--version", version);
-  app.add_option("--nproc-per-node,--nproc_per_node", ranks, "Ranks on this machine: a number, cpu, gpu or auto")
+  app.add_option("--nproc-per-node,--nproc_per_node", ranks,
+                 "Ranks on this machine: a number, cpu, gpu or auto")
       ->capture_default_str();
-  app.add_option("--nnodes", nodes, "Machines of the job, or the least and the most as in 1:4; start weft-run on each")
+  app.add_option("--nnodes", nodes,
+                 "Machines of the job, or the least and the most as in 1:4; start weft-run on each")
       ->capture_default_str();
   app.add_option("--max-restarts,--max_restarts", rendezvous.limits.restarts,
-                 "How often all ranks start again after one has failed, before the job fails. WEFT_DUMP_DIR has a folder "
+                 "How often all ranks start again after one has failed, before the job fails. "
+                 "WEFT_DUMP_DIR has a folder "
                  "attempt_N for each round then")
       ->capture_default_str()
       ->check(whole_number(0));
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint,
-                 "Where the nodes meet: host:port of one of them, whose weft-run must live as long as the job (port 29400 "
+                 "Where the nodes meet: host:port of one of them, whose weft-run must live as long "
+                 "as the job (port 29400 "
                  "where none is given)");
-  app.add_option("--rdzv-id,--rdzv_id", options.run_id, "Name of the job there, and TORCHELASTIC_RUN_ID")
+  app.add_option("--rdzv-id,--rdzv_id", options.run_id,
+                 "Name of the job there, and TORCHELASTIC_RUN_ID")
       ->capture_default_str();
   app.add_option("--rdzv-conf,--rdzv_conf", settings,
-                 "NAME=NUMBER,…: join_timeout (600), last_call_timeout (30), keep_alive_interval (5), in seconds; "
+                 "NAME=NUMBER,…: join_timeout (600), last_call_timeout (30), keep_alive_interval "
+                 "(5), in seconds; "
                  "keep_alive_max_attempt (3); is_host (1 where the endpoint is this machine)");
-  app.add_option("--rdzv-backend,--rdzv_backend", backend, "c10d; static where no --rdzv-endpoint is given")
+  app.add_option("--rdzv-backend,--rdzv_backend", backend,
+                 "c10d; static where no --rdzv-endpoint is given")
       ->capture_default_str();
-  app.add_flag("--standalone", is_standalone, "A job of one machine, which is what weft-run does without --nnodes");
-  app.add_option("--monitor-interval,--monitor_interval", monitor_seconds, "Seconds between looks at the other nodes")
+  app.add_flag("--standalone", is_standalone,
+               "A job of one machine, which is what weft-run does without --nnodes");
+  app.add_option("--monitor-interval,--monitor_interval", monitor_seconds,
+                 "Seconds between looks at the other nodes")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 3600.0));
   app.add_option("--local-addr,--local_addr", options.local_address,
-                 "Address by which the other nodes reach this one, where the route to the endpoint does not tell");
+                 "Address by which the other nodes reach this one, where the route to the endpoint "
+                 "does not tell");
   app.add_option("--node-rank,--node_rank", options.node_rank,
                  "Which machine this is, from 0; where the nodes meet at a rendezvous, a wish")
       ->check(whole_number(0));
-  auto* const master_address =
-      app.add_option("--master-addr,--master_addr", options.master_address, "Address of the machine with rank 0")
-          ->capture_default_str();
-  auto* const master_port =
-      app.add_option("--master-port,--master_port", options.master_port, "Port there; 0 = a free one (one machine only)")
-          ->capture_default_str()
-          ->check(whole_number(0, 65535));
-  app.add_option("--grace", options.grace_seconds,
-                 "Seconds that ranks get to end by themselves after a failure, and again after SIGTERM")
+  auto* const master_address = app.add_option("--master-addr,--master_addr", options.master_address,
+                                              "Address of the machine with rank 0")
+                                   ->capture_default_str();
+  auto* const master_port = app.add_option("--master-port,--master_port", options.master_port,
+                                           "Port there; 0 = a free one (one machine only)")
+                                ->capture_default_str()
+                                ->check(whole_number(0, 65535));
+  app.add_option(
+         "--grace", options.grace_seconds,
+         "Seconds that ranks get to end by themselves after a failure, and again after SIGTERM")
       ->capture_default_str()
       ->check(whole_number(0));
-  app.add_flag("--no-prefix,--no_prefix", options.no_prefix, "Leave the ranks' output as it is; stdout stays a terminal");
+  app.add_flag("--no-prefix,--no_prefix", options.no_prefix,
+               "Leave the ranks' output as it is; stdout stays a terminal");
   app.add_option("--log-dir,--log_dir", log_folder,
-                 "Folder for the ranks' output: RDZV-ID_…/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone, --tee 3");
+                 "Folder for the ranks' output: RDZV-ID_…/attempt_N/LOCAL_RANK/stdout.log and "
+                 "stderr.log; alone, --tee 3");
   app.add_option("-r,--redirects", redirects,
                  "What goes to the logs alone: 1 stdout, 2 stderr, 3 both; 0:3,1:2 by local rank");
   app.add_option("-t,--tee", tee, "What goes to the logs as well");
   std::string status;
   app.add_flag("--status{5}", status,
-               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second, "
+               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, "
+               "operations and bytes a second, "
                "and the share of the time that it waited for others; the rank that waits "
                "least is the one that the others wait for")
       ->check(whole_number(1, kLongestStatus));
   app.formatter(std::make_shared<Help>());
-  app.footer("The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train --epochs 3");
+  app.footer(
+      "The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train "
+      "--epochs 3");
   app.prefix_command();  // from the first word that is no option, everything is the program's
   weft::launch::parse(app, argc, argv);
   options.command = app.remaining();
-  const auto is_status_without_number = [](const char* word) { return std::string(word) == "--status="; };
+  const auto is_status_without_number = [](const char* word) {
+    return std::string(word) == "--status=";
+  };
   if (std::any_of(argv + 1, argv + argc - options.command.size(), is_status_without_number)) {
-    throw Error(Blame::Caller, "--status= has no number behind it: --status is every 5 seconds, --status=N every N");
+    throw Error(
+        Blame::Caller,
+        "--status= has no number behind it: --status is every 5 seconds, --status=N every N");
   }
   if (!status.empty()) options.status_seconds = std::stoi(status);
   if (!options.command.empty() && options.command.front() == "--") {
     options.command.erase(options.command.begin());
   } else if (!options.command.empty() && options.command.front().starts_with("-")) {
-    throw Error(Blame::Caller, "unknown option '" + options.command.front() +
-                                   "': weft-run --help lists those that there are; a program whose name begins with '-' "
-                                   "follows '--'");
+    throw Error(
+        Blame::Caller,
+        "unknown option '" + options.command.front() +
+            "': weft-run --help lists those that there are; a program whose name begins with '-' "
+            "follows '--'");
   }
   options.ranks = count_of_ranks(ranks);
   read_nodes(nodes, rendezvous.limits);
@@ -299,9 +348,11 @@ Options parse_options(int argc, char** argv, const std::string& version) {
                 "--rdzv-endpoint with c10d");
   }
   if (backend != "c10d" && backend != "static") {
-    throw Error(Blame::Caller, "--rdzv-backend " + backend +
-                                   " is not there: c10d is (nodes that are told who they are need none: --node-rank, "
-                                   "--master-addr, --master-port)");
+    throw Error(
+        Blame::Caller,
+        "--rdzv-backend " + backend +
+            " is not there: c10d is (nodes that are told who they are need none: --node-rank, "
+            "--master-addr, --master-port)");
   }
   check(options, is_standalone, master_address->count() > 0 || master_port->count() > 0);
   options.redirected = Streams::parse("--redirects", redirects, options.ranks);
@@ -314,7 +365,8 @@ Options parse_options(int argc, char** argv, const std::string& version) {
     if (!names_streams) options.teed = Streams::parse("--tee", "3", options.ranks);
     options.log_folder = log_folder_in(log_folder, options.run_id);
   }
-  if (options.command.empty()) throw Error(Blame::Caller, "no program is given; weft-run --help shows how");
+  if (options.command.empty())
+    throw Error(Blame::Caller, "no program is given; weft-run --help shows how");
   return options;
 }
 

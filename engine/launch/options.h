@@ -13,8 +13,8 @@ namespace weft::launch {
 // Of which of a machine's ranks which streams are meant.
 class Streams {
  public:
-  // torchrun's form: 0 none, 1 stdout, 2 stderr, 3 both, of all ranks, or of single ones as in "0:3,1:2". Throws Caller,
-  // also for one that is none of these `ranks`.
+  // torchrun's form: 0 none, 1 stdout, 2 stderr, 3 both, of all ranks, or of single ones as in
+  // "0:3,1:2". Throws Caller, also for one that is none of these `ranks`.
   static Streams parse(const std::string& option, const std::string& text, int ranks);
   bool has(int local_rank, int descriptor) const;
   bool any() const { return of_all_ != 0 || !of_rank_.empty(); }
@@ -44,8 +44,8 @@ struct Options {
   std::vector<std::string> command;
 };
 
-// Ends the process after --help, after --version (it prints `version`) and after a mistake of CLI11's kind; throws Caller
-// for others.
+// Ends the process after --help, after --version (it prints `version`) and after a mistake of
+// CLI11's kind; throws Caller for others.
 Options parse_options(int argc, char** argv, const std::string& version);
 
 }  // namespace weft::launch

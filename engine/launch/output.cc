@@ -19,14 +19,17 @@ namespace weft::launch {
 
 namespace {
 
-constexpr std::size_t kKept = 20;                       // lines
-constexpr std::size_t kLongest = std::size_t{1} << 16;  // bytes of a line that are held until it ends
+constexpr std::size_t kKept = 20;  // lines
+constexpr std::size_t kLongest = std::size_t{1}
+                                 << 16;  // bytes of a line that are held until it ends
 
 // "weft 12:34:56.789 W …" (base/log.h).
 bool is_log(const std::string& line) {
   const std::string form = "weft 00:00:00.000 ";
-  return line.size() > form.size() && std::equal(form.begin(), form.end(), line.begin(), [](char wanted, char letter) {
-           return wanted == '0' ? std::isdigit(static_cast<unsigned char>(letter)) != 0 : wanted == letter;
+  return line.size() > form.size() &&
+         std::equal(form.begin(), form.end(), line.begin(), [](char wanted, char letter) {
+           return wanted == '0' ? std::isdigit(static_cast<unsigned char>(letter)) != 0
+                                : wanted == letter;
          });
 }
 
@@ -38,7 +41,8 @@ Output::Output(int rank, Descriptor from, int to, bool prefix, Log log)
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(log_.path).parent_path(), ignored);
   kept_ = Descriptor(::open(log_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!kept_) throw system_error(Blame::Caller, "--log-dir: " + log_.path + " cannot be written", errno);
+  if (!kept_)
+    throw system_error(Blame::Caller, "--log-dir: " + log_.path + " cannot be written", errno);
 }
 
 const char* Output::where() const { return to_ == STDERR_FILENO ? "stderr" : "stdout"; }
@@ -84,7 +88,8 @@ void Output::end_line(const char* ending) {
     last_.push_back(partial_ + "\n");
     if (last_.size() > kKept) last_.pop_front();
   }
-  if (prefix_) write_all((is_inside_ ? "" : "[rank " + std::to_string(rank_) + "] ") + partial_ + ending);
+  if (prefix_)
+    write_all((is_inside_ ? "" : "[rank " + std::to_string(rank_) + "] ") + partial_ + ending);
   is_inside_ = *ending == '\0';
   partial_.clear();
 }
@@ -94,8 +99,8 @@ void Output::keep(std::string_view bytes) {
     const auto count = ::write(kept_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      std::fprintf(stderr, "weft-run: cannot write to %s: %s; the rest is not kept there\n", log_.path.c_str(),
-                   std::strerror(errno));
+      std::fprintf(stderr, "weft-run: cannot write to %s: %s; the rest is not kept there\n",
+                   log_.path.c_str(), std::strerror(errno));
       kept_ = {};
       return;
     }
@@ -107,7 +112,8 @@ void Output::write_all(std::string_view text) {
   if (log_.is_instead) return;
   while (!text.empty()) {
     auto count = ::write(to_, text.data(), text.size());
-    if (count < 0 && errno == EAGAIN) {  // whoever has it open as well, a shell or a build's agent, may have made it so
+    if (count < 0 && errno == EAGAIN) {  // whoever has it open as well, a shell or a build's agent,
+                                         // may have made it so
       pollfd place{to_, POLLOUT, 0};
       count = ::poll(&place, 1, -1);
       if (count > 0) continue;
@@ -127,7 +133,9 @@ bool Output::tells_of_a_lost_rank() const {
   for (const std::string& line : last_) {
     in_log = is_log(line) || (in_log && line.starts_with(' '));  // a message may have several lines
     if (in_log) continue;
-    if (line.find("[PeerLost at ") != std::string::npos || line.find("[Cancelled at ") != std::string::npos) return true;
+    if (line.find("[PeerLost at ") != std::string::npos ||
+        line.find("[Cancelled at ") != std::string::npos)
+      return true;
   }
   return false;
 }

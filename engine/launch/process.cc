@@ -32,12 +32,14 @@ int bindable(int port) {
   address.sin_addr.s_addr = htonl(INADDR_ANY);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   socklen_t length = sizeof address;
-  const bool bound = socket >= 0 && ::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+  const bool bound = socket >= 0 &&
+                     ::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
                      ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   const int number = errno;
   if (socket >= 0) ::close(socket);
   if (bound) return ntohs(address.sin_port);
-  if (number != EADDRINUSE && number != EACCES) throw system_error(Blame::Busy, "looking for a free port", number);
+  if (number != EADDRINUSE && number != EACCES)
+    throw system_error(Blame::Busy, "looking for a free port", number);
   return -1;
 }
 
@@ -51,7 +53,8 @@ int first_handed_out() {
 // False of a child that somebody else has reaped: its number may be another process's by now.
 bool is_child(pid_t process) {
   siginfo_t ignored;
-  return ::waitid(P_PID, static_cast<id_t>(process), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+  return ::waitid(P_PID, static_cast<id_t>(process), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0 ||
+         errno != ECHILD;
 }
 
 }  // namespace
@@ -71,7 +74,8 @@ int free_port() {
 }
 
 std::string describe_status(int status) {
-  if (status == kTakenStatus) return "a status that something else in this process took (a SIGCHLD handler, wait())";
+  if (status == kTakenStatus)
+    return "a status that something else in this process took (a SIGCHLD handler, wait())";
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
   return "signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
 }
@@ -93,12 +97,14 @@ std::vector<pid_t> Children::reached() const {
   std::vector<pid_t> reached = descendants(known, reach_ == Reach::Sessions);
   // Where there is no /proc, the children at least.
   for (const pid_t process : own) {
-    if (std::find(reached.begin(), reached.end(), process) == reached.end()) reached.push_back(process);
+    if (std::find(reached.begin(), reached.end(), process) == reached.end())
+      reached.push_back(process);
   }
   return reached;
 }
 
-// One look at /proc may miss a process whose parent ends meanwhile: it was read below that, and is adopted by then.
+// One look at /proc may miss a process whose parent ends meanwhile: it was read below that, and is
+// adopted by then.
 bool Children::have_ended() const {
   constexpr int kLooks = 3;
   for (int look = 0; look < kLooks; ++look) {
@@ -137,7 +143,8 @@ Children::Ended Children::wait(std::chrono::milliseconds patience, int other) {
       if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
     }
     const auto left = std::min(deadline.remaining(), std::chrono::milliseconds(1000));
-    // A descriptor of a process becomes readable when it ends; without any (old kernels) look again soon.
+    // A descriptor of a process becomes readable when it ends; without any (old kernels) look again
+    // soon.
     const bool all_watched = watched.size() == processes_.size() + 1;
     const auto limit = all_watched ? left : std::min(left, std::chrono::milliseconds(10));
     ::poll(watched.data(), watched.size(), static_cast<int>(limit.count()));
@@ -150,7 +157,8 @@ Children::Ended Children::wait(std::chrono::milliseconds patience, int other) {
 void Children::signal_all(int number) {
   for (const pid_t process : reached()) {
     ::kill(process, number);
-    signalled_.insert(process);  // a wrapper may die of the signal before what it has started in a session of its own
+    signalled_.insert(process);  // a wrapper may die of the signal before what it has started in a
+                                 // session of its own
   }
 }
 

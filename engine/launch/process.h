@@ -11,11 +11,12 @@
 
 namespace weft::launch {
 
-// A TCP port that is free at this moment, below those that the kernel gives to whoever connects: a job that starts slowly
-// still finds it free. Throws Busy.
+// A TCP port that is free at this moment, below those that the kernel gives to whoever connects: a
+// job that starts slowly still finds it free. Throws Busy.
 int free_port();
 
-// The status of a child that something else in this process has waited for: a SIGCHLD handler, or a thread in wait().
+// The status of a child that something else in this process has waited for: a SIGCHLD handler, or a
+// thread in wait().
 constexpr int kTakenStatus = -1;
 
 // "exit code 3", "signal 9 (Killed)".
@@ -24,7 +25,8 @@ std::string describe_status(int status);
 // Whom a signal to a job's children goes to.
 enum class Reach {
   Children,     // those that were added
-  Descendants,  // also what they have started. This process then adopts orphans and reaps every child it has.
+  Descendants,  // also what they have started. This process then adopts orphans and reaps every
+                // child it has.
   Sessions,     // of the descendants also orphans that have made sessions of their own
 };
 
@@ -47,16 +49,16 @@ class Children {
     pid_t process = 0;
     int status = 0;  // or kTakenStatus
   };
-  // Blocks until a child ends or the time is over (process 0 then), or until there is something to read from the descriptor
-  // `other` where one is given. Only children that were added count.
+  // Blocks until a child ends or the time is over (process 0 then), or until there is something to
+  // read from the descriptor `other` where one is given. Only children that were added count.
   Ended wait(std::chrono::milliseconds patience, int other = -1);
   // What it has reached once it reaches also when it is an orphan in a session of its own.
   void signal_all(int number);
-  // Only to those that handle the signal: the others, such as a shell around the program, would die of it. Returns how
-  // many there are.
+  // Only to those that handle the signal: the others, such as a shell around the program, would die
+  // of it. Returns how many there are.
   int signal_who_catch(int number) const;
-  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL. `meanwhile` is called every 10 ms until all have ended:
-  // who writes to a pipe that nobody reads cannot end by itself.
+  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL. `meanwhile` is called every 10
+  // ms until all have ended: who writes to a pipe that nobody reads cannot end by itself.
   void end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry = {},
                const std::function<void()>& meanwhile = {});
 

@@ -38,7 +38,8 @@ Rendezvous::Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, No
     heart_ = std::thread([this] { beat(); });
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "the rendezvous gets no thread for its heartbeats; allow this user, or the container, more of them "
+                       "the rendezvous gets no thread for its heartbeats; allow this user, or the "
+                       "container, more of them "
                        "(ulimit -u, pids.max)",
                        error.code().value());
   }
@@ -66,8 +67,10 @@ void Rendezvous::beat() {
   }
 }
 
-RendezvousState Rendezvous::update(Deadline deadline, const std::function<void(RendezvousState&)>& change) {
-  // A thousand nodes may come, or fail, at one moment, and of those that try at one moment one is the fastest.
+RendezvousState Rendezvous::update(Deadline deadline,
+                                   const std::function<void(RendezvousState&)>& change) {
+  // A thousand nodes may come, or fail, at one moment, and of those that try at one moment one is
+  // the fastest.
   for (group::Pause pause;; pause.wait(deadline)) {
     const std::string before = store_->get();
     RendezvousState state = before.empty() ? RendezvousState() : decode(before);
@@ -76,8 +79,10 @@ RendezvousState Rendezvous::update(Deadline deadline, const std::function<void(R
     if (after == before) return state;
     if (store_->compare_set(before, after) == after) return state;
     if (deadline.passed()) {
-      throw Error(Blame::Timeout, "the rendezvous did not hear this node within " + describe(settings_.join_timeout) +
-                                      " (--rdzv-conf join_timeout=SECONDS): whenever it spoke, another was faster");
+      throw Error(Blame::Timeout,
+                  "the rendezvous did not hear this node within " +
+                      describe(settings_.join_timeout) +
+                      " (--rdzv-conf join_timeout=SECONDS): whenever it spoke, another was faster");
     }
   }
 }
@@ -121,8 +126,9 @@ Rendezvous::Place Rendezvous::place_of(const RendezvousState& state) const {
   return place;
 }
 
-std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<bool()>& goes_on,
-                                                  const std::function<void(const std::string&)>& tell) {
+std::optional<Rendezvous::Place> Rendezvous::join(
+    int port, const std::function<bool()>& goes_on,
+    const std::function<void(const std::string&)>& tell) {
   self_.port = port;
   const Deadline deadline = Deadline::in(settings_.join_timeout);
   std::optional<Clock::time_point> enough_since;
@@ -130,7 +136,8 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
   Patience patience(settings_.wait_reports);
   for (RendezvousState state;;) {
     if (!goes_on()) return std::nullopt;
-    const bool is_last_call_over = enough_since && Clock::now() - *enough_since >= settings_.last_call_timeout;
+    const bool is_last_call_over =
+        enough_since && Clock::now() - *enough_since >= settings_.last_call_timeout;
     const std::vector<std::string> silent = lost(state);
     state = update(deadline, [&](RendezvousState& next) {
       if (next.end) return;
@@ -160,7 +167,9 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
     if (std::exchange(told, has_come) != has_come) tell(has_come);
     if (patience.is_over()) {
       tell("after " + describe_wait(patience.waited()) + ", " + has_come +
-           (state.is_running ? "" : "; start weft-run with the same --nnodes and --rdzv-endpoint on the other machines"));
+           (state.is_running ? ""
+                             : "; start weft-run with the same --nnodes and --rdzv-endpoint on the "
+                               "other machines"));
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }
@@ -171,10 +180,12 @@ Rendezvous::News Rendezvous::look() {
   if (end_) return News::End;
   if (settings_.limits.most == 1 || now < next_look_) return News::None;
   // Whoever looks seldom cannot tell who is silent: see lost().
-  next_look_ = now + std::min<Clock::duration>(settings_.monitor_interval, settings_.keep_alive_interval / 2);
+  next_look_ = now + std::min<Clock::duration>(settings_.monitor_interval,
+                                               settings_.keep_alive_interval / 2);
   RendezvousState state = decode(store_->get());
   const std::vector<std::string> silent = lost(state);
-  if (state.round == round_ && !state.end && (!silent.empty() || has_room_for_more(state, settings_.limits))) {
+  if (state.round == round_ && !state.end &&
+      (!silent.empty() || has_room_for_more(state, settings_.limits))) {
     state = update([&](RendezvousState& next) {
       for (const std::string& id : silent) {
         if (!next.end) remove(next, settings_.limits, id, "is lost");
@@ -209,8 +220,9 @@ bool Rendezvous::failed(const std::string& why, int code) {
 void Rendezvous::leave(const std::function<bool()>& goes_on) noexcept {
   if (settings_.limits.most == 1) return;
   try {
-    RendezvousState state = update(Deadline::in(patience()),
-                                   [&](RendezvousState& next) { remove(next, settings_.limits, self_.id, "has left"); });
+    RendezvousState state = update(Deadline::in(patience()), [&](RendezvousState& next) {
+      remove(next, settings_.limits, self_.id, "has left");
+    });
     if (!store_->is_hosted_here() || !state.end) return;
     for (const Deadline deadline = Deadline::in(patience()); !deadline.passed() && goes_on();) {
       if (all_ids(state).empty()) return;

@@ -1,5 +1,6 @@
-// A weft-run's part in the rendezvous of its job: joins the rounds, tells what becomes of its ranks, hears what becomes of
-// the others', and notices nodes that are lost. A thread of its own gives heartbeats; the rest is for one thread.
+// A weft-run's part in the rendezvous of its job: joins the rounds, tells what becomes of its
+// ranks, hears what becomes of the others', and notices nodes that are lost. A thread of its own
+// gives heartbeats; the rest is for one thread.
 #pragma once
 
 #include <chrono>
@@ -25,12 +26,14 @@ class Rendezvous {
   // The defaults are torchrun's.
   struct Settings {
     RendezvousLimits limits;
-    std::chrono::milliseconds join_timeout = std::chrono::seconds(600);      // until a round runs
-    std::chrono::milliseconds last_call_timeout = std::chrono::seconds(30);  // for more than the least nodes, at first
+    std::chrono::milliseconds join_timeout = std::chrono::seconds(600);  // until a round runs
+    std::chrono::milliseconds last_call_timeout =
+        std::chrono::seconds(30);  // for more than the least nodes, at first
     std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
     int keep_alive_max_attempt = 3;  // intervals without a heartbeat until a node is lost
     std::chrono::milliseconds monitor_interval = std::chrono::milliseconds(100);
-    WaitReports wait_reports = default_wait_reports();  // after how long a node that waits for others says so again
+    WaitReports wait_reports =
+        default_wait_reports();  // after how long a node that waits for others says so again
   };
 
   // This node in a round that runs.
@@ -52,9 +55,10 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // Blocks until a round runs that this node takes part in, with a new port of it. Asks `goes_on` in between, and tells
-  // whom it waits for. Nothing where it is to go on no more, or where the job has ended: see end(). Throws Timeout when too
-  // few nodes come, Caller where the job has other limits than this node, PeerLost when the store is lost.
+  // Blocks until a round runs that this node takes part in, with a new port of it. Asks `goes_on`
+  // in between, and tells whom it waits for. Nothing where it is to go on no more, or where the job
+  // has ended: see end(). Throws Timeout when too few nodes come, Caller where the job has other
+  // limits than this node, PeerLost when the store is lost.
   std::optional<Place> join(int port, const std::function<bool()>& goes_on,
                             const std::function<void(const std::string&)>& tell);
 
@@ -67,9 +71,11 @@ class Rendezvous {
   bool failed(const std::string& why, int code);
   const std::optional<JobEnd>& end() const { return end_; }
   // After how long a node that gives no heartbeats is lost.
-  std::chrono::milliseconds patience() const { return settings_.keep_alive_interval * settings_.keep_alive_max_attempt; }
-  // Goes out of the job; the others go on without this node where they may. Who hosts the store waits, for some time, until
-  // all have heard of the job's end.
+  std::chrono::milliseconds patience() const {
+    return settings_.keep_alive_interval * settings_.keep_alive_max_attempt;
+  }
+  // Goes out of the job; the others go on without this node where they may. Who hosts the store
+  // waits, for some time, until all have heard of the job's end.
   void leave(const std::function<bool()>& goes_on) noexcept;
 
  private:
@@ -79,8 +85,8 @@ class Rendezvous {
     Clock::time_point since;  // when it last changed
   };
 
-  // Changes the state in the store, again and after ever longer pauses where somebody else was faster; returns it as it is
-  // then. Throws Timeout where somebody always was.
+  // Changes the state in the store, again and after ever longer pauses where somebody else was
+  // faster; returns it as it is then. Throws Timeout where somebody always was.
   RendezvousState update(Deadline deadline, const std::function<void(RendezvousState&)>& change);
   RendezvousState update(const std::function<void(RendezvousState&)>& change) {
     return update(Deadline::in(settings_.join_timeout), change);

@@ -27,19 +27,23 @@ void add_once(std::vector<std::string>& ids, const std::string& id) {
 
 std::string text_of(const json& value) {
   const auto text = value.get<std::string>();
-  if (text.size() > kLongestText) throw Error(Blame::PeerLost, "a text of " + std::to_string(text.size()) + " bytes");
+  if (text.size() > kLongestText)
+    throw Error(Blame::PeerLost, "a text of " + std::to_string(text.size()) + " bytes");
   return text;
 }
 
 int number_of(const json& value, int least, int most) {
-  if (value.is_number_float()) throw Error(Blame::PeerLost, "the number " + value.dump());  // may be beyond all integers
+  if (value.is_number_float())
+    throw Error(Blame::PeerLost, "the number " + value.dump());  // may be beyond all integers
   const auto number = value.get<std::int64_t>();
-  if (number < least || number > most) throw Error(Blame::PeerLost, "the number " + std::to_string(number));
+  if (number < least || number > most)
+    throw Error(Blame::PeerLost, "the number " + std::to_string(number));
   return static_cast<int>(number);
 }
 
 const json& list_of(const json& value) {
-  if (!value.is_array() || value.size() > kMostNodes) throw Error(Blame::PeerLost, "no list of nodes");
+  if (!value.is_array() || value.size() > kMostNodes)
+    throw Error(Blame::PeerLost, "no list of nodes");
   return value;
 }
 
@@ -52,7 +56,8 @@ std::vector<std::string> ids_of(const json& value) {
 // Never in the middle of a UTF-8 character, which JSON could not hold.
 std::string cut(const std::string& text) {
   std::size_t end = std::min(text.size(), kLongestText);
-  while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+    --end;
   return text.substr(0, end);
 }
 
@@ -66,7 +71,8 @@ const Node* find(const RendezvousState& state, const std::string& id) {
 std::vector<std::string> all_ids(const RendezvousState& state) {
   std::vector<std::string> ids = state.waiting;
   for (const Node& node : state.nodes) add_once(ids, node.id);
-  for (const std::string& id : state.is_running ? std::vector<std::string>() : state.former) add_once(ids, id);
+  for (const std::string& id : state.is_running ? std::vector<std::string>() : state.former)
+    add_once(ids, id);
   return ids;
 }
 
@@ -74,13 +80,19 @@ void agree(RendezvousState& state, const RendezvousLimits& limits) {
   if (!state.limits) state.limits = limits;
   if (state.limits == limits) return;
   const auto nodes_of = [](const RendezvousLimits& some) {
-    return "--nnodes " + std::to_string(some.least) + (some.most > some.least ? ":" + std::to_string(some.most) : "");
+    return "--nnodes " + std::to_string(some.least) +
+           (some.most > some.least ? ":" + std::to_string(some.most) : "");
   };
-  const auto restarts_of = [](const RendezvousLimits& some) { return "--max-restarts " + std::to_string(some.restarts); };
+  const auto restarts_of = [](const RendezvousLimits& some) {
+    return "--max-restarts " + std::to_string(some.restarts);
+  };
   const bool has_other_nodes = nodes_of(*state.limits) != nodes_of(limits);
-  const auto text_of = [&](const RendezvousLimits& some) { return has_other_nodes ? nodes_of(some) : restarts_of(some); };
-  throw Error(Blame::Caller, "this node was started with " + text_of(limits) + ", and the job at this rendezvous with " +
-                                 text_of(*state.limits) + "; start all its nodes with the same, or give another job " +
+  const auto text_of = [&](const RendezvousLimits& some) {
+    return has_other_nodes ? nodes_of(some) : restarts_of(some);
+  };
+  throw Error(Blame::Caller, "this node was started with " + text_of(limits) +
+                                 ", and the job at this rendezvous with " + text_of(*state.limits) +
+                                 "; start all its nodes with the same, or give another job " +
                                  "another --rdzv-id");
 }
 
@@ -95,7 +107,8 @@ void come(RendezvousState& state, const Node& node, const RendezvousLimits& limi
     return;
   }
   // Those of the round before have their places.
-  const auto reserved = std::ranges::count_if(state.former, [&](const std::string& id) { return !find(state, id); });
+  const auto reserved =
+      std::ranges::count_if(state.former, [&](const std::string& id) { return !find(state, id); });
   const bool is_former = contains(state.former, node.id);
   const auto taken = static_cast<std::ptrdiff_t>(state.nodes.size()) + (is_former ? 0 : reserved);
   if (taken >= limits.most) return add_once(state.waiting, node.id);
@@ -104,8 +117,8 @@ void come(RendezvousState& state, const Node& node, const RendezvousLimits& limi
 }
 
 bool is_enough(const RendezvousState& state, const RendezvousLimits& limits) {
-  const bool all_came =
-      std::ranges::all_of(state.former, [&](const std::string& id) { return find(state, id) != nullptr; });
+  const bool all_came = std::ranges::all_of(
+      state.former, [&](const std::string& id) { return find(state, id) != nullptr; });
   return !state.is_running && all_came && static_cast<int>(state.nodes.size()) >= limits.least;
 }
 
@@ -122,7 +135,8 @@ void run_if_ready(RendezvousState& state, const RendezvousLimits& limits, bool i
 }
 
 bool has_room_for_more(const RendezvousState& state, const RendezvousLimits& limits) {
-  return state.is_running && !state.waiting.empty() && static_cast<int>(state.nodes.size()) < limits.most;
+  return state.is_running && !state.waiting.empty() &&
+         static_cast<int>(state.nodes.size()) < limits.most;
 }
 
 void begin_next(RendezvousState& state, const RendezvousLimits& limits, const std::string& cause) {
@@ -137,7 +151,8 @@ void begin_next(RendezvousState& state, const RendezvousLimits& limits, const st
   }
 }
 
-void fail(RendezvousState& state, const RendezvousLimits& limits, const std::string& why, int code) {
+void fail(RendezvousState& state, const RendezvousLimits& limits, const std::string& why,
+          int code) {
   if (state.restarts >= limits.restarts) {
     state.end = JobEnd{code, cut(why)};
     return;
@@ -153,7 +168,8 @@ void finish(RendezvousState& state, const std::string& id) {
   if (std::ranges::all_of(state.nodes, &Node::is_done)) state.end = JobEnd{};
 }
 
-void remove(RendezvousState& state, const RendezvousLimits& limits, const std::string& id, const std::string& how) {
+void remove(RendezvousState& state, const RendezvousLimits& limits, const std::string& id,
+            const std::string& how) {
   std::erase(state.waiting, id);
   std::erase(state.former, id);
   const Node* const known = find(state, id);
@@ -178,11 +194,14 @@ std::string encode(const RendezvousState& state) {
                      {"wish", node.wish},
                      {"is_done", node.is_done}});
   }
-  json value = {{"round", state.round},      {"is_running", state.is_running}, {"nodes", nodes},
-                {"former", state.former},    {"waiting", state.waiting},       {"cause", state.cause},
-                {"restarts", state.restarts}};
+  json value = {
+      {"round", state.round},      {"is_running", state.is_running}, {"nodes", nodes},
+      {"former", state.former},    {"waiting", state.waiting},       {"cause", state.cause},
+      {"restarts", state.restarts}};
   if (state.limits) {
-    value["limits"] = {{"least", state.limits->least}, {"most", state.limits->most}, {"restarts", state.limits->restarts}};
+    value["limits"] = {{"least", state.limits->least},
+                       {"most", state.limits->most},
+                       {"restarts", state.limits->restarts}};
   }
   if (state.end) value["end"] = {{"code", state.end->code}, {"why", state.end->why}};
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -191,7 +210,8 @@ std::string encode(const RendezvousState& state) {
 RendezvousState decode(const std::string& text) {
   constexpr int kMost = std::numeric_limits<int>::max();
   try {
-    if (text.size() > kLongestState) throw Error(Blame::PeerLost, std::to_string(text.size()) + " bytes");
+    if (text.size() > kLongestState)
+      throw Error(Blame::PeerLost, std::to_string(text.size()) + " bytes");
     const json value = json::parse(text);
     RendezvousState state;
     state.round = number_of(value.at("round"), 0, kMost - 1);
@@ -220,7 +240,8 @@ RendezvousState decode(const std::string& text) {
     }
     return state;
   } catch (const json::exception& error) {
-    throw Error(Blame::PeerLost, std::string("the rendezvous' state in the store cannot be read: ") + error.what());
+    throw Error(Blame::PeerLost,
+                std::string("the rendezvous' state in the store cannot be read: ") + error.what());
   } catch (const Error& error) {
     throw error.within("the rendezvous' state in the store cannot be read");
   }

@@ -1,9 +1,11 @@
-// Which machines take part in a job, as their weft-runs agree on it: one value in a store that all change by compare and
-// set. A job goes in rounds: the nodes come, the round runs with those that are there, and a failure, a node that is lost
-// or one that comes begins the next. Here are the changes, as functions of the value alone.
+// Which machines take part in a job, as their weft-runs agree on it: one value in a store that all
+// change by compare and set. A job goes in rounds: the nodes come, the round runs with those that
+// are there, and a failure, a node that is lost or one that comes begins the next. Here are the
+// changes, as functions of the value alone.
 //
-// The semantics are torchelastic's (docs of torch.distributed.elastic, "Rendezvous"), but for this: who was in the round
-// before is waited for, as long as it lives, and a round that has them all does not wait for others.
+// The semantics are torchelastic's (docs of torch.distributed.elastic, "Rendezvous"), but for this:
+// who was in the round before is waited for, as long as it lives, and a round that has them all
+// does not wait for others.
 #pragma once
 
 #include <optional>
@@ -42,26 +44,29 @@ struct RendezvousLimits {
 
 struct RendezvousState {
   int round = 0;
-  bool is_running = false;           // its nodes are those that are there, else they are coming
-  std::vector<Node> nodes;           // once it runs, in the order of their ranks
-  std::vector<std::string> former;   // ids of the nodes of the round before, in that order, and of those that it takes in
-  std::vector<std::string> waiting;  // ids of nodes that came while it ran
-  std::string cause;                 // of the round, in words; "" for the first
-  int restarts = 0;                  // rounds that failures have caused
+  bool is_running = false;  // its nodes are those that are there, else they are coming
+  std::vector<Node> nodes;  // once it runs, in the order of their ranks
+  std::vector<std::string>
+      former;  // ids of the nodes of the round before, in that order, and of those that it takes in
+  std::vector<std::string> waiting;        // ids of nodes that came while it ran
+  std::string cause;                       // of the round, in words; "" for the first
+  int restarts = 0;                        // rounds that failures have caused
   std::optional<RendezvousLimits> limits;  // of who came first, and so of all
   std::optional<JobEnd> end;
 
   bool operator==(const RendezvousState&) const = default;
 };
 
-// Who comes first says what the job's limits are. Throws Caller, with both, where they are others than this node's.
+// Who comes first says what the job's limits are. Throws Caller, with both, where they are others
+// than this node's.
 void agree(RendezvousState& state, const RendezvousLimits& limits);
 // The node takes part in a round that has not begun to run and has room, else waits for the next.
 void come(RendezvousState& state, const Node& node, const RendezvousLimits& limits);
 // Whether all that are known of have come and are enough; more may still come to the first round.
 bool is_enough(const RendezvousState& state, const RendezvousLimits& limits);
-// Has the round run if it can: when it is full, or with `is_last_call_over` when the nodes are enough. Only the first waits
-// for that. The nodes' ranks are as they wish, then as in the round before, then in the order of their coming.
+// Has the round run if it can: when it is full, or with `is_last_call_over` when the nodes are
+// enough. Only the first waits for that. The nodes' ranks are as they wish, then as in the round
+// before, then in the order of their coming.
 void run_if_ready(RendezvousState& state, const RendezvousLimits& limits, bool is_last_call_over);
 // Whether somebody waits for whom the next round has room.
 bool has_room_for_more(const RendezvousState& state, const RendezvousLimits& limits);
@@ -71,8 +76,10 @@ void begin_next(RendezvousState& state, const RendezvousLimits& limits, const st
 void fail(RendezvousState& state, const RendezvousLimits& limits, const std::string& why, int code);
 // All ranks of the node have ended well.
 void finish(RendezvousState& state, const std::string& id);
-// The node is gone; `how` in words ("is lost"). A round that it is missing in gives way to the next.
-void remove(RendezvousState& state, const RendezvousLimits& limits, const std::string& id, const std::string& how);
+// The node is gone; `how` in words ("is lost"). A round that it is missing in gives way to the
+// next.
+void remove(RendezvousState& state, const RendezvousLimits& limits, const std::string& id,
+            const std::string& how);
 
 // Null where the node is not in the round.
 const Node* find(const RendezvousState& state, const std::string& id);

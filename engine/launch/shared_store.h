@@ -1,4 +1,5 @@
-// What the weft-runs of one job share: a value that they change by compare and set, and a count of heartbeats each.
+// What the weft-runs of one job share: a value that they change by compare and set, and a count of
+// heartbeats each.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,8 @@ namespace weft {
 
 namespace {
 
-// What a failed rank tells the process that watches it, and that one the program, through a pipe: blame and text.
+// What a failed rank tells the process that watches it, and that one the program, through a pipe:
+// blame and text.
 constexpr std::size_t kMaxReport = 64 * 1024;
 constexpr std::string_view kWell = "well";  // once the functions of all ranks have returned
 
@@ -44,7 +45,8 @@ void tell(int report, std::string_view text) {
 std::string encode(const Error& error) {
   const Place place = error.place();
   std::ostringstream report;
-  report << static_cast<int>(error.blame()) << ' ' << error.native_code() << ' ' << place.line << ' ' << place.file << '\n';
+  report << static_cast<int>(error.blame()) << ' ' << error.native_code() << ' ' << place.line
+         << ' ' << place.file << '\n';
   for (const int rank : error.ranks()) report << rank << ' ';
   report << '\n' << error.text();
   return report.str();
@@ -75,10 +77,13 @@ Error without_stack(const Error& error) {
   return error.with_text(error.text().substr(0, error.text().find("\nException raised from ")));
 }
 
-// Throws nothing: this process must not go on in the parent's code, and end its siblings on the way.
+// Throws nothing: this process must not go on in the parent's code, and end its siblings on the
+// way.
 [[noreturn]] void run_rank(int rank, int ranks, int port, int report,
                            const std::function<void(int, int)>& function) noexcept {
-  const auto set = [](const char* name, int value) { setenv(name, std::to_string(value).c_str(), 1); };
+  const auto set = [](const char* name, int value) {
+    setenv(name, std::to_string(value).c_str(), 1);
+  };
   set("RANK", rank);
   set("LOCAL_RANK", rank);
   set("WORLD_SIZE", ranks);
@@ -86,14 +91,16 @@ Error without_stack(const Error& error) {
   set("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   set_cuda_variables();
-  setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "False",
+         1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
   const auto fail = [&](const Error& error) {
     tell(report, encode(error).substr(0, kMaxReport));
     code = 1;
   };
-  // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
-  // parent's, and whoever asked for it here would wait for threads that were not forked.
+  // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch
+  // computes with, was the parent's, and whoever asked for it here would wait for threads that were
+  // not forked.
   try {
     std::thread([&] {
       crash::report_crashes();
@@ -105,7 +112,8 @@ Error without_stack(const Error& error) {
     }).join();
   } catch (const std::system_error& error) {
     fail(system_error(Blame::Busy,
-                      "spawn: starting its thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
+                      "spawn: starting its thread; allow this user, or the container, more of them "
+                      "(ulimit -u, pids.max)",
                       error.code().value()));
   }
   std::fflush(nullptr);
@@ -142,40 +150,48 @@ std::optional<Failure> failure_of(const Rank& child, int status) {
   const std::string who = "rank " + std::to_string(child.rank);
   if (!text.empty()) {
     const Error error = decode(text);
-    return Failure{error.within(who), error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
+    return Failure{error.within(who),
+                   error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
   }
-  return Failure{
-      Error(WIFSIGNALED(status) ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
+  return Failure{Error(WIFSIGNALED(status) ? Blame::PeerLost : Blame::Remote,
+                       who + " ended with " + launch::describe_status(status))};
 }
 
 struct Pipe {
   Descriptor reading, writing;
 };
 
-// What the function starts inherits neither end, and nobody waits at either: a process has ended when its report is read,
-// whatever it has forked, and writes as much of it as the pipe takes.
+// What the function starts inherits neither end, and nobody waits at either: a process has ended
+// when its report is read, whatever it has forked, and writes as much of it as the pipe takes.
 Pipe open_report() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    throw system_error(Blame::Busy, "spawn: pipe", errno);
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
 pid_t fork_process() {
   const pid_t process = ::fork();
   if (process >= 0) return process;
-  throw system_error(Blame::Busy, "spawn: fork; allow this user, or the container, more processes (ulimit -u, pids.max)",
-                     errno);
+  throw system_error(
+      Blame::Busy,
+      "spawn: fork; allow this user, or the container, more processes (ulimit -u, pids.max)",
+      errno);
 }
 
-// The parent of the ranks, which is a child of the program that called spawn: it adopts the orphans of the ranks, so when
-// the program is killed it finds what they have started, and ends that as well. Only it and the ranks run this.
+// The parent of the ranks, which is a child of the program that called spawn: it adopts the orphans
+// of the ranks, so when the program is killed it finds what they have started, and ends that as
+// well. Only it and the ranks run this.
 class Watcher {
  public:
   // `report`: to the program.
   Watcher(pid_t program, Descriptor& report) : report_(report) {
     ::prctl(PR_GET_NAME, name_.data());
-    ::prctl(PR_SET_NAME, "weft ranks");  // pkill finds the program, and leaves the process that cleans up behind it
-    // A program's handlers would run here too, and its Ctrl-C reaches the ranks without this process.
+    ::prctl(
+        PR_SET_NAME,
+        "weft ranks");  // pkill finds the program, and leaves the process that cleans up behind it
+    // A program's handlers would run here too, and its Ctrl-C reaches the ranks without this
+    // process.
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &mask_);
@@ -202,7 +218,8 @@ class Watcher {
   }  // ends the others, and what they have started
 
  private:
-  void start(launch::Children& children, int rank, int ranks, int port, const std::function<void(int, int)>& function) {
+  void start(launch::Children& children, int rank, int ranks, int port,
+             const std::function<void(int, int)>& function) {
     Pipe report = open_report();
     const pid_t parent = ::getpid();
     const pid_t process = fork_process();
@@ -222,14 +239,15 @@ class Watcher {
     by_process_[process] = {rank, std::move(report.reading)};
   }
 
-  // Waits for the first failure, or for all to end well. A rank that lost a peer may end before the peer that failed: then
-  // the peer's own error, if it comes soon, is the one to report.
+  // Waits for the first failure, or for all to end well. A rank that lost a peer may end before the
+  // peer that failed: then the peer's own error, if it comes soon, is the one to report.
   std::optional<Failure> first_failure(launch::Children& children) const {
     constexpr auto kSoon = std::chrono::milliseconds(1000);
     std::optional<Failure> failure;
     Deadline deadline = Deadline::never();
     while (!children.running().empty() && !deadline.passed()) {
-      const auto patience = std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1)));
+      const auto patience =
+          std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1)));
       const auto ended = children.wait(patience, end_.get());
       if (ended.process == 0 && is_over()) {
         children.end_all(std::chrono::milliseconds(0));
@@ -267,7 +285,8 @@ class Watcher {
     const auto failure = watcher.run(ranks, port, function);
     if (failure) tell(report.get(), encode(failure->error).substr(0, kMaxReport));
   } catch (...) {
-    tell(report.get(), encode(to_error(std::current_exception(), Blame::Busy)).substr(0, kMaxReport));
+    tell(report.get(),
+         encode(to_error(std::current_exception(), Blame::Busy)).substr(0, kMaxReport));
   }
   ::_exit(1);
 }
@@ -277,7 +296,8 @@ class Watcher {
 void spawn(int ranks, const std::function<void(int, int)>& function) {
   constexpr int kMostRanks = 4096;  // as weft-run's
   if (ranks < 1 || ranks > kMostRanks) {
-    throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to " + std::to_string(kMostRanks));
+    throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to " +
+                                   std::to_string(kMostRanks));
   }
   if (!function) throw Error(Blame::Caller, "spawn: the function is empty");
   struct sigaction of_children {};
@@ -304,7 +324,8 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
   const std::string text = read_all(report.reading.get());
   if (text == kWell) return;
   if (!text.empty()) throw decode(text);
-  throw Error(Blame::PeerLost, "spawn: the process that watches the ranks ended with " + launch::describe_status(status));
+  throw Error(Blame::PeerLost, "spawn: the process that watches the ranks ended with " +
+                                   launch::describe_status(status));
 }
 
 }  // namespace weft

@@ -17,15 +17,20 @@ namespace weft::launch {
 
 namespace {
 
-double seconds(Deadline::Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+double seconds(Deadline::Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
 
 double share(std::uint64_t nanoseconds, double seconds) {
   return seconds > 0 ? std::min(1.0, static_cast<double>(nanoseconds) * 1e-9 / seconds) : 0;
 }
 
-std::string percent(double share) { return std::to_string(static_cast<int>(std::lround(100 * share))) + " %"; }
+std::string percent(double share) {
+  return std::to_string(static_cast<int>(std::lround(100 * share))) + " %";
+}
 
-// The rank that others wait for is the one that waits least itself, if it does so by far: of those that take steps.
+// The rank that others wait for is the one that waits least itself, if it does so by far: of those
+// that take steps.
 class Straggler {
  public:
   void take(int rank, double waited) {
@@ -52,7 +57,11 @@ class Straggler {
 }  // namespace
 
 StatusLine::StatusLine(std::chrono::milliseconds interval, Now now)
-    : interval_(interval), now_(std::move(now)), host_(trace::host_name()), start_(now_()), last_(start_) {}
+    : interval_(interval),
+      now_(std::move(now)),
+      host_(trace::host_name()),
+      start_(now_()),
+      last_(start_) {}
 
 StatusLine::~StatusLine() {
   for (const Page& page : pages_) {
@@ -69,8 +78,10 @@ std::string StatusLine::add(int rank) {
   if (page.descriptor < 0 || ::ftruncate(page.descriptor, sizeof(trace::Progress)) != 0) {
     throw system_error(Blame::Busy, "--status: a page for rank " + std::to_string(rank), errno);
   }
-  void* const memory = ::mmap(nullptr, sizeof(trace::Progress), PROT_READ | PROT_WRITE, MAP_SHARED, page.descriptor, 0);
-  if (memory == MAP_FAILED) throw system_error(Blame::Busy, "--status: a page for rank " + std::to_string(rank), errno);
+  void* const memory = ::mmap(nullptr, sizeof(trace::Progress), PROT_READ | PROT_WRITE, MAP_SHARED,
+                              page.descriptor, 0);
+  if (memory == MAP_FAILED)
+    throw system_error(Blame::Busy, "--status: a page for rank " + std::to_string(rank), errno);
   page.progress = static_cast<trace::Progress*>(memory);
   pages_.push_back(page);
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(page.descriptor);
@@ -88,9 +99,10 @@ std::string StatusLine::summary() {
   return "in all " + describe(start_);
 }
 
-// What the rank has waited until `now`, the wait that it is in included. A rank that changes its page over and over is read
-// as it is after some tries.
-StatusLine::Waits StatusLine::waits_of(const trace::Progress& page, Deadline::Clock::time_point now) {
+// What the rank has waited until `now`, the wait that it is in included. A rank that changes its
+// page over and over is read as it is after some tries.
+StatusLine::Waits StatusLine::waits_of(const trace::Progress& page,
+                                       Deadline::Clock::time_point now) {
   Waits waits{};
   std::int64_t since = page.waiting_since;
   std::uint64_t place = 0;
@@ -99,13 +111,16 @@ StatusLine::Waits StatusLine::waits_of(const trace::Progress& page, Deadline::Cl
     place = page.waiting_for;
     if (const std::int64_t again = page.waiting_since; std::exchange(since, again) == again) break;
   }
-  const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
-  if (since > 0 && time > since && place < waits.size()) waits[place] += static_cast<std::uint64_t>(time - since);
+  const auto time =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+  if (since > 0 && time > since && place < waits.size())
+    waits[place] += static_cast<std::uint64_t>(time - since);
   return waits;
 }
 
 // "42 % (gloo 40 %, rpc 2 %)"; "42 % (gloo)" where there is one backend.
-std::string StatusLine::waited_by_backend(const trace::Progress& page, const Waits& since, double seconds) {
+std::string StatusLine::waited_by_backend(const trace::Progress& page, const Waits& since,
+                                          double seconds) {
   std::vector<std::pair<std::string, double>> backends;
   double all = 0;
   for (std::size_t i = 0; i < since.size(); ++i) {
@@ -143,15 +158,18 @@ std::string StatusLine::describe(Deadline::Clock::time_point since) {
     const std::uint64_t bytes = now.bytes;
     const std::uint64_t operations = now.operations;
     const std::uint64_t failures = now.failures;
-    std::snprintf(text, sizeof text, " | rank %d: step %llu, %.1f steps/s, %.1f operations/s, %.2f MB/s", page.rank,
-                  static_cast<unsigned long long>(steps), static_cast<double>(steps - page.steps) / passed,
+    std::snprintf(text, sizeof text,
+                  " | rank %d: step %llu, %.1f steps/s, %.1f operations/s, %.2f MB/s", page.rank,
+                  static_cast<unsigned long long>(steps),
+                  static_cast<double>(steps - page.steps) / passed,
                   static_cast<double>(operations - page.operations) / passed,
                   static_cast<double>(bytes - page.bytes) / passed / 1e6);
     shown += text;
     const Waits waits = waits_of(now, time);
     Waits change{};
     std::uint64_t waited = 0;
-    for (std::size_t i = 0; i < waits.size(); ++i) waited += change[i] = waits[i] - std::min(waits[i], page.waits[i]);
+    for (std::size_t i = 0; i < waits.size(); ++i)
+      waited += change[i] = waits[i] - std::min(waits[i], page.waits[i]);
     shown += ", waited " + waited_by_backend(now, change, passed);
     if (failures > 0) shown += ", " + std::to_string(failures) + " failed";
     if (steps > page.steps) straggler.take(page.rank, share(waited, passed));

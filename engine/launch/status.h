@@ -1,5 +1,6 @@
-// What weft-run --status shows: a line now and then with each rank's steps, operations and bytes a second, and the share of
-// the time in which it waited for others. The ranks count in pages that weft-run makes (profiling/trace/progress.h).
+// What weft-run --status shows: a line now and then with each rank's steps, operations and bytes a
+// second, and the share of the time in which it waited for others. The ranks count in pages that
+// weft-run makes (profiling/trace/progress.h).
 #pragma once
 
 #include <array>
@@ -45,7 +46,8 @@ class StatusLine {
   };
   std::string describe(Deadline::Clock::time_point since);
   static Waits waits_of(const trace::Progress& page, Deadline::Clock::time_point now);
-  static std::string waited_by_backend(const trace::Progress& page, const Waits& since, double seconds);
+  static std::string waited_by_backend(const trace::Progress& page, const Waits& since,
+                                       double seconds);
 
   const std::chrono::milliseconds interval_;
   const Now now_;

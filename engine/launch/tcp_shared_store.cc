@@ -27,12 +27,14 @@ std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begi
 
 std::string describe_endpoint(const Options& options) {
   const bool is_v6 = options.endpoint_host.find(':') != std::string::npos;
-  return (is_v6 ? "[" + options.endpoint_host + "]" : options.endpoint_host) + ":" + std::to_string(options.endpoint_port);
+  return (is_v6 ? "[" + options.endpoint_host + "]" : options.endpoint_host) + ":" +
+         std::to_string(options.endpoint_port);
 }
 
 class TcpSharedStore final : public SharedStore {
  public:
-  TcpSharedStore(const c10::intrusive_ptr<c10d::Store>& store, const std::string& run_id, std::string where, bool is_host)
+  TcpSharedStore(const c10::intrusive_ptr<c10d::Store>& store, const std::string& run_id,
+                 std::string where, bool is_host)
       : store_(c10::make_intrusive<c10d::PrefixStore>("weft-run/" + run_id, store)),
         where_(std::move(where)),
         is_host_(is_host) {}
@@ -45,7 +47,8 @@ class TcpSharedStore final : public SharedStore {
     });
   }
   std::string compare_set(const std::string& expected, const std::string& desired) override {
-    return call([&] { return text_of(store_->compareSet(kState, bytes_of(expected), bytes_of(desired))); });
+    return call(
+        [&] { return text_of(store_->compareSet(kState, bytes_of(expected), bytes_of(desired))); });
   }
   void beat(const std::string& id) override {
     call([&] { return store_->add(key_of(id), 1); });
@@ -69,7 +72,8 @@ class TcpSharedStore final : public SharedStore {
     } catch (const std::exception& error) {
       throw Error(Blame::PeerLost,
                   "the rendezvous at " + where_ +
-                      " is lost (the weft-run there must live as long as the job): " + tensor::text_of(error));
+                      " is lost (the weft-run there must live as long as the job): " +
+                      tensor::text_of(error));
     }
   }
 
@@ -79,8 +83,8 @@ class TcpSharedStore final : public SharedStore {
   std::atomic<bool> is_there_{false};
 };
 
-// One family where the host has one: c10d looks up a name for each address that connects, see group/rendezvous.cc. A kernel
-// may have no IPv6, though names have such addresses.
+// One family where the host has one: c10d looks up a name for each address that connects, see
+// group/rendezvous.cc. A kernel may have no IPv6, though names have such addresses.
 Descriptor open_listener(const Options& options) {
   if (!group::is_ipv4_only(options.endpoint_host)) {
     try {
@@ -105,13 +109,16 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
     const group::BriskLookups brisk;
     return c10::make_intrusive<c10d::TCPStore>(options.endpoint_host, made);
   } catch (const Error& error) {
-    if (error.native_code() != EADDRINUSE) throw error.within("hosting the rendezvous at " + describe_endpoint(options));
+    if (error.native_code() != EADDRINUSE)
+      throw error.within("hosting the rendezvous at " + describe_endpoint(options));
     return nullptr;
   }
 }
 
-// Null where nobody listens by `soon`, if that is not the deadline, or who listened has ended since.
-c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon, Deadline deadline) {
+// Null where nobody listens by `soon`, if that is not the deadline, or who listened has ended
+// since.
+c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon,
+                                           Deadline deadline) {
   std::string found;
   try {
     found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, soon);
@@ -138,7 +145,8 @@ std::chrono::milliseconds a_moment() {
 }  // namespace
 
 OpenedStore open_tcp_store(const Options& options) {
-  FLAGS_caffe2_log_level = c10::GLOG_ERROR;  // c10d would log stacks where the host is lost; weft-run says so itself
+  FLAGS_caffe2_log_level =
+      c10::GLOG_ERROR;  // c10d would log stacks where the host is lost; weft-run says so itself
   const std::string where = describe_endpoint(options);
   const Deadline deadline = Deadline::in(options.rendezvous.join_timeout);
   try {
@@ -150,14 +158,18 @@ OpenedStore open_tcp_store(const Options& options) {
       if (may_host) store = host_store(options);
       is_host = store != nullptr;
       if (is_host) break;
-      // Of two that begin to listen at the same time the kernel may refuse both: then nobody answers, and both try again.
-      const Deadline soon = may_host ? Deadline::sooner(deadline, Deadline::in(a_moment())) : deadline;
+      // Of two that begin to listen at the same time the kernel may refuse both: then nobody
+      // answers, and both try again.
+      const Deadline soon =
+          may_host ? Deadline::sooner(deadline, Deadline::in(a_moment())) : deadline;
       store = join_store(options, soon, deadline);
     }
-    // Who hosts it is reached by the endpoint's name; the others by the address that they reach it from.
+    // Who hosts it is reached by the endpoint's name; the others by the address that they reach it
+    // from.
     std::string address = options.local_address;
     if (address.empty() && is_host) address = options.endpoint_host;
-    if (address.empty()) address = group::address_for_others(options.endpoint_host, options.endpoint_port);
+    if (address.empty())
+      address = group::address_for_others(options.endpoint_host, options.endpoint_port);
     return {std::make_shared<TcpSharedStore>(store, options.run_id, where, is_host), address};
   } catch (const Error& error) {
     throw error.within("no rendezvous at " + where);

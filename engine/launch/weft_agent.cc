@@ -1,4 +1,5 @@
-// What weft-run goes on as where the nodes of a job meet at an endpoint: the same, with c10d's store.
+// What weft-run goes on as where the nodes of a job meet at an endpoint: the same, with c10d's
+// store.
 #include <torch/headeronly/version.h>
 
 #include <weft/base/version.h>

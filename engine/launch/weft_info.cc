@@ -1,4 +1,5 @@
-// weft-info: which transports of this build can be used on this machine, what they can do, and why the others cannot.
+// weft-info: which transports of this build can be used on this machine, what they can do, and why
+// the others cannot.
 #include <cstdio>
 #include <string>
 
@@ -43,7 +44,8 @@ nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
 }
 
 #if WEFT_INFO_CUDA
-// No backend of its own: it takes the device memory from the lanes of shm (transport/cuda_ipc/cuda_ipc.h).
+// No backend of its own: it takes the device memory from the lanes of shm
+// (transport/cuda_ipc/cuda_ipc.h).
 nlohmann::ordered_json describe_cuda_ipc() {
   nlohmann::ordered_json row{{"name", "cuda_ipc"}, {"usable", false}};
   const auto driver = cuda::Driver::open();
@@ -54,8 +56,9 @@ nlohmann::ordered_json describe_cuda_ipc() {
   int gpus = 0;
   const CUresult counted = driver.value()->device_get_count(&gpus);
   if (counted != CUDA_SUCCESS || gpus == 0) {
-    row["why_not"] = counted == CUDA_SUCCESS ? "this process sees no GPU; see CUDA_VISIBLE_DEVICES"
-                                             : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
+    row["why_not"] = counted == CUDA_SUCCESS
+                         ? "this process sees no GPU; see CUDA_VISIBLE_DEVICES"
+                         : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
     return row;
   }
   row["usable"] = true;
@@ -75,20 +78,23 @@ void print_row(const nlohmann::ordered_json& row) {
   }
   const bool on_host = row["host_memory"].get<bool>();
   const bool on_device = row["device_memory"].get<bool>();
-  std::string text = on_host && on_device ? "host and device memory" : on_device ? "device memory" : "host memory";
+  std::string text = on_host && on_device ? "host and device memory"
+                     : on_device          ? "device memory"
+                                          : "host memory";
   if (row.contains("over")) {
     text += " of the remote calls that go by " + row["over"].get<std::string>() +
             ", read where it is; chosen for each pair of processes (WEFT_LOG=info says so)";
   } else if (row["connections"].get<bool>()) {
-    text += "; connections: preference " + std::to_string(row["preference"].get<int>()) + ", inline up to " +
-            std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
+    text += "; connections: preference " + std::to_string(row["preference"].get<int>()) +
+            ", inline up to " + std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
             (row["one_sided"].get<bool>() ? ", one-sided" : "");
   } else {
     text += "; process groups only (collectives, send and recv), no remote calls";
   }
   std::printf("%-10s usable: %s\n", name.c_str(), text.c_str());
   if (!row.contains("found")) return;
-  for (const auto& line : row["found"]) std::printf("%-10s   %s\n", "", line.get<std::string>().c_str());
+  for (const auto& line : row["found"])
+    std::printf("%-10s   %s\n", "", line.get<std::string>().c_str());
 }
 
 std::string version_line() {
@@ -101,7 +107,8 @@ std::string version_line() {
 
 int show(bool as_json) {
   nlohmann::ordered_json rows = nlohmann::json::array();
-  for (const transport::Backend& backend : transport::backends()) rows.push_back(describe_backend(backend));
+  for (const transport::Backend& backend : transport::backends())
+    rows.push_back(describe_backend(backend));
 #if WEFT_INFO_CUDA
   rows.push_back(describe_cuda_ipc());
 #endif
@@ -123,7 +130,8 @@ int show(bool as_json) {
 }  // namespace weft
 
 int main(int argc, char** argv) {
-  CLI::App app("Lists the transports of this build: usable on this machine, or why not.", "weft-info");
+  CLI::App app("Lists the transports of this build: usable on this machine, or why not.",
+               "weft-info");
   app.set_version_flag("--version", weft::version_line());
   bool as_json = false;
   app.add_flag("--json", as_json, "print a JSON object instead of a table");

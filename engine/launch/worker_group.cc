@@ -23,10 +23,11 @@ using std::chrono::milliseconds;
 namespace {
 
 Error cannot_start(int local, int number) {
-  return system_error(Blame::Busy,
-                      "starting local rank " + std::to_string(local) +
-                          ", which takes some descriptors (ulimit -n) and a process (ulimit -u, pids.max)",
-                      number);
+  return system_error(
+      Blame::Busy,
+      "starting local rank " + std::to_string(local) +
+          ", which takes some descriptors (ulimit -n) and a process (ulimit -u, pids.max)",
+      number);
 }
 
 struct Pipe {
@@ -41,7 +42,8 @@ Pipe open_pipe(int local) {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Place& place) : options_(options), place_(place) {
+WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Place& place)
+    : options_(options), place_(place) {
   if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
   for (int local = 0; local < options_.ranks; ++local) start(local);
 }
@@ -68,7 +70,9 @@ void WorkerGroup::show(const std::string& status) {
 }
 
 void WorkerGroup::set_environment(int local) const {
-  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), 1);
+  };
   const int rank = place_.first_rank + local;
   const std::string world = std::to_string(place_.world_size);
   set("LOCAL_RANK", std::to_string(local));
@@ -93,7 +97,8 @@ void WorkerGroup::set_environment(int local) const {
   // As torchrun: several ranks on one machine must not each start a thread for every core.
   if (options_.ranks > 1) ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/0);
   // weft-debug takes the dumps of one round. The ranks make the folder.
-  const bool may_start_again = options_.rendezvous.limits.restarts > 0 || !options_.endpoint_host.empty();
+  const bool may_start_again =
+      options_.rendezvous.limits.restarts > 0 || !options_.endpoint_host.empty();
   const char* const dumps = ::getenv("WEFT_DUMP_DIR");
   if (may_start_again && dumps != nullptr && *dumps != '\0') {
     set("WEFT_DUMP_DIR", dumps + ("/attempt_" + std::to_string(place_.round)));
@@ -118,14 +123,17 @@ void WorkerGroup::start(int local) {
     set_environment(local);
     if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);
     std::vector<char*> arguments;
-    for (const std::string& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
+    for (const std::string& word : options_.command)
+      arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     ::execvp(arguments[0], arguments.data());
     const int number = errno;
     const std::string here = "./" + options_.command.front();
-    const bool is_here = number == ENOENT && here.find('/', 2) == std::string::npos && ::access(here.c_str(), F_OK) == 0;
-    std::fprintf(stderr, "weft-run: cannot start '%s': %s%s%s\n", arguments[0], std::strerror(number),
-                 is_here ? " in PATH; one of this folder is called " : "", is_here ? here.c_str() : "");
+    const bool is_here = number == ENOENT && here.find('/', 2) == std::string::npos &&
+                         ::access(here.c_str(), F_OK) == 0;
+    std::fprintf(stderr, "weft-run: cannot start '%s': %s%s%s\n", arguments[0],
+                 std::strerror(number), is_here ? " in PATH; one of this folder is called " : "",
+                 is_here ? here.c_str() : "");
     ::_exit(127);
   }
   children_.add(process);
@@ -136,14 +144,14 @@ void WorkerGroup::start(int local) {
 Output::Log WorkerGroup::log_of(int local, int to) const {
   const bool is_instead = options_.redirected.has(local, to);
   if (!is_instead && !options_.teed.has(local, to)) return {};
-  return {options_.log_folder + "/attempt_" + std::to_string(place_.round) + "/" + std::to_string(local) +
-              (to == STDOUT_FILENO ? "/stdout.log" : "/stderr.log"),
+  return {options_.log_folder + "/attempt_" + std::to_string(place_.round) + "/" +
+              std::to_string(local) + (to == STDOUT_FILENO ? "/stdout.log" : "/stderr.log"),
           is_instead};
 }
 
 const Output* WorkerGroup::add_output(int local, Descriptor from, int to) {
-  outputs_.push_back(
-      std::make_unique<Output>(place_.first_rank + local, std::move(from), to, !options_.no_prefix, log_of(local, to)));
+  outputs_.push_back(std::make_unique<Output>(place_.first_rank + local, std::move(from), to,
+                                              !options_.no_prefix, log_of(local, to)));
   return outputs_.back().get();
 }
 
@@ -169,7 +177,8 @@ void WorkerGroup::forward_output(milliseconds patience) {
 void WorkerGroup::note_failure(const Output& output) {
   if (output.failure() == 0 || write_failure_ != 0) return;
   write_failure_ = output.failure();
-  std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(), std::strerror(write_failure_),
+  std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(),
+               std::strerror(write_failure_),
                write_failure_ == EPIPE ? "nobody reads it any more, and the job is ended"
                                        : "the job goes on, and what its ranks print is lost");
 }
@@ -180,7 +189,8 @@ Children::Ended WorkerGroup::wait_for_end() {
     asked_for_dumps = 0;
     if (children_.signal_who_catch(SIGUSR1) == 0) {
       std::fprintf(stderr,
-                   "weft-run: SIGUSR1 is for dumps, and no rank writes any: none has joined a group or an agent yet\n");
+                   "weft-run: SIGUSR1 is for dumps, and no rank writes any: none has joined a "
+                   "group or an agent yet\n");
     }
   }
   return children_.wait(milliseconds(0));
@@ -217,11 +227,15 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
     }
   }
   const Rank& rank = ranks_[cause.process];
-  const std::string why = "rank " + std::to_string(rank.rank) + " failed first: " + describe_status(cause.status);
+  const std::string why =
+      "rank " + std::to_string(rank.rank) + " failed first: " + describe_status(cause.status);
   std::fprintf(stderr, "weft-run: %s (pid %d)\n", why.c_str(), static_cast<int>(rank.process));
-  if (rank.error->last_lines().empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
-  for (const std::string& line : rank.error->last_lines()) std::fprintf(stderr, "  %s", line.c_str());
-  if (!rank.error->log_path().empty()) std::fprintf(stderr, "weft-run: all of it: %s\n", rank.error->log_path().c_str());
+  if (rank.error->last_lines().empty())
+    std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
+  for (const std::string& line : rank.error->last_lines())
+    std::fprintf(stderr, "  %s", line.c_str());
+  if (!rank.error->log_path().empty())
+    std::fprintf(stderr, "weft-run: all of it: %s\n", rank.error->log_path().c_str());
   if (!ended_well_.empty()) {
     std::sort(ended_well_.begin(), ended_well_.end());
     std::string ranks;
@@ -234,14 +248,17 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
     std::fprintf(stderr, "weft-run: then rank %d: %s\n", ranks_[failure.process].rank,
                  describe_status(failure.status).c_str());
   }
-  for (const pid_t process : stopped) std::fprintf(stderr, "weft-run: rank %d was ended\n", ranks_[process].rank);
-  return {WIFEXITED(cause.status) ? WEXITSTATUS(cause.status) : 128 + WTERMSIG(cause.status), why, is_consequence};
+  for (const pid_t process : stopped)
+    std::fprintf(stderr, "weft-run: rank %d was ended\n", ranks_[process].rank);
+  return {WIFEXITED(cause.status) ? WEXITSTATUS(cause.status) : 128 + WTERMSIG(cause.status), why,
+          is_consequence};
 }
 
 void WorkerGroup::ask_for_dumps() {
   if (::getenv("WEFT_DUMP_DIR") == nullptr || children_.running().empty()) return;
   children_.signal_who_catch(SIGUSR1);
-  for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed() && is_hurried == 0;) {
+  for (const Deadline deadline = Deadline::in(milliseconds(500));
+       !deadline.passed() && is_hurried == 0;) {
     forward_output(milliseconds(50));
   }
 }
@@ -252,24 +269,29 @@ void WorkerGroup::end_children(milliseconds patience) {
 }
 
 void WorkerGroup::end_on_signal(int number) {
-  std::fprintf(stderr, "weft-run: ended by signal %d (%s), and so are its ranks\n", number, strsignal(number));
+  std::fprintf(stderr, "weft-run: ended by signal %d (%s), and so are its ranks\n", number,
+               strsignal(number));
   ask_for_dumps();
   if (signal_of_terminal == 0) children_.signal_all(number);
   const Deadline deadline = Deadline::in(grace());
   while (!children_.have_ended() && !deadline.passed() && is_hurried == 0) wait_for_end();
-  if (is_hurried != 0 && !children_.have_ended()) std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
+  if (is_hurried != 0 && !children_.have_ended())
+    std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
   end_children(milliseconds(500));
   forward_output(milliseconds(0));
 }
 
 void WorkerGroup::clean_up() {
   forward_output(milliseconds(0));
-  for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed() && is_hurried == 0;) {
+  for (const Deadline deadline = Deadline::in(std::chrono::seconds(1));
+       !deadline.passed() && is_hurried == 0;) {
     if (children_.have_ended()) break;
     forward_output(milliseconds(10));
   }
   if (const auto left = children_.reached().size(); left > 0) {
-    std::fprintf(stderr, "weft-run: all ranks have ended; %zu processes that they left behind are ended\n", left);
+    std::fprintf(stderr,
+                 "weft-run: all ranks have ended; %zu processes that they left behind are ended\n",
+                 left);
   }
   end_children(grace());
   forward_output(milliseconds(0));

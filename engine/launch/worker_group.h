@@ -1,5 +1,6 @@
-// The ranks of one round on this machine: starts them, forwards what they write, waits for the first failure or the end,
-// and ends them with all that they have started. Used by weft-run's one thread.
+// The ranks of one round on this machine: starts them, forwards what they write, waits for the
+// first failure or the end, and ends them with all that they have started. Used by weft-run's one
+// thread.
 #pragma once
 
 #include <chrono>
@@ -26,13 +27,14 @@ class WorkerGroup {
   WorkerGroup(const Options& options, const Rendezvous::Place& place);
 
   struct Failure {
-    int code = 0;                 // as shells count: 128 + the signal's number
-    std::string why;              // "rank 3 failed first: exit code 3"
-    bool is_consequence = false;  // of what happened to ranks of other machines, by the words of all that failed here
+    int code = 0;     // as shells count: 128 + the signal's number
+    std::string why;  // "rank 3 failed first: exit code 3"
+    bool is_consequence =
+        false;  // of what happened to ranks of other machines, by the words of all that failed here
   };
 
-  // Forwards output for a moment. Nothing where no rank has failed meanwhile; else ends all, and says on stderr what
-  // happened.
+  // Forwards output for a moment. Nothing where no rank has failed meanwhile; else ends all, and
+  // says on stderr what happened.
   std::optional<Failure> supervise();
   // Whether ranks are left.
   bool runs() const { return !children_.running().empty(); }
@@ -41,7 +43,8 @@ class WorkerGroup {
 
   // Ends the ranks and what they have started.
   void end();
-  // The same, as the signal says that weft-run has received. A Ctrl-C after it cuts the grace short.
+  // The same, as the signal says that weft-run has received. A Ctrl-C after it cuts the grace
+  // short.
   void end_on_signal(int number);
   // All ranks have ended well: forwards the rest, and ends what they have left behind.
   void clean_up();

@@ -14,8 +14,9 @@ void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup 
     const std::string what = "average_parameters: parameter " + std::to_string(i);
     parallel::require_flat(parameters[i], what);
     if (parameters[i].is_floating_point() || parameters[i].is_complex()) continue;
-    throw Error(Blame::Caller, what + " is of " + c10::toString(parameters[i].scalar_type()) +
-                                   ", which has no averages; leave it out, or give it as floating-point numbers");
+    throw Error(Blame::Caller,
+                what + " is of " + c10::toString(parameters[i].scalar_type()) +
+                    ", which has no averages; leave it out, or give it as floating-point numbers");
   }
   struct UnderWay {
     std::vector<at::Tensor> parameters;
@@ -39,8 +40,8 @@ void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup 
 PeriodicAverager::PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options)
     : group_(std::move(group)), options_(options) {
   if (options_.period < 1 || options_.warmup_steps < 0) {
-    throw Error(Blame::Caller, "PeriodicAverager: a period of " + std::to_string(options_.period) + " after " +
-                                   std::to_string(options_.warmup_steps) +
+    throw Error(Blame::Caller, "PeriodicAverager: a period of " + std::to_string(options_.period) +
+                                   " after " + std::to_string(options_.warmup_steps) +
                                    " steps; the period is at least 1, the warm-up at least 0");
   }
 }

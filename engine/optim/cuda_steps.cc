@@ -15,19 +15,24 @@ namespace weft::optim {
 
 namespace {
 
-// Those of the process, for whoever names none. They stay until it ends: what an optimizer that is gone has retired is
-// reclaimed by the next one, and at the end of the process by nobody.
+// Those of the process, for whoever names none. They stay until it ends: what an optimizer that is
+// gone has retired is reclaimed by the next one, and at the end of the process by nobody.
 const std::shared_ptr<tensor::CudaDevices>& machines() {
-  static const auto* const devices = new std::shared_ptr<tensor::CudaDevices>(std::make_shared<tensor::CudaDevices>());
+  static const auto* const devices =
+      new std::shared_ptr<tensor::CudaDevices>(std::make_shared<tensor::CudaDevices>());
   return *devices;
 }
 
-// The kernels on a device: loaded once, as long as one of those who step with them is there, or has not been reclaimed.
-std::shared_ptr<const kernels::CudaKernels> kernels_on(const std::shared_ptr<cuda::Device>& device) {
+// The kernels on a device: loaded once, as long as one of those who step with them is there, or has
+// not been reclaimed.
+std::shared_ptr<const kernels::CudaKernels> kernels_on(
+    const std::shared_ptr<cuda::Device>& device) {
   static std::mutex mutex;
-  static auto* const loaded = new std::map<const cuda::Device*, std::weak_ptr<const kernels::CudaKernels>>();
+  static auto* const loaded =
+      new std::map<const cuda::Device*, std::weak_ptr<const kernels::CudaKernels>>();
   std::lock_guard lock(mutex);
-  // Kernels own their device: an entry of a device that is gone has expired, though another may have its address.
+  // Kernels own their device: an entry of a device that is gone has expired, though another may
+  // have its address.
   std::erase_if(*loaded, [](const auto& entry) { return entry.second.expired(); });
   auto& known = (*loaded)[device.get()];
   auto kernels = known.lock();
@@ -39,14 +44,17 @@ std::shared_ptr<const kernels::CudaKernels> kernels_on(const std::shared_ptr<cud
 
 struct CudaSteps::OnDevice {
   OnDevice(tensor::CudaDevices& devices, int index)
-      : device(devices.open(index)), name(c10::kCUDA, static_cast<c10::DeviceIndex>(index)), kernels(kernels_on(device)) {
+      : device(devices.open(index)),
+        name(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
+        kernels(kernels_on(device)) {
     // Of optimizers before this one; but not the kernels, which it has now.
     device->retirement().reclaim();
   }
 
   // The kernels go when what was enqueued has run, and somebody reclaims.
   ~OnDevice() {
-    device->retirement().retire(before.end, [kernels = std::move(kernels)]() mutable { kernels.reset(); });
+    device->retirement().retire(before.end,
+                                [kernels = std::move(kernels)]() mutable { kernels.reset(); });
   }
 
   // The step before, on one stream, as others are to follow it.
@@ -87,7 +95,8 @@ void CudaSteps::prepare(int device, const char* optimizer, const char* why_once)
   auto& on = on_[device];
   if (!on || why_once != nullptr) {
     const c10::Device name(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
-    const char* const why = why_once != nullptr ? why_once : "its kernels are not loaded; step once before the capture";
+    const char* const why =
+        why_once != nullptr ? why_once : "its kernels are not loaded; step once before the capture";
     devices_->refuse_capture(name, optimizer, why);
   }
   if (!on) on = std::make_unique<OnDevice>(*devices_, device);
@@ -96,16 +105,18 @@ void CudaSteps::prepare(int device, const char* optimizer, const char* why_once)
 
 void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor> tensors, Dtype dtype,
                     const kernels::SgdOptions& options) {
-  on_.at(device)->enqueue(*devices_, [&](const kernels::CudaKernels& kernels, const cuda::StreamRef& stream) {
-    kernels.sgd_step(tensors, dtype, dtype, options, stream);
-  });
+  on_.at(device)->enqueue(*devices_,
+                          [&](const kernels::CudaKernels& kernels, const cuda::StreamRef& stream) {
+                            kernels.sgd_step(tensors, dtype, dtype, options, stream);
+                          });
 }
 
 void CudaSteps::adamw(int device, std::span<const kernels::AdamWTensor> tensors, Dtype dtype,
                       const kernels::AdamWOptions& options) {
-  on_.at(device)->enqueue(*devices_, [&](const kernels::CudaKernels& kernels, const cuda::StreamRef& stream) {
-    kernels.adamw_step(tensors, dtype, dtype, options, stream);
-  });
+  on_.at(device)->enqueue(*devices_,
+                          [&](const kernels::CudaKernels& kernels, const cuda::StreamRef& stream) {
+                            kernels.adamw_step(tensors, dtype, dtype, options, stream);
+                          });
 }
 
 }  // namespace weft::optim

@@ -30,7 +30,8 @@ constinit trace::Name step{trace::Layer::Engine, "optimizer step"};
 namespace internal {
 using Shared = std::shared_ptr<LocalOptimizer>;
 constexpr std::size_t kMostPasses = 256;
-// Steps, for a worker whose next call will find the weights stepped on whatever streams it runs: done when the GPUs are.
+// Steps, for a worker whose next call will find the weights stepped on whatever streams it runs:
+// done when the GPUs are.
 Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const Shared& optimizer,
                               autograd::Context& context) {
   const Fence has_run = optimizer->step(context);
@@ -42,8 +43,8 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
   }
   return stepped.future();
 }
-// Nothing where this worker knows nothing of the context: no pass has come here. `failed`: passes of which it may not know
-// that they have.
+// Nothing where this worker knows nothing of the context: no pass has come here. `failed`: passes
+// of which it may not know that they have.
 Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
   const rpc::CallAmbient& here = rpc::current_call("step()");
   const auto core = here.core();
@@ -54,25 +55,31 @@ Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd:
     return Future<void>::ready();
   }
   if (!core->contexts().has_ended(id)) return Future<void>::ready();
-  throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " + autograd::to_text(id) +
+  throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " +
+                                    autograd::to_text(id) +
                                     ", and its gradients with it: it has not stepped");
 }
-// When the passes have ended well here. The caller takes part in them, and has sent gradients of each to this worker.
-Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassName> passes) {
+// When the passes have ended well here. The caller takes part in them, and has sent gradients of
+// each to this worker.
+Future<void> step_behind(Shared& optimizer, std::uint64_t id,
+                         std::vector<autograd::PassName> passes) {
   const rpc::CallAmbient& here = rpc::current_call("step()");
   const auto core = here.core();
   const auto context = core->contexts().find(id);
   if (!context) {
-    throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " + autograd::to_text(id));
+    throw Error(Blame::Cancelled,
+                describe(core->self()) + " has released autograd context " + autograd::to_text(id));
   }
-  if (passes.size() > kMostPasses) throw Error(Blame::Caller, "a step behind " + std::to_string(passes.size()) + " passes");
+  if (passes.size() > kMostPasses)
+    throw Error(Blame::Caller, "a step behind " + std::to_string(passes.size()) + " passes");
   std::vector<Future<void>> ended;
   for (autograd::PassName& name : passes) {
     name.context = id;
     autograd::messages::hear_failed(core, context, name.failed);
     const auto joined = context->join(core, name, here.call().deadline);
-    const auto outcome =
-        joined.pass ? joined.pass->ended() : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
+    const auto outcome = joined.pass
+                             ? joined.pass->ended()
+                             : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
     ended.push_back(outcome.then([](const autograd::Outcome& how) {
       if (how.failed()) throw Error(Blame::Cancelled, "it has not stepped: " + how.text);
     }));
@@ -121,8 +128,8 @@ torch::serialize::InputArchive archive_of(const std::string& text, const char* w
     archive.load_from(text.data(), text.size());
     return archive;
   } catch (const std::exception& error) {
-    throw Error(Blame::Caller,
-                std::string("this is not the saved ") + what + " of an optimizer: " + tensor::text_of(error));
+    throw Error(Blame::Caller, std::string("this is not the saved ") + what +
+                                   " of an optimizer: " + tensor::text_of(error));
   }
 }
 
@@ -147,7 +154,8 @@ class Failures {
 
 // Done when all have ended; fails with all that failed.
 template <class T>
-Future<void> all_of(const std::vector<Owner>& owners, std::string what, std::vector<Future<T>> asked) {
+Future<void> all_of(const std::vector<Owner>& owners, std::string what,
+                    std::vector<Future<T>> asked) {
   struct Gathered {
     explicit Gathered(std::string what) : failures(std::move(what)) {}
     std::mutex mutex;
@@ -197,16 +205,21 @@ auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   return asked;
 }
 
-// set_data() and module->to() give a parameter other memory: what is stepped in its place shares that from then on.
-void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t place, std::size_t all) {
+// set_data() and module->to() give a parameter other memory: what is stepped in its place shares
+// that from then on.
+void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t place,
+            std::size_t all) {
   if (parameter.scalar_type() != stepped.scalar_type() || parameter.device() != stepped.device() ||
       parameter.sizes() != stepped.sizes()) {
-    throw Error(Blame::Caller, "parameter " + std::to_string(place) + " of " + std::to_string(all) + " here is " +
-                                   tensor::describe(parameter) + ", and was " + tensor::describe(stepped) +
-                                   " when the optimizer was made; call module->to(…) first, then make the optimizer");
+    throw Error(
+        Blame::Caller,
+        "parameter " + std::to_string(place) + " of " + std::to_string(all) + " here is " +
+            tensor::describe(parameter) + ", and was " + tensor::describe(stepped) +
+            " when the optimizer was made; call module->to(…) first, then make the optimizer");
   }
   if (!parameter.has_storage()) return;  // a sparse one
-  const bool shares_memory = parameter.is_alias_of(stepped) && parameter.storage_offset() == stepped.storage_offset() &&
+  const bool shares_memory = parameter.is_alias_of(stepped) &&
+                             parameter.storage_offset() == stepped.storage_offset() &&
                              parameter.strides() == stepped.strides();
   if (!shares_memory) stepped.set_data(parameter.detach());
 }
@@ -214,35 +227,43 @@ void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t 
 // The streams of this call wait, for what reads or replaces what a step on others changes.
 void wait_here(const Fence& step, const char* what) {
   const auto core = rpc::current_call(what).core();
-  for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->gpus())) core->devices().wait(step, stream);
+  for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->gpus()))
+    core->devices().wait(step, stream);
 }
 
 constexpr const char* kStep = "the optimizer's step";
 using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 
-// Each owner's step: queued there behind the passes where the owner surely takes part in them, else asked for when they
-// have ended everywhere.
-std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, const std::shared_ptr<autograd::Context>& context,
+// Each owner's step: queued there behind the passes where the owner surely takes part in them, else
+// asked for when they have ended everywhere.
+std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
+                                     const std::shared_ptr<autograd::Context>& context,
                                      const Passes& passes, const Future<void>& ended) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<autograd::PassName> names;
   for (const auto& pass : passes) names.push_back(pass->name());
   std::vector<Future<void>> asked;
   for (const Owner& owner : owners) {
-    const bool takes_part = names.size() <= internal::kMostPasses &&
-                            std::ranges::all_of(passes, [&](const auto& pass) { return pass->reached(owner.worker.rank); });
-    asked.push_back(takes_part
-                        ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context->id(), names); })
-                        : ended.then([=](const Future<void>& how) {
-                            if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
-                            const weft::detail::AmbientScope still_outside(nullptr);
-                            return owner.optimizer.async<&internal::step_one>(context->id(), context->untold());
-                          }));
+    const bool takes_part =
+        names.size() <= internal::kMostPasses && std::ranges::all_of(passes, [&](const auto& pass) {
+          return pass->reached(owner.worker.rank);
+        });
+    asked.push_back(takes_part ? attempt([&] {
+      return owner.optimizer.async<&internal::step_behind>(context->id(), names);
+    })
+                               : ended.then([=](const Future<void>& how) {
+                                   if (how.failed())
+                                     throw Error(Blame::Cancelled, "it has not been asked to step");
+                                   const weft::detail::AmbientScope still_outside(nullptr);
+                                   return owner.optimizer.async<&internal::step_one>(
+                                       context->id(), context->untold());
+                                 }));
   }
   return asked;
 }
 
-// Calls it when the last of them has ended, on the thread that ends that: it must neither block nor throw.
+// Calls it when the last of them has ended, on the thread that ends that: it must neither block nor
+// throw.
 void when_ended(const std::vector<Future<void>>& all, const std::function<void()>& call) {
   const auto missing = std::make_shared<std::atomic<std::size_t>>(all.size());
   for (const auto& one : all) {
@@ -252,17 +273,21 @@ void when_ended(const std::vector<Future<void>>& all, const std::function<void()
   }
 }
 
-// Where one of the passes has failed: why, with those who stepped before they heard of it, and those who were not heard of.
-std::optional<Error> failed_behind(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
+// Where one of the passes has failed: why, with those who stepped before they heard of it, and
+// those who were not heard of.
+std::optional<Error> failed_behind(const std::vector<Owner>& owners,
+                                   const std::vector<Future<void>>& asked,
                                    const std::vector<Future<void>>& passes) {
-  const auto broken = std::ranges::find_if(passes, [](const Future<void>& pass) { return pass.failed(); });
+  const auto broken =
+      std::ranges::find_if(passes, [](const Future<void>& pass) { return pass.failed(); });
   if (broken == passes.end()) return std::nullopt;
   autograd::Outcome what = autograd::outcome_of(broken->error());
   std::string stepped, silent;
   for (std::size_t i = 0; i < owners.size(); ++i) {
     const auto error = asked[i].error();
     const int blame = error ? autograd::outcome_of(error).blame : -1;
-    const bool is_silent = blame == static_cast<int>(Blame::Timeout) || blame == static_cast<int>(Blame::PeerLost);
+    const bool is_silent =
+        blame == static_cast<int>(Blame::Timeout) || blame == static_cast<int>(Blame::PeerLost);
     if (error && !is_silent) continue;
     std::string& list = error ? silent : stepped;
     list += (list.empty() ? "" : ", ") + describe(owners[i].worker);
@@ -313,22 +338,26 @@ void load(torch::optim::Optimizer& optimizer, const std::string& text) {
   }
 }
 
-LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order) : order_(order) {
+LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order)
+    : order_(order) {
   for (const auto& one : parameters) {
     const at::Tensor& parameter = one.local_value();
     const auto refuse = [&](const std::string& why) {
       throw Error(Blame::Caller, "parameter " + std::to_string(parameters_.size()) + " of " +
-                                     std::to_string(parameters.size()) + " here, " + tensor::describe(parameter) + ", " +
-                                     why);
+                                     std::to_string(parameters.size()) + " here, " +
+                                     tensor::describe(parameter) + ", " + why);
     };
     if (!parameter.defined()) refuse("cannot be stepped: give a tensor that has been made");
-    if (!parameter.requires_grad()) refuse("does not require grad: call requires_grad_() where it is made");
+    if (!parameter.requires_grad())
+      refuse("does not require grad: call requires_grad_() where it is made");
     if (!parameter.is_leaf())
-      refuse("is no leaf: give what it was computed from, or detach() it and call requires_grad_()");
+      refuse(
+          "is no leaf: give what it was computed from, or detach() it and call requires_grad_()");
     // The optimizer gets tensors of its own for them, and would not notice.
-    if (std::ranges::any_of(parameters_, [&](const at::Tensor& known) { return known.is_same(parameter); })) {
-      throw Error(Blame::Caller,
-                  "a parameter of a DistributedOptimizer, " + tensor::describe(parameter) + ", is given twice");
+    if (std::ranges::any_of(parameters_,
+                            [&](const at::Tensor& known) { return known.is_same(parameter); })) {
+      throw Error(Blame::Caller, "a parameter of a DistributedOptimizer, " +
+                                     tensor::describe(parameter) + ", is given twice");
     }
     parameters_.push_back(parameter);
     stepped_.push_back(parameter.detach().requires_grad_());
@@ -345,7 +374,8 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   const auto streams = tensor::CudaDevices::current_streams(core->gpus());
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
   for (const c10::Stream& stream : streams) core->devices().wait(last, stream);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) follow(parameters_[i], stepped_[i], i, parameters_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    follow(parameters_[i], stepped_[i], i, parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     stepped_[i].mutable_grad() = context.gradient(parameters_[i]);
   }
@@ -400,7 +430,8 @@ std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
 }
 
 rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters) {
-  if (parameters.empty()) throw Error(Blame::Caller, "DistributedOptimizer: there are no parameters");
+  if (parameters.empty())
+    throw Error(Blame::Caller, "DistributedOptimizer: there are no parameters");
   return rpc::Agent(parameters.front().usable(), /*leaves_when_dropped=*/false);
 }
 
@@ -417,7 +448,8 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
                                    " has been released, and its gradients with it: step first");
   }
   const auto running = shared->running_here();
-  if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id(), shared->untold()));
+  if (running.empty())
+    return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id(), shared->untold()));
   Passes passes;
   std::vector<Future<void>> started, ended;
   for (const auto& one : running) {
@@ -451,14 +483,16 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
   if (states.size() != owners.size()) {
     std::string names;
     for (const Owner& owner : owners) names += (names.empty() ? "" : ", ") + describe(owner.worker);
-    throw Error(Blame::Caller, "load(): " + std::to_string(states.size()) + " states, but the parameters have " +
-                                   std::to_string(owners.size()) + " owners: " + names +
-                                   "; give all that save() gave, of an optimizer over the same parameters");
+    throw Error(Blame::Caller,
+                "load(): " + std::to_string(states.size()) + " states, but the parameters have " +
+                    std::to_string(owners.size()) + " owners: " + names +
+                    "; give all that save() gave, of an optimizer over the same parameters");
   }
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> asked;
   for (std::size_t i = 0; i < owners.size(); ++i) {
-    asked.push_back(attempt([&] { return owners[i].optimizer.async<&internal::load_one>(states[i]); }));
+    asked.push_back(
+        attempt([&] { return owners[i].optimizer.async<&internal::load_one>(states[i]); }));
   }
   all_of(owners, "loading the optimizer", std::move(asked)).get();
 }

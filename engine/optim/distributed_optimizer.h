@@ -1,13 +1,14 @@
-// One optimizer for parameters that live on several workers: each owner has a local optimizer for those that it owns, and
-// step() runs all of them at once, with the gradients of an autograd context. Semantics of
-// torch.distributed.optim.DistributedOptimizer, and errors of all owners instead of one.
+// One optimizer for parameters that live on several workers: each owner has a local optimizer for
+// those that it owns, and step() runs all of them at once, with the gradients of an autograd
+// context. Semantics of torch.distributed.optim.DistributedOptimizer, and errors of all owners
+// instead of one.
 //
-//   DistributedOptimizer<torch::optim::SGD> optimizer(parameter_rrefs, torch::optim::SGDOptions(0.05));
-//   AutogradContext context(agent);
-//   context.backward({loss});
+//   DistributedOptimizer<torch::optim::SGD> optimizer(parameter_rrefs,
+//   torch::optim::SGDOptions(0.05)); AutogradContext context(agent); context.backward({loss});
 //   optimizer.step(context);
 //
-// The program of every owner must have the same instantiation: a call of the constructor anywhere in it is enough.
+// The program of every owner must have the same instantiation: a call of the constructor anywhere
+// in it is enough.
 #pragma once
 
 #include <concepts>
@@ -39,20 +40,21 @@ enum class StepOrder {
 
 struct DistributedOptimizerOptions {
   StepOrder order = StepOrder::Locked;
-  // Without, the constructor does not block: the first call of the optimizer is queued behind the making on each owner,
-  // costs no round trip more, and throws what the making threw.
+  // Without, the constructor does not block: the first call of the optimizer is queued behind the
+  // making on each owner, costs no round trip more, and throws what the making threw.
   bool wait_until_made = true;
 };
 
 namespace optim {
 
-// On an owner: the optimizer itself, over tensors that share the parameters' memory and have gradients of their own.
+// On an owner: the optimizer itself, over tensors that share the parameters' memory and have
+// gradients of their own.
 class WEFT_API LocalOptimizer {
  public:
   LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
   virtual ~LocalOptimizer() = default;
-  // With the context's gradients; parameters without one are left as they are. On GPUs it is enqueued on the current
-  // streams, behind the steps before it; passes when it has run there.
+  // With the context's gradients; parameters without one are left as they are. On GPUs it is
+  // enqueued on the current streams, behind the steps before it; passes when it has run there.
   Fence step(autograd::Context& context);
   void set_lr(double lr);
   double lr() const;
@@ -62,7 +64,9 @@ class WEFT_API LocalOptimizer {
 
  protected:
   const std::vector<at::Tensor>& stepped() const { return stepped_; }
-  void own(std::unique_ptr<torch::optim::Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
+  void own(std::unique_ptr<torch::optim::Optimizer> optimizer) {
+    optimizer_ = std::move(optimizer);
+  }
 
  private:
   const StepOrder order_;
@@ -76,7 +80,8 @@ class WEFT_API LocalOptimizer {
 template <class O, class Options>
 class LocalOptimizerOf final : public LocalOptimizer {
  public:
-  LocalOptimizerOf(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options, StepOrder order)
+  LocalOptimizerOf(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options,
+                   StepOrder order)
       : LocalOptimizer(std::move(parameters), order) {
     own(std::make_unique<O>(stepped(), options.options()));
   }
@@ -90,11 +95,14 @@ struct Owner {
 
 template <class O, class Options>
 WEFT_API std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters,
-                                                    OptionsOnWire<Options> options, StepOrder order) {
-  return std::make_shared<LocalOptimizerOf<O, Options>>(std::move(parameters), std::move(options), order);
+                                                    OptionsOnWire<Options> options,
+                                                    StepOrder order) {
+  return std::make_shared<LocalOptimizerOf<O, Options>>(std::move(parameters), std::move(options),
+                                                        order);
 }
 
-// The parameters of each owner, in the order in which the owners first come. Throws Caller where there are none.
+// The parameters of each owner, in the order in which the owners first come. Throws Caller where
+// there are none.
 WEFT_API std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
     const std::vector<RRef<at::Tensor>>& parameters);
 WEFT_API rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
@@ -114,27 +122,28 @@ template <class O, class... Given>
 constexpr bool kSteps = false;
 template <class O, class Parameters, class Options>
 constexpr bool kSteps<O, Parameters, Options> =
-    std::is_convertible_v<Parameters, std::vector<RRef<at::Tensor>>>&& std::is_convertible_v<
-        Options, const torch::optim::OptimizerOptions&>&& std::is_constructible_v<O, std::vector<at::Tensor>, Options>;
+    std::is_convertible_v<Parameters, std::vector<RRef<at::Tensor>>>&&
+        std::is_convertible_v<Options, const torch::optim::OptimizerOptions&>&&
+            std::is_constructible_v<O, std::vector<at::Tensor>, Options>;
 template <class O, class Parameters, class Options, class How>
 constexpr bool kSteps<O, Parameters, Options, How> =
     kSteps<O, Parameters, Options>&& std::is_convertible_v<How, DistributedOptimizerOptions>;
 
 }  // namespace optim
 
-// O: an optimizer that is made of tensors and options, as libtorch's are. Usable from every thread; copies are the same
-// optimizer.
+// O: an optimizer that is made of tensors and options, as libtorch's are. Usable from every thread;
+// copies are the same optimizer.
 template <class O>
 class DistributedOptimizer {
-  static_assert(
-      !std::derived_from<O, torch::optim::LBFGS>,
-      "LBFGS computes the loss again and again within a step, which an owner of some of the parameters cannot; use "
-      "Adam, AdamW, SGD, RMSprop, Adagrad");
+  static_assert(!std::derived_from<O, torch::optim::LBFGS>,
+                "LBFGS computes the loss again and again within a step, which an owner of some of "
+                "the parameters cannot; use "
+                "Adam, AdamW, SGD, RMSprop, Adagrad");
 
  public:
-  // Blocks until every owner has its local optimizer, unless it is told not to. `parameters` belong to one agent of this
-  // process; each is a leaf that requires grad. Throws one Error for all owners where that failed: what the optimizer's
-  // constructor threw is in the text.
+  // Blocks until every owner has its local optimizer, unless it is told not to. `parameters` belong
+  // to one agent of this process; each is a leaf that requires grad. Throws one Error for all
+  // owners where that failed: what the optimizer's constructor threw is in the text.
   template <class Options>
   requires(optim::kSteps<O, std::vector<RRef<at::Tensor>>, Options>)
       DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
@@ -142,34 +151,41 @@ class DistributedOptimizer {
     const rpc::Agent agent = optim::agent_of(parameters);
     const optim::OptionsOnWire<Options> travelling{optim::saved(options)};
     for (const auto& [worker, owned] : optim::by_owner(parameters)) {
-      owners_.push_back({worker, agent.remote<&optim::make_local<O, Options>>(worker, owned, travelling, how.order)});
+      owners_.push_back({worker, agent.remote<&optim::make_local<O, Options>>(
+                                     worker, owned, travelling, how.order)});
     }
     if (how.wait_until_made) optim::wait_for(owners_, "making the optimizer");
   }
 
   template <class... Given>
-  requires(sizeof...(Given) > 1 && !optim::kSteps<O, Given...>) explicit DistributedOptimizer(const Given&...) {
-    static_assert(
-        weft::detail::kNever<Given...>,
-        "DistributedOptimizer takes RRefs to the parameters, std::vector<RRef<at::Tensor>>, the options of its kind "
-        "of optimizer, such as torch::optim::SGDOptions(0.05), and perhaps DistributedOptimizerOptions");
+  requires(sizeof...(Given) > 1 &&
+           !optim::kSteps<O, Given...>) explicit DistributedOptimizer(const Given&...) {
+    static_assert(weft::detail::kNever<Given...>,
+                  "DistributedOptimizer takes RRefs to the parameters, "
+                  "std::vector<RRef<at::Tensor>>, the options of its kind "
+                  "of optimizer, such as torch::optim::SGDOptions(0.05), and perhaps "
+                  "DistributedOptimizerOptions");
   }
 
-  // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others have stepped.
+  // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others
+  // have stepped.
   void step(const AutogradContext& context) const { step_async(context).get(); }
-  // Behind the passes that backward_async() of this worker has begun in the context and that still run, or were the last
-  // and have failed. Owners that this worker sends gradients to are told at once, and step the moment their own part of the
-  // passes has ended: a pass and a step are one round trip to them. Others are told when the passes have ended. If a pass
-  // fails, so does this, on all who have not stepped by then; the error names those who have. (After backward(), nobody
+  // Behind the passes that backward_async() of this worker has begun in the context and that still
+  // run, or were the last and have failed. Owners that this worker sends gradients to are told at
+  // once, and step the moment their own part of the passes has ended: a pass and a step are one
+  // round trip to them. Others are told when the passes have ended. If a pass fails, so does this,
+  // on all who have not stepped by then; the error names those who have. (After backward(), nobody
   // steps when it has failed.)
-  Future<void> step_async(const AutogradContext& context) const { return optim::step(owners_, context); }
+  Future<void> step_async(const AutogradContext& context) const {
+    return optim::step(owners_, context);
+  }
 
   // The learning rate of all parameters, on all owners.
   void set_lr(double lr) const { optim::set_lr(owners_, lr); }
   double lr() const { return optim::lr(owners_); }
 
-  // The optimizers' state, one for each owner in the order of the parameters, in libtorch's form; and back, into an
-  // optimizer over the same parameters, in place of all state that it has.
+  // The optimizers' state, one for each owner in the order of the parameters, in libtorch's form;
+  // and back, into an optimizer over the same parameters, in place of all state that it has.
   std::vector<std::string> save() const { return optim::save(owners_); }
   void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
 

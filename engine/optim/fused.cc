@@ -28,37 +28,45 @@ using torch::optim::OptimizerParamGroup;
 void check_fits(const char* name, const char* plain, const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   const auto refuse = [&](Blame blame, const std::string& why) {
-    throw Error(blame,
-                std::string(name) + ": " + why + " (" + tensor::describe(parameter) + "); use torch::optim::" + plain);
+    throw Error(blame, std::string(name) + ": " + why + " (" + tensor::describe(parameter) +
+                           "); use torch::optim::" + plain);
   };
-  if (!parameter.is_cpu() && !parameter.is_cuda()) refuse(Blame::Unsupported, "it steps parameters on the CPU and on GPUs");
-  if (gradient.device() != parameter.device()) refuse(Blame::Caller, "a gradient lies on " + gradient.device().str());
+  if (!parameter.is_cpu() && !parameter.is_cuda())
+    refuse(Blame::Unsupported, "it steps parameters on the CPU and on GPUs");
+  if (gradient.device() != parameter.device())
+    refuse(Blame::Caller, "a gradient lies on " + gradient.device().str());
   if (gradient.layout() != at::kStrided) refuse(Blame::Caller, "a gradient is sparse");
   const auto fits = [](at::ScalarType type) {
     return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble;
   };
   if (!fits(parameter.scalar_type())) refuse(Blame::Caller, "it steps fp16, bf16, fp32 and fp64");
-  if (gradient.scalar_type() != parameter.scalar_type()) refuse(Blame::Caller, "a gradient has another dtype");
+  if (gradient.scalar_type() != parameter.scalar_type())
+    refuse(Blame::Caller, "a gradient has another dtype");
   if (gradient.sizes() != parameter.sizes()) refuse(Blame::Caller, "a gradient has another shape");
-  if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
+  if (!parameter.is_non_overlapping_and_dense())
+    refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
-// The state is the optimizer's own or comes from a file, or from a time when the parameter was another. libtorch throws for
-// these as well, but when it comes to them.
-void check_state(const char* name, const at::Tensor& parameter, const char* what, const at::Tensor& state) {
+// The state is the optimizer's own or comes from a file, or from a time when the parameter was
+// another. libtorch throws for these as well, but when it comes to them.
+void check_state(const char* name, const at::Tensor& parameter, const char* what,
+                 const at::Tensor& state) {
   if (!state.defined()) return;
   const bool fits = state.layout() == at::kStrided && at::isFloatingType(state.scalar_type());
   if (fits && state.sizes() == parameter.sizes()) return;
-  throw Error(Blame::Caller, std::string(name) + ": a parameter's " + what +
-                                 " does not fit it: " + tensor::describe(state) + " for " + tensor::describe(parameter) +
-                                 "; load what was saved of the same model, or erase it from state()");
+  throw Error(Blame::Caller,
+              std::string(name) + ": a parameter's " + what + " does not fit it: " +
+                  tensor::describe(state) + " for " + tensor::describe(parameter) +
+                  "; load what was saved of the same model, or erase it from state()");
 }
 
-// `each_of(group, state, visit)` calls visit(name, tensor) for what a step reads of a parameter's state.
-// `why_once(group, parameter)` says why the next step is not to be repeated as it is; null where it may be.
+// `each_of(group, state, visit)` calls visit(name, tensor) for what a step reads of a parameter's
+// state. `why_once(group, parameter)` says why the next step is not to be repeated as it is; null
+// where it may be.
 template <class States, class EachOf, class WhyOnce>
-void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups,
-                   const States& states, std::shared_ptr<optim::CudaSteps>& cuda, const EachOf& each_of,
+void check_all_fit(const char* name, const char* plain,
+                   const std::vector<OptimizerParamGroup>& groups, const States& states,
+                   std::shared_ptr<optim::CudaSteps>& cuda, const EachOf& each_of,
                    const WhyOnce& why_once) {
   std::map<int, const char*> gpus;  // and why_once of a parameter there
   std::unordered_set<const c10::TensorImpl*> known;
@@ -66,16 +74,20 @@ void check_all_fit(const char* name, const char* plain, const std::vector<Optimi
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       check_fits(name, plain, parameter);
-      // libtorch steps it twice, one after the other; in one launch the two would write over each other.
+      // libtorch steps it twice, one after the other; in one launch the two would write over each
+      // other.
       if (!known.insert(parameter.unsafeGetTensorImpl()).second) {
-        throw Error(Blame::Caller, std::string(name) + ": a parameter (" + tensor::describe(parameter) +
-                                       ") is here twice; give each once (a module's parameters() lists a weight that its "
-                                       "parts share under every name)");
+        throw Error(
+            Blame::Caller,
+            std::string(name) + ": a parameter (" + tensor::describe(parameter) +
+                ") is here twice; give each once (a module's parameters() lists a weight that its "
+                "parts share under every name)");
       }
       const auto held = states.find(parameter.unsafeGetTensorImpl());
       if (held != states.end()) {
-        each_of(group, *held->second,
-                [&](const char* what, const at::Tensor& state) { check_state(name, parameter, what, state); });
+        each_of(group, *held->second, [&](const char* what, const at::Tensor& state) {
+          check_state(name, parameter, what, state);
+        });
       }
       if (!parameter.is_cuda()) continue;
       const char*& why = gpus[static_cast<int>(parameter.get_device())];
@@ -86,8 +98,9 @@ void check_all_fit(const char* name, const char* plain, const std::vector<Optimi
   for (const auto& [gpu, why] : gpus) cuda->prepare(gpu, name, why);
 }
 
-// What one launch steps, and what it changes of the state. That enters the state behind the launch: where it fails, or the
-// memory for it, no buffer is left that holds nothing, and no step is counted that was not taken.
+// What one launch steps, and what it changes of the state. That enters the state behind the launch:
+// where it fails, or the memory for it, no buffer is left that holds nothing, and no step is
+// counted that was not taken.
 template <class T, class State>
 struct Launch {
   std::vector<T> tensors;
@@ -107,9 +120,10 @@ template <class T, class State>
 class Launches {
  public:
   Launch<T, State>& of(const at::Tensor& parameter, std::int64_t step) {
-    auto& all =
-        launches_[{parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type(), step}];
-    if (all.empty() || all.back().tensors.size() == optim::CudaSteps::kTensorsOfALaunch) all.emplace_back();
+    auto& all = launches_[{parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1,
+                           parameter.scalar_type(), step}];
+    if (all.empty() || all.back().tensors.size() == optim::CudaSteps::kTensorsOfALaunch)
+      all.emplace_back();
     return all.back();
   }
   // Calls run(device, type, launch) for each.
@@ -124,14 +138,15 @@ class Launches {
   std::map<LaunchKey, std::deque<Launch<T, State>>> launches_;
 };
 
-// Whether it has the parameter's type and lies where that lies, with its elements in the same order in memory.
+// Whether it has the parameter's type and lies where that lies, with its elements in the same order
+// in memory.
 bool is_laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
   return tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device() &&
          tensor.strides() == parameter.strides() && !tensor.is_neg();
 }
 
-// The tensor as the kernels take it: itself, where it is so. State has another type, or lies elsewhere, where it was loaded
-// from a file or the parameter was changed by module->to().
+// The tensor as the kernels take it: itself, where it is so. State has another type, or lies
+// elsewhere, where it was loaded from a file or the parameter was changed by module->to().
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
   return is_laid_out_like(parameter, tensor) ? tensor : at::empty_like(parameter).copy_(tensor);
 }
@@ -150,14 +165,18 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   const auto has_momentum = [](const OptimizerParamGroup& group) {
     return static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() != 0;
   };
-  const auto each_of = [&](const OptimizerParamGroup& group, torch::optim::OptimizerParamState& state, const auto& visit) {
-    if (has_momentum(group)) visit("momentum", static_cast<torch::optim::SGDParamState&>(state).momentum_buffer());
+  const auto each_of = [&](const OptimizerParamGroup& group,
+                           torch::optim::OptimizerParamState& state, const auto& visit) {
+    if (has_momentum(group))
+      visit("momentum", static_cast<torch::optim::SGDParamState&>(state).momentum_buffer());
   };
-  const auto why_once = [&](const OptimizerParamGroup& group, const at::Tensor& parameter) -> const char* {
+  const auto why_once = [&](const OptimizerParamGroup& group,
+                            const at::Tensor& parameter) -> const char* {
     if (!has_momentum(group)) return nullptr;
     const auto held = state_.find(parameter.unsafeGetTensorImpl());
     if (held != state_.end()) {
-      const auto& momentum = static_cast<torch::optim::SGDParamState&>(*held->second).momentum_buffer();
+      const auto& momentum =
+          static_cast<torch::optim::SGDParamState&>(*held->second).momentum_buffer();
       if (momentum.defined() && is_laid_out_like(parameter, momentum)) return nullptr;
     }
     return "its first step makes the momentum; step once before the capture";
@@ -174,11 +193,14 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       kernels::SgdTensor one{slice_of(parameter), slice_of(kept.back()), {}, false};
       const auto held = state_.find(parameter.unsafeGetTensorImpl());
       auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
-      one.first_step = options.momentum() != 0 && (state == nullptr || !state->momentum_buffer().defined());
+      one.first_step =
+          options.momentum() != 0 && (state == nullptr || !state->momentum_buffer().defined());
       auto& launch = launches.of(parameter, one.first_step ? 1 : 0);
       if (options.momentum() != 0) {
         if (one.first_step) {
-          state = launch.made.emplace_back(parameter.unsafeGetTensorImpl(), std::make_unique<State>()).second.get();
+          state =
+              launch.made.emplace_back(parameter.unsafeGetTensorImpl(), std::make_unique<State>())
+                  .second.get();
           state->momentum_buffer(at::empty_like(parameter));
         } else {
           state->momentum_buffer(laid_out_like(parameter, state->momentum_buffer()));
@@ -193,7 +215,8 @@ at::Tensor FusedSGD::step(LossClosure closure) {
                                   .weight_decay = options.weight_decay(),
                                   .nesterov = options.nesterov()};
     launches.each([&](int device, Dtype dtype, auto& launch) {
-      device < 0 ? kernels::sgd_step(launch.tensors, dtype, dtype, how) : cuda_->sgd(device, launch.tensors, dtype, how);
+      device < 0 ? kernels::sgd_step(launch.tensors, dtype, dtype, how)
+                 : cuda_->sgd(device, launch.tensors, dtype, how);
       for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);
     });
   }
@@ -204,10 +227,12 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
   const auto why_once = [](const OptimizerParamGroup&, const at::Tensor&) {
-    return "it counts its steps on the host, and every launch would repeat one; capture without it, and step behind a "
+    return "it counts its steps on the host, and every launch would repeat one; capture without "
+           "it, and step behind a "
            "launch";
   };
-  const auto each_of = [](const OptimizerParamGroup& group, torch::optim::OptimizerParamState& state, const auto& visit) {
+  const auto each_of = [](const OptimizerParamGroup& group,
+                          torch::optim::OptimizerParamState& state, const auto& visit) {
     auto& of = static_cast<torch::optim::AdamWParamState&>(state);
     visit("exp_avg", of.exp_avg());
     visit("exp_avg_sq", of.exp_avg_sq());
@@ -227,14 +252,19 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
       auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
       const std::int64_t step = state == nullptr ? 1 : state->step() + 1;
       auto& launch = launches.of(parameter, step);
-      if (state == nullptr) state = launch.made.emplace_back(key, std::make_unique<State>()).second.get();
+      if (state == nullptr)
+        state = launch.made.emplace_back(key, std::make_unique<State>()).second.get();
       const auto ready = [&](at::Tensor& moment) {
         moment = moment.defined() ? laid_out_like(parameter, moment) : at::zeros_like(parameter);
         return slice_of(moment);
       };
       kept.push_back(laid_out_like(parameter, parameter.grad()));
-      kernels::AdamWTensor one{
-          slice_of(parameter), slice_of(kept.back()), ready(state->exp_avg()), ready(state->exp_avg_sq()), {}, step};
+      kernels::AdamWTensor one{slice_of(parameter),
+                               slice_of(kept.back()),
+                               ready(state->exp_avg()),
+                               ready(state->exp_avg_sq()),
+                               {},
+                               step};
       if (options.amsgrad()) one.max_exp_avg_sq = ready(state->max_exp_avg_sq());
       launch.counted.emplace_back(key, state);
       launch.tensors.push_back(one);
@@ -250,7 +280,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
                  : cuda_->adamw(device, launch.tensors, dtype, how);
       for (const auto& [parameter, state] : launch.counted) {
         state->step(state->step() + 1);
-        // Written behind autograd's back: what a graph has saved of them is not valid any more. libtorch's SGD hides that.
+        // Written behind autograd's back: what a graph has saved of them is not valid any more.
+        // libtorch's SGD hides that.
         parameter->bump_version();
       }
       for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);

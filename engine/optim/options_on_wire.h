@@ -28,7 +28,8 @@ struct OptionsOnWire {
       load(options, text);
       return options;
     } else {
-      static_assert(std::is_constructible_v<Options, double>, "options that can be made of nothing, or of a learning rate");
+      static_assert(std::is_constructible_v<Options, double>,
+                    "options that can be made of nothing, or of a learning rate");
       Options options(1.0);
       load(options, text);
       return options;

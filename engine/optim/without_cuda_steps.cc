@@ -12,10 +12,12 @@ CudaSteps::CudaSteps(std::shared_ptr<tensor::CudaDevices> devices) : devices_(st
 CudaSteps::~CudaSteps() = default;
 
 void CudaSteps::prepare(int device, const char*, const char*) { devices_->open(device); }
-void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor>, Dtype, const kernels::SgdOptions&) {
+void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor>, Dtype,
+                    const kernels::SgdOptions&) {
   devices_->open(device);
 }
-void CudaSteps::adamw(int device, std::span<const kernels::AdamWTensor>, Dtype, const kernels::AdamWOptions&) {
+void CudaSteps::adamw(int device, std::span<const kernels::AdamWTensor>, Dtype,
+                      const kernels::AdamWOptions&) {
   devices_->open(device);
 }
 

@@ -28,11 +28,14 @@ void check_permutation(std::size_t count, std::span<const std::size_t> order) {
 
 }  // namespace
 
-std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradients, std::span<const std::size_t> order,
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradients,
+                                        std::span<const std::size_t> order,
                                         std::span<const std::size_t> limits) {
   check_permutation(gradients.size(), order);
   if (limits.empty() || std::find(limits.begin(), limits.end(), 0u) != limits.end()) {
-    throw Error(Blame::Caller, "a bucket holds at least one byte; bucket_bytes and first_bucket_bytes must be positive");
+    throw Error(
+        Blame::Caller,
+        "a bucket holds at least one byte; bucket_bytes and first_bucket_bytes must be positive");
   }
   const auto key = [](const PlannedGradient& gradient) {
     return std::tuple(gradient.dtype, gradient.device.type(), gradient.device.index());
@@ -57,9 +60,11 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradien
     ++current.next_limit;
   }
   for (auto& [kind, current] : open) {
-    if (!current.bucket.gradients.empty()) closed.push_back({current.last, std::move(current.bucket)});
+    if (!current.bucket.gradients.empty())
+      closed.push_back({current.last, std::move(current.bucket)});
   }
-  std::sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(closed.begin(), closed.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<PlannedBucket> buckets;
   for (auto& [last, bucket] : closed) buckets.push_back(std::move(bucket));
   return buckets;

@@ -22,10 +22,12 @@ struct PlannedBucket {
   std::size_t limit = 0;               // bytes at which it closed; 0 for a sparse one
 };
 
-// Walks the gradients in `order` (indices; all of them, once each). Each (dtype, device) fills a bucket of its own; a
-// bucket closes when it has reached its limit, and the next limit of the list applies (the last one for good). Buckets come
-// in the order in which their last gradient does. Throws Caller when `order` is not a permutation or a limit is 0.
-std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradients, std::span<const std::size_t> order,
+// Walks the gradients in `order` (indices; all of them, once each). Each (dtype, device) fills a
+// bucket of its own; a bucket closes when it has reached its limit, and the next limit of the list
+// applies (the last one for good). Buckets come in the order in which their last gradient does.
+// Throws Caller when `order` is not a permutation or a limit is 0.
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradients,
+                                        std::span<const std::size_t> order,
                                         std::span<const std::size_t> limits);
 
 }  // namespace weft::parallel

@@ -27,13 +27,18 @@ void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
   for (const std::string& name : names) text += name + '\0';
   if (parallel::is_same_on_all(group, text)) return;
   const auto all = all_gather_object(names, group);
-  const auto other = std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
-  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 - all.front().begin());
-  const auto at = [&](const std::vector<std::string>& some) { return place < some.size() ? some[place] : "none more"; };
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
+  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 -
+                                              all.front().begin());
+  const auto at = [&](const std::vector<std::string>& some) {
+    return place < some.size() ? some[place] : "none more";
+  };
   group::throw_together(
       group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: rank " +
-                                      std::to_string(other - all.begin()) + " has " + at(*other) + ", where rank 0 has " +
-                                      at(all.front()) + "; name the same on all, in the same order"));
+                                      std::to_string(other - all.begin()) + " has " + at(*other) +
+                                      ", where rank 0 has " + at(all.front()) +
+                                      "; name the same on all, in the same order"));
 }
 
 // In pieces, for files of any size.
@@ -59,7 +64,8 @@ void write(const std::string& file, const std::vector<Part>& parts) {
   draft.publish();
 }
 
-// Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0 alone.
+// Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0
+// alone.
 template <class Call>
 auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
   const group::CalledBy by(name);
@@ -67,7 +73,8 @@ auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
     return call();
   } catch (const Error& error) {
     const auto has_left = [&](int rank) { return group::Core::of(group).has_left(rank); };
-    const bool is_left_alone = error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
+    const bool is_left_alone =
+        error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
     if (error.blame() != Blame::Timeout && !is_left_alone) throw;
     throw error.with_text(error.text() + "; all ranks of the group must call " + name +
                           ", also those that do not touch the file");
@@ -106,13 +113,16 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
           check_names(parts);
           if (reads) reader = std::make_unique<Reader>(file);
         }));
-  const auto size = broadcast_object(reads ? static_cast<std::int64_t>(reader->bytes()) : 0, 0, group);
+  const auto size =
+      broadcast_object(reads ? static_cast<std::int64_t>(reader->bytes()) : 0, 0, group);
   at::Tensor bytes;
   agree(group, error_of([&] {
-          const auto no_room = error_of([&] { bytes = at::empty({size}, at::TensorOptions(at::kByte)); });
+          const auto no_room =
+              error_of([&] { bytes = at::empty({size}, at::TensorOptions(at::kByte)); });
           if (no_room) {
-            throw Error(Blame::Busy, "rank " + std::to_string(group.rank()) + " has no memory for the " +
-                                         std::to_string(size) + " bytes of the checkpoint '" + file + "'");
+            throw Error(Blame::Busy, "rank " + std::to_string(group.rank()) +
+                                         " has no memory for the " + std::to_string(size) +
+                                         " bytes of the checkpoint '" + file + "'");
           }
           if (reads) reader->read(bytes.mutable_data_ptr());
         }));
@@ -120,14 +130,14 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
   std::vector<Commit> commits;
   auto failure = error_of([&] {
     torch::serialize::InputArchive archive;
-    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(size),
-                      c10::Device(c10::kCPU));
+    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
+                      static_cast<std::size_t>(size), c10::Device(c10::kCPU));
     bytes.reset();
     commits = stage_parts(archive, parts, group.device());
   });
   if (failure) {
-    failure = failure->within("the checkpoint '" + file + "' does not fit on rank " + std::to_string(group.rank()) +
-                              ", and nothing was loaded");
+    failure = failure->within("the checkpoint '" + file + "' does not fit on rank " +
+                              std::to_string(group.rank()) + ", and nothing was loaded");
   }
   agree(group, failure);
   for (const Commit& commit : commits) commit();

@@ -64,7 +64,8 @@ std::string behind_links(std::filesystem::path path) {
 
 }  // namespace
 
-// --- Digest ----------------------------------------------------------------------------------------------------------
+// --- Digest
+// ----------------------------------------------------------------------------------------------------------
 
 void Digest::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
 
@@ -74,7 +75,9 @@ Digest::Digest() : context_(EVP_MD_CTX_new()) {
   }
 }
 
-void Digest::add(const void* data, std::size_t bytes) { EVP_DigestUpdate(context_.get(), data, bytes); }
+void Digest::add(const void* data, std::size_t bytes) {
+  EVP_DigestUpdate(context_.get(), data, bytes);
+}
 
 std::string Digest::text() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> raw{};
@@ -89,7 +92,8 @@ std::string Digest::text() {
   return text;
 }
 
-// --- Draft -----------------------------------------------------------------------------------------------------------
+// --- Draft
+// -----------------------------------------------------------------------------------------------------------
 
 Draft::Draft(const std::string& file) : named_(file) {
   if (file.empty()) fail("it has no name", 0);
@@ -117,18 +121,22 @@ Draft::Draft(const std::string& file) : named_(file) {
 // Whoever writes it holds a lock on it, which goes with its process.
 void Draft::open_aside() {
   for (;;) {
-    aside_file_ = Descriptor(::open(aside_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+    aside_file_ = Descriptor(
+        ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (!aside_file_) fail("", errno);
     // File systems without locks do without.
     if (::flock(aside_file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      throw Error(Blame::Busy, "the checkpoint '" + named_ + "' cannot be written: another process is writing it");
+      throw Error(Blame::Busy, "the checkpoint '" + named_ +
+                                   "' cannot be written: another process is writing it");
     }
     // Between these two calls another writer may have put it into the file's place, or removed it.
     struct stat locked {};
     struct stat named {};
     if (::fstat(aside_file_.get(), &locked) != 0) fail("", errno);
     if (!S_ISREG(locked.st_mode)) fail("'" + aside_ + "' is in its way", 0);
-    if (::lstat(aside_.c_str(), &named) != 0 || named.st_ino != locked.st_ino || named.st_dev != locked.st_dev) continue;
+    if (::lstat(aside_.c_str(), &named) != 0 || named.st_ino != locked.st_ino ||
+        named.st_dev != locked.st_dev)
+      continue;
     if (::ftruncate(aside_file_.get(), 0) != 0) fail("", errno);
     return;
   }
@@ -174,31 +182,35 @@ void Draft::fail(const std::string& why, int number) const {
   throw system_error(blame_of(number), text, number);
 }
 
-// --- Reader ----------------------------------------------------------------------------------------------------------
+// --- Reader
+// ----------------------------------------------------------------------------------------------------------
 
 bool is_file(const std::string& file) {
   struct stat status {};
   if (::stat(file.c_str(), &status) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
-  throw system_error(blame_of(errno), "whether there is a checkpoint '" + file + "' cannot be found out", errno);
+  throw system_error(blame_of(errno),
+                     "whether there is a checkpoint '" + file + "' cannot be found out", errno);
 }
 
 Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'") {
   // A pipe without a writer would block.
   file_ = Descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (!file_ || ::fstat(file_.get(), &status) != 0) throw system_error(blame_of(errno), named_ + " cannot be read", errno);
+  if (!file_ || ::fstat(file_.get(), &status) != 0)
+    throw system_error(blame_of(errno), named_ + " cannot be read", errno);
   if (!S_ISREG(status.st_mode)) throw Error(Blame::Caller, named_ + " is not a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
   std::string line(std::min(size, kLine), '\0');
   get(line.data(), line.size(), size - line.size());
   if (line.size() < kLine || !line.starts_with(kBegin)) {
-    throw Error(Blame::Caller, named_ + " is none that weft::checkpoint::save has written, or its end is missing");
+    throw Error(Blame::Caller,
+                named_ + " is none that weft::checkpoint::save has written, or its end is missing");
   }
   const std::string_view version = std::string_view(line).substr(kBegin.size(), kVersion.size());
   if (version != kVersion) {
-    throw Error(Blame::Caller,
-                named_ + " is damaged, or of version " + std::string(version) + ", which this Weft cannot read");
+    throw Error(Blame::Caller, named_ + " is damaged, or of version " + std::string(version) +
+                                   ", which this Weft cannot read");
   }
   bytes_ = size - kLine;
   digest_ = line.substr(kLine - kHash - 1, kHash);
@@ -215,7 +227,8 @@ void Reader::read(void* memory) {
 
 void Reader::get(char* memory, std::size_t bytes, std::size_t offset) const {
   while (bytes > 0) {
-    const ssize_t got = ::pread(file_.get(), memory, std::min(bytes, kPiece), static_cast<off_t>(offset));
+    const ssize_t got =
+        ::pread(file_.get(), memory, std::min(bytes, kPiece), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw system_error(blame_of(errno), named_ + " cannot be read", errno);
     if (got == 0) throw Error(Blame::Caller, named_ + " became shorter while it was read");

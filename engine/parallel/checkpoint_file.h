@@ -1,5 +1,6 @@
-// A checkpoint as a file: bytes of any kind, behind them a line with their number and SHA-256. A reader of zip archives, as
-// libtorch's are, passes over that line. One thread at a time. Errors name the file and the fix; a full disk is Busy.
+// A checkpoint as a file: bytes of any kind, behind them a line with their number and SHA-256. A
+// reader of zip archives, as libtorch's are, passes over that line. One thread at a time. Errors
+// name the file and the fix; a full disk is Busy.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +28,13 @@ class Digest {
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
-// Written beside the file as FILE.new and then put into its place: whenever this process ends, the file is the old one or
-// the new one, whole. What a killed process has left there the next one overwrites.
+// Written beside the file as FILE.new and then put into its place: whenever this process ends, the
+// file is the old one or the new one, whole. What a killed process has left there the next one
+// overwrites.
 class Draft {
  public:
-  // Throws where the file could not be replaced: no such folder, no permission, not a regular file, another writer.
+  // Throws where the file could not be replaced: no such folder, no permission, not a regular file,
+  // another writer.
   explicit Draft(const std::string& file);
   // Removes what has not been published.
   ~Draft();

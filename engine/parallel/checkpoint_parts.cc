@@ -35,10 +35,12 @@ using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// In an optimizer's archive, beside what libtorch writes: its parameters' groups, dtypes and shapes, a line each.
+// In an optimizer's archive, beside what libtorch writes: its parameters' groups, dtypes and
+// shapes, a line each.
 constexpr const char* kParameters = "weft_parameters";
 
-// --- what the parts are ----------------------------------------------------------------------------------------------
+// --- what the parts are
+// ----------------------------------------------------------------------------------------------
 
 std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
 
@@ -50,11 +52,15 @@ std::string form_of(const at::Tensor& tensor) {
   return text.str();
 }
 
-// Of a module and the modules in it that are saved, as torch::nn::Module::save() has them: (name, "parameter", tensor).
-using Visit = std::function<void(const std::string& name, const char* kind, const at::Tensor& tensor)>;
+// Of a module and the modules in it that are saved, as torch::nn::Module::save() has them: (name,
+// "parameter", tensor).
+using Visit =
+    std::function<void(const std::string& name, const char* kind, const at::Tensor& tensor)>;
 void visit(const torch::nn::Module& module, const std::string& prefix, const Visit& each) {
-  for (const auto& item : module.named_parameters(false)) each(prefix + item.key(), "parameter", item.value());
-  for (const auto& item : module.named_buffers(false)) each(prefix + item.key(), "buffer", item.value());
+  for (const auto& item : module.named_parameters(false))
+    each(prefix + item.key(), "parameter", item.value());
+  for (const auto& item : module.named_buffers(false))
+    each(prefix + item.key(), "buffer", item.value());
   for (const auto& item : module.named_children()) {
     if (item.value()->is_serializable()) visit(*item.value(), prefix + item.key() + ".", each);
   }
@@ -72,11 +78,13 @@ std::vector<std::string> parameters_of(const Optimizer& optimizer) {
   return lines;
 }
 
-// What libtorch's archive writes and then cannot read: it is TorchScript, in which names become those of attributes.
-constexpr std::string_view kReserved[] = {"Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
-                                          "assert",   "break", "class",  "continue", "def",    "del",   "elif",
-                                          "else",     "for",   "global", "if",       "import", "in",    "is",
-                                          "not",      "or",    "pass",   "raise",    "return", "while", "with"};
+// What libtorch's archive writes and then cannot read: it is TorchScript, in which names become
+// those of attributes.
+constexpr std::string_view kReserved[] = {
+    "Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
+    "assert",   "break", "class",  "continue", "def",    "del",   "elif",
+    "else",     "for",   "global", "if",       "import", "in",    "is",
+    "not",      "or",    "pass",   "raise",    "return", "while", "with"};
 
 // A name's key in the archive: mostly itself. No name in TorchScript has a '%'.
 std::string key_of(const std::string& name) {
@@ -90,7 +98,8 @@ std::string key_of(const std::string& name) {
       key += {'%', kHex[code / 16], kHex[code % 16]};
     }
   }
-  const bool is_reserved = name.starts_with("__") || std::ranges::find(kReserved, name) != std::end(kReserved);
+  const bool is_reserved =
+      name.starts_with("__") || std::ranges::find(kReserved, name) != std::end(kReserved);
   return is_reserved ? key + "%" : key;
 }
 
@@ -107,12 +116,14 @@ std::string name_of(const std::string& key) {
   return name;
 }
 
-// --- saving ----------------------------------------------------------------------------------------------------------
+// --- saving
+// ----------------------------------------------------------------------------------------------------------
 
 // On the host, and without what else may lie in its memory.
 at::Tensor saved(const at::Tensor& tensor) {
   if (!tensor.defined()) throw Error(Blame::Caller, "a tensor is undefined");
-  const bool is_alone = tensor.layout() != at::kStrided || tensor.storage().nbytes() <= tensor.nbytes();
+  const bool is_alone =
+      tensor.layout() != at::kStrided || tensor.storage().nbytes() <= tensor.nbytes();
   if (tensor.is_cpu() && is_alone) return tensor;
   const c10::AutoGradMode no_grad(false);
   at::Tensor copy = tensor.is_cpu() ? tensor.detach().clone() : tensor.detach().cpu();
@@ -120,8 +131,10 @@ at::Tensor saved(const at::Tensor& tensor) {
 }
 
 void save_module(OutputArchive& archive, const torch::nn::Module& module) {
-  for (const auto& item : module.named_parameters(false)) archive.write(key_of(item.key()), saved(item.value()));
-  for (const auto& item : module.named_buffers(false)) archive.write(key_of(item.key()), saved(item.value()), true);
+  for (const auto& item : module.named_parameters(false))
+    archive.write(key_of(item.key()), saved(item.value()));
+  for (const auto& item : module.named_buffers(false))
+    archive.write(key_of(item.key()), saved(item.value()), true);
   for (const auto& item : module.named_children()) {
     if (!item.value()->is_serializable()) continue;
     OutputArchive child(archive.compilation_unit());
@@ -132,11 +145,13 @@ void save_module(OutputArchive& archive, const torch::nn::Module& module) {
 
 c10::IValue value_of(const detail::Variable& variable) {
   const auto value = variable.get(variable.place);
-  if (!value) throw Error(Blame::Caller, "it is more than the largest integer of 64 bits with a sign");
+  if (!value)
+    throw Error(Blame::Caller, "it is more than the largest integer of 64 bits with a sign");
   return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
 }
 
-// LBFGS keeps a list of the last iteration's, which the next fills anew, and which libtorch cannot write.
+// LBFGS keeps a list of the last iteration's, which the next fills anew, and which libtorch cannot
+// write.
 void drop_scratch(Optimizer& optimizer) {
   for (const auto& [parameter, state] : optimizer.state()) {
     auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get());
@@ -154,7 +169,8 @@ void save_part(OutputArchive& archive, const Part& part) {
     (*optimizer)->save(inner);
     inner.write(kParameters, c10::IValue(c10::List<std::string>(parameters_of(**optimizer))));
   } else if (const auto* const list = std::get_if<std::vector<at::Tensor>*>(&content)) {
-    for (std::size_t i = 0; i < (*list)->size(); ++i) inner.write(std::to_string(i), saved((**list)[i]), true);
+    for (std::size_t i = 0; i < (*list)->size(); ++i)
+      inner.write(std::to_string(i), saved((**list)[i]), true);
   } else if (const auto* const single = std::get_if<at::Tensor*>(&content)) {
     return archive.write(key_of(part.name()), saved(**single), true);
   } else {
@@ -163,9 +179,11 @@ void save_part(OutputArchive& archive, const Part& part) {
   archive.write(key_of(part.name()), inner);
 }
 
-// --- loading ---------------------------------------------------------------------------------------------------------
+// --- loading
+// ---------------------------------------------------------------------------------------------------------
 
-[[noreturn]] void differs(const std::string& what, const std::string& in_file, const std::string& here) {
+[[noreturn]] void differs(const std::string& what, const std::string& in_file,
+                          const std::string& here) {
   throw Error(Blame::Caller, what + " is " + in_file + " in the file and " + here + " here");
 }
 
@@ -173,10 +191,13 @@ void save_part(OutputArchive& archive, const Part& part) {
 Commit stage_copy(const std::string& what, const at::Tensor& target, const at::Tensor& value) {
   if (form_of(target) != form_of(value)) differs(what, form_of(value), form_of(target));
   if (target.layout() == at::kStrided && at::has_internal_overlap(target) == at::MemOverlap::Yes) {
-    throw Error(Blame::Caller, what + " is expanded here: its elements share memory, which nothing can be written to");
+    throw Error(
+        Blame::Caller,
+        what + " is expanded here: its elements share memory, which nothing can be written to");
   }
   if (target.is_inference() && !c10::InferenceMode::is_enabled()) {
-    throw Error(Blame::Caller, what + " was made in inference mode: only there can it be written to");
+    throw Error(Blame::Caller,
+                what + " was made in inference mode: only there can it be written to");
   }
   return [target, value] {
     const c10::AutoGradMode no_grad(false);
@@ -185,7 +206,8 @@ Commit stage_copy(const std::string& what, const at::Tensor& target, const at::T
 }
 
 // All tensors of an archive, by their dotted names.
-void flatten(InputArchive& archive, const std::string& prefix, std::map<std::string, at::Tensor>& tensors) {
+void flatten(InputArchive& archive, const std::string& prefix,
+             std::map<std::string, at::Tensor>& tensors) {
   for (const std::string& key : archive.keys()) {
     c10::IValue value;
     archive.read(key, value);
@@ -211,7 +233,8 @@ Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
     in_file.erase(found);
   });
   if (!in_file.empty()) {
-    throw Error(Blame::Caller, "the file has a parameter or buffer " + in_quotes(in_file.begin()->first) +
+    throw Error(Blame::Caller, "the file has a parameter or buffer " +
+                                   in_quotes(in_file.begin()->first) +
                                    ", which the module here has not");
   }
   return [copies] {
@@ -227,11 +250,13 @@ void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
   for (const c10::IValue& line : value.toListRef()) in_file.push_back(line.toStringRef());
   const std::vector<std::string> here = parameters_of(optimizer);
   for (std::size_t i = 0; i < std::min(in_file.size(), here.size()); ++i) {
-    if (in_file[i] != here[i]) throw Error(Blame::Caller, "in the file " + in_file[i] + ", here " + here[i]);
+    if (in_file[i] != here[i])
+      throw Error(Blame::Caller, "in the file " + in_file[i] + ", here " + here[i]);
   }
   if (in_file.size() != here.size()) {
     throw Error(Blame::Caller, "the file has the state of " + std::to_string(in_file.size()) +
-                                   " parameters, the optimizer here " + std::to_string(here.size()));
+                                   " parameters, the optimizer here " +
+                                   std::to_string(here.size()));
   }
 }
 
@@ -259,13 +284,16 @@ void load_whole(Optimizer& optimizer, InputArchive& archive) {
   if (!failure) return;
   // As libtorch's classes say that an option of theirs is missing.
   if (failure->text().find("INTERNAL ASSERT FAILED") == std::string::npos) throw *failure;
-  throw Error(Blame::Caller, "the options or the state in the file are those of another class of optimizer");
+  throw Error(Blame::Caller,
+              "the options or the state in the file are those of another class of optimizer");
 }
 
 // While it lives the optimizer has other param_groups, with the same parameters, and no state.
 class Aside {
  public:
-  explicit Aside(Optimizer& optimizer) : optimizer_(optimizer), groups_(optimizer.param_groups()) { swap(); }
+  explicit Aside(Optimizer& optimizer) : optimizer_(optimizer), groups_(optimizer.param_groups()) {
+    swap();
+  }
   ~Aside() { swap(); }
   Aside(const Aside&) = delete;
   Aside& operator=(const Aside&) = delete;
@@ -288,8 +316,8 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
     bring_states_to_parameters(*whole);
     return [sharded, whole] { sharded->take(*whole); };
   }
-  // What the class does with the archive is seen beforehand. Its own options, to which there may be references, are filled
-  // by a second load.
+  // What the class does with the archive is seen beforehand. Its own options, to which there may be
+  // references, are filled by a second load.
   using State = std::remove_reference_t<decltype(optimizer.state())>;
   const auto state = std::make_shared<State>();
   const Aside aside(optimizer);
@@ -362,7 +390,8 @@ Commit stage_variable(const c10::IValue& value, const detail::Variable& variable
   if (!variable.set(variable.place, scalar, false)) {
     const auto own = variable.get(variable.place);
     differs("it", kind_of(value),
-            own && own->index() == scalar.index() ? "of a type that cannot hold it" : "of another type");
+            own && own->index() == scalar.index() ? "of a type that cannot hold it"
+                                                  : "of another type");
   }
   return [variable, scalar] { variable.set(variable.place, scalar, true); };
 }
@@ -373,20 +402,26 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
   c10::IValue value;
   if (!archive.try_read(key_of(part.name()), value)) {
     std::string names;
-    for (const std::string& key : archive.keys()) names += (names.empty() ? "" : ", ") + in_quotes(name_of(key));
-    throw Error(Blame::Caller, "the file has none of that name, but " + (names.empty() ? "no part at all" : names));
+    for (const std::string& key : archive.keys())
+      names += (names.empty() ? "" : ", ") + in_quotes(name_of(key));
+    throw Error(Blame::Caller, "the file has none of that name, but " +
+                                   (names.empty() ? "no part at all" : names));
   }
   const auto& content = Contents::of(part);
-  if (const auto* const variable = std::get_if<detail::Variable>(&content)) return stage_variable(value, *variable);
+  if (const auto* const variable = std::get_if<detail::Variable>(&content))
+    return stage_variable(value, *variable);
   if (const auto* const tensor = std::get_if<at::Tensor*>(&content)) {
     if (!value.isTensor()) differs("it", kind_of(value), "a tensor");
     return stage_tensor(*tensor, value.toTensor(), device);
   }
-  if (!value.isModule()) differs("it", kind_of(value), "a module, an optimizer or a list of tensors");
+  if (!value.isModule())
+    differs("it", kind_of(value), "a module, an optimizer or a list of tensors");
   const auto inner = std::make_shared<InputArchive>();
   archive.read(key_of(part.name()), *inner);
-  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) return stage_module(*inner, **module);
-  if (const auto* const optimizer = std::get_if<Optimizer*>(&content)) return stage_optimizer(inner, **optimizer);
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content))
+    return stage_module(*inner, **module);
+  if (const auto* const optimizer = std::get_if<Optimizer*>(&content))
+    return stage_optimizer(inner, **optimizer);
   return stage_tensors(*inner, std::get<std::vector<at::Tensor>*>(content), device);
 }
 
@@ -400,20 +435,23 @@ std::string type_of(const detail::Variable& variable) {
 }  // namespace
 
 std::vector<std::string> check_names(const std::vector<Part>& parts) {
-  constexpr const char* kKinds[] = {"a module", "an optimizer", "a tensor", "a list of tensors", "a variable"};
+  constexpr const char* kKinds[] = {"a module", "an optimizer", "a tensor", "a list of tensors",
+                                    "a variable"};
   std::vector<std::string> names;
   std::set<std::string> seen;
   for (const Part& part : parts) {
     if (part.name().empty()) throw Error(Blame::Caller, "a part of the checkpoint has no name");
     if (!seen.insert(part.name()).second) {
-      throw Error(Blame::Caller, "two parts of the checkpoint have the name " + in_quotes(part.name()));
+      throw Error(Blame::Caller,
+                  "two parts of the checkpoint have the name " + in_quotes(part.name()));
     }
     const auto& content = Contents::of(part);
     const auto* const module = std::get_if<torch::nn::Module*>(&content);
     const auto* const optimizer = std::get_if<Optimizer*>(&content);
-    if ((module != nullptr && *module == nullptr) || (optimizer != nullptr && *optimizer == nullptr)) {
-      throw Error(Blame::Caller,
-                  "part " + in_quotes(part.name()) + " of the checkpoint is a null pointer; make the object first");
+    if ((module != nullptr && *module == nullptr) ||
+        (optimizer != nullptr && *optimizer == nullptr)) {
+      throw Error(Blame::Caller, "part " + in_quotes(part.name()) +
+                                     " of the checkpoint is a null pointer; make the object first");
     }
     const auto* const variable = std::get_if<detail::Variable>(&content);
     names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()] +
@@ -430,11 +468,14 @@ ShardedOptimizer* sharded_optimizer_of(const Part& part) {
 void save_parts(OutputArchive& archive, const std::vector<Part>& parts) {
   for (const Part& part : parts) {
     const auto failure = error_of([&] { save_part(archive, part); });
-    if (failure) throw failure->within("part " + in_quotes(part.name()) + " of the checkpoint cannot be saved");
+    if (failure)
+      throw failure->within("part " + in_quotes(part.name()) +
+                            " of the checkpoint cannot be saved");
   }
 }
 
-std::vector<Commit> stage_parts(InputArchive& archive, const std::vector<Part>& parts, c10::Device device) {
+std::vector<Commit> stage_parts(InputArchive& archive, const std::vector<Part>& parts,
+                                c10::Device device) {
   std::vector<Commit> commits;
   for (const Part& part : parts) {
     const auto failure = error_of([&] { commits.push_back(stage_part(archive, part, device)); });

@@ -8,7 +8,8 @@ namespace {
 
 Future<at::Tensor> average(const ProcessGroup& given, const GradBucket& bucket) {
   at::Tensor buffer = bucket.buffer();
-  const bool elsewhere = buffer.is_cuda() && given.device().is_cuda() && buffer.device() != given.device();
+  const bool elsewhere =
+      buffer.is_cuda() && given.device().is_cuda() && buffer.device() != given.device();
   ProcessGroup group = elsewhere && bucket.group() ? bucket.group() : given;
   buffer.div_(group.size());
   return group.all_reduce(buffer).future().then([buffer] { return buffer; });
@@ -17,7 +18,8 @@ Future<at::Tensor> average(const ProcessGroup& given, const GradBucket& bucket) 
 CommHook compress(at::ScalarType dtype, CommHook inner) {
   return [dtype, inner = std::move(inner)](GradBucket& bucket) {
     at::Tensor full = bucket.buffer();
-    // A cast to a real type would drop the imaginary parts. Sparse tensors cannot be viewed, and go as they are.
+    // A cast to a real type would drop the imaginary parts. Sparse tensors cannot be viewed, and go
+    // as they are.
     if (full.is_complex() && full.layout() != at::kStrided) return inner(bucket);
     const at::Tensor whole = full;
     if (full.is_complex()) full = at::view_as_real(full).view({-1});
@@ -25,7 +27,8 @@ CommHook compress(at::ScalarType dtype, CommHook inner) {
     return inner(bucket).then([full, whole](const at::Tensor& small) {
       // copy_() would repeat one element for all.
       if (!small.defined() || small.sizes() != full.sizes()) {
-        throw Error(Blame::Caller, "a comm hook returned " + (small.defined() ? c10::str(small.sizes()) : "nothing") +
+        throw Error(Blame::Caller, "a comm hook returned " +
+                                       (small.defined() ? c10::str(small.sizes()) : "nothing") +
                                        " for a compressed bucket of " + c10::str(full.sizes()) +
                                        "; return a tensor of that shape, as buffer() is");
       }
@@ -41,8 +44,12 @@ CommHook all_reduce(ProcessGroup group) {
   return [group](GradBucket& bucket) { return average(group, bucket); };
 }
 
-CommHook fp16_compress(ProcessGroup group) { return compress(at::kHalf, all_reduce(std::move(group))); }
-CommHook bf16_compress(ProcessGroup group) { return compress(at::kBFloat16, all_reduce(std::move(group))); }
+CommHook fp16_compress(ProcessGroup group) {
+  return compress(at::kHalf, all_reduce(std::move(group)));
+}
+CommHook bf16_compress(ProcessGroup group) {
+  return compress(at::kBFloat16, all_reduce(std::move(group)));
+}
 CommHook fp16_compress(CommHook inner) { return compress(at::kHalf, std::move(inner)); }
 CommHook bf16_compress(CommHook inner) { return compress(at::kBFloat16, std::move(inner)); }
 

@@ -1,5 +1,6 @@
-// What a bucket of gradients goes through instead of the built-in all-reduce. A hook gets the bucket's local, undivided sum
-// and returns a future of the average; it divides by the number of ranks itself.
+// What a bucket of gradients goes through instead of the built-in all-reduce. A hook gets the
+// bucket's local, undivided sum and returns a future of the average; it divides by the number of
+// ranks itself.
 #pragma once
 
 #include <functional>
@@ -16,8 +17,9 @@ namespace weft {
 // One bucket, as a hook sees it. Valid during the call of the hook; the tensors may be kept.
 class GradBucket {
  public:
-  GradBucket(std::size_t index, std::size_t count, at::Tensor buffer, std::vector<at::Tensor> gradients,
-             std::vector<at::Tensor> parameters, ProcessGroup group = {})
+  GradBucket(std::size_t index, std::size_t count, at::Tensor buffer,
+             std::vector<at::Tensor> gradients, std::vector<at::Tensor> parameters,
+             ProcessGroup group = {})
       : index_(index),
         count_(count),
         buffer_(std::move(buffer)),
@@ -34,8 +36,8 @@ class GradBucket {
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool is_last() const { return index_ + 1 == count_; }
-  // Of the model's ranks, and carries the buffer's device: the model's own group, or, where the model lies on several GPUs,
-  // that of the bucket's GPU.
+  // Of the model's ranks, and carries the buffer's device: the model's own group, or, where the
+  // model lies on several GPUs, that of the bucket's GPU.
   const ProcessGroup& group() const { return group_; }
 
  private:
@@ -51,11 +53,12 @@ using CommHook = std::function<Future<at::Tensor>(GradBucket&)>;
 
 namespace comm_hooks {
 
-// What happens without a hook. The group that is given carries the buckets, but for those of further GPUs of a model that
-// lies on several: these go by their own (GradBucket::group()).
+// What happens without a hook. The group that is given carries the buckets, but for those of
+// further GPUs of a model that lies on several: these go by their own (GradBucket::group()).
 WEFT_API CommHook all_reduce(ProcessGroup group);
-// Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that float16 does not overflow.
-// Of complex gradients real and imaginary parts are sent, as twice as many elements; sparse complex ones go as they are.
+// Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that
+// float16 does not overflow. Of complex gradients real and imaginary parts are sent, as twice as
+// many elements; sparse complex ones go as they are.
 WEFT_API CommHook fp16_compress(ProcessGroup group);
 WEFT_API CommHook bf16_compress(ProcessGroup group);
 // The same around another hook, which then sees the smaller buffer.

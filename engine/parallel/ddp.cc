@@ -41,9 +41,10 @@ struct Replica::State {
 
   void require_same_module() const {
     const std::vector<at::Tensor> now = module->parameters();
-    const bool is_same =
-        std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
-                   [](const at::Tensor& tensor, const void* before) { return tensor.unsafeGetTensorImpl() == before; });
+    const bool is_same = std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
+                                    [](const at::Tensor& tensor, const void* before) {
+                                      return tensor.unsafeGetTensorImpl() == before;
+                                    });
     if (!is_same) throw changed_module();
   }
 
@@ -52,18 +53,23 @@ struct Replica::State {
     const auto now = module->named_parameters();
     std::string added;
     for (const auto& item : now) {
-      if (!before.contains(item.value().unsafeGetTensorImpl())) added += (added.empty() ? "" : ", ") + item.key();
+      if (!before.contains(item.value().unsafeGetTensorImpl()))
+        added += (added.empty() ? "" : ", ") + item.key();
     }
-    const std::string changes = !added.empty() ? added + " came in"
-                                               : "there were " + std::to_string(parameters.size()) + ", now there are " +
-                                                     std::to_string(now.size());
+    const std::string changes = !added.empty()
+                                    ? added + " came in"
+                                    : "there were " + std::to_string(parameters.size()) +
+                                          ", now there are " + std::to_string(now.size());
     return {Blame::Caller,
-            "DistributedDataParallel: the module's parameters are not those that it had when it was wrapped (" + changes +
+            "DistributedDataParallel: the module's parameters are not those that it had when it "
+            "was wrapped (" +
+                changes +
                 "), and gradients would not be averaged; make a new DistributedDataParallel after "
                 "a change of the module"};
   }
 
-  // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
+  // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its
+  // backward yet.
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
     const group::CalledBy by("DistributedDataParallel's buffers");
@@ -91,7 +97,8 @@ std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& modul
   return found;
 }
 
-std::vector<NamedTensor> named_values(const torch::nn::Module& module, const std::unordered_set<const void*>& sparse) {
+std::vector<NamedTensor> named_values(const torch::nn::Module& module,
+                                      const std::unordered_set<const void*>& sparse) {
   std::vector<NamedTensor> named;
   std::unordered_map<const void*, std::string> first;
   for (const auto& item : module.named_parameters()) {
@@ -112,16 +119,18 @@ std::vector<NamedTensor> named_values(const torch::nn::Module& module, const std
 // What decides which collectives a rank takes part in, and how large they are; a line each.
 std::string agreed(const DdpOptions& options) {
   std::ostringstream text;
-  text << std::boolalpha << "DdpOptions::bucket_bytes " << options.bucket_bytes << "\nDdpOptions::first_bucket_bytes "
-       << options.first_bucket_bytes << "\nDdpOptions::find_unused_parameters " << options.find_unused_parameters
-       << "\nDdpOptions::static_graph " << options.static_graph << "\nDdpOptions::broadcast_buffers "
-       << options.broadcast_buffers << "\n";
+  text << std::boolalpha << "DdpOptions::bucket_bytes " << options.bucket_bytes
+       << "\nDdpOptions::first_bucket_bytes " << options.first_bucket_bytes
+       << "\nDdpOptions::find_unused_parameters " << options.find_unused_parameters
+       << "\nDdpOptions::static_graph " << options.static_graph
+       << "\nDdpOptions::broadcast_buffers " << options.broadcast_buffers << "\n";
   return text.str();
 }
 
 }  // namespace
 
-Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group, const DdpOptions& options)
+Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+                 const DdpOptions& options)
     : state_(std::make_unique<State>()) {
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
   state_->module = module;
@@ -129,7 +138,8 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   const auto sparse = sparse_parameters(*module);
   on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
     check_same_model(group, named_values(*module, sparse), agreed(options));
-    state_->number = static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
+    state_->number =
+        static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
     state_->groups = DeviceGroups(group, state_->all_values());
     broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
   });
@@ -146,7 +156,8 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   }
   if (!requires_any) {
     throw Error(Blame::Caller,
-                "DistributedDataParallel: no parameter of the module requires a gradient; there is nothing to reduce");
+                "DistributedDataParallel: no parameter of the module requires a gradient; there is "
+                "nothing to reduce");
   }
   state_->reducer = Reducer::make(std::move(parameters), state_->groups, state_->number, options);
 }
@@ -160,22 +171,24 @@ void Replica::before_forward() {
   state_->require_same_module();
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, is_synchronizing());
   state_->reducer->begin_forward();
-  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->groups.own().size());
+  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
+                                                      : state_->groups.own().size());
   if (!is_synchronizing()) return;
   follow_frozen();
   state_->reducer->prepare_forward();
   if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
-// Parameters may be frozen and thawed between forwards, on all ranks alike: they compare it when it happens. While all are
-// frozen no gradient comes, and nothing is to be agreed on (a discriminator in its generator's step).
+// Parameters may be frozen and thawed between forwards, on all ranks alike: they compare it when it
+// happens. While all are frozen no gradient comes, and nothing is to be agreed on (a discriminator
+// in its generator's step).
 void Replica::follow_frozen() {
   if (!state_->reducer->trains_others()) return;
   if (join_scope_ != nullptr) {
-    throw Error(
-        Blame::Caller,
-        "join: requires_grad of a parameter was changed, which ranks that have run out cannot follow; freeze and thaw "
-        "parameters outside of join");
+    throw Error(Blame::Caller,
+                "join: requires_grad of a parameter was changed, which ranks that have run out "
+                "cannot follow; freeze and thaw "
+                "parameters outside of join");
   }
   state_->reducer->take_over_trained();
 }
@@ -200,10 +213,10 @@ ProcessGroup& Replica::join_group() { return state_->groups.own(); }
 
 void Replica::check_join() const {
   if (!state_->reducer->has_follower()) return;
-  throw Error(
-      Blame::Caller,
-      "join: an optimizer steps in the backward of this DistributedDataParallel, which a rank that has run out does "
-      "not have; leave out overlap_with");
+  throw Error(Blame::Caller,
+              "join: an optimizer steps in the backward of this DistributedDataParallel, which a "
+              "rank that has run out does "
+              "not have; leave out overlap_with");
 }
 
 const std::shared_ptr<Reducer>& Replica::reducer() const { return state_->reducer; }

@@ -9,13 +9,17 @@ namespace weft {
 
 // The same on all ranks, but for gradient_as_bucket_view.
 struct DdpOptions {
-  // A bucket is sent when it has reached so many bytes of gradients; the first one is smaller so that sending starts early.
+  // A bucket is sent when it has reached so many bytes of gradients; the first one is smaller so
+  // that sending starts early.
   std::size_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
-  // Look, after each forward, which parameters the outputs do not depend on, and count them as zero gradients.
+  // Look, after each forward, which parameters the outputs do not depend on, and count them as zero
+  // gradients.
   bool find_unused_parameters = false;
-  // Gradients are views of the buckets: one copy less. They change under a user who keeps them over an iteration.
+  // Gradients are views of the buckets: one copy less. They change under a user who keeps them over
+  // an iteration.
   bool gradient_as_bucket_view = true;
-  // The graph is the same in every iteration. Allows parameters that are used several times in one backward.
+  // The graph is the same in every iteration. Allows parameters that are used several times in one
+  // backward.
   bool static_graph = false;
   // Copy rank 0's buffers (running means, …) to all ranks before each training forward.
   bool broadcast_buffers = true;
@@ -25,7 +29,7 @@ struct DdpStats {
   std::size_t passes = 0;                 // synchronised backward passes
   std::vector<std::size_t> bucket_bytes;  // of the buckets in use, in launch order
   bool rebuilt = false;                   // buckets follow the observed order of gradients
-  std::chrono::nanoseconds wait{0};       // host time spent waiting for the other ranks (CPU tensors)
+  std::chrono::nanoseconds wait{0};  // host time spent waiting for the other ranks (CPU tensors)
   std::chrono::nanoseconds last_wait{0};  // of the last pass
 };
 

@@ -10,7 +10,8 @@
 
 namespace weft::parallel {
 
-std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& tensors, std::size_t bytes) {
+std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& tensors,
+                                               std::size_t bytes) {
   std::vector<PlannedGradient> planned;
   std::vector<std::size_t> order;
   for (const at::Tensor& tensor : tensors) {
@@ -29,13 +30,15 @@ std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& te
 void require_flat(const at::Tensor& tensor, const std::string& what) {
   if (!tensor.defined()) throw Error(Blame::Caller, what + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
-    throw Error(Blame::Caller,
-                what + " has the layout " + c10::str(tensor.layout()) +
-                    ", and only dense tensors travel with others; make it dense (to_dense()), or leave it out");
+    throw Error(Blame::Caller, what + " has the layout " + c10::str(tensor.layout()) +
+                                   ", and only dense tensors travel with others; make it dense "
+                                   "(to_dense()), or leave it out");
   }
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    throw Error(Blame::Caller, what + ", " + c10::str(tensor.sizes()) + " with strides " + c10::str(tensor.strides()) +
-                                   ", is an expanded tensor: elements share memory, and cannot be written each for itself; "
+    throw Error(Blame::Caller, what + ", " + c10::str(tensor.sizes()) + " with strides " +
+                                   c10::str(tensor.strides()) +
+                                   ", is an expanded tensor: elements share memory, and cannot be "
+                                   "written each for itself; "
                                    "give it memory of its own (contiguous())");
   }
 }
@@ -70,7 +73,8 @@ void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
 
 at::Tensor view_like(const at::Tensor& flat, std::int64_t offset, const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  if (tensor.is_non_overlapping_and_dense()) return flat.as_strided(tensor.sizes(), tensor.strides(), offset);
+  if (tensor.is_non_overlapping_and_dense())
+    return flat.as_strided(tensor.sizes(), tensor.strides(), offset);
   return flat.narrow(0, offset, tensor.numel()).view(tensor.sizes());
 }
 

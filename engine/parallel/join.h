@@ -1,9 +1,11 @@
-// Training with inputs that run out sooner on some ranks than on others. Semantics of torch.distributed.algorithms.Join.
+// Training with inputs that run out sooner on some ranks than on others. Semantics of
+// torch.distributed.algorithms.Join.
 //
 //   weft::join(ddp, [&] { for (auto& batch : my_batches) train_step(ddp, batch); });
 //
-// At the start of each step every active rank says so in one small all-reduce. A rank that has run out answers the others'
-// collectives with zeros until all have; then all take over the state of one that was active last.
+// At the start of each step every active rank says so in one small all-reduce. A rank that has run
+// out answers the others' collectives with zeros until all have; then all take over the state of
+// one that was active last.
 #pragma once
 
 #include <functional>
@@ -16,10 +18,11 @@
 namespace weft {
 
 struct JoinOptions {
-  // Divide gradients by the number of ranks at the start, as if finished ranks contributed zeros; else by those still
-  // active.
+  // Divide gradients by the number of ranks at the start, as if finished ranks contributed zeros;
+  // else by those still active.
   bool divide_by_initial_world_size = true;
-  // Throw Cancelled on all ranks, once each has made the steps that all could make, as soon as one runs out.
+  // Throw Cancelled on all ranks, once each has made the steps that all could make, as soon as one
+  // runs out.
   bool throw_on_early_termination = false;
   // Off: only runs the steps; every rank must have as many.
   bool enable = true;
@@ -92,11 +95,13 @@ class WEFT_API JoinScope {
 
 }  // namespace parallel
 
-// Runs the steps of this rank, then mirrors the others' collectives until every rank has run out. Collective. What `steps`
-// throws passes through. The joinables are named in the order in which they communicate within a step, each once; their
-// groups have the same members. Throws Caller where that is not so, and for one that is inside of another join; on all
-// ranks where these give other numbers of objects, or other options (but for `enable`).
-WEFT_API void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options = {});
+// Runs the steps of this rank, then mirrors the others' collectives until every rank has run out.
+// Collective. What `steps` throws passes through. The joinables are named in the order in which
+// they communicate within a step, each once; their groups have the same members. Throws Caller
+// where that is not so, and for one that is inside of another join; on all ranks where these give
+// other numbers of objects, or other options (but for `enable`).
+WEFT_API void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
+                   JoinOptions options = {});
 inline void join(Joinable& joinable, const std::function<void()>& steps, JoinOptions options = {}) {
   join(std::vector<Joinable*>{&joinable}, steps, options);
 }

@@ -20,7 +20,8 @@ namespace {
 
 std::string line_of(const NamedTensor& item, const std::vector<c10::Device>& gpus) {
   std::ostringstream text;
-  text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " " << item.tensor.sizes();
+  text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " "
+       << item.tensor.sizes();
   if (item.tensor.layout() == at::kStrided) {
     text << " strides " << item.tensor.strides();
   } else {
@@ -28,7 +29,8 @@ std::string line_of(const NamedTensor& item, const std::vector<c10::Device>& gpu
   }
   const auto place = std::find(gpus.begin(), gpus.end(), item.tensor.device()) - gpus.begin();
   if (item.tensor.is_cuda())
-    text << (place == 0 ? " on the rank's GPU" : " on GPU " + std::to_string(place + 1) + " of the rank");
+    text << (place == 0 ? " on the rank's GPU"
+                        : " on GPU " + std::to_string(place + 1) + " of the rank");
   return text.str();
 }
 
@@ -52,12 +54,14 @@ std::string difference(const std::string& mine, const std::string& theirs) {
     const bool has_a = static_cast<bool>(std::getline(left, a));
     const bool has_b = static_cast<bool>(std::getline(right, b));
     if (a == b && has_a && has_b) continue;
-    return "it has " + (has_a ? a : "no more parameters") + " where rank 0 has " + (has_b ? b : "no more parameters");
+    return "it has " + (has_a ? a : "no more parameters") + " where rank 0 has " +
+           (has_b ? b : "no more parameters");
   }
 }
 
 constexpr const char* kNotAlike =
-    ", and not alike on all ranks; freeze and thaw parameters on all of them, between the same forwards";
+    ", and not alike on all ranks; freeze and thaw parameters on all of them, between the same "
+    "forwards";
 
 std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank); }
 
@@ -67,10 +71,12 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
   std::string differing;
   for (std::size_t rank = 0; rank < found.size(); ++rank) {
     if (!found[rank].empty())
-      differing += (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
+      differing +=
+          (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
   }
-  group::throw_together(group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
-                                                        group::Core::of(group).place() + ": " + differing));
+  group::throw_together(
+      group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
+                                      group::Core::of(group).place() + ": " + differing));
 }
 
 }  // namespace
@@ -94,32 +100,38 @@ bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   return true;
 }
 
-void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options) {
+void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors,
+                      const std::string& options) {
   if (group.size() == 1) return;
   const std::string mine = options + text_of(group, tensors);
   if (!is_same_on_all(group, mine)) throw_difference(group, mine);
   // All ranks have equal models, so all of them throw here or none.
-  for (const NamedTensor& item : tensors) require_flat(item.tensor, "'" + item.name + "' of the model");
+  for (const NamedTensor& item : tensors)
+    require_flat(item.tensor, "'" + item.name + "' of the model");
 }
 
-void on_all_ranks(const ProcessGroup& group, const char* name, const char* place, const std::function<void()>& call) {
+void on_all_ranks(const ProcessGroup& group, const char* name, const char* place,
+                  const std::function<void()>& call) {
   const group::CalledBy by(name);
   try {
     call();
   } catch (const Error& error) {
     const bool is_late = error.blame() == Blame::Timeout && !error.ranks().empty();
     const auto left = [&](int rank) { return group::Core::of(group).has_left(rank); };
-    const bool has_left = error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), left);
+    const bool has_left =
+        error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), left);
     if (!is_late && !has_left) throw;
     const std::string hint = "; all ranks of the group must come to " + std::string(place);
     if (has_left) throw error.with_text(error.text() + hint);
-    throw error.with_text(std::string(name) + ": " + ranks_text(error.ranks()) + " did not come to " + place + " within " +
-                          describe(group::Core::of(group).options.timeout) + ": " + error.text() + hint);
+    throw error.with_text(
+        std::string(name) + ": " + ranks_text(error.ranks()) + " did not come to " + place +
+        " within " + describe(group::Core::of(group).options.timeout) + ": " + error.text() + hint);
   }
 }
 
 void announce_change(const ProcessGroup& group, const std::string& what) {
-  if (group.size() > 1) group::Core::of(group).bootstrap->set(change_key(group.rank()), group::to_bytes(what));
+  if (group.size() > 1)
+    group::Core::of(group).bootstrap->set(change_key(group.rank()), group::to_bytes(what));
 }
 
 void withdraw_change(const ProcessGroup& group) {
@@ -129,25 +141,30 @@ void withdraw_change(const ProcessGroup& group) {
 Error explained_by_changes(const ProcessGroup& group, const Error& error) {
   const bool is_explained = error.text().find(kNotAlike) != std::string::npos;
   if (error.blame() != Blame::Caller || group.size() == 1 || is_explained) return error;
-  group::StoreBootstrap store(group::Core::of(group).options.own_store);  // which is not interrupted: the group is broken
+  group::StoreBootstrap store(
+      group::Core::of(group).options.own_store);  // which is not interrupted: the group is broken
   std::string changes;
   try {
     const Deadline soon = Deadline::in(std::chrono::seconds(1));
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!store.exists(change_key(rank))) continue;
-      changes += (changes.empty() ? "" : ", for ") + group::to_text(store.get(change_key(rank), soon));
+      changes +=
+          (changes.empty() ? "" : ", for ") + group::to_text(store.get(change_key(rank), soon));
     }
     if (changes.empty()) return error;
     store.set(change_key(group.rank()) + "/read", {});
-    for (int rank = 1; group.rank() == 0 && rank < group.size(); ++rank) store.get(change_key(rank) + "/read", soon);
+    for (int rank = 1; group.rank() == 0 && rank < group.size(); ++rank)
+      store.get(change_key(rank) + "/read", soon);
   } catch (const Error& second) {
     log::debug(second.text());
   }
   if (changes.empty()) return error;
-  return error.with_text("requires_grad was changed for " + changes + kNotAlike + ": " + error.text());
+  return error.with_text("requires_grad was changed for " + changes + kNotAlike + ": " +
+                         error.text());
 }
 
-void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root, std::uint32_t model) {
+void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root,
+                      std::uint32_t model) {
   constexpr std::size_t kPiece = 250u << 20;
   if (groups.own().size() == 1) return;
   for (const auto& piece : pieces_of(tensors, kPiece)) {

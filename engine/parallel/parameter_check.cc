@@ -31,7 +31,8 @@ std::string name_of(const std::vector<ParameterCheck::Parameter>& parameters, st
 
 }  // namespace
 
-ParameterCheck::ParameterCheck(ProcessGroup group, std::uint32_t model) : group_(std::move(group)), model_(model) {}
+ParameterCheck::ParameterCheck(ProcessGroup group, std::uint32_t model)
+    : group_(std::move(group)), model_(model) {}
 
 bool ParameterCheck::is_due(std::uint32_t step) const {
   return !is_over_ && group_.size() > 1 && (left_in_ != 0 || step >= next_);
@@ -44,16 +45,19 @@ void ParameterCheck::look(std::uint32_t step, const std::vector<Parameter>& para
     if (!is_over_ && left_in_ == 0 && step >= next_) leave(step, parameters);
   } catch (const std::exception& error) {
     is_over_ = true;
-    log::debug(std::string("DistributedDataParallel compares the ranks' parameters no more: ") + error.what());
+    log::debug(std::string("DistributedDataParallel compares the ranks' parameters no more: ") +
+               error.what());
   }
 }
 
 std::string ParameterCheck::key_of(int rank) const {
-  return "parameters" + std::to_string(model_) + "/" + std::to_string(left_in_) + "/" + std::to_string(rank);
+  return "parameters" + std::to_string(model_) + "/" + std::to_string(left_in_) + "/" +
+         std::to_string(rank);
 }
 
 ParameterCheck::Sums ParameterCheck::sums_of(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
+  const at::Tensor values =
+      tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
   return {values.sum(at::kDouble).item<double>(), values.abs().sum(at::kDouble).item<double>()};
 }
 
@@ -61,7 +65,8 @@ bool ParameterCheck::differ(const Sums& one, const Sums& other) {
   if (std::memcmp(&one, &other, sizeof one) == 0) return false;
   const double most = kRounding * std::max(one.magnitudes, other.magnitudes);
   // So that a sum that is no number differs as well.
-  return !(std::abs(one.values - other.values) <= most && std::abs(one.magnitudes - other.magnitudes) <= most);
+  return !(std::abs(one.values - other.values) <= most &&
+           std::abs(one.magnitudes - other.magnitudes) <= most);
 }
 
 void ParameterCheck::leave(std::uint32_t step, const std::vector<Parameter>& parameters) {
@@ -72,7 +77,8 @@ void ParameterCheck::leave(std::uint32_t step, const std::vector<Parameter>& par
   left_in_ = step;
   next_ = step < kOften ? 2 * step : step + kOften;
   const auto bytes = std::as_bytes(std::span(mine_));
-  if (group_.rank() != 0) group::Core::of(group_).bootstrap->set(key_of(group_.rank()), {bytes.begin(), bytes.end()});
+  if (group_.rank() != 0)
+    group::Core::of(group_).bootstrap->set(key_of(group_.rank()), {bytes.begin(), bytes.end()});
 }
 
 void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
@@ -87,7 +93,8 @@ void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
     std::vector<Sums> theirs(mine_.size());
     if (bytes.size() != theirs.size() * sizeof(Sums)) continue;
     std::memcpy(theirs.data(), bytes.data(), bytes.size());
-    const auto found = std::mismatch(mine_.begin(), mine_.end(), theirs.begin(), std::not_fn(&differ)).first;
+    const auto found =
+        std::mismatch(mine_.begin(), mine_.end(), theirs.begin(), std::not_fn(&differ)).first;
     if (found == mine_.end()) continue;
     ranks.push_back(rank);
     if (first.empty()) first = name_of(parameters, static_cast<std::size_t>(found - mine_.begin()));
@@ -98,10 +105,12 @@ void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
 
 void ParameterCheck::warn(const std::vector<int>& ranks, const std::string& first) {
   is_over_ = true;
-  log::warn("DistributedDataParallel: " + std::string(kWarning) + ": before step " + std::to_string(left_in_) + " '" +
-            first + "' of " + ranks_text(ranks) +
-            " was not rank 0's. Something changes parameters on one rank alone: an optimizer with other options or another "
-            "state, weights that are set or loaded there, gradients that are changed after backward, or a comm hook that "
+  log::warn("DistributedDataParallel: " + std::string(kWarning) + ": before step " +
+            std::to_string(left_in_) + " '" + first + "' of " + ranks_text(ranks) +
+            " was not rank 0's. Something changes parameters on one rank alone: an optimizer with "
+            "other options or another "
+            "state, weights that are set or loaded there, gradients that are changed after "
+            "backward, or a comm hook that "
             "does not average");
 }
 

@@ -1,11 +1,13 @@
-// Whether the ranks of a DistributedDataParallel still have the same parameters. They begin with rank 0's and take the same
-// averaged gradients, so they keep the same bits, unless the program changes something on one rank alone: an optimizer with
-// other options or another state, weights that are loaded or initialised there, a gradient that is changed after backward.
+// Whether the ranks of a DistributedDataParallel still have the same parameters. They begin with
+// rank 0's and take the same averaged gradients, so they keep the same bits, unless the program
+// changes something on one rank alone: an optimizer with other options or another state, weights
+// that are loaded or initialised there, a gradient that is changed after backward.
 //
-// Now and then (in steps 2, 4, 8, …, 1024, 2048, 3072, …) each rank leaves sums over each parameter in the group's store;
-// one step later, when all must have left theirs, rank 0 compares them and warns, once. Nobody waits for anybody. Rounding
-// is no difference: where machines have other CPUs, or other numbers of threads, last bits may differ. Parameters on the
-// host only: those of a GPU would have to be waited for.
+// Now and then (in steps 2, 4, 8, …, 1024, 2048, 3072, …) each rank leaves sums over each parameter
+// in the group's store; one step later, when all must have left theirs, rank 0 compares them and
+// warns, once. Nobody waits for anybody. Rounding is no difference: where machines have other CPUs,
+// or other numbers of threads, last bits may differ. Parameters on the host only: those of a GPU
+// would have to be waited for.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +31,8 @@ class ParameterCheck {
   };
   // Whether look() would do something in that step.
   bool is_due(std::uint32_t step) const;
-  // Called by the forward of that step, counted from 1. `parameters`: those that are trained; the same on all ranks.
-  // Throws nothing: without its store a training goes on.
+  // Called by the forward of that step, counted from 1. `parameters`: those that are trained; the
+  // same on all ranks. Throws nothing: without its store a training goes on.
   void look(std::uint32_t step, const std::vector<Parameter>& parameters) noexcept;
 
   // The warning; for tests of where it is given.

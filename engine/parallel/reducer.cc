@@ -25,25 +25,29 @@ namespace traced {
 namespace {
 constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // it takes its place in a bucket
 constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
-constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the backward pass waits for them
+constinit trace::Name gradients{trace::Layer::Engine,
+                                "gradients"};  // the backward pass waits for them
 }  // namespace
 }  // namespace traced
 
 namespace {
 
-// Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls backward() or grad() itself.
+// Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls
+// backward() or grad() itself.
 bool is_inside_a_pass() {
   return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
 }
 
-// Called by a backward through the outputs of a wrapper that has ended. torch::autograd::grad() may go on: its results are
-// this rank's own anyhow.
+// Called by a backward through the outputs of a wrapper that has ended. torch::autograd::grad() may
+// go on: its results are this rank's own anyhow.
 void refuse_without_wrapper() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted != nullptr && !wanted->empty()) return;
   throw Error(Blame::Caller,
-              "this backward is of a forward of a DistributedDataParallel that has been destroyed, so its gradients would "
-              "not be averaged; keep the DistributedDataParallel until the backward has ended (one that is made within "
+              "this backward is of a forward of a DistributedDataParallel that has been destroyed, "
+              "so its gradients would "
+              "not be averaged; keep the DistributedDataParallel until the backward has ended (one "
+              "that is made within "
               "an expression ends with it)");
 }
 
@@ -64,9 +68,11 @@ Reducers& reducers() {
 
 }  // namespace
 
-std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
+std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
+                                       DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), number, options));
+  std::shared_ptr<Reducer> reducer(
+      new Reducer(std::move(parameters), std::move(groups), number, options));
   for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
     if (reducer->trained_[i]) reducer->attach(i);
   }
@@ -76,8 +82,8 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
   return reducer;
 }
 
-Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
-                 const DdpOptions& options)
+Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
+                 std::uint32_t number, const DdpOptions& options)
     : parameters_(std::move(parameters)),
       groups_(std::move(groups)),
       number_(number),
@@ -91,7 +97,8 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, 
   kept_.resize(parameters_.size());
   for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
   trained_ = compared_ = ever_trained_ = trained_now();
-  // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
+  // Gradients come roughly in the reverse of the order in which the forward pass used the
+  // parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
   build_buckets(order);
@@ -101,12 +108,14 @@ void Reducer::attach(std::size_t parameter) {
   Hook& hook = hooks_[parameter];
   if (hook.accumulator) old_hooks_.push_back(std::move(hook));
   hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
-  const auto on_post = [weak = weak_from_this(), parameter](const torch::autograd::variable_list& outputs,
-                                                            const torch::autograd::variable_list&) {
+  const auto on_post = [weak = weak_from_this(), parameter](
+                           const torch::autograd::variable_list& outputs,
+                           const torch::autograd::variable_list&) {
     if (const auto self = weak.lock()) self->on_gradient(parameter);
     return outputs;
   };
-  hook.key = hook.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post));
+  hook.key = hook.accumulator->add_post_hook(
+      std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post));
 }
 
 Reducer::~Reducer() {
@@ -117,7 +126,8 @@ Reducer::~Reducer() {
   }
   if (passing_ && !is_reducing() && !has_failed() && !told_unfinished_ && taken_ > 0) {
     log::warn(
-        "DistributedDataParallel: the last backward before its end did not reduce all gradients; it brought none for " +
+        "DistributedDataParallel: the last backward before its end did not reduce all gradients; "
+        "it brought none for " +
         names_of(missing_parameters()) + ", and the other gradients are those of this rank alone");
   }
 }
@@ -125,13 +135,14 @@ Reducer::~Reducer() {
 void Reducer::set_comm_hook(CommHook hook) {
   if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
   std::lock_guard lock(mutex_);
-  if (hook_) throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
+  if (hook_)
+    throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
   if (passing_) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
   if (stats_.passes > 0) {
-    throw Error(
-        Blame::Caller,
-        "register_comm_hook: a backward has averaged gradients without it; register the hook once, before the first "
-        "backward");
+    throw Error(Blame::Caller,
+                "register_comm_hook: a backward has averaged gradients without it; register the "
+                "hook once, before the first "
+                "backward");
   }
   hook_ = std::move(hook);
 }
@@ -139,7 +150,9 @@ void Reducer::set_comm_hook(CommHook hook) {
 void Reducer::set_follower(BucketFollower* follower) {
   std::lock_guard lock(mutex_);
   if (follower != nullptr && follower_ != nullptr) {
-    throw Error(Blame::Caller, "overlap_with: another optimizer steps in the backward of this DistributedDataParallel");
+    throw Error(
+        Blame::Caller,
+        "overlap_with: another optimizer steps in the backward of this DistributedDataParallel");
   }
   if (follower != nullptr && passing_)
     throw Error(Blame::Caller, "overlap_with: a backward pass is running, or has failed");
@@ -155,8 +168,10 @@ void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
   if (follower_ != nullptr && !passing_) follower_->before_forward();
   follow_parameters();
-  const bool is_outside = autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
-  if (is_outside && !passing_) {  // whatever the last backward was, it has ended, maybe by an exception
+  const bool is_outside =
+      autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
+  if (is_outside &&
+      !passing_) {  // whatever the last backward was, it has ended, maybe by an exception
     graph_task_.reset();
     context_pass_.reset();
     ended_ = true;
@@ -177,8 +192,11 @@ void Reducer::prepare_forward() {
   if (passing_) group::Core::of(group()).throw_if_broken();  // that is why it did not end
   if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
   if (passing_ && static_graph_.is_counted()) {
-    throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
-                                   names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
+    throw Error(Blame::Caller,
+                "static_graph: the last backward brought fewer gradients than the first one, or "
+                "none, for " +
+                    names_of(missing_parameters()) +
+                    "; the graph changed, switch static_graph off");
   }
   if (passing_) throw unfinished_pass();
   require_no_frozen_rest();
@@ -191,7 +209,8 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   const auto forward = std::make_shared<Forward>();
   forward->synchronizes = synchronizing_;
   bool is_visible = false;
-  // The gradient of an output is the first thing of a backward pass, and comes even when no parameter's does.
+  // The gradient of an output is the first thing of a backward pass, and comes even when no
+  // parameter's does.
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     is_visible = true;
@@ -233,16 +252,19 @@ void Reducer::set_synchronizing(bool on) {
   synchronizing_ = on;
 }
 
-bool Reducer::finds_unused() const { return options_.find_unused_parameters && !static_graph_.is_counted(); }
+bool Reducer::finds_unused() const {
+  return options_.find_unused_parameters && !static_graph_.is_counted();
+}
 
-// Every event of a backward: in the first one the reducer learns that it runs, and asks to be told of its end. The callback
-// belongs to the graph task that runs at this moment, and is destroyed with it where an exception ends it. Where outputs
-// could be hooked that is the user's own backward; else the first gradient asks for it, which may be inside a re-entrant
-// one.
+// Every event of a backward: in the first one the reducer learns that it runs, and asks to be told
+// of its end. The callback belongs to the graph task that runs at this moment, and is destroyed
+// with it where an exception ends it. Where outputs could be hooked that is the user's own
+// backward; else the first gradient asks for it, which may be inside a re-entrant one.
 void Reducer::enter_backward() {
   drop_failed_pass();
   if (is_in_known_backward()) return;
-  if (is_reducing() && failure_.empty() && pass_failed_) require_same_pass();  // that one still runs
+  if (is_reducing() && failure_.empty() && pass_failed_)
+    require_same_pass();  // that one still runs
   const auto task = std::make_shared<char>();
   auto* const pass = autograd::Pass::current();
   graph_task_ = task;
@@ -261,7 +283,8 @@ void Reducer::enter_backward() {
 
 bool Reducer::is_in_known_backward() const {
   const auto* const pass = autograd::Pass::current();
-  return pass ? context_pass_ == pass->failure() : context_pass_ == nullptr && !graph_task_.expired();
+  return pass ? context_pass_ == pass->failure()
+              : context_pass_ == nullptr && !graph_task_.expired();
 }
 
 // Called by the first gradient of an output of that forward.
@@ -279,15 +302,17 @@ void Reducer::on_backward_start(Forward& forward) {
   }
 }
 
-// The ranks' steps are compared with each bucket: a rank that has skipped the backward of a step has made a forward more
-// than the others. Those that torch::autograd::grad() uses, and those for evaluation, may be this rank's alone.
+// The ranks' steps are compared with each bucket: a rank that has skipped the backward of a step
+// has made a forward more than the others. Those that torch::autograd::grad() uses, and those for
+// evaluation, may be this rank's alone.
 void Reducer::count(Forward& forward, bool counts) {
   if (std::exchange(forward.counts, counts) == counts) return;
   steps_ += counts ? 1 : -1;
 }
 
-// Whether gradients that come in a backward of no known forward are those of one that synchronises: it showed no outputs,
-// or keeps a loss of its own elsewhere, or another backward has brought a part of its gradients.
+// Whether gradients that come in a backward of no known forward are those of one that synchronises:
+// it showed no outputs, or keeps a loss of its own elsewhere, or another backward has brought a
+// part of its gradients.
 bool Reducer::awaits_gradients() const {
   if (backward_ != Kind::Unknown) return false;
   if (passing_ || hidden_.value_or(false)) return true;
@@ -297,8 +322,8 @@ bool Reducer::awaits_gradients() const {
   });
 }
 
-// From here on this backward's gradients are reduced; also those that it has brought before it came to the outputs of a
-// forward that synchronises.
+// From here on this backward's gradients are reduced; also those that it has brought before it came
+// to the outputs of a forward that synchronises.
 void Reducer::synchronize() {
   if (backward_ == Kind::Synchronized) return;
   begin_pass();
@@ -310,8 +335,9 @@ void Reducer::synchronize() {
   }
 }
 
-// Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its results to the caller, and a
-// rank may call it as often as it likes (gradient penalties, adversarial examples).
+// Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its
+// results to the caller, and a rank may call it as often as it likes (gradient penalties,
+// adversarial examples).
 bool Reducer::accumulates() const {
   if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
@@ -324,7 +350,8 @@ bool Reducer::accumulates() const {
          std::any_of(old_hooks_.begin(), old_hooks_.end(), is_wanted);
 }
 
-// Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has its own.
+// Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has
+// its own.
 at::Tensor& Reducer::gradient_of(const at::Tensor& parameter) {
   if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
   return parameter.mutable_grad();
@@ -338,10 +365,12 @@ bool Reducer::gradients_are_views() const {
 // Called with the gradient already in parameter.grad(), or accumulated there.
 void Reducer::on_gradient(std::size_t parameter) {
   if (is_inside_a_pass()) {
-    throw Error(Blame::Caller, "a node calls backward() inside of a distributed backward, and brings a gradient for " +
-                                   names_of({parameter}) +
-                                   ", which would not be averaged; call torch::autograd::grad() there, and return "
-                                   "its results");
+    throw Error(
+        Blame::Caller,
+        "a node calls backward() inside of a distributed backward, and brings a gradient for " +
+            names_of({parameter}) +
+            ", which would not be averaged; call torch::autograd::grad() there, and return "
+            "its results");
   }
   const bool creates_graph = c10::GradMode::is_enabled();
   const c10::AutoGradMode no_grad(false);
@@ -354,10 +383,13 @@ void Reducer::on_gradient(std::size_t parameter) {
   }
   if (backward_ != Kind::Synchronized) return keep_local(parameter);
   if (creates_graph) {
-    throw Error(Blame::Caller, "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
-                                   ", whose average has no graph: a backward through it would not be averaged. Call "
-                                   "torch::autograd::grad(…, create_graph = true) for what the loss contains of gradients, "
-                                   "and backward without create_graph");
+    throw Error(
+        Blame::Caller,
+        "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
+            ", whose average has no graph: a backward through it would not be averaged. Call "
+            "torch::autograd::grad(…, create_graph = true) for what the loss contains of "
+            "gradients, "
+            "and backward without create_graph");
   }
   require_one_wrapper(parameter);
   take(parameter);
@@ -367,16 +399,19 @@ void Reducer::on_gradient(std::size_t parameter) {
 void Reducer::keep_local(std::size_t parameter) {
   if (has_failed()) return;  // from here on backwards are another wrapper's, of the same model
   if (passing_ && ready_[parameter]) {
-    throw Error(Blame::Caller, "a backward that is not synchronised brings a gradient for " + names_of({parameter}) +
-                                   ", which is being averaged: a backward before it did not reduce all gradients, and "
-                                   "brought none for " +
-                                   names_of(missing_parameters()) +
-                                   ". Call backward for all losses of a forward before others, or set "
-                                   "DdpOptions::find_unused_parameters");
+    throw Error(
+        Blame::Caller,
+        "a backward that is not synchronised brings a gradient for " + names_of({parameter}) +
+            ", which is being averaged: a backward before it did not reduce all gradients, and "
+            "brought none for " +
+            names_of(missing_parameters()) +
+            ". Call backward for all losses of a forward before others, or set "
+            "DdpOptions::find_unused_parameters");
   }
   const c10::Device device = parameters_[parameter].tensor.device();
-  came_.emplace_back(parameter,
-                     device.is_cpu() ? std::nullopt : std::optional(tensor::CudaDevices::current_stream(device)));
+  came_.emplace_back(parameter, device.is_cpu()
+                                    ? std::nullopt
+                                    : std::optional(tensor::CudaDevices::current_stream(device)));
   const bool is_explained = backward_ == Kind::Local || !synchronizing_ || hidden_.has_value();
   if (is_explained || warned_of_direct_ || warns_of_direct_) return;
   warns_of_direct_ = true;
@@ -387,12 +422,15 @@ void Reducer::keep_local(std::size_t parameter) {
 // One gradient of this pass, which is in parameter.grad().
 void Reducer::take(std::size_t parameter) {
   if (!travels(parameter)) {
-    throw Error(Blame::Caller, "the backward brings a gradient for " + names_of({parameter}) +
-                                   ", which required none at the last forward that synchronised; call requires_grad_() "
-                                   "before that forward");
+    throw Error(
+        Blame::Caller,
+        "the backward brings a gradient for " + names_of({parameter}) +
+            ", which required none at the last forward that synchronised; call requires_grad_() "
+            "before that forward");
   }
   averaging_task_ = torch::autograd::get_current_graph_task_id();
-  if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_) throw unfinished_pass();
+  if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_)
+    throw unfinished_pass();
   if (++taken_ == 1) leave_out_frozen();
   if (order_.is_open() && rebuilds()) order_.note(parameter);
   if (static_graph_.counts()) return static_graph_.count(parameter);
@@ -403,12 +441,13 @@ void Reducer::take(std::size_t parameter) {
   mark_unused();
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
-  if (ready_[parameter] && !trained_[parameter]) return;  // frozen, and an older forward brings nothing for it either
+  if (ready_[parameter] && !trained_[parameter])
+    return;  // frozen, and an older forward brings nothing for it either
   mark_ready(parameter);
 }
 
-// Two wrappers of one module in one backward would each average what the other one has averaged. Hooks of one accumulator
-// are called one after the other on one thread.
+// Two wrappers of one module in one backward would each average what the other one has averaged.
+// Hooks of one accumulator are called one after the other on one thread.
 void Reducer::require_one_wrapper(std::size_t parameter) const {
   struct Last {
     int graph_task = -1;
@@ -420,11 +459,12 @@ void Reducer::require_one_wrapper(std::size_t parameter) const {
   const Last now{torch::autograd::get_current_graph_task_id(), context_pass_.get(),
                  parameters_[parameter].tensor.unsafeGetTensorImpl(), this};
   const Last before = std::exchange(last, now);
-  if (before.by == this || before.parameter != now.parameter || before.graph_task != now.graph_task ||
-      before.context_pass != now.context_pass)
+  if (before.by == this || before.parameter != now.parameter ||
+      before.graph_task != now.graph_task || before.context_pass != now.context_pass)
     return;
   throw Error(Blame::Caller,
-              "two DistributedDataParallel of one module take part in one backward, and both would average " +
+              "two DistributedDataParallel of one module take part in one backward, and both would "
+              "average " +
                   names_of({parameter}) + "; use one of them for all that the loss contains");
 }
 
@@ -440,7 +480,8 @@ bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) cons
   return std::any_of(others.begin(), others.end(), [&](const std::shared_ptr<Reducer>& other) {
     if (!other || other.get() == this) return false;
     const auto& theirs = other->parameters_;
-    if (std::none_of(theirs.begin(), theirs.end(), [&](const auto& one) { return one.tensor.is_same(tensor); }))
+    if (std::none_of(theirs.begin(), theirs.end(),
+                     [&](const auto& one) { return one.tensor.is_same(tensor); }))
       return false;
     std::lock_guard lock(other->mutex_);
     return other->averaging_task_ == graph_task;
@@ -453,8 +494,10 @@ void Reducer::begin_pass() {
   require_in_step();
   if (follower_ != nullptr && autograd::Pass::current() != nullptr) {
     throw Error(Blame::Caller,
-                "an AutogradContext keeps its gradients for itself, and an optimizer that steps in the backward of this "
-                "DistributedDataParallel would not see them; call loss.backward() without a context, or leave out "
+                "an AutogradContext keeps its gradients for itself, and an optimizer that steps in "
+                "the backward of this "
+                "DistributedDataParallel would not see them; call loss.backward() without a "
+                "context, or leave out "
                 "overlap_with");
   }
   passing_ = true;
@@ -484,17 +527,18 @@ void Reducer::wait(Work work, const c10::Device& device) const {
 
 void Reducer::mark_ready(std::size_t parameter) {
   if (ready_[parameter]) {
-    throw Error(Blame::Caller,
-                "a gradient of " + names_of({parameter}) +
-                    " came twice in one backward. A parameter that is used in several parts of a recomputed graph "
-                    "needs DdpOptions::static_graph");
+    throw Error(Blame::Caller, "a gradient of " + names_of({parameter}) +
+                                   " came twice in one backward. A parameter that is used in "
+                                   "several parts of a recomputed graph "
+                                   "needs DdpOptions::static_graph");
   }
   ready_[parameter] = true;
   const Place place = *places_[parameter];
   Bucket& bucket = buckets_[place.bucket];
   note_stream(bucket, parameters_[parameter].tensor.device());
   {
-    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(), .rank = group().rank()});
+    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(),
+                                                .rank = group().rank()});
     fill_slot(bucket, place.slot, parameter);
     if (const auto arrow = trace::Arrow::leave(); arrow.id() != 0) bucket.arrows.push_back(arrow);
   }
@@ -515,9 +559,9 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
     return;
   }
   if (gradient.layout() != at::kStrided) {
-    throw Error(Blame::Caller,
-                "the gradient of " + names_of({parameter}) +
-                    " is sparse, but its module does not say so; torch::nn::Embedding with sparse(true) is known");
+    throw Error(Blame::Caller, "the gradient of " + names_of({parameter}) +
+                                   " is sparse, but its module does not say so; "
+                                   "torch::nn::Embedding with sparse(true) is known");
   }
   const bool divide = !hook_;
   if (gradient.is_alias_of(view) && gradient.data_ptr() == view.data_ptr()) {
@@ -532,7 +576,8 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
   if (gradients_are_views()) gradient = view;
 }
 
-// Autograd runs each gradient on the stream of its forward operation, and a user may have had several.
+// Autograd runs each gradient on the stream of its forward operation, and a user may have had
+// several.
 void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
   if (device.is_cpu()) return;
   const c10::Stream stream = tensor::CudaDevices::current_stream(device);
@@ -569,19 +614,21 @@ void Reducer::launch_ready_buckets() {
 
 void Reducer::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
-  const trace::Range range(traced::bucket,
-                           {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
+  const trace::Range range(
+      traced::bucket,
+      {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
   for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
   if (passing_) compare_trained_of(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
-    bucket.work =
-        group::Core::of(groups_.of(bucket.flat.device())).all_reduce(bucket.flat, ReduceOp::Sum, {number_, steps_});
+    bucket.work = group::Core::of(groups_.of(bucket.flat.device()))
+                      .all_reduce(bucket.flat, ReduceOp::Sum, {number_, steps_});
     return;
   }
   std::vector<at::Tensor> parameters;
-  for (const std::size_t parameter : bucket.parameters) parameters.push_back(parameters_[parameter].tensor);
+  for (const std::size_t parameter : bucket.parameters)
+    parameters.push_back(parameters_[parameter].tensor);
   GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters),
                    groups_.of(bucket.flat.device()));
   bucket.reduced = call_hook(shown);
@@ -597,7 +644,9 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
 }
 
 // A static graph is counted once; else every pass may use other parameters.
-bool Reducer::counts_usage() const { return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters; }
+bool Reducer::counts_usage() const {
+  return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters;
+}
 
 // The backward has run to its end.
 void Reducer::end_backward() {
@@ -622,9 +671,11 @@ void Reducer::end_backward() {
     if (std::exchange(warned_of_direct_, true)) return;
   }
   log::warn(
-      "DistributedDataParallel: a backward brings gradients of the module without a forward of this wrapper, which does "
+      "DistributedDataParallel: a backward brings gradients of the module without a forward of "
+      "this wrapper, which does "
       "not "
-      "average them; the ranks' parameters will differ. Call the DistributedDataParallel in place of its module, or, where "
+      "average them; the ranks' parameters will differ. Call the DistributedDataParallel in place "
+      "of its module, or, where "
       "gradients are to stay local, let no_sync() live meanwhile");
 }
 
@@ -632,8 +683,8 @@ void Reducer::finish() {
   const bool is_first_static = static_graph_.counts();
   if (!is_first_static && next_bucket_ < buckets_.size()) {
     if (!finds_unused()) {
-      // Another backward of this forward's outputs brings the rest. Where nothing has come (the parameters were frozen
-      // meanwhile) none need follow.
+      // Another backward of this forward's outputs brings the rest. Where nothing has come (the
+      // parameters were frozen meanwhile) none need follow.
       const bool any_came = next_bucket_ > 0 || taken_ > 0;
       if (!any_came && !static_graph_) passing_ = false;
       return;

@@ -1,4 +1,5 @@
-// The reducer's buckets: their memory, their rebuild after the first pass, their results, and passes with zeros.
+// The reducer's buckets: their memory, their rebuild after the first pass, their results, and
+// passes with zeros.
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
@@ -24,7 +25,8 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
     const at::Tensor& tensor = parameters_[parameter].tensor;
     planned_order.push_back(planned.size());
     planned_parameters.push_back(parameter);
-    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), parameters_[parameter].sparse_gradient});
+    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(),
+                       parameters_[parameter].sparse_gradient});
   }
   const std::size_t limits[] = {options_.first_bucket_bytes, options_.bucket_bytes};
   buckets_.clear();
@@ -32,7 +34,8 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
   stats_.bucket_bytes.clear();
   for (const PlannedBucket& plan : plan_buckets(planned, planned_order, limits)) {
     Bucket bucket;
-    for (const std::size_t gradient : plan.gradients) bucket.parameters.push_back(planned_parameters[gradient]);
+    for (const std::size_t gradient : plan.gradients)
+      bucket.parameters.push_back(planned_parameters[gradient]);
     bucket.limit = plan.limit;
     const at::Tensor& first = parameters_[bucket.parameters.front()].tensor;
     bucket.sparse = parameters_[bucket.parameters.front()].sparse_gradient;
@@ -75,20 +78,24 @@ void Reducer::take_over_trained() {
     if (ever_trained_[i] && !travels(i)) added.push_back(i);
   }
   if (!changed.empty() && static_graph_) {
-    throw Error(Blame::Caller, "static_graph: requires_grad was changed for " + names_of(changed) +
-                                   ", and the graph with it; switch static_graph off, or make a new "
-                                   "DistributedDataParallel");
+    throw Error(Blame::Caller,
+                "static_graph: requires_grad was changed for " + names_of(changed) +
+                    ", and the graph with it; switch static_graph off, or make a new "
+                    "DistributedDataParallel");
   }
   if (!added.empty() && follower_ != nullptr) {
-    throw Error(Blame::Caller, "requires_grad was switched on for " + names_of(added) +
-                                   ", and an optimizer steps in the backward of this DistributedDataParallel, which would "
-                                   "leave them out; make both anew");
+    throw Error(
+        Blame::Caller,
+        "requires_grad was switched on for " + names_of(added) +
+            ", and an optimizer steps in the backward of this DistributedDataParallel, which would "
+            "leave them out; make both anew");
   }
   if (!added.empty() && passing_) throw unfinished_pass();
   compare_trained(changed.empty() ? added : changed);
   trained_ = trained;
   if (added.empty()) return;
-  for (const std::size_t parameter : added) layouts_[parameter] = Layout(parameters_[parameter].tensor);
+  for (const std::size_t parameter : added)
+    layouts_[parameter] = Layout(parameters_[parameter].tensor);
   build_buckets(bucket_order_);
 }
 
@@ -107,16 +114,19 @@ namespace {
 // A hook's result becomes the bucket's.
 void adopt(const at::Tensor& result, const at::Tensor& flat) {
   if (result.defined() && result.layout() != at::kStrided) {
-    throw Error(Blame::Caller, "a comm hook returned a tensor of layout " + c10::str(result.layout()) +
-                                   " for a bucket of dense gradients; return a strided one (to_dense())");
+    throw Error(Blame::Caller,
+                "a comm hook returned a tensor of layout " + c10::str(result.layout()) +
+                    " for a bucket of dense gradients; return a strided one (to_dense())");
   }
   if (!result.defined() || result.numel() != flat.numel()) {
-    throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
+    throw Error(Blame::Caller, "a comm hook returned " +
+                                   std::to_string(result.defined() ? result.numel() : 0) +
                                    " elements for a bucket of " + std::to_string(flat.numel()) +
                                    "; return as many, in the order of buffer()");
   }
   // What shares its memory may still be in another order, or a lazy view.
-  const bool is_flat = result.is_alias_of(flat) && result.is_contiguous() && !result.is_conj() && !result.is_neg();
+  const bool is_flat =
+      result.is_alias_of(flat) && result.is_contiguous() && !result.is_conj() && !result.is_neg();
   if (!is_flat) flat.copy_(result.reshape(flat.sizes()));
 }
 
@@ -139,11 +149,13 @@ void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const
   constexpr auto kLook = std::chrono::milliseconds(50);
   auto& core = group::Core::of(group());
   const auto* const pass = autograd::Pass::current();
-  const Deadline deadline = pass == nullptr ? Deadline::in(core.options.timeout)
-                                            : Deadline::sooner(pass->deadline(), Deadline::in(core.options.timeout));
+  const Deadline deadline =
+      pass == nullptr ? Deadline::in(core.options.timeout)
+                      : Deadline::sooner(pass->deadline(), Deadline::in(core.options.timeout));
   const std::string what = "the comm hook of bucket " + std::to_string(&bucket - buckets_.data());
-  group::Waits::LocalWait wait(core.options.job->waits, core.options.name, what, core.options.rank,
-                               "the future that it returned is not done; the hook must complete it on every rank");
+  group::Waits::LocalWait wait(
+      core.options.job->waits, core.options.name, what, core.options.rank,
+      "the future that it returned is not done; the hook must complete it on every rank");
   for (;;) {
     const auto look = std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLook);
     try {
@@ -156,8 +168,10 @@ void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const
     if (deadline.passed()) break;
     wait.look();
   }
-  const Error late(Blame::Timeout, what + " of DistributedDataParallel: the future that it returned was not done within " +
-                                       describe(core.options.timeout));
+  const Error late(
+      Blame::Timeout,
+      what + " of DistributedDataParallel: the future that it returned was not done within " +
+          describe(core.options.timeout));
   core.fail(late);
   throw Error(late);
 }
@@ -179,12 +193,14 @@ void Reducer::collect(Bucket& bucket) {
     wait(std::exchange(bucket.work, {}), bucket.flat.device());
   }
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    put(bucket.views[slot], gradient_of(parameters_[bucket.parameters[slot]].tensor), gradients_are_views());
+    put(bucket.views[slot], gradient_of(parameters_[bucket.parameters[slot]].tensor),
+        gradients_are_views());
   }
 }
 
-// What collect() does, as soon as it can be done: on the thread that runs what follows the operation, while this one goes
-// on with the backward (CUDA: on a stream beside). Which parameters a pass leaves alone must be known before it ends.
+// What collect() does, as soon as it can be done: on the thread that runs what follows the
+// operation, while this one goes on with the backward (CUDA: on a stream beside). Which parameters
+// a pass leaves alone must be known before it ends.
 void Reducer::follow(std::size_t index) {
   if (follower_ == nullptr || counts_usage()) return;
   Bucket& bucket = buckets_[index];
@@ -195,9 +211,11 @@ void Reducer::follow(std::size_t index) {
     all.push_back(parameters_[parameter].tensor);
     if (is_used_anywhere(parameter)) used.push_back(all.back());
   }
-  const auto put_all = [all = std::move(all), views = bucket.views, as_views = options_.gradient_as_bucket_view] {
+  const auto put_all = [all = std::move(all), views = bucket.views,
+                        as_views = options_.gradient_as_bucket_view] {
     const c10::AutoGradMode no_grad(false);
-    for (std::size_t slot = 0; slot < all.size(); ++slot) put(views[slot], all[slot].mutable_grad(), as_views);
+    for (std::size_t slot = 0; slot < all.size(); ++slot)
+      put(views[slot], all[slot].mutable_grad(), as_views);
   };
   if (hook_) {
     bucket.averaged = bucket.reduced.then([put_all, flat = bucket.flat](const at::Tensor& result) {
@@ -224,19 +242,20 @@ void Reducer::launch_sparse(Bucket& bucket) {
     // No rows; sparse in the first dimension, as embeddings' gradients are.
     auto rows = parameter.sizes().vec();
     rows[0] = 0;
-    gradient =
-        at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)), at::empty(rows, parameter.options()),
-                              parameter.sizes(), parameter.options().layout(at::kSparse));
+    gradient = at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                                     at::empty(rows, parameter.options()), parameter.sizes(),
+                                     parameter.options().layout(at::kSparse));
   } else if (gradient.layout() != at::kSparse) {
     gradient = gradient.to_sparse(1);
   }
   if (hook_) {
-    GradBucket shown(static_cast<std::size_t>(&bucket - buckets_.data()), buckets_.size(), gradient, {gradient},
-                     {parameter}, groups_.of(gradient.device()));
+    GradBucket shown(static_cast<std::size_t>(&bucket - buckets_.data()), buckets_.size(), gradient,
+                     {gradient}, {parameter}, groups_.of(gradient.device()));
     bucket.reduced = call_hook(shown);
     return;
   }
-  if (divisor_ != 1) gradient = gradient.div(divisor_);  // before the sum, which may be too large for fp16
+  if (divisor_ != 1)
+    gradient = gradient.div(divisor_);  // before the sum, which may be too large for fp16
   bucket.sparse_sum = group::SparseSum(groups_.of(gradient.device()), gradient);
 }
 
@@ -249,7 +268,8 @@ void Reducer::collect_sparse(Bucket& bucket) {
     wait_for_hook(reduced, bucket);
     at::Tensor result = reduced.get();
     if (!result.defined() || result.sizes() != parameter.sizes()) {
-      throw Error(Blame::Caller, "a comm hook returned " + (result.defined() ? c10::str(result.sizes()) : "nothing") +
+      throw Error(Blame::Caller, "a comm hook returned " +
+                                     (result.defined() ? c10::str(result.sizes()) : "nothing") +
                                      " for a sparse gradient of " + c10::str(parameter.sizes()));
     }
     target = std::move(result);
@@ -266,8 +286,8 @@ void Reducer::mirror_pass() {
   next_bucket_ = 0;
   usage_.forget();
   unused_.clear();
-  // Which parameters the others use, their counts say, where they count. The rest have no gradient, as on a rank that
-  // zeroes its gradients before each step.
+  // Which parameters the others use, their counts say, where they count. The rest have no gradient,
+  // as on a rank that zeroes its gradients before each step.
   if (counts_usage() || usage_.is_shared()) {
     std::fill(kept_.begin(), kept_.end(), at::Tensor());
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

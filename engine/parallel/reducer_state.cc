@@ -15,7 +15,9 @@ Usage::Usage(std::size_t parameters)
 
 void Usage::note(std::size_t parameter) { here_[static_cast<std::int64_t>(parameter)] = 1; }
 
-bool Usage::is_here(std::size_t parameter) const { return here_[static_cast<std::int64_t>(parameter)].item<int>() > 0; }
+bool Usage::is_here(std::size_t parameter) const {
+  return here_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
+}
 
 void Usage::share(ProcessGroup& group) {
   const c10::Device device = group::Core::of(group).host_values_device();
@@ -25,7 +27,8 @@ void Usage::share(ProcessGroup& group) {
 }
 
 bool Usage::is_anywhere(std::size_t parameter) {
-  sum_ = sum_.to(at::kCPU);  // once: with a static graph every later pass asks again, which may be captured
+  sum_ = sum_.to(
+      at::kCPU);  // once: with a static graph every later pass asks again, which may be captured
   return sum_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
 }
 

@@ -1,5 +1,5 @@
-// What the reducer knows of the passes that were: which parameters they used, how often, and in which order their gradients
-// came. Internal to it, which locks.
+// What the reducer knows of the passes that were: which parameters they used, how often, and in
+// which order their gradients came. Internal to it, which locks.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,8 @@ class Usage {
   Work work_;
 };
 
-// How often each gradient comes. The first pass over a static graph counts, and all later ones must bring the same.
+// How often each gradient comes. The first pass over a static graph counts, and all later ones must
+// bring the same.
 class StaticGraph {
  public:
   StaticGraph(bool enabled, std::size_t parameters) : enabled_(enabled), counts_(parameters) {}

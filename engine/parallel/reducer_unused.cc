@@ -1,5 +1,5 @@
-// The parameters that a pass does not use: which they are, what stands in for their gradients, and what those are
-// afterwards.
+// The parameters that a pass does not use: which they are, what stands in for their gradients, and
+// what those are afterwards.
 #include <algorithm>
 #include <unordered_set>
 
@@ -28,7 +28,8 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
     torch::autograd::Node* node = open.back();
     open.pop_back();
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
-    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr) continue;
+    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr)
+      continue;
     goes_on_elsewhere = true;
     // What another worker computed may depend on anything that was sent in this context.
     for (const auto& send : context->sends()) visit(send.get());
@@ -40,8 +41,8 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
   return unreachable;
 }
 
-// The losses of several forwards may be added up for one backward: unused is what none of them uses. What only the others
-// use counts as unused at its end.
+// The losses of several forwards may be added up for one backward: unused is what none of them
+// uses. What only the others use counts as unused at its end.
 std::vector<std::size_t> Reducer::unused_by_forwards() const {
   if (hidden_) return {};
   std::vector<std::size_t> uses(parameters_.size());
@@ -72,10 +73,12 @@ void Reducer::mark_unused() {
   }
 }
 
-// Frozen since their buckets were made, on all ranks alike (take_over_trained): as what no rank uses.
+// Frozen since their buckets were made, on all ranks alike (take_over_trained): as what no rank
+// uses.
 void Reducer::leave_out_frozen() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
+    if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+      continue;
     unused_.push_back(i);
     unused_marked_ = false;
   }
@@ -84,14 +87,16 @@ void Reducer::leave_out_frozen() {
 // Outputs that the loss leaves out are unused, although the forward used what they depend on.
 void Reducer::leave_out_what_is_missing() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
+    if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+      continue;
     unused_.push_back(i);
   }
   unused_marked_ = false;
   mark_unused();
 }
 
-// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.
+// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the
+// average.
 void Reducer::restore_unused() {
   for (const std::size_t parameter : unused_) {
     const bool used_elsewhere = usage_.is_shared() && usage_.is_anywhere(parameter);

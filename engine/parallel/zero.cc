@@ -33,14 +33,17 @@ at::Tensor bytes_of(const Optimizer& optimizer) {
   std::ostringstream stream;
   archive.save_to(stream);
   std::string text = stream.str();
-  return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte)).clone();
+  return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())},
+                       at::TensorOptions(at::kByte))
+      .clone();
 }
 
 // What rank `from` has sent.
 void load_bytes(Optimizer& optimizer, const at::Tensor& bytes, c10::Device device, int from) {
   try {
     torch::serialize::InputArchive archive;
-    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel()), device);
+    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
+                      static_cast<std::size_t>(bytes.numel()), device);
     optimizer.load(archive);
   } catch (const std::exception& error) {
     throw Error(Blame::Remote, "consolidate_state_dict: the state of rank " + std::to_string(from) +
@@ -58,9 +61,9 @@ void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
   }
 }
 
-// Collective. A step copies the owner's values to the other ranks by a parameter's place in the list: where ranks list
-// parameters of one shape in another order, it would copy one parameter's values into another. This looks at parameters in
-// host memory only, as ParameterCheck does.
+// Collective. A step copies the owner's values to the other ranks by a parameter's place in the
+// list: where ranks list parameters of one shape in another order, it would copy one parameter's
+// values into another. This looks at parameters in host memory only, as ParameterCheck does.
 void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& named) {
   if (group.size() == 1) return;
   std::vector<double> sums;
@@ -79,28 +82,33 @@ void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& n
   if (is_same_on_all(group, std::string(bytes, sums.size() * sizeof(double)))) return;
   const auto of_rank_0 = broadcast_object(sums, 0, group);
   std::string first;
-  for (std::size_t i = 0; first.empty() && i < names.size() && sums.size() == of_rank_0.size(); ++i) {
+  for (std::size_t i = 0; first.empty() && i < names.size() && sums.size() == of_rank_0.size();
+       ++i) {
     const ParameterCheck::Sums here{sums[2 * i], sums[2 * i + 1]};
     const ParameterCheck::Sums there{of_rank_0[2 * i], of_rank_0[2 * i + 1]};
     if (ParameterCheck::differ(here, there)) first = names[i];
   }
   const auto all = gather_object(first, 0, group);  // rank 0's is empty
-  const auto differing = std::ranges::find_if(all, [](const std::string& name) { return !name.empty(); });
+  const auto differing =
+      std::ranges::find_if(all, [](const std::string& name) { return !name.empty(); });
   if (differing == all.end()) return;
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == *differing) ranks.push_back(static_cast<int>(rank));
   }
-  log::warn(
-      "ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " + *differing + " of " + ranks_text(ranks) +
-      " has not rank 0's values. Each step copies the values of a parameter's owner to all ranks, by its place in the "
-      "list: give all ranks the parameters in one order, after DistributedDataParallel, or a broadcast, has made them "
-      "equal");
+  log::warn("ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " +
+            *differing + " of " + ranks_text(ranks) +
+            " has not rank 0's values. Each step copies the values of a parameter's owner to all "
+            "ranks, by its place in the "
+            "list: give all ranks the parameters in one order, after DistributedDataParallel, or a "
+            "broadcast, has made them "
+            "equal");
 }
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options)
+ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make,
+                                   ZeroOptions options)
     // The defaults as the optimizer itself understands what it was given.
     : Optimizer(groups, make({})->defaults().clone()),
       group_(std::move(group)),
@@ -123,29 +131,36 @@ void ShardedOptimizer::add_param_group(const OptimizerParamGroup& group) {
   }
 }
 
-// --- the layout ------------------------------------------------------------------------------------------------------
+// --- the layout
+// ------------------------------------------------------------------------------------------------------
 
-// Shards come in rounds, one of each rank: while a round's travel, every rank steps its own of the next.
+// Shards come in rounds, one of each rank: while a round's travel, every rank steps its own of the
+// next.
 void ShardedOptimizer::lay_out(std::size_t first_group) {
   std::vector<NamedTensor> named;
   std::unordered_map<const void*, int> owners = owners_;
   for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
     for (const at::Tensor& parameter : param_groups_[g].params()) {
-      named.push_back({"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
+      named.push_back(
+          {"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
       if (owners.emplace(key_of(parameter), -1).second) continue;
-      throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name +
-                                     " is here twice; give each once (a module's parameters() lists a weight that its "
-                                     "parts share under every name)");
+      throw Error(
+          Blame::Caller,
+          "ZeroRedundancyOptimizer: " + named.back().name +
+              " is here twice; give each once (a module's parameters() lists a weight that its "
+              "parts share under every name)");
     }
   }
   const std::string options = "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
                               "\nZeroOptions::parameters_as_bucket_view " +
                               (options_.parameters_as_bucket_view ? "true" : "false") + "\n";
-  on_all_ranks(group_, "ZeroRedundancyOptimizer", first_group == 0 ? "its constructor" : "add_param_group", [&] {
-    check_same_model(group_, named, options);
-    warn_of_other_values(group_, named);
-  });
-  if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
+  on_all_ranks(group_, "ZeroRedundancyOptimizer",
+               first_group == 0 ? "its constructor" : "add_param_group", [&] {
+                 check_same_model(group_, named, options);
+                 warn_of_other_values(group_, named);
+               });
+  if (options_.shard_bytes == 0)
+    throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   all_.reset();
   std::vector<std::size_t> loads = loads_;
   std::vector<Shard> made;  // an optimizer's constructor may throw: all of them, or none
@@ -167,11 +182,13 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
     }
     for (std::size_t round = 0; round < rounds; ++round) {
       for (std::size_t rank = 0; rank < pieces.size(); ++rank) {
-        if (round < pieces[rank].size()) made.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
+        if (round < pieces[rank].size())
+          made.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
       }
     }
   }
-  shards_.insert(shards_.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+  shards_.insert(shards_.end(), std::make_move_iterator(made.begin()),
+                 std::make_move_iterator(made.end()));
   loads_ = std::move(loads);
   owners_ = std::move(owners);
 }
@@ -194,7 +211,8 @@ ShardedOptimizer::Shard ShardedOptimizer::make_shard(std::size_t group, int owne
     }
   }
   if (owner == group_.rank()) {
-    shard.optimizer = make_({OptimizerParamGroup(shard.parameters, param_groups_[group].options().clone())});
+    shard.optimizer =
+        make_({OptimizerParamGroup(shard.parameters, param_groups_[group].options().clone())});
   }
   return shard;
 }
@@ -204,20 +222,21 @@ void ShardedOptimizer::check_layout() const {
   std::size_t count = 0;
   for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
   if (count != owners_.size()) {
-    throw Error(
-        Blame::Caller,
-        "ZeroRedundancyOptimizer: its parameter groups were changed without it, so that no rank owns what was added; "
-        "call add_param_group() of the ZeroRedundancyOptimizer itself: libtorch's is not virtual, and neither a "
-        "torch::optim::Optimizer& to this one nor add_parameters() leads here");
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: its parameter groups were changed without it, so that no "
+                "rank owns what was added; "
+                "call add_param_group() of the ZeroRedundancyOptimizer itself: libtorch's is not "
+                "virtual, and neither a "
+                "torch::optim::Optimizer& to this one nor add_parameters() leads here");
   }
   for (const Shard& shard : shards_) {
     if (!shard.flat.defined()) continue;
     for (const at::Tensor& parameter : shard.parameters) {
       if (parameter.is_alias_of(shard.flat)) continue;
-      throw Error(
-          Blame::Caller,
-          "ZeroRedundancyOptimizer: a parameter was given other memory after it became a view of a bucket; move the "
-          "module first, or leave parameters_as_bucket_view off");
+      throw Error(Blame::Caller,
+                  "ZeroRedundancyOptimizer: a parameter was given other memory after it became a "
+                  "view of a bucket; move the "
+                  "module first, or leave parameters_as_bucket_view off");
     }
   }
 }
@@ -237,7 +256,8 @@ std::vector<const Optimizer*> ShardedOptimizer::local_optimizers() const {
   return mine;
 }
 
-// --- the step --------------------------------------------------------------------------------------------------------
+// --- the step
+// --------------------------------------------------------------------------------------------------------
 
 at::Tensor ShardedOptimizer::step(LossClosure closure) {
   at::Tensor loss;
@@ -318,14 +338,16 @@ void ShardedOptimizer::mirror_step(const JoinStep& step) {
 // Every rank has the same parameters after every step.
 void ShardedOptimizer::take_over(int) {}
 
-// --- the state -------------------------------------------------------------------------------------------------------
+// --- the state
+// -------------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
   auto whole = plain();
   whole->state().clear();
   for (const Shard& shard : shards_) {
     if (!shard.optimizer) continue;
-    for (const auto& [parameter, state] : shard.optimizer->state()) whole->state()[parameter] = state->clone();
+    for (const auto& [parameter, state] : shard.optimizer->state())
+      whole->state()[parameter] = state->clone();
   }
   return whole;
 }
@@ -335,15 +357,18 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   group::Core& core = group::Core::of(group_);
   core.check_rank(to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
-  // Names and numbers besides tensors; an optimizer with more state than this has none of libtorch's.
+  // Names and numbers besides tensors; an optimizer with more state than this has none of
+  // libtorch's.
   std::int64_t most_expected = 64 << 20;
   for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
-  const auto gathered = detail::gather_ragged(
-      bytes_of(*whole).to(core.barrier_device()), to, group_,
-      {"consolidate_state_dict: a rank's state", most_expected, "all ranks must wrap the same optimizer"});
+  const auto gathered =
+      detail::gather_ragged(bytes_of(*whole).to(core.barrier_device()), to, group_,
+                            {"consolidate_state_dict: a rank's state", most_expected,
+                             "all ranks must wrap the same optimizer"});
   if (group_.rank() != to) return all_.reset();
 
-  const c10::Device state_device = shards_.empty() ? c10::Device(c10::kCPU) : shards_.front().parameters.front().device();
+  const c10::Device state_device =
+      shards_.empty() ? c10::Device(c10::kCPU) : shards_.front().parameters.front().device();
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (rank == to) continue;
     const auto other = make_(param_groups_);
@@ -358,10 +383,10 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   if (!all_) {
-    throw Error(
-        Blame::Caller,
-        "ZeroRedundancyOptimizer: this rank has only its part of the state; call consolidate_state_dict(rank) on all "
-        "ranks after the last step, then save on that rank");
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: this rank has only its part of the state; call "
+                "consolidate_state_dict(rank) on all "
+                "ranks after the last step, then save on that rank");
   }
   all_->save(archive);
 }
@@ -384,7 +409,8 @@ void ShardedOptimizer::take(Optimizer& whole) {
   }
   for (Shard& shard : shards_) {
     if (!shard.optimizer) continue;
-    for (const at::Tensor& parameter : shard.parameters) move_state(whole, parameter, *shard.optimizer);
+    for (const at::Tensor& parameter : shard.parameters)
+      move_state(whole, parameter, *shard.optimizer);
   }
 }
 

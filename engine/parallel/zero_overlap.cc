@@ -28,7 +28,8 @@ void end_group(group::Core& group, const char* what, const std::exception_ptr& w
     std::rethrow_exception(why);
   } catch (const Error& error) {
     const Blame blame = error.blame();
-    const bool is_groups = blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
+    const bool is_groups =
+        blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
     is_groups ? group.fail(error) : group.abort(what + error.text());
   } catch (const std::exception& error) {
     group.abort(what + tensor::text_of(error));
@@ -37,7 +38,8 @@ void end_group(group::Core& group, const char* what, const std::exception_ptr& w
   }
 }
 
-constexpr const char* kNoAverages = "ZeroRedundancyOptimizer: backward ended there without averages: ";
+constexpr const char* kNoAverages =
+    "ZeroRedundancyOptimizer: backward ended there without averages: ";
 
 // One step of a shard on its owner, on whatever thread has brought the averages.
 struct Step {
@@ -56,7 +58,8 @@ struct Step {
       const trace::ServeScope counted;
       optimizer->step();
       // Libtorch's own optimizers write behind autograd's back.
-      for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
+      for (const at::Tensor& parameter : parameters)
+        parameter.unsafeGetTensorImpl()->bump_version();
       if (copy.defined()) flatten_into(copy, parameters);
       if (flag) flag->raise();
     } catch (...) {
@@ -91,7 +94,8 @@ void Failure::set(const char* what, const std::exception_ptr& why) {
     if (why_) return;
     why_ = why;
   }
-  if (const auto group = group_.lock(); group && group->options.size > 1) end_group(*group, what, why);
+  if (const auto group = group_.lock(); group && group->options.size > 1)
+    end_group(*group, what, why);
   told_.raise();
 }
 
@@ -107,7 +111,9 @@ std::exception_ptr Failure::why() const {
 
 void ShardedOptimizer::overlap_with(Replica& ddp) {
   if (join_scope_ != nullptr || ddp.join_scope_ != nullptr) {
-    throw Error(Blame::Caller, "overlap_with: not inside of weft::join, where a rank that has run out has no backward");
+    throw Error(
+        Blame::Caller,
+        "overlap_with: not inside of weft::join, where a rank that has run out has no backward");
   }
   check_stepped("overlap_with");
   overlap_.reset();
@@ -116,23 +122,25 @@ void ShardedOptimizer::overlap_with(Replica& ddp) {
 
 void ShardedOptimizer::check_join() const {
   if (!overlap_) return;
-  throw Error(
-      Blame::Caller,
-      "join: this ZeroRedundancyOptimizer steps in the backward of its DistributedDataParallel, which a rank that has "
-      "run out does not have; leave out overlap_with");
+  throw Error(Blame::Caller,
+              "join: this ZeroRedundancyOptimizer steps in the backward of its "
+              "DistributedDataParallel, which a rank that has "
+              "run out does not have; leave out overlap_with");
 }
 
 void ShardedOptimizer::check_stepped(const char* what) const {
   if (!overlap_ || !overlap_->is_under_way()) return;
-  throw Error(Blame::Caller, std::string("ZeroRedundancyOptimizer: ") + what +
-                                 " between a backward that steps (overlap_with) and step(); call step() first");
+  throw Error(Blame::Caller,
+              std::string("ZeroRedundancyOptimizer: ") + what +
+                  " between a backward that steps (overlap_with) and step(); call step() first");
 }
 
 ShardedOptimizer::Overlap::Overlap(ShardedOptimizer& zero, const std::shared_ptr<Reducer>& reducer)
     : zero_(zero), reducer_(reducer) {
   if (&group::Core::of(reducer->group()) != &group::Core::of(zero.group_)) {
     throw Error(Blame::Caller,
-                "overlap_with: the DistributedDataParallel and the optimizer have different groups; make both with one");
+                "overlap_with: the DistributedDataParallel and the optimizer have different "
+                "groups; make both with one");
   }
   begin();  // throws what is wrong
   reducer->set_follower(this);
@@ -150,7 +158,8 @@ void ShardedOptimizer::Overlap::before_forward() {
 ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
   std::unordered_set<const void*> averaged;
   if (const auto reducer = reducer_.lock()) {
-    for (const at::Tensor& parameter : reducer->averaged_parameters()) averaged.insert(key_of(parameter));
+    for (const at::Tensor& parameter : reducer->averaged_parameters())
+      averaged.insert(key_of(parameter));
   }
   Pass pass;
   pass.last = Future<void>::ready();
@@ -165,17 +174,20 @@ ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
         shard_of_[key_of(parameter)] = i;
         ++pass.missing[i];
       } else if (parameter.requires_grad()) {
-        throw Error(Blame::Caller, "overlap_with: a parameter of this optimizer, of shape " + c10::str(parameter.sizes()) +
-                                       ", is none of the DistributedDataParallel's, and nobody averages its gradient; give "
-                                       "it to an optimizer of its own, or make it a part of that module");
+        throw Error(Blame::Caller,
+                    "overlap_with: a parameter of this optimizer, of shape " +
+                        c10::str(parameter.sizes()) +
+                        ", is none of the DistributedDataParallel's, and nobody averages its "
+                        "gradient; give "
+                        "it to an optimizer of its own, or make it a part of that module");
       }
     }
   }
   return pass;
 }
 
-void ShardedOptimizer::Overlap::on_bucket(const std::vector<at::Tensor>& parameters, const Future<void>& averaged,
-                                          bool is_last) {
+void ShardedOptimizer::Overlap::on_bucket(const std::vector<at::Tensor>& parameters,
+                                          const Future<void>& averaged, bool is_last) {
   if (!pass_) {
     zero_.all_.reset();
     pass_ = begin();
@@ -202,7 +214,8 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
   Shard& shard = zero_.shards_[index];
   pass.begun[index] = true;
   // From here on they change at any time, and on some ranks without autograd seeing it.
-  for (const at::Tensor& parameter : shard.parameters) parameter.unsafeGetTensorImpl()->bump_version();
+  for (const at::Tensor& parameter : shard.parameters)
+    parameter.unsafeGetTensorImpl()->bump_version();
   Stepped one{.shard = &shard, .ready = when_all(std::exchange(pass.needs[index], {}))};
   at::Tensor copy;
   if (zero_.group_.size() > 1) {
@@ -215,7 +228,8 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
     if (on_host && one.flat.defined()) one.flag = std::make_shared<HostFlag>();
     Step run{shard.optimizer, shard.parameters, std::move(copy), one.flag, pass.failure};
     if (on_host) {
-      one.ready = pass.last = on_thread_of(zero_.group_, when_all(pass.last, one.ready), std::move(run));
+      one.ready = pass.last =
+          on_thread_of(zero_.group_, when_all(pass.last, one.ready), std::move(run));
     } else {
       one.ready = one.ready.then(std::move(run));
     }
@@ -231,12 +245,14 @@ void ShardedOptimizer::Overlap::send(const Stepped& one) {
   if (one.flat.is_cpu()) {
     arrived = core.broadcast(one.flat, owner, one.flag ? Fence(one.flag) : Fence()).future();
   } else if (!one.ready.failed()) {
-    detail::run_after(one.ready.device_work(), [&] { arrived = core.broadcast(one.flat, owner).future(); });
+    detail::run_after(one.ready.device_work(),
+                      [&] { arrived = core.broadcast(one.flat, owner).future(); });
   } else {
     return;  // complete() tells, or what the group does next
   }
   if (!zero_.is_mine(*one.shard)) {
-    arrived = arrived.then([flat = one.flat, parameters = one.shard->parameters] { land(flat, parameters); });
+    arrived = arrived.then(
+        [flat = one.flat, parameters = one.shard->parameters] { land(flat, parameters); });
   }
   pass_->arrivals.push_back(std::move(arrived));
 }
@@ -268,7 +284,8 @@ std::vector<bool> ShardedOptimizer::Overlap::complete() {
   if (!pass.all_came) {
     throw Error(
         Blame::Caller,
-        "ZeroRedundancyOptimizer: the last backward has failed, or did not bring all gradients, and has stepped some "
+        "ZeroRedundancyOptimizer: the last backward has failed, or did not bring all gradients, "
+        "and has stepped some "
         "parameters already (overlap_with): the ranks' parameters differ; go on from a checkpoint");
   }
   return pass.begun;

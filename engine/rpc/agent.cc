@@ -9,11 +9,14 @@ namespace weft::rpc {
 namespace detail {
 
 rref::References& references_of(AgentCore& core) { return core.references(); }
-std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error) {
-  return std::make_exception_ptr(
-      RemoteError(core.self().name, function.name, text_of(error), to_error(error, Blame::Remote).ranks()));
+std::exception_ptr thrown_by(AgentCore& core, const Function& function,
+                             const std::exception_ptr& error) {
+  return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error),
+                                             to_error(error, Blame::Remote).ranks()));
 }
-DeviceWorkRef enqueued(AgentCore& core) { return core.devices().work(tensor::CudaDevices::current_streams(core.gpus())); }
+DeviceWorkRef enqueued(AgentCore& core) {
+  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
+}
 
 namespace {
 Issue issue_of(const Function& function, const Going& going) {
@@ -25,20 +28,24 @@ const std::shared_ptr<Crew>& CoreCalls::home(AgentCore& core) { return core.crew
 bool CoreCalls::closed(AgentCore& core) { return core.closed(); }
 bool CoreCalls::is_self(AgentCore& core, int rank) { return core.self().rank == rank; }
 int CoreCalls::self(AgentCore& core) { return core.self().rank; }
-std::shared_ptr<const Member> CoreCalls::send_call(AgentCore& core, const Function& function, const Going& going,
+std::shared_ptr<const Member> CoreCalls::send_call(AgentCore& core, const Function& function,
+                                                   const Going& going,
                                                    const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
   return core.send_call(issue_of(function, going), pack, std::move(pending));
 }
 void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going,
-                          const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+                          const std::optional<Future<void>>& first,
+                          std::unique_ptr<PendingCall> pending,
                           const std::function<Task(std::uint64_t)>& make) {
   core.call_here(issue_of(function, going), first, std::move(pending), make);
 }
-void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how) {
+void CoreCalls::complete_here(AgentCore& core, std::uint64_t id,
+                              const std::function<void(PendingCall&)>& how) {
   core.complete_here(id, how);
 }
-void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error) {
+void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id,
+                          const std::exception_ptr& error) {
   log_thrown(function, core.self(), text_of(error));
   const auto thrown = thrown_by(core, function, error);
   core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
@@ -51,29 +58,41 @@ std::uint64_t CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause,
 void CoreCalls::drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number) {
   if (const auto held = core.lock()) held->drop_pause(number);
 }
-void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) { core.off_loop(to, std::move(task)); }
-std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
-                                                      std::shared_ptr<rref::Owned> owned) {
-  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->life()}, std::move(owned));
+void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) {
+  core.off_loop(to, std::move(task));
 }
-std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                     const Member& owner, const Future<void>& created,
+std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core,
+                                                      rref::Id id,
+                                                      std::shared_ptr<rref::Owned> owned) {
+  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->life()},
+                                        std::move(owned));
+}
+std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core,
+                                                     rref::Id id, rref::ForkId fork,
+                                                     const Member& owner,
+                                                     const Future<void>& created,
                                                      const rref::Origin& origin) {
   return std::make_shared<rref::Handle>(core, id, fork, owner, created, created, origin);
 }
-std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
+std::chrono::milliseconds CoreCalls::limit(AgentCore& core,
+                                           std::optional<std::chrono::milliseconds> given) {
   return given && *given != kAgentTimeout ? usable_limit(*given, "a time limit") : core.timeout();
 }
 Going CoreCalls::going(AgentCore& core, const Destination& to) {
   return {core.recipient(to), core.limit_of(to), MessageKind::Call, false, to.place()};
 }
-Member CoreCalls::member(AgentCore& core, const Recipient& worker) { return core.directory().find(worker); }
+Member CoreCalls::member(AgentCore& core, const Recipient& worker) {
+  return core.directory().find(worker);
+}
 std::chrono::milliseconds CoreCalls::time_left() {
   const CallState& call = current_call("time_left()").call();
-  if (call.cancelled || call.deadline.passed()) throw Error(Blame::Cancelled, "nobody waits for it any more");
+  if (call.cancelled || call.deadline.passed())
+    throw Error(Blame::Cancelled, "nobody waits for it any more");
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
-void CoreCalls::look_after(AgentCore& core, int rank) { core.look_after(rank, AgentCore::Asked::ByTheWay); }
+void CoreCalls::look_after(AgentCore& core, int rank) {
+  core.look_after(rank, AgentCore::Asked::ByTheWay);
+}
 void CoreCalls::depend_on(AgentCore& core, int rank, int change) { core.depend_on(rank, change); }
 void CoreCalls::heard_from(AgentCore& core, int rank) { core.heard_from(rank); }
 bool CoreCalls::is_lost(AgentCore& core, int rank) { return core.is_lost(rank); }
@@ -89,7 +108,9 @@ void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner,
   }
   rref::tell_will_not_come(core, owner, id, Outcome(to_error(why, Blame::Remote)));
 }
-std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
+std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) {
+  return current_call(what).core();
+}
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
   static_cast<void>(agent.self());  // throws where there is no agent
   return agent.shared_core();
@@ -101,9 +122,12 @@ class EndsHere final : public Completion<void> {
   EndsHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
       : core_(std::move(core)), function_(function), id_(id) {}
   void succeed(std::monostate, DeviceWorkRef) override {
-    core_->complete_here(id_, [](PendingCall& call) { static_cast<PendingResult<void>&>(call).set({}, nullptr); });
+    core_->complete_here(
+        id_, [](PendingCall& call) { static_cast<PendingResult<void>&>(call).set({}, nullptr); });
   }
-  void fail(const std::exception_ptr& error) override { CoreCalls::fail_here(*core_, function_, id_, error); }
+  void fail(const std::exception_ptr& error) override {
+    CoreCalls::fail_here(*core_, function_, id_, error);
+  }
 
  private:
   const std::shared_ptr<AgentCore> core_;
@@ -112,12 +136,14 @@ class EndsHere final : public Completion<void> {
 };
 }  // namespace
 
-CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function, std::uint64_t id) {
+CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function,
+                              std::uint64_t id) {
   return std::make_shared<EndsHere>(core, function, id);
 }
 
-std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
-                                           const Going& going, const Packed& packed) {
+std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
+                                           const Function& function, const Going& going,
+                                           const Packed& packed) {
   rref::References& references = core->references();
   const rref::Id id = references.next_id();
   const rref::ForkId fork = references.next_id();
@@ -129,12 +155,14 @@ std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& cor
     packer.pack(fork);
     packed.pack(packer, packed.arguments);
   };
-  const auto owner =
-      core->send_call(issue_of(function, going), pack, std::make_unique<PendingResult<void>>(std::move(promise)));
-  created.on_done_light([weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
-    const auto alive = weak.lock();
-    if (const auto error = ended.error(); error && alive) CoreCalls::will_not_come(alive, to, id, error);
-  });
+  const auto owner = core->send_call(issue_of(function, going), pack,
+                                     std::make_unique<PendingResult<void>>(std::move(promise)));
+  created.on_done_light(
+      [weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
+        const auto alive = weak.lock();
+        if (const auto error = ended.error(); error && alive)
+          CoreCalls::will_not_come(alive, to, id, error);
+      });
   return CoreCalls::user_handle(core, id, fork, *owner, created, {function.name, -1, going.place});
 }
 
@@ -142,11 +170,13 @@ std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& cor
 
 Agent::Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped) : core_(std::move(core)) {
   if (!leaves_when_dropped) return;
-  leave_when_dropped_ = std::shared_ptr<const void>(core_.get(), [kept = core_](const void*) { kept->leave(); });
+  leave_when_dropped_ =
+      std::shared_ptr<const void>(core_.get(), [kept = core_](const void*) { kept->leave(); });
 }
 
 AgentCore& Agent::core() const {
-  if (!core_) throw Error(Blame::Caller, "this rpc::Agent was default-constructed; make one with rpc::init");
+  if (!core_)
+    throw Error(Blame::Caller, "this rpc::Agent was default-constructed; make one with rpc::init");
   core_->require_own();
   return *core_;
 }
@@ -165,7 +195,9 @@ Going Agent::going(const Destination& to, bool on_loop) const {
   return going;
 }
 
-WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().recipient(who)).worker; }
+WorkerInfo Agent::worker(const Destination& who) const {
+  return core().directory().find(core().recipient(who)).worker;
+}
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
 bool Agent::alive(const Destination& worker) const { return core().alive(worker); }

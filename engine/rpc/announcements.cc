@@ -12,7 +12,8 @@ namespace {
 
 using Bytes = transport::Bootstrap::Bytes;
 
-// Announcements that stay in the store, some 150 bytes each: more than a worker misses that is stopped for long.
+// Announcements that stay in the store, some 150 bytes each: more than a worker misses that is
+// stopped for long.
 constexpr long kKept = 1 << 16;
 constexpr const char* kNumber = "announcements";  // of the last one, or of one shortly before
 
@@ -23,7 +24,8 @@ Announcement read_announcement(const Bytes& bytes) {
   codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
                          [&](const msgpack::object& object) { object.convert(announcement); });
   const auto& [standing, worker, life, why] = announcement;
-  if (worker.rank < 0 || worker.rank > kHighestRank || life < 0 || life == std::numeric_limits<Life>::max()) {
+  if (worker.rank < 0 || worker.rank > kHighestRank || life < 0 ||
+      life == std::numeric_limits<Life>::max()) {
     throw Error(Blame::PeerLost, "it is of no worker");
   }
   return announcement;
@@ -32,12 +34,14 @@ Announcement read_announcement(const Bytes& bytes) {
 }  // namespace
 
 void announce(transport::Bootstrap& store, const Announcement& announcement) {
-  const auto encoded = codec::Writer().write([&](codec::Packer& packer) { packer.pack(announcement); });
+  const auto encoded =
+      codec::Writer().write([&](codec::Packer& packer) { packer.pack(announcement); });
   const auto* data = reinterpret_cast<const Bytes::value_type*>(encoded.body.data());
   const Bytes bytes(data, data + encoded.body.size());
   long number = announced(store) + 1;
-  // Compare-and-set leaves no number without its announcement, whenever a worker is killed. It need not wake whoever waits
-  // for the key: setting it does, also in the place of a worker that was killed before it could.
+  // Compare-and-set leaves no number without its announcement, whenever a worker is killed. It need
+  // not wake whoever waits for the key: setting it does, also in the place of a worker that was
+  // killed before it could.
   for (; !store.compare_set(key_of(number), {}, bytes); ++number) {
     store.set(key_of(number), value_of(store, key_of(number)));
   }
@@ -61,7 +65,8 @@ struct Follower::State {
 
 Follower::Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard,
                    std::function<void(const Error&)> lost)
-    : state_(std::make_shared<State>(std::move(store), from + 1, std::move(heard), std::move(lost))) {
+    : state_(
+          std::make_shared<State>(std::move(store), from + 1, std::move(heard), std::move(lost))) {
   try {
     thread_ = std::thread([state = state_] {
       pthread_setname_np(pthread_self(), "weft rpc news");
@@ -69,7 +74,8 @@ Follower::Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard
     });
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "no thread that hears of workers which come and go; allow this user, or the container, more of them "
+                       "no thread that hears of workers which come and go; allow this user, or the "
+                       "container, more of them "
                        "(ulimit -u, pids.max)",
                        error.code().value());
   }

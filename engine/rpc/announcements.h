@@ -1,6 +1,7 @@
-// What workers that come and go tell each other through the job's store: one has joined, left or been lost. Each
-// announcement is a key of its own, numbered from 1; whoever follows them blocks until the next is there, so nobody polls.
-// The workers' records (records.h) stand in the store before an announcement does, and have the last word.
+// What workers that come and go tell each other through the job's store: one has joined, left or
+// been lost. Each announcement is a key of its own, numbered from 1; whoever follows them blocks
+// until the next is there, so nobody polls. The workers' records (records.h) stand in the store
+// before an announcement does, and have the last word.
 #pragma once
 
 #include <atomic>
@@ -32,10 +33,13 @@ long announced(transport::Bootstrap& store);
 class Follower {
  public:
   using Heard = std::function<void(const Announcement&)>;
-  // Begins behind the first `from` announcements. `heard` and `lost` are called on the thread; `lost` once, where the store
-  // has failed, and nothing is heard any more. Throws Busy where no thread can be started.
-  Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard, std::function<void(const Error&)> lost);
-  // Nothing is heard any more. The thread ends with the next announcement, which this worker makes as it leaves.
+  // Begins behind the first `from` announcements. `heard` and `lost` are called on the thread;
+  // `lost` once, where the store has failed, and nothing is heard any more. Throws Busy where no
+  // thread can be started.
+  Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard,
+           std::function<void(const Error&)> lost);
+  // Nothing is heard any more. The thread ends with the next announcement, which this worker makes
+  // as it leaves.
   void stop() noexcept;
   // Waits for the thread.
   ~Follower();

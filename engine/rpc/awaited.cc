@@ -1,5 +1,6 @@
-// Threads that wait long for the result of a call: this worker says on stderr for which, and asks the callee what it does.
-// One line a worker and wait report, for the call that has been waited for longest.
+// Threads that wait long for the result of a call: this worker says on stderr for which, and asks
+// the callee what it does. One line a worker and wait report, for the call that has been waited for
+// longest.
 #include <algorithm>
 
 #include <weft/base/log.h>
@@ -18,7 +19,9 @@ constexpr std::size_t kMostText = 400;  // of what a callee says
 using Milliseconds = std::chrono::milliseconds;
 using Clock = Deadline::Clock;
 
-Milliseconds since(Clock::time_point then) { return std::chrono::duration_cast<Milliseconds>(Clock::now() - then); }
+Milliseconds since(Clock::time_point then) {
+  return std::chrono::duration_cast<Milliseconds>(Clock::now() - then);
+}
 
 std::string printable(std::string text) {
   text.resize(std::min(text.size(), kMostText));
@@ -45,11 +48,13 @@ std::string AgentCore::progress(const CallState& call, bool is_fetch) const {
   if (is_fetch) {
     text = "has not created it yet";
   } else if (call.has_begun) {
-    text = "has run it for " + describe_wait(since(Clock::time_point(Clock::duration(call.begun_at))));
+    text =
+        "has run it for " + describe_wait(since(Clock::time_point(Clock::duration(call.begun_at))));
   } else if (crew_->is_full()) {
-    text = "has not begun it: " + (parts_.options.worker_threads == 1
-                                       ? "its only thread is busy"
-                                       : "its " + std::to_string(parts_.options.worker_threads) + " threads are busy");
+    text = "has not begun it: " +
+           (parts_.options.worker_threads == 1
+                ? "its only thread is busy"
+                : "its " + std::to_string(parts_.options.worker_threads) + " threads are busy");
   } else {
     text = "has not begun it: it waits for what the arguments refer to";
   }
@@ -69,9 +74,10 @@ std::string AgentCore::progress_of(int caller, std::uint64_t call, bool is_fetch
   if (!state) return "";
   // Long enough to be worth a word.
   const auto& reports = parts_.options.wait_reports;
-  const auto own =
-      longest_awaited(reports.empty() ? Milliseconds(kSign) : std::min<Milliseconds>(kSign, reports.front() / 2));
-  return progress(*state, is_fetch) + (own ? "; it waits itself for " + own->what + " on " + name_of(own->to) : "");
+  const auto own = longest_awaited(
+      reports.empty() ? Milliseconds(kSign) : std::min<Milliseconds>(kSign, reports.front() / 2));
+  return progress(*state, is_fetch) +
+         (own ? "; it waits itself for " + own->what + " on " + name_of(own->to) : "");
 }
 
 std::string AgentCore::doing() const {
@@ -121,23 +127,27 @@ void AgentCore::report_wait() {
   said_at_ = Clock::now();
   if (found->here) return say_awaited(*found, progress(*found->here, found->is_fetch));
   asks_for_report_ = true;
-  off_loop(found->to, Task([self = shared_from_this(), found = *found] { self->ask_about(found); }));
+  off_loop(found->to,
+           Task([self = shared_from_this(), found = *found] { self->ask_about(found); }));
 }
 
 void AgentCore::ask_about(const AwaitedCall& call) {
   try {
     const Going going{call.to, kSign, MessageKind::Shutdown, /*on_loop=*/true};
-    rpc::call<detail::FunctionBody<&internal::progress_of>>(shared_from_this(), going, {call.id, call.is_fetch})
+    rpc::call<detail::FunctionBody<&internal::progress_of>>(shared_from_this(), going,
+                                                            {call.id, call.is_fetch})
         .on_done_light([self = shared_from_this(), call](const Future<std::string>& answered) {
           self->asks_for_report_ = false;
           if (!answered.error()) {
             const std::string said = printable(answered.value());
-            return self->say_awaited(call, said.empty() ? "has not got it yet, or has answered just now" : said);
+            return self->say_awaited(
+                call, said.empty() ? "has not got it yet, or has answered just now" : said);
           }
           const Error error = to_error(answered.error(), Blame::PeerLost);
-          self->say_awaited(call, error.blame() == Blame::Timeout
-                                      ? "does not answer: its process is stopped, or the network is cut"
-                                      : "cannot be asked: " + error.text());
+          self->say_awaited(call,
+                            error.blame() == Blame::Timeout
+                                ? "does not answer: its process is stopped, or the network is cut"
+                                : "cannot be asked: " + error.text());
         });
   } catch (const std::exception& error) {
     asks_for_report_ = false;
@@ -148,10 +158,14 @@ void AgentCore::ask_about(const AwaitedCall& call) {
 void AgentCore::say_awaited(const AwaitedCall& call, const std::string& what_callee_does) const {
   if (closed_ || !calls_.waits(call.id)) return;  // it has been answered meanwhile
   const std::string what =
-      call.is_its_own ? call.what : "a future, and the call that is pending for longest is " + call.what;
-  log::warn(describe(parts_.self) + " has waited " + describe_wait(since(call.since)) + " for " + what + " on " +
-            (call.here ? "itself" : name_of(call.to)) + ", which " + what_callee_does +
-            (call.limit.count() == 0 ? "; the call has no time limit: rpc::to(worker).timeout(…) gives it one" : ""));
+      call.is_its_own ? call.what
+                      : "a future, and the call that is pending for longest is " + call.what;
+  log::warn(describe(parts_.self) + " has waited " + describe_wait(since(call.since)) + " for " +
+            what + " on " + (call.here ? "itself" : name_of(call.to)) + ", which " +
+            what_callee_does +
+            (call.limit.count() == 0
+                 ? "; the call has no time limit: rpc::to(worker).timeout(…) gives it one"
+                 : ""));
 }
 
 }  // namespace weft::rpc

@@ -43,13 +43,15 @@ WorkerRecord ended(const WorkerRecord& record, Standing standing, const std::str
 void check(Deadline deadline, const std::string& what) {
   if (deadline.passed()) {
     throw Error(Blame::Timeout,
-                "other workers change " + what + " in the job's store all the time; is it one that several share?");
+                "other workers change " + what +
+                    " in the job's store all the time; is it one that several share?");
   }
 }
 
 }  // namespace
 
-Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& known, const Ask& ask, Deadline deadline) {
+Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& known, const Ask& ask,
+                    Deadline deadline) {
   own_ = std::move(record);
   own_.standing = static_cast<int>(Standing::Joining);
   own_.nonce = random_nonce();
@@ -63,7 +65,8 @@ Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& know
     own_.standing = static_cast<int>(Standing::Joined);
     const Bytes joined = written(own_);
     if (!store_->compare_set(slot(own_.rank), written_, joined)) {
-      throw Error(Blame::PeerLost, "the worker '" + own_.name + "' was taken for lost while it joined; call init() again");
+      throw Error(Blame::PeerLost, "the worker '" + own_.name +
+                                       "' was taken for lost while it joined; call init() again");
     }
     written_ = joined;
     announce(*store_, {own_.standing, {own_.name, own_.rank}, own_.life, {}});
@@ -78,7 +81,8 @@ Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& know
   return {{own_.name, own_.rank}, own_.life};
 }
 
-void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask, Deadline deadline) {
+void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask,
+                        Deadline deadline) {
   if (own_.rank >= 0) return claim_given_rank(ask, deadline);
   const auto try_free = [&](int rank) {
     const Bytes before = value_of(*store_, slot(rank));
@@ -86,10 +90,12 @@ void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask
   };
   for (const auto& [rank, record] : known) {
     if (record.name != own_.name) continue;
-    if (record.lives()) oust(record, "the name '" + own_.name + "' is not unique: it", ask, deadline);
+    if (record.lives())
+      oust(record, "the name '" + own_.name + "' is not unique: it", ask, deadline);
     if (rank > 0 && try_free(rank)) return;
   }
-  for (int rank = 1; rank <= kHighestRank; ++rank) {  // 0 is for a worker that asks for it: it may host the store
+  for (int rank = 1; rank <= kHighestRank;
+       ++rank) {  // 0 is for a worker that asks for it: it may host the store
     const auto found = known.find(rank);
     if (found != known.end() && found->second.lives()) continue;
     if (found == known.end()) {
@@ -97,12 +103,14 @@ void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask
       // Claimed just now, or by a worker that was killed before it had joined.
       const auto record = read_record(value_of(*store_, slot(rank)));
       if (record.lives() && record.name != own_.name) continue;
-      if (record.lives()) oust(record, "the name '" + own_.name + "' is not unique: it", ask, deadline);
+      if (record.lives())
+        oust(record, "the name '" + own_.name + "' is not unique: it", ask, deadline);
     }
     if (try_free(rank)) return;
   }
-  throw Error(Blame::Caller, "no rank is free for the worker '" + own_.name + "': ranks go from 0 to " +
-                                 std::to_string(kHighestRank) + "; let workers leave");
+  throw Error(Blame::Caller, "no rank is free for the worker '" + own_.name +
+                                 "': ranks go from 0 to " + std::to_string(kHighestRank) +
+                                 "; let workers leave");
 }
 
 void Claims::claim_given_rank(const Ask& ask, Deadline deadline) {
@@ -161,30 +169,38 @@ std::optional<WorkerRecord> Claims::holder_of_name(const Bytes& claim) const {
   return holds ? std::optional(std::move(holder)) : std::nullopt;
 }
 
-void Claims::oust(const WorkerRecord& holder, const std::string& what, const Ask& ask, Deadline deadline) {
+void Claims::oust(const WorkerRecord& holder, const std::string& what, const Ask& ask,
+                  Deadline deadline) {
   const std::string who = describe({holder.name, holder.rank});
   std::optional<Error> why;
   try {
     if (ask) why = ask(entry_of(holder), deadline);
   } catch (const Error& error) {
-    throw error.within(what + " is taken by another worker of this job, " + who + ", which does not say whether it lives");
+    throw error.within(what + " is taken by another worker of this job, " + who +
+                       ", which does not say whether it lives");
   }
   if (!why) {
-    throw Error(Blame::Caller, what + " is taken by another worker of this job, " + who +
-                                   ", which lives; take another, or let that one leave(); if it belongs to another job, "
-                                   "give each a group_name");
+    throw Error(
+        Blame::Caller,
+        what + " is taken by another worker of this job, " + who +
+            ", which lives; take another, or let that one leave(); if it belongs to another job, "
+            "give each a group_name");
   }
   declare_lost(holder.rank, holder.life,
-               "the worker '" + own_.name + "' wants its place, and it gives no sign of life: " + why->text());
+               "the worker '" + own_.name +
+                   "' wants its place, and it gives no sign of life: " + why->text());
 }
 
-bool Claims::was_ever(transport::Bootstrap& store, const std::string& name) { return store.exists(key_of_name(name)); }
+bool Claims::was_ever(transport::Bootstrap& store, const std::string& name) {
+  return store.exists(key_of_name(name));
+}
 
 bool Claims::give_back() {
   if (written_.empty()) return true;
   const bool has_joined = own_.stands(Standing::Joined);
   const Bytes claimed = std::exchange(written_, {});
-  const bool was_own = store_->compare_set(slot(own_.rank), claimed, written(ended(own_, Standing::Left, {})));
+  const bool was_own =
+      store_->compare_set(slot(own_.rank), claimed, written(ended(own_, Standing::Left, {})));
   // c10d's stores erase a key whatever its value is: an empty one stays for a name.
   store_->compare_set(key_of_name(own_.name), claim_of(own_), {});
   if (has_joined) {  // also where it was declared lost: whoever follows here ends by it
@@ -203,7 +219,8 @@ bool Claims::declare_lost(int rank, Life life, const std::string& why) {
     if (!store_->compare_set(slot(rank), before, written(lost))) continue;
     store_->compare_set(key_of_name(record.name), claim_of(record), {});
     store_->add("kind/open", -1);  // as it would have done itself
-    if (record.stands(Standing::Joined)) announce(*store_, {lost.standing, {record.name, rank}, life, lost.why});
+    if (record.stands(Standing::Joined))
+      announce(*store_, {lost.standing, {record.name, rank}, life, lost.why});
     return true;
   }
 }

@@ -1,6 +1,7 @@
-// Workers that come and go: how one hears of the others, and what it does when one is lost. Each watches those of the next
-// lower and the next higher rank by a connection. A watcher whose neighbour gives no sign of life says so in the job's
-// store; from there all hear of it, also those that never spoke to the lost one (docs/rpc.md, "Workers that come and go").
+// Workers that come and go: how one hears of the others, and what it does when one is lost. Each
+// watches those of the next lower and the next higher rank by a connection. A watcher whose
+// neighbour gives no sign of life says so in the job's store; from there all hear of it, also those
+// that never spoke to the lost one (docs/rpc.md, "Workers that come and go").
 #include <weft/base/log.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/calls.h>
@@ -26,35 +27,43 @@ void Peer::knock(const Lane& lane, std::uint64_t call) {
   Head head;
   head.kind = FrameKind::Hello;
   head.call = call;
-  const HelloRecord hello{kWireVersion, core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0, entry_.life};
+  const HelloRecord hello{
+      kWireVersion, core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
+      entry_.life};
   lane.pass([connection = lane.connection, head, hello] {
-    send_message(*connection, head, codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
+    send_message(*connection, head,
+                 codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
   });
 }
 
-// A process that wants this worker's name or rank asks whether it lives, and is told no more. It stays nobody: whatever
-// else it sends is refused.
+// A process that wants this worker's name or rank asks whether it lives, and is told no more. It
+// stays nobody: whatever else it sends is refused.
 void Inbound::answer_knock(std::uint64_t call) {
   Head head;
   head.kind = FrameKind::Reply;
   head.call = call;
-  send_message(*connection_, head, codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
+  send_message(*connection_, head,
+               codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
 }
 
-// This worker has not joined, so nobody takes its calls yet: a greeting of nobody's is answered, and nothing else.
+// This worker has not joined, so nobody takes its calls yet: a greeting of nobody's is answered,
+// and nothing else.
 std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline deadline) {
   std::optional<Error> lost;
   for (int time = 0; time < kKnocks; ++time) {
-    const auto peer = std::make_shared<Peer>(weak_from_this(), parts_.self, worker, DeviceMaps(),
-                                             std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
-    const Function& function = detail::Called<detail::FunctionBody<&rref::internal::alive>>::entered;
+    const auto peer =
+        std::make_shared<Peer>(weak_from_this(), parts_.self, worker, DeviceMaps(),
+                               std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
+    const Function& function =
+        detail::Called<detail::FunctionBody<&rref::internal::alive>>::entered;
     Promise<void> promise(crew_);
     const auto answered = promise.future();
     const auto lane = peer->lane(routes_);
     const std::uint64_t id = next_call();
     const auto limit = std::max(std::chrono::milliseconds(1), deadline.remaining());
-    add_waiting(id, {function, {worker.worker.rank, worker.life}, limit, MessageKind::Shutdown}, Deadline::in(limit),
-                std::make_unique<PendingResult<void>>(std::move(promise)), {lane.number, 0, peer->in_flight()}, nullptr);
+    add_waiting(id, {function, {worker.worker.rank, worker.life}, limit, MessageKind::Shutdown},
+                Deadline::in(limit), std::make_unique<PendingResult<void>>(std::move(promise)),
+                {lane.number, 0, peer->in_flight()}, nullptr);
     peer->knock(lane, id);
     if (peer->standing_lane().number != lane.number) {  // it ended before the question waited
       fail_here(id, Error(Blame::PeerLost, "its connection has ended"));
@@ -76,7 +85,8 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
 // Nothing but that question went by this connection.
 void AgentCore::knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
   fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall&) {
-    return Error(why.blame(), "the connection to " + describe(worker) + " has ended: " + why.text());
+    return Error(why.blame(),
+                 "the connection to " + describe(worker) + " has ended: " + why.text());
   });
 }
 
@@ -125,18 +135,23 @@ void AgentCore::came(int rank) {
   const auto record = directory_.look(rank);
   if (!record || !record->stands(Standing::Joined)) return;  // that will be announced as well
   const Member worker{{record->name, rank}, record->life};
-  // Others may announce a loss later than its successor announces itself; the program hears of it before.
+  // Others may announce a loss later than its successor announces itself; the program hears of it
+  // before.
   for (const Member& replaced : present_.replaced_by(worker)) {
     Predecessor fate = record->before;
     if (replaced.worker.rank != rank) {
       const auto its = directory_.look(replaced.worker.rank);
-      fate = its && its->life == replaced.life ? Predecessor{its->name, its->life, its->standing, its->why} : Predecessor();
+      fate = its && its->life == replaced.life
+                 ? Predecessor{its->name, its->life, its->standing, its->why}
+                 : Predecessor();
     }
     if (fate.life == replaced.life && fate.standing == static_cast<int>(Standing::Left)) {
       present_.remove(replaced.worker.rank, replaced.life);
     } else {
       const bool is_known = fate.life == replaced.life && !fate.why.empty();
-      worker_gone(replaced, loss_of(replaced.worker, is_known ? fate.why : describe(worker.worker) + " has its place"));
+      worker_gone(replaced,
+                  loss_of(replaced.worker,
+                          is_known ? fate.why : describe(worker.worker) + " has its place"));
     }
   }
   bool is_untold = false;
@@ -150,7 +165,8 @@ void AgentCore::came(int rank) {
 }
 
 void AgentCore::watch_neighbours() {
-  for (const int rank : present_.new_neighbours(parts_.self.rank)) look_after(rank, Asked::ByTheWay);
+  for (const int rank : present_.new_neighbours(parts_.self.rank))
+    look_after(rank, Asked::ByTheWay);
 }
 
 // It gives no sign of life to this worker. Blocks on the store.
@@ -160,8 +176,10 @@ void AgentCore::declare_lost(const Member& worker, const Error& why) {
   try {
     is_lost = directory_.declare_lost(worker.worker.rank, worker.life, text);
   } catch (const Error& error) {
-    text += "; the job's store, which may have been there, does not answer either, so no worker can join (" + error.text() +
-            ")";
+    text +=
+        "; the job's store, which may have been there, does not answer either, so no worker can "
+        "join (" +
+        error.text() + ")";
   }
   if (is_lost) worker_gone(worker, loss_of(worker.worker, text));
 }
@@ -173,7 +191,8 @@ void AgentCore::worker_gone(const Member& worker, const Error& why) {
   std::shared_ptr<Peer> peer;
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = peers_.find(rank); found != peers_.end() && found->second->life() <= worker.life) {
+    if (const auto found = peers_.find(rank);
+        found != peers_.end() && found->second->life() <= worker.life) {
       peer = std::move(found->second);
       peers_.erase(found);
     }
@@ -186,7 +205,8 @@ void AgentCore::worker_gone(const Member& worker, const Error& why) {
   crew_->recall();  // who waits in shutdown() for it
   bool is_untold = false;
   {
-    std::lock_guard lock(mutex_);  // no other thread tells of the next of its rank or name in between
+    std::lock_guard lock(
+        mutex_);  // no other thread tells of the next of its rank or name in between
     if (!present_.remove(rank, worker.life)) return;
     is_untold = news_.add_lost(worker.worker, why);
   }
@@ -198,7 +218,8 @@ void AgentCore::worker_gone(const Member& worker, const Error& why) {
 void AgentCore::store_lost(const Error& why) {
   log::warn(
       describe(parts_.self) +
-      " has lost the job's store: workers that know each other go on, and none can join or be looked up until the job "
+      " has lost the job's store: workers that know each other go on, and none can join or be "
+      "looked up until the job "
       "is started again; the process that hosts it (rank 0, unless another was given) has ended: " +
       why.text());
   if (present_.find(0)) look_after(0);
@@ -230,7 +251,8 @@ void AgentCore::tell_news() {
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->life = life_;
-  crew_->run(Task([self = shared_from_this(), ambient = std::make_shared<CallAmbient>(shared_from_this(), state)] {
+  crew_->run(Task([self = shared_from_this(),
+                   ambient = std::make_shared<CallAmbient>(shared_from_this(), state)] {
     const weft::detail::AmbientScope scope(ambient);
     self->news_.tell(describe(self->self()));
   }));

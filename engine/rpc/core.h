@@ -1,5 +1,5 @@
-// The state of one agent: its loop and threads, the workers it knows, its connections, the calls that wait here and those
-// that run here. Usable from every thread.
+// The state of one agent: its loop and threads, the workers it knows, its connections, the calls
+// that wait here and those that run here. Usable from every thread.
 #pragma once
 
 #include <atomic>
@@ -44,8 +44,8 @@ struct Activity {
   WEFT_FIELDS(issued, waiting, running)
 };
 
-// A time limit as a caller gives it, without kNoTimeout and what no clock can hold: 0 for none. Throws Caller for a
-// negative one; `what` is whose it is.
+// A time limit as a caller gives it, without kNoTimeout and what no clock can hold: 0 for none.
+// Throws Caller for a negative one; `what` is whose it is.
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what);
 
 // A call as it is issued.
@@ -75,12 +75,15 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     Options options;
     std::shared_ptr<tensor::CudaDevices> devices;
     std::shared_ptr<transport::Bootstrap> store;
-    // The same over a connection of its own, where workers come and go: a thread waits there for what they announce.
+    // The same over a connection of its own, where workers come and go: a thread waits there for
+    // what they announce.
     std::shared_ptr<transport::Bootstrap> announcements;
     std::vector<std::shared_ptr<const void>> kept;  // while the agent lives: what hosts the store
   };
-  // Joins the job: listens, publishes, waits for the others. A rank of -1 stands for one that is free.
-  static std::shared_ptr<AgentCore> make(Parts parts, const std::string& local_address, Deadline deadline);
+  // Joins the job: listens, publishes, waits for the others. A rank of -1 stands for one that is
+  // free.
+  static std::shared_ptr<AgentCore> make(Parts parts, const std::string& local_address,
+                                         Deadline deadline);
   ~AgentCore();
 
   const WorkerInfo& self() const { return parts_.self; }
@@ -98,7 +101,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::string& token() const { return token_; }
   const std::string& secret() const { return parts_.options.secret; }
 
-  // What this worker numbers begins above it: where a rank comes again, nobody takes its things for its predecessor's.
+  // What this worker numbers begins above it: where a rank comes again, nobody takes its things for
+  // its predecessor's.
   std::uint64_t first_id() const { return static_cast<std::uint64_t>(life_) << 32; }
 
   // --- calls from here
@@ -107,13 +111,15 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::chrono::milliseconds limit_of(const Destination& destination) const;
   void set_timeout(std::chrono::milliseconds limit);
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
-  // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what fails later fails
-  // `pending`.
-  std::shared_ptr<const Member> send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
+  // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what
+  // fails later fails `pending`.
+  std::shared_ptr<const Member> send_call(const Issue& issue,
+                                          const std::function<void(codec::Packer&)>& pack,
                                           std::unique_ptr<PendingCall> pending);
-  // A call to this worker itself: `task` runs the function, then takes `pending` back by the number and completes it.
-  // `first` is waited for.
-  void call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+  // A call to this worker itself: `task` runs the function, then takes `pending` back by the number
+  // and completes it. `first` is waited for.
+  void call_here(const Issue& issue, const std::optional<Future<void>>& first,
+                 std::unique_ptr<PendingCall> pending,
                  const std::function<Task(std::uint64_t id)>& make);
   rref::References& references() { return references_; }
   autograd::Contexts& contexts() { return contexts_; }
@@ -121,14 +127,16 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how);
 
   // --- what connections tell
-  void reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking);
+  void reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message,
+                  const Error* lacking);
   void lane_ended(Peer& peer, std::uint64_t lane, const Error& why);
   // Of all connections to others, one after the other: those of a rank that comes again are others.
   std::uint64_t next_lane() { return ++lanes_; }
   void inbound_ended(Inbound& inbound, const Error& why);
   void knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
-  // Asks the worker for a sign of life, if anything here depends on it, and unless it is being asked already. Who is slow
-  // keeps what it holds, unless it is asked because a connection has ended.
+  // Asks the worker for a sign of life, if anything here depends on it, and unless it is being
+  // asked already. Who is slow keeps what it holds, unless it is asked because a connection has
+  // ended.
   enum class Asked { ConnectionEnded, ByTheWay };
   void look_after(int rank, Asked why = Asked::ConnectionEnded);
   // While a message to it failed, and will be sent again, this worker depends on it.
@@ -141,43 +149,49 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void on_worker_lost(LostCallback callback);
   void on_worker_joined(JoinedCallback callback);
   bool alive(const Destination& destination);
-  // Somebody of that rank is there: whoever had it before has left, and what that held ends. False: this one has left.
+  // Somebody of that rank is there: whoever had it before has left, and what that held ends. False:
+  // this one has left.
   bool meets(const WorkerInfo& worker, Life life);
   // Whether a later one of that rank was met.
   bool has_successor(const Incarnation& worker) const;
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
-  // The message with the devices that its storages go to, behind what this thread's current streams hold. Throws Caller for
-  // a GPU's tensor that has no place in the map.
-  Outgoing address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const;
+  // The message with the devices that its storages go to, behind what this thread's current streams
+  // hold. Throws Caller for a GPU's tensor that has no place in the map.
+  Outgoing address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to,
+                   Way way) const;
   // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
   bool send_frame(MessageKind kind, std::function<void()> send);
 
-  // Runs the task on the loop, unless the agent leaves before, or drop_pause() is called with the number that this returns:
-  // then it is dropped.
+  // Runs the task on the loop, unless the agent leaves before, or drop_pause() is called with the
+  // number that this returns: then it is dropped.
   std::uint64_t after(std::chrono::milliseconds pause, Task task);
   void drop_pause(std::uint64_t number);
   std::size_t pauses() const;  // that last
-  // For a task that sends to the worker: not in a turn of the loop where the address has yet to be looked up in the store,
-  // which may not answer.
+  // For a task that sends to the worker: not in a turn of the loop where the address has yet to be
+  // looked up in the store, which may not answer.
   void off_loop(const Recipient& to, Task task);
 
   // --- calls served here
   Callers& callers() { return callers_; }
   int calls_in_flight() const { return parts_.options.calls_in_flight; }
-  std::uint64_t bytes_in_flight() const { return static_cast<std::uint64_t>(parts_.options.bytes_in_flight); }
+  std::uint64_t bytes_in_flight() const {
+    return static_cast<std::uint64_t>(parts_.options.bytes_in_flight);
+  }
   void count_served() { ++served_; }
   void count_replies(int change) { replies_ += change; }  // on their way
   // Tells the caller of a call that waits for a thread for half of the time that is left to it.
   void watch_for_thread(std::shared_ptr<const CallState> state, std::uint64_t call);
   // The callee says why that call waits.
   void note_wait(int callee, std::uint64_t call, const std::string& why);
-  // What this worker does with a call of that caller's, as the end of "which …"; empty where it does not know the call.
+  // What this worker does with a call of that caller's, as the end of "which …"; empty where it
+  // does not know the call.
   std::string progress_of(int caller, std::uint64_t call, bool is_fetch) const;
   // The call that a thread here has waited for longest, and as long as that at least.
   std::optional<AwaitedCall> longest_awaited(std::chrono::milliseconds at_least) const;
-  // What keeps this worker from shutdown(), as far as it is known: "runs f for worker1 (rank 1)", "waits for g on …".
+  // What keeps this worker from shutdown(), as far as it is known: "runs f for worker1 (rank 1)",
+  // "waits for g on …".
   std::string doing() const;
   void function_started() { ++running_; }
   void function_ended() { --running_; }
@@ -185,11 +199,13 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // --- the end
   Activity activity() const;
   void shutdown(const Graceful& options);
-  // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
+  // Another worker shuts down as well: done when nothing is active anywhere, or with why that will
+  // not be.
   Future<Outcome> join_shutdown(int rank, Deadline limit);
   // Whether this worker waits for what rank 0 decides about the shutdown.
   bool awaits_verdict() const { return awaits_verdict_; }
-  // Says, each time that it is due, which workers wait in shutdown() while this one has not called it. On the loop.
+  // Says, each time that it is due, which workers wait in shutdown() while this one has not called
+  // it. On the loop.
   void report_awaited();
   // The workers that have not called shutdown() yet.
   std::vector<int> missing_from_shutdown() const;
@@ -217,7 +233,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(const Recipient& to);
-  std::shared_ptr<Peer> known_peer(int rank) const;  // null where there is none yet: asks no store, makes no connection
+  std::shared_ptr<Peer> known_peer(
+      int rank) const;  // null where there is none yet: asks no store, makes no connection
   Directory::Entry found(const Recipient& to);
   bool depends_on(int rank) const;
   void ask_whether_alive(int rank);
@@ -231,7 +248,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void came(int rank);
   void watch_neighbours();
   void declare_lost(const Member& worker, const Error& why);
-  // It has been declared lost: all that it held, owned and was asked for ends here. Does nothing the second time.
+  // It has been declared lost: all that it held, owned and was asked for ends here. Does nothing
+  // the second time.
   void worker_gone(const Member& worker, const Error& why);
   // What workers of that rank and earlier lives held, and what comes from them, ends.
   void end_predecessors(int rank, Life life, const Error& why);
@@ -245,12 +263,15 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     Slot slot = {};           // among them, where they are limited
     HeldBytes held = {};      // its bytes, where they are
   };
-  // Takes room for the call's bytes. The program's own threads wait for it as long as is `left` of the call's time limit
-  // (0: none), which becomes less by that. Throws Timeout.
-  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, std::chrono::nanoseconds& left);
-  void add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline, std::unique_ptr<PendingCall> pending,
-                   Leaving leaving, std::shared_ptr<autograd::Context> context,
-                   std::shared_ptr<rref::ForkWriter> forks = nullptr, std::shared_ptr<CallState> here = nullptr);
+  // Takes room for the call's bytes. The program's own threads wait for it as long as is `left` of
+  // the call's time limit (0: none), which becomes less by that. Throws Timeout.
+  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes,
+                      std::chrono::nanoseconds& left);
+  void add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline,
+                   std::unique_ptr<PendingCall> pending, Leaving leaving,
+                   std::shared_ptr<autograd::Context> context,
+                   std::shared_ptr<rref::ForkWriter> forks = nullptr,
+                   std::shared_ptr<CallState> here = nullptr);
   std::uint64_t next_call();
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
@@ -260,7 +281,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Why the connection to a worker fails, as its callers read it.
   Error gone(const Error& why, int rank) const;
   // Fails the call where somebody has changed its arguments while they were being sent.
-  void check_unchanged(std::uint64_t call, const Function& function, const Peer& to, const codec::SentBytes& sent);
+  void check_unchanged(std::uint64_t call, const Function& function, const Peer& to,
+                       const codec::SentBytes& sent);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
                                         const std::function<Error(const WaitingCall&)>& why);
   // The call, as errors name it.
@@ -278,7 +300,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Error why_gone() const;
   void arm(Deadline deadline);
   void expire();
-  void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking);
+  void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message,
+                       const Error* lacking);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void shut_down(std::chrono::milliseconds limit, const std::string& what);
@@ -359,7 +382,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::size_t said_level_ = 0;                // which of the times was reported last, and when
   Deadline::Clock::time_point said_at_{};
   EventLoop::Registration looks_for_waits_;
-  std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
+  std::atomic<Deadline::Clock::time_point> armed_{
+      Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   struct Pause {
     Task task;  // may refer to this: a timer's own would live as long as the loop
@@ -374,16 +398,17 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const Promise<void> shutdown_ended_{nullptr};  // of the call that began it
   std::shared_ptr<const void> kept_until_left_;
   std::unique_ptr<Follower> follower_;  // where workers come and go
-  std::map<int, Life> lives_;           // the latest that was met, by rank; where workers come and go
-  std::set<int> lost_;                  // workers that could not be reached any more
-  std::map<int, int> dependent_;        // messages that have failed and will be sent again, by the rank they go to
+  std::map<int, Life> lives_;  // the latest that was met, by rank; where workers come and go
+  std::set<int> lost_;         // workers that could not be reached any more
+  std::map<int, int>
+      dependent_;  // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {
     Asked why = Asked::ByTheWay;
     int failed = 0;  // times that it has been asked in vain
   };
   std::map<int, Inquiry> inquiries_;  // that go on, by rank
-  // Calls to others whose time is over and whose replies have not come: what they refer to must end, too. By id. Messages
-  // of Weft's own refer to nothing.
+  // Calls to others whose time is over and whose replies have not come: what they refer to must
+  // end, too. By id. Messages of Weft's own refer to nothing.
   std::map<std::uint64_t, WaitingCall> late_;
   // How many of them there was no place for, by whom and by which lane they went to.
   std::map<std::pair<int, std::uint64_t>, std::size_t> forgotten_;

@@ -22,8 +22,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::microseconds(200);
-constexpr auto kAlert = std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
-constexpr auto kIdle = std::chrono::seconds(5);         // then threads beyond the limit go
+constexpr auto kAlert =
+    std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
+constexpr auto kIdle = std::chrono::seconds(5);  // then threads beyond the limit go
 
 using weft::detail::thread_home;
 thread_local bool running = false;             // whether this thread of a crew's runs a task
@@ -68,10 +69,11 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
   try {
     crew->call_another(lock);
   } catch (const std::system_error& error) {
-    throw system_error(
-        Blame::Busy,
-        "agent '" + crew->name_ + "' gets no thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
-        error.code().value());
+    throw system_error(Blame::Busy,
+                       "agent '" + crew->name_ +
+                           "' gets no thread; allow this user, or the container, more of them "
+                           "(ulimit -u, pids.max)",
+                       error.code().value());
   }
   return crew;
 }
@@ -80,11 +82,13 @@ bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const voi
   if (made_in_.is_inherited()) made_in_.throw_inherited("agent " + name_);
   if (loop_->inside()) {
     throw Error(Blame::Caller,
-                "what runs on the agent's loop waits for something that only this loop can bring: call the function "
+                "what runs on the agent's loop waits for something that only this loop can bring: "
+                "call the function "
                 "without rpc::inline_, or let it return a Future and go on in a continuation");
   }
   const Blocked blocked(*this);
-  // What comes in this thread's turns is others': it is made and run as on any thread, whatever modes the caller is in.
+  // What comes in this thread's turns is others': it is made and run as on any thread, whatever
+  // modes the caller is in.
   const c10::InferenceMode no_mode(/*enabled=*/false);
   const detail::Untracked untracked;
   return loop_->drive(done, deadline, awaited);
@@ -113,8 +117,8 @@ void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
   note();
   refuse_if_too_many_block(lock);
   if (stopping_) return;
-  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody,
-  // unless the task must wait for those that run.
+  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any
+  // other must call somebody, unless the task must wait for those that run.
   if (thread_home() == this && !running && loop_->inside()) return;
   if (may_run() || (!serving_ && !looking_)) call_another(lock);
 }
@@ -135,7 +139,8 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
       }
       if (threads() == blocked_) {
         refuse_calls(lock, "all its " + std::to_string(blocked_) +
-                               " threads wait for calls and futures, and no other can be made (" + error.what() +
+                               " threads wait for calls and futures, and no other can be made (" +
+                               error.what() +
                                "); raise the limit of threads (ulimit -u, the container's)");
       }
     }
@@ -149,23 +154,29 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
 
 void Crew::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
   if (blocked_ < most_blocked_ || tasks_.empty()) return;
-  refuse_calls(lock, std::to_string(blocked_) + " of its threads wait for calls and futures, and no more than " +
-                         std::to_string(most_blocked_) + " may; nest calls less deep, or issue fewer at a time");
+  refuse_calls(lock, std::to_string(blocked_) +
+                         " of its threads wait for calls and futures, and no more than " +
+                         std::to_string(most_blocked_) +
+                         " may; nest calls less deep, or issue fewer at a time");
 }
 
-// Those that wait. In a turn of the loop: what follows from their failure must not run on a thread that is about to block.
+// Those that wait. In a turn of the loop: what follows from their failure must not run on a thread
+// that is about to block.
 void Crew::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
-  const auto calls =
-      std::stable_partition(tasks_.begin(), tasks_.end(), [](const Waiting& waiting) { return !waiting.refuse; });
+  const auto calls = std::stable_partition(tasks_.begin(), tasks_.end(),
+                                           [](const Waiting& waiting) { return !waiting.refuse; });
   if (calls == tasks_.end()) return;
-  std::vector<Waiting> refused(std::make_move_iterator(calls), std::make_move_iterator(tasks_.end()));
+  std::vector<Waiting> refused(std::make_move_iterator(calls),
+                               std::make_move_iterator(tasks_.end()));
   tasks_.erase(calls, tasks_.end());
   waiting_.add(-static_cast<std::int64_t>(refused.size()));
   note();
   lock.unlock();
-  const Error busy(Blame::Busy, "agent '" + name_ + "' cannot run it now: " + why +
-                                    "; or have the functions return a Future, or be coroutines: then they hold no thread "
-                                    "while they wait");
+  const Error busy(
+      Blame::Busy,
+      "agent '" + name_ + "' cannot run it now: " + why +
+          "; or have the functions return a Future, or be coroutines: then they hold no thread "
+          "while they wait");
   loop_->post(Task([refused = std::move(refused), busy] {
     for (const Waiting& waiting : refused) waiting.refuse(busy);
   }));
@@ -231,8 +242,9 @@ void Crew::serve(std::unique_lock<std::mutex>& lock) {
   ++served_;
   lock.unlock();
   // A turn at least.
-  loop_->serve(
-      [this, first = true]() mutable { return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed); });
+  loop_->serve([this, first = true]() mutable {
+    return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed);
+  });
   lock.lock();
   serving_ = false;
 }
@@ -248,12 +260,14 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
   --idle_;
-  // Whose time is over may have taken a call for somebody with it (pthread_cond_timedwait(3p)): there is no other then.
-  return woken == std::cv_status::no_timeout || !serving_ || may_run() || threads() - blocked_ <= limit_ + 2;
+  // Whose time is over may have taken a call for somebody with it (pthread_cond_timedwait(3p)):
+  // there is no other then.
+  return woken == std::cv_status::no_timeout || !serving_ || may_run() ||
+         threads() - blocked_ <= limit_ + 2;
 }
 
-// Until there is something that the others leave undone: a call that could have run, or a loop that nobody has served, for
-// the time between two looks; or until nothing has been done for a while.
+// Until there is something that the others leave undone: a call that could have run, or a loop that
+// nobody has served, for the time between two looks; or until nothing has been done for a while.
 void Crew::look_out(std::unique_lock<std::mutex>& lock) {
   while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
     const auto served = served_;

@@ -15,21 +15,26 @@ namespace weft::rpc {
 namespace {
 
 constexpr std::size_t kLongestName = 127;
-constexpr auto kRead = std::chrono::seconds(5);          // of a key that exists
-constexpr auto kAcknowledged = std::chrono::seconds(2);  // a worker that waits sees within it that it is refused
+constexpr auto kRead = std::chrono::seconds(5);  // of a key that exists
+constexpr auto kAcknowledged =
+    std::chrono::seconds(2);  // a worker that waits sees within it that it is refused
 constexpr auto kLastLook = std::chrono::milliseconds(50);
 
 // Keys of a job whose size is known.
-constexpr const char* kSize = "size";        // of who came first: its rank, and the size that it gives
+constexpr const char* kSize = "size";  // of who came first: its rank, and the size that it gives
 constexpr const char* kRefused = "refused";  // why nobody can join any more
 constexpr const char* kCame = "came";        // how many workers came …
-constexpr const char* kTold = "told";        // … and how many of them have read why they are refused
-std::string done(int rank) { return "done/" + std::to_string(rank); }  // that worker has joined, or has given up
+constexpr const char* kTold = "told";  // … and how many of them have read why they are refused
+std::string done(int rank) {
+  return "done/" + std::to_string(rank);
+}  // that worker has joined, or has given up
 
 std::string rank_is_taken(const WorkerInfo& self, const transport::Bootstrap::Bytes& record) {
-  const std::string holder = record.empty() ? "another worker" : "'" + read_record(record).name + "'";
+  const std::string holder =
+      record.empty() ? "another worker" : "'" + read_record(record).name + "'";
   return "rank " + std::to_string(self.rank) + " is taken by " + holder + ", and '" + self.name +
-         "' asks for it as well; each worker of a job needs a rank of its own, and each of several jobs at one address an "
+         "' asks for it as well; each worker of a job needs a rank of its own, and each of several "
+         "jobs at one address an "
          "rpc::Options::group_name";
 }
 
@@ -45,7 +50,8 @@ const Directory::Entry* find_in(const Entries& entries, const Recipient& worker)
 }
 const Directory::Entry* find_in(const Entries& entries, const WorkerInfo& worker) {
   const auto* found = entries.find(worker.rank);
-  return found != nullptr && (worker.name.empty() || found->worker.name == worker.name) ? found : nullptr;
+  return found != nullptr && (worker.name.empty() || found->worker.name == worker.name) ? found
+                                                                                        : nullptr;
 }
 
 std::string shown(int rank) { return "rank " + std::to_string(rank); }
@@ -55,14 +61,16 @@ std::string shown(const WorkerInfo& worker) { return describe(worker); }
 
 std::string list(const Entries& entries) {
   std::string known;
-  for (const auto& [rank, entry] : entries.by_rank()) known += (known.empty() ? "" : ", ") + describe(entry.worker);
+  for (const auto& [rank, entry] : entries.by_rank())
+    known += (known.empty() ? "" : ", ") + describe(entry.worker);
   return known;
 }
 
 // A name or rank that no worker has, or ever had.
 template <class Key>
 NotThere nobody(const Key& wanted, const Entries& entries) {
-  return NotThere(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + list(entries));
+  return NotThere(Blame::Caller, "the destination " + shown(wanted) +
+                                     " cannot be found; the workers are " + list(entries));
 }
 
 // What has become of the worker that a record is of.
@@ -75,25 +83,29 @@ std::string fate(const WorkerRecord& record) {
 
 void check_name(const std::string& name) {
   const bool fits = std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == ':' || c == '-';
   });
   if (!name.empty() && name.size() <= kLongestName && fits) return;
   const std::string shown = name.size() > 32 ? name.substr(0, 32) + "…" : name;
-  throw Error(Blame::Caller, "'" + shown + "' cannot be a worker's name: names are 1 to " + std::to_string(kLongestName) +
+  throw Error(Blame::Caller, "'" + shown + "' cannot be a worker's name: names are 1 to " +
+                                 std::to_string(kLongestName) +
                                  " letters, digits, '_', ':' and '-'");
 }
 
 void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has) {
   if (one_has == other_has) return;
-  throw Error(Blame::Caller, describe(one_has ? one : other) + " was given a secret and " +
-                                 describe(one_has ? other : one) +
-                                 " none: give all workers of the job the same rpc::Options::secret, or none");
+  throw Error(Blame::Caller,
+              describe(one_has ? one : other) + " was given a secret and " +
+                  describe(one_has ? other : one) +
+                  " none: give all workers of the job the same rpc::Options::secret, or none");
 }
 
 NotThere has_left(const Recipient& wanted) {
-  return NotThere(Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
-                                             " that was meant has left or is lost; its place is another one's")
-                      .with_ranks({wanted.rank}));
+  return NotThere(
+      Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
+                                 " that was meant has left or is lost; its place is another one's")
+          .with_ranks({wanted.rank}));
 }
 
 bool is_not_there(const std::exception_ptr& error) {
@@ -130,8 +142,8 @@ const Directory::Entry* Directory::Entries::find(const std::string& name) const 
   return named == ranks_.end() ? nullptr : find(named->second);
 }
 
-Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
-                     WorkerDevices devices)
+Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self,
+                     std::optional<int> size, bool has_secret, WorkerDevices devices)
     : store_(std::move(store)),
       self_(std::move(self)),
       size_(size),
@@ -148,22 +160,27 @@ std::string Directory::token(Deadline deadline) {
   };
   if (!size_) {  // in one step: a worker that was killed between two would keep all others waiting
     store_->compare_set("token", {}, random_text());
-  } else if (store_->add("token/claim", 1) == 1 && !store_->exists("token")) {  // it is an open job's, which goes on
+  } else if (store_->add("token/claim", 1) == 1 &&
+             !store_->exists("token")) {  // it is an open job's, which goes on
     store_->set("token", random_text());
   }
   return group::to_text(store_->get("token", deadline));
 }
 
-Life Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-                     Deadline deadline, const Claims::Ask& ask, const WaitReports& reports) {
+Life Directory::join(const std::vector<transport::Offer>& offers,
+                     const std::vector<transport::Offer>& device_offers, Deadline deadline,
+                     const Claims::Ask& ask, const WaitReports& reports) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   counted_ = true;
   if (store_->add(other, 0) > 0) {
     if (size_)
-      store_->add("kind/fixed", -1);  // or the open job would take nobody any more; leave() does it for its own kind
+      store_->add(
+          "kind/fixed",
+          -1);  // or the open job would take nobody any more; leave() does it for its own kind
     throw Error(Blame::Caller,
-                "workers that were given a world size and workers that were not cannot be in one job: give all of them "
+                "workers that were given a world size and workers that were not cannot be in one "
+                "job: give all of them "
                 "Options::world_size, or none");
   }
   WorkerRecord record;
@@ -172,7 +189,8 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   record.has_secret = has_secret_;
   record.devices = stored(devices_);
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
-  for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
+  for (const auto& offer : device_offers)
+    record.device_offers.emplace_back(offer.transport, offer.address);
   if (!size_) return join_open(std::move(record), ask, deadline);
   try {
     return join_fixed(std::move(record), deadline, reports);
@@ -231,20 +249,23 @@ WorkerInfo Directory::self() const {
 
 void Directory::check_all_secrets() const {
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, entry] : entries_.by_rank()) check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
+  for (const auto& [rank, entry] : entries_.by_rank())
+    check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
 }
 
 std::vector<KnownDevices> Directory::known_devices() const {
   std::vector<KnownDevices> known;
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, entry] : entries_.by_rank()) known.push_back({entry.worker.name, entry.devices});
+  for (const auto& [rank, entry] : entries_.by_rank())
+    known.push_back({entry.worker.name, entry.devices});
   if (entries_.find(self_.rank) == nullptr) known.push_back({self_.name, devices_});
   return known;
 }
 
 std::vector<int> Directory::gpus() const { return gpus_used(self_.name, known_devices()); }
 
-// Those that come earlier have found nothing wrong and wait: they read why this one refuses to join.
+// Those that come earlier have found nothing wrong and wait: they read why this one refuses to
+// join.
 void Directory::refuse(const std::string& why) {
   store_->compare_set(kRefused, {}, group::to_bytes(why));
   throw_refused(why);
@@ -255,14 +276,16 @@ void Directory::throw_if_refused() {
   if (!why.empty()) throw_refused(group::to_text(why));
 }
 
-// Rank 0 may host the store, where others have yet to read why: it ends behind the last that they ask of it.
+// Rank 0 may host the store, where others have yet to read why: it ends behind the last that they
+// ask of it.
 void Directory::throw_refused(const std::string& why) {
   is_refused_ = true;
   give_up_rank(*store_, self_.rank);
   try {
     store_->add(kTold, 1);
     const Deadline end = Deadline::in(self_.rank == 0 ? kAcknowledged : 0s);
-    for (group::Pause pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);) pause.wait(end);
+    for (group::Pause pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);)
+      pause.wait(end);
   } catch (const Error& error) {  // where somebody else hosts it, who has ended
     log::debug("the job's store has ended before '" + self_.name + "': " + error.text());
   }
@@ -276,18 +299,20 @@ void Directory::check_size() {
   int rank = -1;
   int size = -1;
   if (!(first >> rank >> size) || size == *size_) return;
-  refuse("rank " + std::to_string(rank) + " gives the world size " + std::to_string(size) + ", rank " +
-         std::to_string(self_.rank) + " gives " + std::to_string(*size_) +
+  refuse("rank " + std::to_string(rank) + " gives the world size " + std::to_string(size) +
+         ", rank " + std::to_string(self_.rank) + " gives " + std::to_string(*size_) +
          "; all workers of a job give the same rpc::Options::world_size (or WORLD_SIZE)");
 }
 
 std::string Directory::has_waited(std::chrono::milliseconds waited) const {
-  return "worker '" + self_.name + "' (rank " + std::to_string(self_.rank) + ") has waited " + describe_wait(waited) +
-         " in rpc::init: ";
+  return "worker '" + self_.name + "' (rank " + std::to_string(self_.rank) + ") has waited " +
+         describe_wait(waited) + " in rpc::init: ";
 }
 
-transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline, Patience& patience) {
-  for (group::Pause pause; !store_->exists(slot(rank)); pause.wait(Deadline::sooner(deadline, patience.next()))) {
+transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
+                                                    Patience& patience) {
+  for (group::Pause pause; !store_->exists(slot(rank));
+       pause.wait(Deadline::sooner(deadline, patience.next()))) {
     throw_if_refused();
     const bool is_due = patience.is_over();
     if (!is_due && !deadline.passed()) continue;
@@ -299,8 +324,9 @@ transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
       speaks = speaks && !(is_here && other < self_.rank);
     }
     if (missing.empty()) continue;
-    const std::string text = has_waited(patience.waited()) + ranks_have(missing) + " not come; all " +
-                             std::to_string(*size_) + " workers must be started, with the same address and world size";
+    const std::string text = has_waited(patience.waited()) + ranks_have(missing) +
+                             " not come; all " + std::to_string(*size_) +
+                             " workers must be started, with the same address and world size";
     if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
     if (speaks) log::warn(text);
   }
@@ -319,10 +345,11 @@ void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) 
       for (int rank = 1; rank < *size_; ++rank) {
         if (!store_->exists(done(rank))) missing.push_back(rank);
       }
-      const std::string text =
-          has_waited(patience.waited()) + "only " + std::to_string(read) + " of " + std::to_string(*size_) +
-          " workers have joined" +
-          (missing.empty() ? "" : ": " + ranks_have(missing) + " come, and not read yet who the others are");
+      const std::string text = has_waited(patience.waited()) + "only " + std::to_string(read) +
+                               " of " + std::to_string(*size_) + " workers have joined" +
+                               (missing.empty() ? ""
+                                                : ": " + ranks_have(missing) +
+                                                      " come, and not read yet who the others are");
       if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
       log::warn(text);
     }
@@ -334,7 +361,8 @@ void give_up_rank(transport::Bootstrap& store, int rank) noexcept {
   try {
     store.add(done(rank), 1);
   } catch (const Error& error) {
-    log::debug("the store does not learn that rank " + std::to_string(rank) + " has not joined: " + error.text());
+    log::debug("the store does not learn that rank " + std::to_string(rank) +
+               " has not joined: " + error.text());
   }
 }
 
@@ -342,7 +370,8 @@ void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
   std::optional<std::string> taken;
   const Deadline end = Deadline::in(kAcknowledged);
   try {
-    // The other one may have been counted, and not have published itself yet; or it was killed, and nobody acknowledges.
+    // The other one may have been counted, and not have published itself yet; or it was killed, and
+    // nobody acknowledges.
     for (group::Pause pause; !before.exists(done(self.rank)); pause.wait(end)) {
       if (end.passed()) return;
       if (taken.has_value() || !before.exists(slot(self.rank))) continue;
@@ -352,7 +381,8 @@ void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
     }
     if (taken) {
       before.add(kTold, 1);
-      std::this_thread::sleep_for(kLastLook);  // this one may host the store, where the other looks once more
+      std::this_thread::sleep_for(
+          kLastLook);  // this one may host the store, where the other looks once more
     }
   } catch (const Error& error) {  // the other one hosts the store, perhaps, and has ended meanwhile
     if (!taken || error.blame() != Blame::PeerLost) throw;
@@ -365,7 +395,8 @@ void Directory::leave() noexcept {
   try {
     if (claims_.give_back()) store_->add("kind/open", -1);
   } catch (const Error& error) {
-    log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
+    log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") +
+              error.what());
   }
 }
 
@@ -379,7 +410,8 @@ std::set<int> Directory::ever_joined() {
   for (long index = 1; index <= joined; ++index) {
     const std::string key = "joined/" + std::to_string(index);
     if (known.contains(index) || !store_->exists(key)) continue;  // it is about to
-    known.emplace(index, rank_from(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
+    known.emplace(
+        index, rank_from(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
   }
   std::set<int> ranks;
   for (const auto& [index, rank] : known) ranks.insert(rank);
@@ -396,8 +428,8 @@ std::map<int, WorkerRecord> Directory::read_all() {
   return all;
 }
 
-// Those that have joined or left meanwhile. Of two threads that do so at once the slower may put back what it read earlier:
-// each looks in what it has read itself.
+// Those that have joined or left meanwhile. Of two threads that do so at once the slower may put
+// back what it read earlier: each looks in what it has read itself.
 Directory::Entries Directory::refresh() {
   Entries all;
   std::map<int, WorkerRecord> ended;
@@ -427,12 +459,14 @@ std::optional<WorkerRecord> Directory::look(int rank) {
   return record;
 }
 
-// A worker that was there is gone for whoever asks for it, by whatever it is named; only what never was is the caller's
-// mistake.
+// A worker that was there is gone for whoever asks for it, by whatever it is named; only what never
+// was is the caller's mistake.
 template <class Key>
 NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
   const std::string behind = "; the workers are " + list(entries);
-  const auto gone = [&](const std::string& what) { return NotThere(Blame::PeerLost, "the destination " + what + behind); };
+  const auto gone = [&](const std::string& what) {
+    return NotThere(Blame::PeerLost, "the destination " + what + behind);
+  };
   std::string name;
   int rank = -1;
   if constexpr (std::is_same_v<Key, std::string>) {
@@ -453,7 +487,8 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
       if (fits) return gone(fate(record));
     }
   }
-  if (!name.empty() && Claims::was_ever(*store_, name)) return gone(shown(wanted) + " has left or is lost");
+  if (!name.empty() && Claims::was_ever(*store_, name))
+    return gone(shown(wanted) + " has left or is lost");
   return nobody(wanted, entries);
 }
 
@@ -475,7 +510,8 @@ Directory::Entry Directory::find(const Recipient& worker) {
   {
     std::lock_guard lock(mutex_);
     const Entry* known = entries_.find(worker.rank);
-    if (known != nullptr && worker.life != kAnyLife && worker.life < known->life) throw has_left(worker);
+    if (known != nullptr && worker.life != kAnyLife && worker.life < known->life)
+      throw has_left(worker);
     is_known_by_life = !size_ && worker.life != kAnyLife && known == nullptr;
   }
   if (is_known_by_life) {
@@ -484,7 +520,8 @@ Directory::Entry Directory::find(const Recipient& worker) {
   return look_up(worker, [](const Entry& entry) { return entry; });
 }
 
-// It was found before, so its own record says all. Where the store has gone it may live all the same.
+// It was found before, so its own record says all. Where the store has gone it may live all the
+// same.
 std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
   std::optional<WorkerRecord> record;
   try {
@@ -501,7 +538,9 @@ std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
   if (record->life == worker.life && !record->lives()) {
     throw NotThere(Blame::PeerLost, "the destination " + fate(*record));
   }
-  return record->stands(Standing::Joined) && worker.fits(record->life) ? std::optional(entry_of(*record)) : std::nullopt;
+  return record->stands(Standing::Joined) && worker.fits(record->life)
+             ? std::optional(entry_of(*record))
+             : std::nullopt;
 }
 
 Recipient Directory::recipient(const std::string& name) {
@@ -514,7 +553,8 @@ Recipient Directory::recipient(int rank) {
 }
 
 Recipient Directory::recipient(const WorkerInfo& worker) {
-  return look_up(worker, [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
+  return look_up(worker,
+                 [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
 }
 
 std::optional<WorkerInfo> Directory::known(int rank) const {
@@ -526,7 +566,8 @@ std::optional<WorkerInfo> Directory::known(int rank) const {
 bool Directory::forget(int rank) {
   if (size_) return false;
   std::lock_guard lock(mutex_);
-  if (const Entry* const known = entries_.find(rank); known != nullptr) forgotten_.insert_or_assign(rank, *known);
+  if (const Entry* const known = entries_.find(rank); known != nullptr)
+    forgotten_.insert_or_assign(rank, *known);
   entries_.erase(rank);
   return true;
 }

@@ -1,5 +1,5 @@
-// Who belongs to a job, and where each listens; in the store that the workers share. Functions block on the store, at most
-// until a deadline. Usable from every thread.
+// Who belongs to a job, and where each listens; in the store that the workers share. Functions
+// block on the store, at most until a deadline. Usable from every thread.
 #pragma once
 
 #include <exception>
@@ -27,8 +27,8 @@ void check_name(const std::string& name);
 // Throws Caller where one of the two was given a secret and the other none.
 void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
 
-// No worker has ever had that name or rank, as far as the store says (Caller), or the one that had it has left or is lost
-// (PeerLost).
+// No worker has ever had that name or rank, as far as the store says (Caller), or the one that had
+// it has left or is lost (PeerLost).
 class NotThere : public Error {
  public:
   using Error::Error;
@@ -36,10 +36,12 @@ class NotThere : public Error {
 };
 bool is_not_there(const std::exception_ptr& error);
 NotThere has_left(const Recipient& wanted);
-// Throws Caller where another worker has that rank and is still joining, and has that one throw it as well. `before`: what
-// the job's store holds of those that came before this one, if any had this rank. Blocks for at most two seconds.
+// Throws Caller where another worker has that rank and is still joining, and has that one throw it
+// as well. `before`: what the job's store holds of those that came before this one, if any had this
+// rank. Blocks for at most two seconds.
 void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self);
-// A worker of that rank was counted by the store, and does not join: the next one need not look for it.
+// A worker of that rank was counted by the store, and does not join: the next one need not look for
+// it.
 void give_up_rank(transport::Bootstrap& store, int rank) noexcept;
 
 class Directory {
@@ -58,28 +60,34 @@ class Directory {
 
    private:
     std::map<int, Entry> by_rank_;
-    std::unordered_map<std::string, int> ranks_;  // calls are made by name, and jobs have many workers
+    std::unordered_map<std::string, int>
+        ranks_;  // calls are made by name, and jobs have many workers
   };
 
-  // `size` is the number of workers; without it they come and go, and a rank of -1 stands for one that is free.
-  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
-            WorkerDevices devices);
+  // `size` is the number of workers; without it they come and go, and a rank of -1 stands for one
+  // that is free.
+  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size,
+            bool has_secret, WorkerDevices devices);
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
-  // Publishes this worker, and gives its life; where the size is known, waits for all others, and checks that all give the
-  // same size and that their names differ. `ask` is called for a worker that has the wanted name or rank, where they come
-  // and go. Throws Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret
-  // and some have none, and for device maps that do not fit the workers (where these come and go: those that are there);
+  // Publishes this worker, and gives its life; where the size is known, waits for all others, and
+  // checks that all give the same size and that their names differ. `ask` is called for a worker
+  // that has the wanted name or rank, where they come and go. Throws Caller for a name or rank that
+  // is taken, where workers of the two kinds meet, where some have a secret and some have none, and
+  // for device maps that do not fit the workers (where these come and go: those that are there);
   // Timeout naming who is missing.
-  Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-            Deadline deadline, const Claims::Ask& ask = {}, const WaitReports& reports = {});
+  Life join(const std::vector<transport::Offer>& offers,
+            const std::vector<transport::Offer>& device_offers, Deadline deadline,
+            const Claims::Ask& ask = {}, const WaitReports& reports = {});
   // This worker, with the rank that it has.
   WorkerInfo self() const;
   // Takes it out again, where workers come and go.
   void leave() noexcept;
   // As Claims::declare_lost(), where workers come and go.
-  bool declare_lost(int rank, Life life, const std::string& why) { return claims_.declare_lost(rank, life, why); }
+  bool declare_lost(int rank, Life life, const std::string& why) {
+    return claims_.declare_lost(rank, life, why);
+  }
 
   // Throws NotThere, naming who is there.
   Entry find(const Recipient& worker);
@@ -92,7 +100,8 @@ class Directory {
   bool forget(int rank);
   // Unless it is of that life, or a later one. For good: that worker has left or is lost.
   void forget_before(int rank, Life life);
-  // The record that the store has of a rank, where workers come and go. What it says is known from now on.
+  // The record that the store has of a rank, where workers come and go. What it says is known from
+  // now on.
   std::optional<WorkerRecord> look(int rank);
   // Those that are there, as far as is known without the store.
   std::vector<Member> members() const;
@@ -104,13 +113,15 @@ class Directory {
  private:
   Life join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
   Life join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports);
-  // Throws Caller where the worker that came first gives another world size, and has those that wait throw it as well.
+  // Throws Caller where the worker that came first gives another world size, and has those that
+  // wait throw it as well.
   void check_size();
   [[noreturn]] void refuse(const std::string& why);
   // Throws what another worker has refused the job for.
   void throw_if_refused();
   [[noreturn]] void throw_refused(const std::string& why);
-  // What the worker of that rank has published. Says, when it is due, who has not come, where this is the first that has.
+  // What the worker of that rank has published. Says, when it is due, who has not come, where this
+  // is the first that has.
   transport::Bootstrap::Bytes published_by(int rank, Deadline deadline, Patience& patience);
   void wait_until_all_have_read(Deadline deadline, Patience& patience);
   std::string has_waited(std::chrono::milliseconds waited) const;
@@ -137,10 +148,11 @@ class Directory {
   bool is_refused_ = false;  // and has said that it gives its rank up
   mutable std::mutex mutex_;
   Entries entries_;
-  std::map<int, WorkerRecord>
-      ended_;                       // of the workers that had a rank last and have left or are lost; as of the last reading
-  std::map<int, Entry> forgotten_;  // for who cannot ask the store
-  std::map<long, int> joined_;      // who came as how manyth, as far as it was read: that does not change
+  std::map<int, WorkerRecord> ended_;  // of the workers that had a rank last and have left or are
+                                       // lost; as of the last reading
+  std::map<int, Entry> forgotten_;     // for who cannot ask the store
+  std::map<long, int>
+      joined_;  // who came as how manyth, as far as it was read: that does not change
 };
 
 }  // namespace weft::rpc

@@ -12,8 +12,8 @@ namespace weft::rpc {
 
 namespace {
 
-// The functions of this program, entered before main() and when a library is loaded. The one table that a process shares:
-// it says what code there is, not what anybody does with it.
+// The functions of this program, entered before main() and when a library is loaded. The one table
+// that a process shares: it says what code there is, not what anybody does with it.
 struct Table {
   ForkMutex mutex{ForkOrder::Engine};
   std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions;
@@ -39,20 +39,24 @@ Names& names() {
 }
 
 bool runs_by_name(const Function& function) {
-  constexpr std::string_view kAll[] = {"run_operator", "run_operator_for_list", "run_script<", "run_method<"};
+  constexpr std::string_view kAll[] = {"run_operator", "run_operator_for_list", "run_script<",
+                                       "run_method<"};
   constexpr std::string_view kOurs = "weft::rpc::";
   const std::string_view name = function.name;
   if (!name.starts_with(kOurs)) return false;
-  return std::any_of(std::begin(kAll), std::end(kAll), [own = name.substr(kOurs.size())](std::string_view one) {
-    return one.back() == '<' ? own.starts_with(one) : own == one;
-  });
+  return std::any_of(std::begin(kAll), std::end(kAll),
+                     [own = name.substr(kOurs.size())](std::string_view one) {
+                       return one.back() == '<' ? own.starts_with(one) : own == one;
+                     });
 }
 
 bool is_name(std::string_view text) {
   const auto is_part = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ':';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '.' || c == ':';
   };
-  return !text.empty() && text.size() <= kLongestName && std::all_of(text.begin(), text.end(), is_part);
+  return !text.empty() && text.size() <= kLongestName &&
+         std::all_of(text.begin(), text.end(), is_part);
 }
 
 // Ends at the first text.
@@ -73,12 +77,14 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 std::string readable(std::string text) {
   replace_all(text, "std::__cxx11::", "std::");
   replace_all(text, "[abi:cxx11]", "");  // behind the name of what returns a std::string
-  replace_all(text, "std::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::string");
+  replace_all(text, "std::basic_string<char, std::char_traits<char>, std::allocator<char> >",
+              "std::string");
   replace_all(text, "> >", ">>");
   return text;
 }
 
-// Where in a declaration its last part stands outside of all brackets: "int ns::f<a, b>(int) const" -> ns::f<a, b>.
+// Where in a declaration its last part stands outside of all brackets: "int ns::f<a, b>(int) const"
+// -> ns::f<a, b>.
 std::string without_parameters(const std::string& text) {
   int depth = 0;
   std::size_t begin = 0;
@@ -105,8 +111,8 @@ std::string without_parameters(const std::string& text) {
 
 namespace detail {
 
-Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
-               Function::Serve serve) {
+Function entry(std::string name, const std::type_info& signature, bool stays,
+               std::vector<std::byte> value, Function::Serve serve) {
   Function function;
   const std::string prefix = stays ? "RRef to the result of " : "";
   function.id = {hash_of(name), hash_of((stays ? "RRef " : "") + std::string(signature.name()))};
@@ -122,14 +128,16 @@ Function entry(std::string name, const std::type_info& signature, bool stays, st
 const Function* enter(Function function) {
   Table& all = table();
   std::lock_guard lock(all.mutex);
-  const auto [place, fresh] = all.functions.try_emplace({function.id.name, function.id.signature}, function);
+  const auto [place, fresh] =
+      all.functions.try_emplace({function.id.name, function.id.signature}, function);
   if (!fresh && place->second.value != function.value) {
-    std::fprintf(
-        stderr,
-        "weft: two functions of this program are called %s with the signature %s; remote calls could not tell them "
-        "apart. Give one another name, or a namespace; where they are one template in two shared libraries, give it the "
-        "attribute visibility(\"default\").\n",
-        function.name.c_str(), function.signature.c_str());
+    std::fprintf(stderr,
+                 "weft: two functions of this program are called %s with the signature %s; remote "
+                 "calls could not tell them "
+                 "apart. Give one another name, or a namespace; where they are one template in two "
+                 "shared libraries, give it the "
+                 "attribute visibility(\"default\").\n",
+                 function.name.c_str(), function.signature.c_str());
     std::abort();
   }
   return &place->second;
@@ -146,7 +154,8 @@ std::vector<const Function*> named(std::uint64_t name) {
   Table& all = table();
   std::lock_guard lock(all.mutex);
   std::vector<const Function*> found;
-  for (auto it = all.functions.lower_bound({name, 0}); it != all.functions.end() && it->first.first == name; ++it) {
+  for (auto it = all.functions.lower_bound({name, 0});
+       it != all.functions.end() && it->first.first == name; ++it) {
     found.push_back(&it->second);
   }
   return found;
@@ -169,7 +178,8 @@ const Function& shown_as(const Function& function, std::span<const std::byte> bo
   if (!runs_by_name(function)) return function;
   constexpr std::size_t kBefore = 64;  // of what stands before the name
   FirstText first;
-  msgpack::parse(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kBefore + kLongestName), first);
+  msgpack::parse(reinterpret_cast<const char*>(body.data()),
+                 std::min(body.size(), kBefore + kLongestName), first);
   return shown_as(function, first.text);
 }
 

@@ -1,6 +1,7 @@
-// What a function is called by between processes: its qualified name with template arguments, as it is read, and its
-// signature, as the C++ ABI spells it. g++ and clang do both alike. A function enters this process's table when the program
-// starts, if anything in the program calls it remotely or exposes it. Nothing else can be called.
+// What a function is called by between processes: its qualified name with template arguments, as it
+// is read, and its signature, as the C++ ABI spells it. g++ and clang do both alike. A function
+// enters this process's table when the program starts, if anything in the program calls it remotely
+// or exposes it. Nothing else can be called.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,9 @@ namespace weft::rpc {
 class Served;
 
 struct Identity {
-  // Hashes of Function::name, and of the ABI's spelling of the function's type; "RRef " before that where the result stays.
-  // No type of Weft's own is in them but those that users write, and the functions that it calls itself: docs/wire.md.
+  // Hashes of Function::name, and of the ABI's spelling of the function's type; "RRef " before that
+  // where the result stays. No type of Weft's own is in them but those that users write, and the
+  // functions that it calls itself: docs/wire.md.
   std::uint64_t name = 0;
   std::uint64_t signature = 0;
   friend bool operator==(const Identity&, const Identity&) = default;
@@ -36,28 +38,31 @@ struct Identity {
 
 struct Function {
   Identity id;
-  std::string name;              // "ns::add"
-  std::string signature;         // "int (int, std::string)"
-  std::vector<std::byte> value;  // the function's address, to tell two functions of one identity apart
+  std::string name;       // "ns::add"
+  std::string signature;  // "int (int, std::string)"
+  std::vector<std::byte>
+      value;  // the function's address, to tell two functions of one identity apart
   // Decodes the arguments, throws Caller where they are none, and has the call start.
   using Serve = void (*)(const std::shared_ptr<Served>& call, const msgpack::object& arguments);
   Serve serve = nullptr;
 };
 
-// Aborts where a different function has this identity already. Called before main(). Never null; g++ takes a reference for
-// one to the argument.
+// Aborts where a different function has this identity already. Called before main(). Never null;
+// g++ takes a reference for one to the argument.
 WEFT_API const Function* enter(Function function);
 // Null where this process has none.
 WEFT_API const Function* find(const Identity& id);
 // Those of the same name: what a mismatch is explained with.
 WEFT_API std::vector<const Function*> named(std::uint64_t name);
-// As errors, logs and traces show it: run_script() and the like, which run what their first text names, as that; all others
-// as themselves, and where the text is no name, or the process has shown a thousand. Lives as long as the process.
+// As errors, logs and traces show it: run_script() and the like, which run what their first text
+// names, as that; all others as themselves, and where the text is no name, or the process has shown
+// a thousand. Lives as long as the process.
 WEFT_API const Function& shown_as(const Function& function, std::string_view text);
 // The same of a call that came: the text is in the message's body.
 WEFT_API const Function& shown_as(const Function& function, std::span<const std::byte> body);
 
-// "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters are left out.
+// "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters
+// are left out.
 WEFT_API std::string name_in(const std::type_info& tag);
 // "int (int, std::string)".
 WEFT_API std::string spelled(const std::type_info& type);
@@ -72,8 +77,8 @@ constexpr Inline<F> inline_{};
 namespace detail {
 
 // `stays`: the result does, as the value of an RRef.
-WEFT_API Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
-                        Function::Serve serve);
+WEFT_API Function entry(std::string name, const std::type_info& signature, bool stays,
+                        std::vector<std::byte> value, Function::Serve serve);
 
 template <auto F>
 struct Tag {};
@@ -150,7 +155,8 @@ std::vector<std::byte> bytes_of(T value) {
 
 template <class Tuple, std::size_t... i>
 Tuple unpack_tuple(const msgpack::object& object, std::index_sequence<i...>) {
-  if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(i)) throw msgpack::type_error();
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(i))
+    throw msgpack::type_error();
   return Tuple{codec::unpacked<std::tuple_element_t<i, Tuple>>(object.via.array.ptr[i])...};
 }
 template <class Tuple>

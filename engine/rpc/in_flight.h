@@ -1,10 +1,11 @@
-// How many calls, and how many bytes of them, go from one worker to one other at a time: those that are unanswered where
-// they are made, and those that run or wait to where they come. One more fails with Busy on either side. It is not left
-// unread: behind it may come what those before it wait for, a nested call or the news that a reference is known, and then
-// nothing would go on.
+// How many calls, and how many bytes of them, go from one worker to one other at a time: those that
+// are unanswered where they are made, and those that run or wait to where they come. One more fails
+// with Busy on either side. It is not left unread: behind it may come what those before it wait
+// for, a nested call or the news that a reference is known, and then nothing would go on.
 //
-// Calls that have too many bytes wait where the program issues them, before they have a place on the connection. Only the
-// program's own threads wait: what serves calls, and what brings results, may be what ends the calls in flight.
+// Calls that have too many bytes wait where the program issues them, before they have a place on
+// the connection. Only the program's own threads wait: what serves calls, and what brings results,
+// may be what ends the calls in flight.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@
 
 namespace weft::rpc {
 
-// Weft's own messages are counted apart, so that they get through where calls have taken all slots. They are short, and
-// only a foreign program has so many unanswered.
+// Weft's own messages are counted apart, so that they get through where calls have taken all slots.
+// They are short, and only a foreign program has so many unanswered.
 constexpr int kMostOwnInFlight = 65536;
 constexpr bool is_users(MessageKind kind) {
   return kind == MessageKind::Call || kind == MessageKind::Create || kind == MessageKind::Fetch;
@@ -63,17 +64,19 @@ class BytesInFlight {
     std::uint64_t bytes = 0;
     std::atomic<bool> has_come{false};
   };
-  // Wakes the thread that waits for this turn. Is called without locks, and the turn may be over by then: its address alone
-  // counts.
+  // Wakes the thread that waits for this turn. Is called without locks, and the turn may be over by
+  // then: its address alone counts.
   using Wake = std::function<void(const void* turn)>;
 
   // 0: without limit.
   BytesInFlight(std::uint64_t most, Wake wake) : most_(most), wake_(std::move(wake)) {}
 
-  // Takes the bytes where they fit; a call that is larger than all that is allowed fits where no other is in flight.
+  // Takes the bytes where they fit; a call that is larger than all that is allowed fits where no
+  // other is in flight.
   bool take(std::uint64_t bytes);
   void take_anyway(std::uint64_t bytes);
-  // Takes the bytes when it is this call's turn, which shows in `turn`; it lives until it has come or been given up.
+  // Takes the bytes when it is this call's turn, which shows in `turn`; it lives until it has come
+  // or been given up.
   void wait(Turn& turn);
   // Returns false where it had come already.
   bool give_up(Turn& turn);
@@ -89,8 +92,9 @@ class BytesInFlight {
   const std::uint64_t most_;
   const Wake wake_;
   std::mutex mutex_;
-  // Calls take and give back their bytes without the mutex. One that waits is counted before its thread looks for room, and
-  // one that gives bytes back checks afterwards whether any call waits: one of the two sees the other.
+  // Calls take and give back their bytes without the mutex. One that waits is counted before its
+  // thread looks for room, and one that gives bytes back checks afterwards whether any call waits:
+  // one of the two sees the other.
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::size_t> waiting_{0};  // the number of turns_
   std::list<Turn*> turns_;
@@ -100,7 +104,8 @@ class BytesInFlight {
 class HeldBytes {
  public:
   HeldBytes() = default;
-  HeldBytes(std::shared_ptr<BytesInFlight> of, std::uint64_t bytes) : of_(std::move(of)), bytes_(bytes) {}
+  HeldBytes(std::shared_ptr<BytesInFlight> of, std::uint64_t bytes)
+      : of_(std::move(of)), bytes_(bytes) {}
   ~HeldBytes() {
     if (of_) of_->give_back(bytes_);
   }
@@ -116,8 +121,8 @@ class HeldBytes {
   std::uint64_t bytes_ = 0;
 };
 
-// Of the calls that one worker serves, by caller: over all its connections, for what came by one that has ended may run
-// yet. Usable from every thread.
+// Of the calls that one worker serves, by caller: over all its connections, for what came by one
+// that has ended may run yet. Usable from every thread.
 class Callers {
  public:
   struct Counts {

@@ -35,7 +35,8 @@ bool is_open(const Options& options, const group::Environment& environment) {
   return true;
 }
 
-ProcessGroupOptions meeting(const Options& options, bool open, const group::Environment& environment) {
+ProcessGroupOptions meeting(const Options& options, bool open,
+                            const group::Environment& environment) {
   ProcessGroupOptions meeting;
   meeting.init_method = options.init_method;
   meeting.rank = options.rank;
@@ -44,23 +45,26 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
   meeting.wait_reports = options.wait_reports;
   meeting.group_name = "rpc" + (options.group_name.empty() ? "" : "/" + options.group_name);
   if (!open) return meeting;
-  if (!meeting.rank && !options.store) meeting.rank = group::Url::parse(options.init_method).number("rank");
+  if (!meeting.rank && !options.store)
+    meeting.rank = group::Url::parse(options.init_method).number("rank");
   if (const char* rank = environment("RANK"); !meeting.rank && rank != nullptr)
     meeting.rank = group::to_number("RANK", rank);
   meeting.world_size = meeting.rank.value_or(0) + 1;
   return meeting;
 }
 
-// This process's agents by how they meet others, while they live: a second one of the same rank would wait for a peer that
-// does not come, or take the first one's place.
+// This process's agents by how they meet others, while they live: a second one of the same rank
+// would wait for a peer that does not come, or take the first one's place.
 class Presence {
  public:
   Presence(std::string name, std::string key) : key_(std::move(key)) {
     std::lock_guard lock(all().mutex);
     if (const auto [known, fresh] = all().names.emplace(key_, name); !fresh) {
-      throw Error(Blame::Caller, "worker '" + name + "': an agent of this rank, '" + known->second +
-                                     "', is already initialized in this process; let it leave() or shutdown() before, or "
-                                     "give each an own rank, or rpc::Options::group_name");
+      throw Error(
+          Blame::Caller,
+          "worker '" + name + "': an agent of this rank, '" + known->second +
+              "', is already initialized in this process; let it leave() or shutdown() before, or "
+              "give each an own rank, or rpc::Options::group_name");
     }
   }
   ~Presence() {
@@ -85,19 +89,24 @@ class Presence {
 // What a worker numbers would be another one's.
 void check_rank(int rank) {
   if (rank <= kHighestRank) return;
-  throw Error(Blame::Caller, "rank " + std::to_string(rank) + " is too high for a worker; ranks go from 0 to " +
-                                 std::to_string(kHighestRank) + ", also where workers come and go: take one that is free");
+  throw Error(Blame::Caller, "rank " + std::to_string(rank) +
+                                 " is too high for a worker; ranks go from 0 to " +
+                                 std::to_string(kHighestRank) +
+                                 ", also where workers come and go: take one that is free");
 }
 
 void check_secret(const std::string& secret) {
   if (secret.empty() || secret.size() >= kShortestSecret) return;
-  throw Error(Blame::Caller, "rpc::Options::secret has " + std::to_string(secret.size()) +
-                                 " characters, which can be guessed; give all workers the same random text of at least " +
-                                 std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
+  throw Error(
+      Blame::Caller,
+      "rpc::Options::secret has " + std::to_string(secret.size()) +
+          " characters, which can be guessed; give all workers the same random text of at least " +
+          std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
 }
 
 // Null where the rank is not known before the others are met.
-std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting, bool open) {
+std::shared_ptr<const Presence> presence_of(const std::string& name,
+                                            const ProcessGroupOptions& meeting, bool open) {
   if (open && !meeting.rank) return nullptr;  // it takes a free one
   const auto url = group::Url::parse(meeting.init_method);
   const bool by_environment = !meeting.store && url.scheme == "env";
@@ -125,15 +134,16 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   check_name(name);
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.worker_threads < 1) {
-    throw Error(Blame::Caller,
-                "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
+    throw Error(Blame::Caller, "rpc::Options::worker_threads is " +
+                                   std::to_string(options.worker_threads) + "; it is at least 1");
   }
   if (options.calls_in_flight < 1) {
-    throw Error(Blame::Caller,
-                "rpc::Options::calls_in_flight is " + std::to_string(options.calls_in_flight) + "; it is at least 1");
+    throw Error(Blame::Caller, "rpc::Options::calls_in_flight is " +
+                                   std::to_string(options.calls_in_flight) + "; it is at least 1");
   }
   if (options.bytes_in_flight < 0) {
-    throw Error(Blame::Caller, "rpc::Options::bytes_in_flight is " + std::to_string(options.bytes_in_flight) +
+    throw Error(Blame::Caller, "rpc::Options::bytes_in_flight is " +
+                                   std::to_string(options.bytes_in_flight) +
                                    "; it is at least 1, or 0 for no limit");
   }
   options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
@@ -160,21 +170,27 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   AgentCore::Parts parts;
   parts.self = {name, place.rank};
   if (!open) parts.world_size = place.world_size;
-  parts.kept = {place.until_all_came, std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
+  parts.kept = {place.until_all_came,
+                std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
   parts.store = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
-  if (open) parts.announcements = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
+  if (open)
+    parts.announcements =
+        std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
   parts.options = std::move(options);
   parts.devices = std::move(devices);
   // Peers come from this machine only, unless the user names an interface.
   const auto& interfaces = config().socket_interfaces;
-  const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
+  const std::string address =
+      interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
   const auto store = parts.store;
   const auto kept = parts.kept;
   auto core = AgentCore::make(std::move(parts), address, deadline);
-  const instruments::Participant participant{core->self().rank, open ? 0 : place.world_size, timeline};
+  const instruments::Participant participant{core->self().rank, open ? 0 : place.world_size,
+                                             timeline};
   if (place.number) place.number->keep();
   using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
-  core->keep_until_left(std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));
+  core->keep_until_left(
+      std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);
 }

@@ -36,15 +36,19 @@ StorageEntry entry_of(std::uint64_t begin, const Device& to) {
 bool is_for_gpu(const StorageEntry& entry) { return entry.device_type != 0; }
 
 // Why there is no memory here for one of the storages; nothing where there is.
-std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table, const transport::Connection& connection,
+std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table,
+                                   const transport::Connection& connection,
                                    const ReceiveMemory& memory) {
   for (const StorageEntry& entry : table) {
     if (!is_for_gpu(entry)) continue;
     const std::string what = "a tensor for cuda:" + std::to_string(entry.device_index);
-    if (!connection.capabilities().device_memory) return Error(Blame::Caller, what + " came by a lane for host memory");
-    if (std::find(memory.gpus.begin(), memory.gpus.end(), entry.device_index) != memory.gpus.end()) continue;
-    return Error(Blame::Caller,
-                 what + ", which calls do not use there; name it in the rpc::Options::devices of the worker that gets it");
+    if (!connection.capabilities().device_memory)
+      return Error(Blame::Caller, what + " came by a lane for host memory");
+    if (std::find(memory.gpus.begin(), memory.gpus.end(), entry.device_index) != memory.gpus.end())
+      continue;
+    return Error(Blame::Caller, what +
+                                    ", which calls do not use there; name it in the "
+                                    "rpc::Options::devices of the worker that gets it");
   }
   return std::nullopt;
 }
@@ -53,12 +57,14 @@ std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table, const
 c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const ReceiveMemory& memory,
                       const std::vector<c10::Stream>& streams, tensor::CudaDevices* devices) {
   if (!is_for_gpu(entry)) {
-    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory.host.allocate(bytes), /*allocator=*/nullptr,
+    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory.host.allocate(bytes),
+                        /*allocator=*/nullptr,
                         /*resizable=*/false);
   }
   const auto index = static_cast<c10::DeviceIndex>(entry.device_index);
-  const auto stream =
-      std::find_if(streams.begin(), streams.end(), [&](const c10::Stream& one) { return one.device_index() == index; });
+  const auto stream = std::find_if(streams.begin(), streams.end(), [&](const c10::Stream& one) {
+    return one.device_index() == index;
+  });
   return devices->allocate(bytes, *stream);
 }
 
@@ -70,18 +76,25 @@ std::uint64_t bytes_of(std::size_t body, const std::vector<codec::Part>& parts) 
 
 }  // namespace
 
-std::uint64_t bytes_of(const codec::Encoded& message) { return bytes_of(message.body.size(), message.parts); }
+std::uint64_t bytes_of(const codec::Encoded& message) {
+  return bytes_of(message.body.size(), message.parts);
+}
 
-std::uint64_t bytes_of(const Message& message) { return bytes_of(message.body.size(), message.parts); }
+std::uint64_t bytes_of(const Message& message) {
+  return bytes_of(message.body.size(), message.parts);
+}
 
 Op send_message(transport::Connection& connection, Head head, Outgoing outgoing) {
   codec::Encoded& message = outgoing.message;
   const std::uint64_t body_bytes = message.body.size();
-  if (body_bytes > kMostBody || bytes_of(message) > kMostBytes) {  // the receiver would end the connection for it
-    return Op::failed(Error(Blame::Caller, body_bytes > kMostBody
-                                               ? "a message of " + std::to_string(body_bytes) +
-                                                     " bytes besides its tensors is more than 1 GiB; send them as a tensor"
-                                               : "a message with tensors of more than 256 GiB; send it in parts"));
+  if (body_bytes > kMostBody ||
+      bytes_of(message) > kMostBytes) {  // the receiver would end the connection for it
+    return Op::failed(
+        Error(Blame::Caller,
+              body_bytes > kMostBody
+                  ? "a message of " + std::to_string(body_bytes) +
+                        " bytes besides its tensors is more than 1 GiB; send them as a tensor"
+                  : "a message with tensors of more than 256 GiB; send it in parts"));
   }
   thread_local std::vector<std::byte> header;
   header.clear();
@@ -90,7 +103,8 @@ Op send_message(transport::Connection& connection, Head head, Outgoing outgoing)
   const bool aside = message.body.size() > kMaxBodyInHeader;
   if (aside) {
     head.flags |= kBodyAside;
-    slices.push_back({const_cast<std::byte*>(message.body.data()), message.body.size(), Device::host()});
+    slices.push_back(
+        {const_cast<std::byte*>(message.body.data()), message.body.size(), Device::host()});
   }
   for (std::size_t i = 0; i < message.parts.size(); ++i) {
     const codec::Part& part = message.parts[i];
@@ -108,8 +122,9 @@ Op send_message(transport::Connection& connection, Head head, Outgoing outgoing)
   return connection.send(header, slices, std::move(pin), std::move(outgoing.ready));
 }
 
-void receive_message(transport::Connection& connection, const transport::Arrival& arrival, const ReceiveMemory& memory,
-                     tensor::CudaDevices* devices, std::function<void(Message message, const Error* lacking)> deliver,
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival,
+                     const ReceiveMemory& memory, tensor::CudaDevices* devices,
+                     std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse) {
   const auto parsed = parse_head(arrival.header, arrival.sizes.size());
   const auto give_up = [&](const Error& why) {
@@ -125,7 +140,8 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   const bool aside = (head.flags & kBodyAside) != 0;
   std::uint64_t bytes = 0;
   for (const std::uint64_t size : arrival.sizes) {
-    if (size > kMostBytes - bytes) return give_up(Error(Blame::PeerLost, "the peer sent a message of more than 256 GiB"));
+    if (size > kMostBytes - bytes)
+      return give_up(Error(Blame::PeerLost, "the peer sent a message of more than 256 GiB"));
     bytes += size;
   }
   if (aside && arrival.sizes[0] > kMostBody)
@@ -153,7 +169,8 @@ void receive_message(transport::Connection& connection, const transport::Arrival
     }
     for (std::size_t i = 0; i < table.size(); ++i) {
       const std::uint64_t size = arrival.sizes[i + (aside ? 1 : 0)];
-      coming->parts.push_back({table[i].begin, size, allocate(size, table[i], memory, coming->streams, devices), 0});
+      coming->parts.push_back(
+          {table[i].begin, size, allocate(size, table[i], memory, coming->streams, devices), 0});
       destinations.push_back({coming->parts.back().data(), size, device_of(table[i])});
     }
     // What was there before may still be in use, on that stream.
@@ -161,13 +178,16 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   } catch (const Error& error) {  // of a GPU
     return lacks(error);
   } catch (const std::exception&) {
-    return lacks(Error(Blame::Busy, "no memory for a message of " + std::to_string(bytes) + " bytes"));
+    return lacks(
+        Error(Blame::Busy, "no memory for a message of " + std::to_string(bytes) + " bytes"));
   }
   const Op op = connection.accept(destinations, coming, std::move(ready));
   op.on_ended([op, coming, deliver = std::move(deliver)] {
     const auto error = op.error();
     if (!error) {
-      return deliver(Message{coming->head, coming->body, std::move(coming->parts), std::move(coming->streams)}, nullptr);
+      return deliver(
+          Message{coming->head, coming->body, std::move(coming->parts), std::move(coming->streams)},
+          nullptr);
     }
     // Else the lane has ended, which its handler hears of.
     if (is_of_message(*error)) deliver(Message{coming->head, {}, {}, {}}, &*error);

@@ -28,12 +28,14 @@ c10::IValue detail::to_ivalue(const OperatorValue& value) {
 
 namespace {
 
-// Begin so those that libtorch calls itself, and some libraries' own: the caller is trusted to have checked.
+// Begin so those that libtorch calls itself, and some libraries' own: the caller is trusted to have
+// checked.
 constexpr const char* kInternal[] = {"aten::native_", "aten::cudnn_",  "aten::miopen_",
                                      "aten::mkldnn_", "aten::fbgemm_", "aten::quantized_"};
 
-// Every program serves operators, so none may do more than compute: neither read and write files, nor change how later
-// calls compute, nor skip the checks of what it is given, as many of libtorch's internal ones do.
+// Every program serves operators, so none may do more than compute: neither read and write files,
+// nor change how later calls compute, nor skip the checks of what it is given, as many of
+// libtorch's internal ones do.
 void check_served(std::string_view text) {
   const char* why = nullptr;
   const auto begins = [&](const char* one) { return text.starts_with(one); };
@@ -50,19 +52,22 @@ void check_served(std::string_view text) {
     why = "it skips checks, as its name says";
   }
   if (why == nullptr) return;
-  throw Error(Blame::Caller,
-              "'" + std::string(text) + "' is not called by name: " + why + "; call a function that calls it");
+  throw Error(Blame::Caller, "'" + std::string(text) + "' is not called by name: " + why +
+                                 "; call a function that calls it");
 }
 
 void check_served(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
     if (argument.name() != "filename" && argument.name() != "file") continue;
-    throw Error(Blame::Caller, schema.name() + " is not called by name: it opens files; call a function that calls it");
+    throw Error(
+        Blame::Caller,
+        schema.name() + " is not called by name: it opens files; call a function that calls it");
   }
 }
 
-// libtorch's registry of operators lies in torch::jit, but neither compiles nor runs TorchScript. c10's dispatcher, which
-// has the same operators, does not keep the order of overloads, and the first one that takes the arguments is called.
+// libtorch's registry of operators lies in torch::jit, but neither compiles nor runs TorchScript.
+// c10's dispatcher, which has the same operators, does not keep the order of overloads, and the
+// first one that takes the arguments is called.
 //
 // Asked before libtorch is, which keeps every name that it was ever asked for: peers give them.
 bool is_known(const std::string& name) {
@@ -74,18 +79,21 @@ bool is_known(const std::string& name) {
   return names.contains(name);
 }
 
-// "aten::add", or one overload of it, "aten::add.Scalar". Throws Caller for what is none, or is not served.
+// "aten::add", or one overload of it, "aten::add.Scalar". Throws Caller for what is none, or is not
+// served.
 struct Name {
   explicit Name(const std::string& text) {
     const auto colons = text.find("::");
     if (colons == std::string::npos) {
-      throw Error(Blame::Caller, "'" + text + "' is no operator's name; they are written \"aten::add\"");
+      throw Error(Blame::Caller,
+                  "'" + text + "' is no operator's name; they are written \"aten::add\"");
     }
     const auto dot = text.find('.', colons);
     const std::string name = text.substr(0, dot);
     check_served(name);
     if (!is_known(name)) {
-      throw Error(Blame::Caller, "libtorch has no operator '" + text + "'; its name is as torch.ops has it, \"aten::add\"");
+      throw Error(Blame::Caller, "libtorch has no operator '" + text +
+                                     "'; its name is as torch.ops has it, \"aten::add\"");
     }
     symbol = c10::Symbol::fromQualString(name);
     if (dot != std::string::npos) overload = text.substr(dot + 1);
@@ -107,8 +115,8 @@ bool takes_number(const c10::Argument& argument) {
   return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::NumberType;
 }
 
-// Whether an overload takes them, which adds what they leave out. Schemas do not count a bool as a number, and operators
-// do.
+// Whether an overload takes them, which adds what they leave out. Schemas do not count a bool as a
+// number, and operators do.
 bool takes(const c10::FunctionSchema& schema, std::vector<c10::IValue>& stack) {
   std::map<std::size_t, bool> bools;
   for (std::size_t place = 0; place < std::min(stack.size(), schema.arguments().size()); ++place) {
@@ -128,23 +136,27 @@ bool takes(const c10::FunctionSchema& schema, std::vector<c10::IValue>& stack) {
 bool is_of(const c10::Argument& argument, c10::TypeKind kind, const char* name) {
   c10::TypePtr type = argument.real_type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  return type->kind() == kind || (type->kind() == c10::TypeKind::IntType && argument.name() == name);
+  return type->kind() == kind ||
+         (type->kind() == c10::TypeKind::IntType && argument.name() == name);
 }
 
 // libtorch looks them up in tables by their numbers, and does not ask whether they are in there.
 void check_numbers(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& stack) {
-  const auto check = [&](const c10::Argument& argument, std::int64_t number, c10::TypeKind kind, const char* name,
-                         std::int64_t count) {
+  const auto check = [&](const c10::Argument& argument, std::int64_t number, c10::TypeKind kind,
+                         const char* name, std::int64_t count) {
     if (!is_of(argument, kind, name) || (number >= 0 && number < count)) return;
-    throw Error(Blame::Caller, schema.name() + ": " + argument.name() + " is " + std::to_string(number) +
-                                   "; libtorch has " + std::to_string(count) + " of them, from 0");
+    throw Error(Blame::Caller, schema.name() + ": " + argument.name() + " is " +
+                                   std::to_string(number) + "; libtorch has " +
+                                   std::to_string(count) + " of them, from 0");
   };
   for (std::size_t place = 0; place < std::min(stack.size(), schema.arguments().size()); ++place) {
     if (!stack[place].isInt()) continue;
     const c10::Argument& argument = schema.arguments()[place];
     const std::int64_t number = stack[place].toInt();
-    check(argument, number, c10::TypeKind::ScalarTypeType, "dtype", static_cast<std::int64_t>(at::ScalarType::Undefined));
-    check(argument, number, c10::TypeKind::LayoutType, "layout", static_cast<std::int64_t>(at::Layout::NumOptions));
+    check(argument, number, c10::TypeKind::ScalarTypeType, "dtype",
+          static_cast<std::int64_t>(at::ScalarType::Undefined));
+    check(argument, number, c10::TypeKind::LayoutType, "layout",
+          static_cast<std::int64_t>(at::Layout::NumOptions));
     check(argument, number, c10::TypeKind::MemoryFormatType, "memory_format",
           static_cast<std::int64_t>(at::MemoryFormat::NumOptions));
   }
@@ -154,9 +166,12 @@ enum class Gives { Tensor, Tensors };
 
 bool gives(const c10::FunctionSchema& schema, Gives wanted) {
   const auto& returns = schema.returns();
-  const auto is_tensor = [](const c10::Argument& one) { return one.type()->kind() == c10::TypeKind::TensorType; };
+  const auto is_tensor = [](const c10::Argument& one) {
+    return one.type()->kind() == c10::TypeKind::TensorType;
+  };
   if (wanted == Gives::Tensor) return returns.size() == 1 && is_tensor(returns[0]);
-  if (returns.size() == 1 && returns[0].type()->isSubtypeOf(*c10::ListType::ofTensors())) return true;
+  if (returns.size() == 1 && returns[0].type()->isSubtypeOf(*c10::ListType::ofTensors()))
+    return true;
   return !returns.empty() && std::all_of(returns.begin(), returns.end(), is_tensor);
 }
 
@@ -183,8 +198,9 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
     }
     std::vector<c10::IValue> stack;
     for (const auto& argument : arguments) {
-      stack.push_back(is_left_out(argument, overload->schema(), stack.size()) ? c10::IValue()
-                                                                              : detail::to_ivalue(argument));
+      stack.push_back(is_left_out(argument, overload->schema(), stack.size())
+                          ? c10::IValue()
+                          : detail::to_ivalue(argument));
     }
     if (!takes(overload->schema(), stack)) {
       tried += "\n  " + c10::toString(overload->schema());
@@ -197,7 +213,8 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
     if (stack.size() == 1) return std::move(stack.front());
     return c10::ivalue::Tuple::create(std::move(stack));
   }
-  throw Error(Blame::Caller, "no overload of " + name + " takes these " + std::to_string(arguments.size()) +
+  throw Error(Blame::Caller, "no overload of " + name + " takes these " +
+                                 std::to_string(arguments.size()) +
                                  " arguments; there are:" + tried);
 }
 
@@ -207,7 +224,8 @@ at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments) 
   return run(name, arguments, Gives::Tensor).toTensor();
 }
 
-std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments) {
+std::vector<at::Tensor> run_operator_for_list(std::string name,
+                                              std::vector<OperatorValue> arguments) {
   const c10::IValue result = run(name, arguments, Gives::Tensors);
   if (result.isTensor()) return {result.toTensor()};
   if (result.isTensorList()) return result.toTensorVector();

@@ -1,6 +1,7 @@
-// Registered ATen operators, called by name: "aten::add". So overloaded functions of libtorch are called remotely without
-// wrapping them; which overload runs is decided where it runs, by the arguments, as in Python. Those of aten that
-// give tensors: none that is known to skip checks (operators.cc), and none that opens files.
+// Registered ATen operators, called by name: "aten::add". So overloaded functions of libtorch are
+// called remotely without wrapping them; which overload runs is decided where it runs, by the
+// arguments, as in Python. Those of aten that give tensors: none that is known to skip checks
+// (operators.cc), and none that opens files.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,9 @@ struct IValue;
 namespace weft::rpc {
 
 // What an operator takes. std::monostate is None.
-using OperatorValue = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, c10::Scalar,
-                                   c10::Device, std::vector<std::int64_t>, std::vector<double>, std::vector<at::Tensor>>;
+using OperatorValue = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double,
+                                   std::string, c10::Scalar, c10::Device, std::vector<std::int64_t>,
+                                   std::vector<double>, std::vector<at::Tensor>>;
 
 namespace detail {
 
@@ -45,9 +47,9 @@ OperatorValue operator_value(A&& argument) {
   } else if constexpr (std::is_constructible_v<OperatorValue, A&&>) {
     return OperatorValue(std::forward<A>(argument));
   } else {
-    static_assert(
-        weft::detail::kNever<A>,
-        "an operator called by name takes tensors, numbers, strings, devices, dtypes, and vectors of tensors or numbers");
+    static_assert(weft::detail::kNever<A>,
+                  "an operator called by name takes tensors, numbers, strings, devices, dtypes, "
+                  "and vectors of tensors or numbers");
     return {};
   }
 }
@@ -56,10 +58,12 @@ WEFT_API c10::IValue to_ivalue(const OperatorValue& value);
 
 }  // namespace detail
 
-// Runs it here. Throws Caller where no operator has the name, or it is none that is called by name, or none of that name
-// takes the arguments, listing those that it has; or gives anything but tensors.
+// Runs it here. Throws Caller where no operator has the name, or it is none that is called by name,
+// or none of that name takes the arguments, listing those that it has; or gives anything but
+// tensors.
 WEFT_API at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
 // For those that give several tensors, or a list.
-WEFT_API std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments);
+WEFT_API std::vector<at::Tensor> run_operator_for_list(std::string name,
+                                                       std::vector<OperatorValue> arguments);
 
 }  // namespace weft::rpc

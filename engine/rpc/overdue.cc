@@ -1,5 +1,5 @@
-// Calls that wait so long for a thread that their time may be over first: who serves them tells the caller, so that the
-// error there names the cause.
+// Calls that wait so long for a thread that their time may be over first: who serves them tells the
+// caller, so that the error there names the cause.
 #include <weft/base/log.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
@@ -41,10 +41,12 @@ void AgentCore::watch_for_thread(std::shared_ptr<const CallState> state, std::ui
 }
 
 void AgentCore::tell_of_wait(const CallState& state, std::uint64_t call) {
-  const std::string why = describe(parts_.self) + " had no thread for it when half of that was over: all its " +
-                          std::to_string(parts_.options.worker_threads) + " threads run functions, and " +
-                          std::to_string(crew_->waiting()) +
-                          " calls wait; raise rpc::Options::worker_threads there, or have its functions return a Future";
+  const std::string why = describe(parts_.self) +
+                          " had no thread for it when half of that was over: all its " +
+                          std::to_string(parts_.options.worker_threads) +
+                          " threads run functions, and " + std::to_string(crew_->waiting()) +
+                          " calls wait; raise rpc::Options::worker_threads there, or have its "
+                          "functions return a Future";
   const Recipient to(state.caller.rank, state.life);
   off_loop(to, Task([self = shared_from_this(), to, call, why] {
              try {

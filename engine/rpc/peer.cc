@@ -16,10 +16,12 @@ namespace weft::rpc {
 
 namespace {
 
-// What a connection may take at least, however short the time limit of calls is: whoever is there accepts it by itself.
+// What a connection may take at least, however short the time limit of calls is: whoever is there
+// accepts it by itself.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
 constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
-// Between a connection's acceptance and its Hello, as between a socket's and its greeting (transport/tcp).
+// Between a connection's acceptance and its Hello, as between a socket's and its greeting
+// (transport/tcp).
 constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
 // After which a failure that found the lane full is sent again.
 constexpr auto kFailureAgain = std::chrono::milliseconds(20);
@@ -39,8 +41,9 @@ T decoded(std::span<const std::byte> body) {
 // A call of another worker, answered over the connection it came by.
 class RemoteServed final : public Served {
  public:
-  RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state,
-               std::weak_ptr<Inbound> inbound, std::uint64_t call, MessageKind answer, Slot slot)
+  RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
+               std::shared_ptr<CallState> state, std::weak_ptr<Inbound> inbound, std::uint64_t call,
+               MessageKind answer, Slot slot)
       : Served(std::move(core), function, on_loop, std::move(state)),
         inbound_(std::move(inbound)),
         call_(call),
@@ -52,15 +55,18 @@ class RemoteServed final : public Served {
     const auto inbound = inbound_.lock();
     if (!inbound) return;
     if (state_->cancelled)
-      return inbound->fail(call_, answer_, Failure::Refused, Error(Blame::Cancelled, "nobody waits for it"));
+      return inbound->fail(call_, answer_, Failure::Refused,
+                           Error(Blame::Cancelled, "nobody waits for it"));
     inbound->reply(call_, answer_, function_, *state_, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
     slot_ = {};
-    const Error thrown = Error(Blame::Remote, text_of(error)).with_ranks(to_error(error, Blame::Remote).ranks());
+    const Error thrown =
+        Error(Blame::Remote, text_of(error)).with_ranks(to_error(error, Blame::Remote).ranks());
     // The questions of a shutdown fail where the agent leaves, which is said there.
     if (answer_ != MessageKind::Shutdown) log_thrown(function_, state_->caller, thrown.text());
-    if (const auto inbound = inbound_.lock()) inbound->fail(call_, answer_, Failure::Thrown, thrown);
+    if (const auto inbound = inbound_.lock())
+      inbound->fail(call_, answer_, Failure::Thrown, thrown);
   }
   void refuse(const std::exception_ptr& error) noexcept override {
     slot_ = {};
@@ -84,16 +90,19 @@ class RemoteServed final : public Served {
 
 // What the answer to a call counts as.
 MessageKind answer_to(const Head& head) {
-  return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown : MessageKind::Reply;
+  return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown
+                                                                          : MessageKind::Reply;
 }
 
 std::string explain_unknown(const Identity& id) {
   std::string text;
   for (const Function* function : named(id.name)) {
-    text += (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
+    text +=
+        (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
   }
   if (!text.empty()) return text;
-  return "it has no function of that name: its program neither calls it remotely nor exposes it (weft::rpc::expose<&f>(), "
+  return "it has no function of that name: its program neither calls it remotely nor exposes it "
+         "(weft::rpc::expose<&f>(), "
          "expose<M, &M::method>(), expose<M, its constructor's arguments…>())";
 }
 
@@ -119,7 +128,8 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
     greet(*core, connection);
   }
   made.connection->receive(
-      {[weak = weak_from_this(), number = made.number, gate = made.gate, &connection](const transport::Arrival& arrival) {
+      {[weak = weak_from_this(), number = made.number, gate = made.gate,
+        &connection](const transport::Arrival& arrival) {
          const auto self = weak.lock();
          if (!self) return;
          self->heard_by_.store(number, std::memory_order_relaxed);
@@ -140,26 +150,33 @@ Peer::Lane Peer::standing_lane() const {
 }
 
 // One that carries device memory where a map says that there will be some.
-std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes) const {
+std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
+                                                     const transport::Routes& routes) const {
   // Not the limit of the call that connects: others will wait for the same connection.
   const auto limit = core.timeout();
-  const Deadline deadline = Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
-  const transport::ConnectOptions options{.loop = core.loop(), .deadline = deadline, .has_listened = true};
-  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options, failed_);
+  const Deadline deadline =
+      Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
+  const transport::ConnectOptions options{
+      .loop = core.loop(), .deadline = deadline, .has_listened = true};
+  if (!map_.has_gpus() && !map_back_.has_gpus())
+    return routes.connect(entry_.offers, options, failed_);
   if (entry_.device_offers.empty()) {
-    throw Error(Blame::Unsupported,
-                describe(entry_.worker) +
-                    " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
-                    "rpc::Options::device_maps");
+    throw Error(
+        Blame::Unsupported,
+        describe(entry_.worker) +
+            " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
+            "rpc::Options::device_maps");
   }
-  return core.devices().lane_over(routes.connect(entry_.device_offers, options, failed_), core.loop());
+  return core.devices().lane_over(routes.connect(entry_.device_offers, options, failed_),
+                                  core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
   Head head;
   head.kind = FrameKind::Hello;
   send_message(connection, head,
-               encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker, core.life(), entry_.life}));
+               encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker,
+                                   core.life(), entry_.life}));
 }
 
 // The worker's answer to the challenge: all that waits at the gate goes out if it is right.
@@ -172,12 +189,15 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
   bool knows = body && body->size() == theirs.size() + sizeof(Proof);
   if (knows) {
     std::ranges::copy(body->first(theirs.size()), theirs.begin());
-    knows = is_same(prove(core->secret(), Side::Listener, gate.nonce, theirs), body->subspan(theirs.size()));
+    knows = is_same(prove(core->secret(), Side::Listener, gate.nonce, theirs),
+                    body->subspan(theirs.size()));
   }
   connection.accept({}, nullptr, Fence());
   if (!knows) {
-    const Error why(Blame::Caller, describe(entry_.worker) + " does not know the secret of " + describe(core->self()) +
-                                       ": give all workers of the job the same rpc::Options::secret");
+    const Error why(Blame::Caller,
+                    describe(entry_.worker) + " does not know the secret of " +
+                        describe(core->self()) +
+                        ": give all workers of the job the same rpc::Options::secret");
     connection.close(why);
     ended(number, why);
     return gate.open();
@@ -187,7 +207,8 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
   gate.open();
 }
 
-void Peer::arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival) {
+void Peer::arrived(std::uint64_t number, transport::Connection& connection,
+                   const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
   receive_message(
@@ -247,7 +268,8 @@ void Inbound::start() {
 
 void Inbound::greeting_overdue() {
   const auto core = core_.lock();
-  if (core && worker().rank < 0) refuse(*core, "it has not said who it is for " + weft::describe(kGreeting));
+  if (core && worker().rank < 0)
+    refuse(*core, "it has not said who it is for " + weft::describe(kGreeting));
 }
 
 WorkerInfo Inbound::worker() const {
@@ -293,13 +315,15 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
   if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
     wrong = "it did not prove to know the secret of this job (rpc::Options::secret)";
   } else if (nonces_) {
-    proven_ = is_same(prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
+    proven_ = is_same(
+        prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
     if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
   } else {
     std::ranges::copy(*body, nonces.of_connector.begin());
     try {
       nonces.of_listener = make_nonce();
-      const Proof proof = prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
+      const Proof proof =
+          prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
       answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
       answer.insert(answer.end(), proof.begin(), proof.end());
       nonces_ = nonces;
@@ -313,20 +337,23 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
 }
 
 void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
-  const Error why(Blame::PeerLost, "a connection from " + connection_->peer() + " was refused: " + wrong);
+  const Error why(Blame::PeerLost,
+                  "a connection from " + connection_->peer() + " was refused: " + wrong);
   log::warn(describe(core.self()) + ": " + why.text());
   connection_->close(why);
   ended(why);
 }
 
-void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
+void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
+                      const Error* lacking) {
   if (closed_) return;  // its successor has come
   if (!counts_) return greeted(core, message);
   if (message.head.kind == FrameKind::Call) {
     call_came(core, std::move(message), lacking);
   } else if (message.head.kind == FrameKind::Cancel) {
     std::lock_guard lock(mutex_);
-    if (const auto found = calls_.find(message.head.call); found != calls_.end()) found->second->cancelled = true;
+    if (const auto found = calls_.find(message.head.call); found != calls_.end())
+      found->second->cancelled = true;
   }
 }
 
@@ -338,8 +365,8 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
     if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
       wrong = "it does not begin with a greeting";
     } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
-      wrong =
-          "it speaks version " + std::to_string(hello.version) + " and this worker version " + std::to_string(kWireVersion);
+      wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " +
+              std::to_string(kWireVersion);
     } else if (hello.token != core->token()) {
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
@@ -364,21 +391,24 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
 }
 
 Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
-  const bool is_own =
-      head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) && !is_users(static_cast<MessageKind>(head.message));
+  const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
+                      !is_users(static_cast<MessageKind>(head.message));
   return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
                     is_own ? kMostOwnInFlight : core.calls_in_flight());
 }
 
-void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
+void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
+                        const Error* lacking) {
   const Head& head = message.head;
   if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
   Slot slot = slot_for(*core, head);
   if (!slot) {
-    return fail(head.call, answer_to(head), Failure::Unread,
-                Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " + describe(worker()) +
-                                       " to answer; wait for some before issuing more, or raise its "
-                                       "rpc::Options::calls_in_flight"));
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " +
+                               describe(worker()) +
+                               " to answer; wait for some before issuing more, or raise its "
+                               "rpc::Options::calls_in_flight"));
   }
   auto state = std::make_shared<CallState>();
   state->caller = worker();
@@ -386,13 +416,16 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
                    head.message == static_cast<std::uint8_t>(MessageKind::Create);
-  if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
+  if (head.context != 0)
+    state->context = core->contexts().arrived(head.context, state->caller.rank);
   state->no_grad = (head.flags & kNoGrad) != 0;
   try {
-    state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+    state->streams =
+        message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
   } catch (const std::exception& error) {
-    return fail(head.call, answer_to(head), Failure::Unread,
-                Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
   }
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
@@ -402,8 +435,10 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   function = &shown_as(*function, message.body);
   state->function = function;
   {
-    const trace::About shown{
-        .name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank, .bytes = bytes_of(message)};
+    const trace::About shown{.name = function->name.c_str(),
+                             .sequence = head.call,
+                             .peer = state->caller.rank,
+                             .bytes = bytes_of(message)};
     state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
     std::unique_lock lock(mutex_);
     if (!calls_.try_emplace(head.call, state).second) {
@@ -411,21 +446,24 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
       return refuse(*core, "it gives two calls one number");
     }
   }
-  auto served = std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(),
-                                               head.call, answer_to(head), std::move(slot));
+  auto served =
+      std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state,
+                                     weak_from_this(), head.call, answer_to(head), std::move(slot));
   try {
     rref::ForkReader forks(*core, state->caller.rank);
     const c10::MultiStreamGuard streams(state->streams);
     codec::Reader reader(std::move(message.parts), &forks);
     if (state->context) {
-      reader.tensors().attach_gradients(
-          state->context->receiver({state->caller.rank, head.call, /*reply=*/false}, state->caller));
+      reader.tensors().attach_gradients(state->context->receiver(
+          {state->caller.rank, head.call, /*reply=*/false}, state->caller));
     }
-    reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
+    reader.read(message.body,
+                [&](const msgpack::object& object) { function->serve(served, object); });
     if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
   } catch (...) {
     const Error error = to_error(std::current_exception(), Blame::Caller);
-    fail(head.call, answer_to(head), Failure::Unread, error.within("its arguments cannot be decoded"));
+    fail(head.call, answer_to(head), Failure::Unread,
+         error.within("its arguments cannot be decoded"));
   }
 }
 
@@ -445,20 +483,23 @@ std::shared_ptr<const CallState> Inbound::call(std::uint64_t number) const {
   return found == calls_.end() ? nullptr : found->second;
 }
 
-void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function, const CallState& state,
+void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function,
+                    const CallState& state,
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
   const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
   const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, life()));
-  const auto undo = [core, context, forks, message = autograd::MessageId{caller, call, /*reply=*/true}] {
+  const auto undo = [core, context, forks,
+                     message = autograd::MessageId{caller, call, /*reply=*/true}] {
     forks->undo();
     if (context) context->forget(message);
   };
   try {
     codec::Writer writer(forks.get());
-    const bool records = context && !context->released();  // whatever mode the thread is in that brings the result
+    const bool records =
+        context && !context->released();  // whatever mode the thread is in that brings the result
     if (records) {
       writer.tensors().record_gradients();
     } else if (!state.no_grad) {
@@ -466,11 +507,13 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     }
     if (config().debug == DebugLevel::Detail) writer.tensors().watch();
     auto message = writer.write(pack);
-    Outgoing outgoing = message.parts.empty()
-                            ? Outgoing(std::move(message))
-                            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
+    Outgoing outgoing =
+        message.parts.empty()
+            ? Outgoing(std::move(message))
+            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
     // Before the reply goes: its gradient may be fast.
-    if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
+    if (records)
+      context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
     forget(call, bytes_of(outgoing.message));
     core->count_served();
     Head head;
@@ -479,26 +522,30 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
     keep_given(call, forks);
-    const bool sent = core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
-      const auto watched = std::move(shared->message.watched);
-      const Op op = send_message(*self->connection_, head, std::move(*shared));
-      if (!op.ended() || op.error()) self->watch(op, head.call, undo);
-      if (watched) {
-        op.on_ended([self, op, watched, &function] {
-          if (!op.error()) self->check_unchanged(function, *watched);
+    const bool sent =
+        core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
+          const auto watched = std::move(shared->message.watched);
+          const Op op = send_message(*self->connection_, head, std::move(*shared));
+          if (!op.ended() || op.error()) self->watch(op, head.call, undo);
+          if (watched) {
+            op.on_ended([self, op, watched, &function] {
+              if (!op.error()) self->check_unchanged(function, *watched);
+            });
+          }
         });
-      }
-    });
     if (sent) return;
     undo();
-    reply_refused(call, kind, Error(Blame::PeerLost, "the connection refused the message (an injected fault)"));
+    reply_refused(call, kind,
+                  Error(Blame::PeerLost, "the connection refused the message (an injected fault)"));
   } catch (const Error& error) {
     undo();
-    fail(call, kind, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
+    fail(call, kind, Failure::Refused,
+         error.within("the result of " + function.name + " cannot be sent"));
   } catch (...) {
     undo();
     fail(call, kind, Failure::Refused,
-         Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + text_of(std::current_exception())));
+         Error(Blame::Caller, "the result of " + function.name +
+                                  " cannot be sent: " + text_of(std::current_exception())));
   }
 }
 
@@ -507,7 +554,8 @@ void Inbound::check_unchanged(const Function& function, const codec::SentBytes& 
   if (const auto changed = sent.changed()) {
     log::error("the result of " + function.name + " for " + describe(worker()) +
                " was changed while its bytes were being sent (" + *changed +
-               "), and the caller may have got old and new ones: return clone() of what other calls or threads change");
+               "), and the caller may have got old and new ones: return clone() of what other "
+               "calls or threads change");
   }
 }
 
@@ -541,7 +589,8 @@ void Inbound::take_back(std::uint64_t call) {
   forks->undo();
 }
 
-void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept {
+void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,
+                   const Error& error) noexcept {
   forget(call, 0, &error);
   const auto core = core_.lock();
   if (!core) return;
@@ -551,30 +600,34 @@ void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what, const Err
 
 void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
                            const Error& error) noexcept {
-  if (core.closed()) return;  // what fails since this worker leaves: that its connection ends says so to the caller
+  if (core.closed())
+    return;  // what fails since this worker leaves: that its connection ends says so to the caller
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
-  const auto record = std::make_shared<const FailureRecord>(
-      FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
-  const bool sent =
-      core.send_frame(kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+  const auto record = std::make_shared<const FailureRecord>(FailureRecord{
+      static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
+  const bool sent = core.send_frame(
+      kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
   if (sent) return;
   core.after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
-               if (const auto again = self->core_.lock()) self->send_failure(*again, call, kind, what, error);
+               if (const auto again = self->core_.lock())
+                 self->send_failure(*again, call, kind, what, error);
              }));
 }
 
 // Its caller would wait for ever if it did not go: again, while the lane is full.
-void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record) {
+void Inbound::send_failure_of(const Head& head,
+                              const std::shared_ptr<const FailureRecord>& record) {
   const Op op = send_message(*connection_, head, encoded(*record));
   if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
   const auto core = core_.lock();
   if (core && op.error()->blame() == Blame::Busy) {
     // One call in flight has one answer: with more of them the peer sends, and does not read.
     if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
-      return connection_->close(Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
-                                    .with_ranks({worker().rank}));
+      return connection_->close(
+          Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
+              .with_ranks({worker().rank}));
     }
     core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
                   --self->unsent_;
@@ -591,14 +644,17 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
     if (map_) return map_;
   }
   const auto entry = core.directory().find({worker().rank, life()});
-  auto map = std::make_shared<const DeviceMap>(DeviceMap::to(core.self().name, entry.devices.maps).inverse());
+  auto map = std::make_shared<const DeviceMap>(
+      DeviceMap::to(core.self().name, entry.devices.maps).inverse());
   std::lock_guard lock(mutex_);
   return map_ = std::move(map);
 }
 
-// A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its caller is told.
+// A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its
+// caller is told.
 void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
-  const bool at_once = op.ended();  // then it has surely not gone; else the caller is asked what has come
+  const bool at_once =
+      op.ended();  // then it has surely not gone; else the caller is asked what has come
   if (const auto core = core_.lock()) core->count_replies(+1);
   op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
     const auto core = weak_core.lock();

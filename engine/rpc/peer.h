@@ -1,8 +1,9 @@
-// The connections of one agent. To each worker that it calls, one, made at the first call: calls go out on it and replies
-// come back (Peer). From each worker that calls it, one (Inbound). So neither side needs to agree who connects.
+// The connections of one agent. To each worker that it calls, one, made at the first call: calls go
+// out on it and replies come back (Peer). From each worker that calls it, one (Inbound). So neither
+// side needs to agree who connects.
 //
-// Before anything else the connecting side says who it is and shows the job's token; where there is a secret, both sides
-// prove before that that they know it. See docs/wire.md.
+// Before anything else the connecting side says who it is and shows the job's token; where there is
+// a secret, both sides prove before that that they know it. See docs/wire.md.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,8 @@ enum class Failure {
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   // `maps` are this worker's own. One that does not greet only knocks.
-  Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry, const DeviceMaps& maps,
-       std::shared_ptr<BytesInFlight> bytes, bool greets = true)
+  Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry,
+       const DeviceMaps& maps, std::shared_ptr<BytesInFlight> bytes, bool greets = true)
       : core_(std::move(core)),
         greets_(greets),
         entry_(std::move(entry)),
@@ -38,9 +39,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
         in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)),
         bytes_(std::move(bytes)) {}
 
-  // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
-  // worker, Caller where only one of the two has a secret. One that was lost is made anew, over the next transport where
-  // nothing had come by it.
+  // The connection, made if there is none; each has a number of its own. Throws Unsupported where
+  // no transport reaches the worker, Caller where only one of the two has a secret. One that was
+  // lost is made anew, over the next transport where nothing had come by it.
   struct Lane {
     std::shared_ptr<transport::Connection> connection;
     std::uint64_t number = 0;
@@ -55,7 +56,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Lane lane(const transport::Routes& routes);
   // Whether anything has come by that one.
   bool has_heard_by(std::uint64_t lane) const { return heard_by_ == lane; }
-  // Of a worker that has not joined: asks for a sign of life, which comes as the answer to a call of that number.
+  // Of a worker that has not joined: asks for a sign of life, which comes as the answer to a call
+  // of that number.
   void knock(const Lane& lane, std::uint64_t call);
   // The one that stands; without a connection where none does.
   Lane standing_lane() const;
@@ -72,11 +74,14 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::uint64_t close(const Error& why) noexcept;
 
  private:
-  std::shared_ptr<transport::Connection> connect(AgentCore& core,
-                                                 const transport::Routes& routes) const;  // requires mutex_
+  std::shared_ptr<transport::Connection> connect(
+      AgentCore& core,
+      const transport::Routes& routes) const;  // requires mutex_
   void greet(AgentCore& core, transport::Connection& connection);
-  void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
-  void answered(std::uint64_t number, transport::Connection& connection, Gate& gate, const transport::Arrival& arrival);
+  void arrived(std::uint64_t number, transport::Connection& connection,
+               const transport::Arrival& arrival);
+  void answered(std::uint64_t number, transport::Connection& connection, Gate& gate,
+                const transport::Arrival& arrival);
   void ended(std::uint64_t number, const Error& why);
 
   const std::weak_ptr<AgentCore> core_;
@@ -101,7 +106,8 @@ struct FailureRecord;
 
 class Inbound : public std::enable_shared_from_this<Inbound> {
  public:
-  Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection, bool carries_devices)
+  Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection,
+          bool carries_devices)
       : core_(std::move(core)),
         connection_(std::move(connection)),
         map_(carries_devices ? nullptr : std::make_shared<const DeviceMap>()) {}
@@ -136,7 +142,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   Slot slot_for(const AgentCore& core, const Head& head) const;
   void ended(const Error& why);
-  void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
+  void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
+                    const Error& error) noexcept;
   void send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record);
   // `undo`: what was recorded of it, if it has not gone.
   void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
@@ -156,11 +163,12 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
     Nonce of_connector;
     Nonce of_listener;
   };
-  std::optional<Nonces> nonces_;             // once it has asked
-  bool proven_ = false;                      // it knows the secret
-  std::shared_ptr<Callers::Counts> counts_;  // once the peer is known; set on the loop, where it is asked for each message
-  std::atomic<bool> closed_{false};          // what has not been read by then is dropped
-  std::atomic<int> unsent_{0};               // failures that wait for room on the lane
+  std::optional<Nonces> nonces_;  // once it has asked
+  bool proven_ = false;           // it knows the secret
+  std::shared_ptr<Callers::Counts>
+      counts_;  // once the peer is known; set on the loop, where it is asked for each message
+  std::atomic<bool> closed_{false};  // what has not been read by then is dropped
+  std::atomic<int> unsent_{0};       // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
   EventLoop::Registration greeting_;  // until then

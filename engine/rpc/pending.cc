@@ -31,7 +31,8 @@ WaitingCall PendingCalls::take(std::uint64_t id) {
 }
 
 WaitingCall PendingCalls::take_of(std::uint64_t id, int rank, std::uint64_t lane) {
-  return take_where(id, [&](const WaitingCall& call) { return call.to == rank && call.lane == lane; });
+  return take_where(id,
+                    [&](const WaitingCall& call) { return call.to == rank && call.lane == lane; });
 }
 
 template <class F>
@@ -50,14 +51,16 @@ std::vector<PendingCalls::Taken> PendingCalls::take_if(F wanted) {
 }
 
 std::vector<PendingCalls::Taken> PendingCalls::take_all_to(int rank, std::uint64_t lane) {
-  return take_if([&](const WaitingCall& call) { return call.to == rank && (lane == 0 || call.lane == lane); });
+  return take_if(
+      [&](const WaitingCall& call) { return call.to == rank && (lane == 0 || call.lane == lane); });
 }
 
 std::vector<PendingCalls::Taken> PendingCalls::take_all() {
   return take_if([](const WaitingCall&) { return true; });
 }
 
-std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::time_point now, Deadline& next) {
+std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::time_point now,
+                                                            Deadline& next) {
   next = Deadline::never();
   auto taken = take_if([&](const WaitingCall& call) {
     if (call.deadline.point() <= now) return true;
@@ -76,12 +79,14 @@ namespace {
 AwaitedCall awaited(std::uint64_t id, const WaitingCall& call, Deadline::Clock::time_point since) {
   const bool is_fetch = call.kind == MessageKind::Fetch;
   const std::string what = call.function != nullptr ? call.function->name : "a call";
-  return {id, is_fetch ? "the value of an RRef" : what, call.to, call.limit, call.here, since, is_fetch};
+  return {id,      is_fetch ? "the value of an RRef" : what, call.to, call.limit, call.here, since,
+          is_fetch};
 }
 
 }  // namespace
 
-std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<EventLoop::Wait>& waiting) const {
+std::optional<AwaitedCall> PendingCalls::longest_awaited(
+    const std::vector<EventLoop::Wait>& waiting) const {
   std::unordered_map<const void*, Deadline::Clock::time_point> waits;
   for (const auto& wait : waiting) {
     const auto [known, is_new] = waits.emplace(wait.awaited, wait.since);
@@ -100,8 +105,9 @@ std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<Event
     if (wait != waits.end()) waits.erase(wait);
   }
   if (longest || !oldest || waits.empty()) return longest;
-  const auto first = std::min_element(waits.begin(), waits.end(),
-                                      [](const auto& one, const auto& other) { return one.second < other.second; });
+  const auto first = std::min_element(
+      waits.begin(), waits.end(),
+      [](const auto& one, const auto& other) { return one.second < other.second; });
   oldest->since = std::max(oldest->since, first->second);
   oldest->is_its_own = false;
   return oldest;

@@ -39,9 +39,10 @@ class PendingCall {
   PendingCall(const PendingCall&) = delete;
   PendingCall& operator=(const PendingCall&) = delete;
   virtual ~PendingCall() = default;
-  // `work` gives what is enqueued for the result once that has been decoded. Throws what decoding throws; then fail() is
-  // called.
-  virtual void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
+  // `work` gives what is enqueued for the result once that has been decoded. Throws what decoding
+  // throws; then fail() is called.
+  virtual void succeed(const msgpack::object& result,
+                       const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
   virtual void fail(std::exception_ptr error) = 0;
   // What threads wait for in Home::drive() that block on its result.
   virtual const void* awaited() const { return nullptr; }
@@ -51,9 +52,11 @@ template <class R>
 class PendingResult final : public PendingCall {
  public:
   explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
-  void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) override {
+  void succeed(const msgpack::object& result,
+               const std::function<weft::detail::DeviceWorkRef()>& work) override {
     auto value = detail::unpack_result<R>(result);
-    if (promise_.future().done()) return;  // it comes too late, and is read for the references in it to end
+    if (promise_.future().done())
+      return;  // it comes too late, and is read for the references in it to end
     set(std::move(value), work());
   }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
@@ -76,13 +79,15 @@ struct WaitingCall {
   std::uint64_t lane = 0;  // which of its connections, one after the other
   MessageKind kind = MessageKind::Call;
   std::shared_ptr<autograd::Context> context;  // that it was made in
-  std::shared_ptr<rref::ForkWriter> forks;     // the references in it; ended where the callee has not read them
-  std::shared_ptr<CallState> here;             // where it runs on this worker itself
+  std::shared_ptr<rref::ForkWriter>
+      forks;  // the references in it; ended where the callee has not read them
+  std::shared_ptr<CallState> here;  // where it runs on this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};
   std::string note{};  // why it waits, as the callee has said
   Slot slot{};
-  HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at the callee as long
+  HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at
+                      // the callee as long
 };
 
 // A call for which a thread waits.
@@ -94,7 +99,8 @@ struct AwaitedCall {
   std::shared_ptr<const CallState> here;  // of one to this worker itself
   Deadline::Clock::time_point since;      // when the thread began to wait
   bool is_fetch = false;                  // of an RRef's value
-  bool is_its_own = true;  // false: the thread waits for another future, and this call is pending for longest
+  bool is_its_own =
+      true;  // false: the thread waits for another future, and this call is pending for longest
 };
 
 // Usable from every thread.
@@ -116,8 +122,8 @@ class PendingCalls {
   std::vector<Taken> take_all();
   // Those whose time is over. `next` becomes the earliest deadline of the others.
   std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);
-  // Of the calls that these threads wait for that of the longest wait. Where none of them waits for a call's own result,
-  // the oldest call.
+  // Of the calls that these threads wait for that of the longest wait. Where none of them waits for
+  // a call's own result, the oldest call.
   std::optional<AwaitedCall> longest_awaited(const std::vector<EventLoop::Wait>& waiting) const;
   bool waits(std::uint64_t id) const;
   std::size_t size() const;

@@ -34,7 +34,8 @@ std::optional<Member> PresentWorkers::find(int rank) const {
 
 bool PresentWorkers::has(const std::string& name) const {
   std::lock_guard lock(mutex_);
-  return std::ranges::any_of(workers_, [&](const auto& one) { return one.second.worker.name == name; });
+  return std::ranges::any_of(workers_,
+                             [&](const auto& one) { return one.second.worker.name == name; });
 }
 
 std::vector<Member> PresentWorkers::replaced_by(const Member& worker) const {
@@ -42,7 +43,8 @@ std::vector<Member> PresentWorkers::replaced_by(const Member& worker) const {
   std::lock_guard lock(mutex_);
   for (const auto& [rank, one] : workers_) {
     const bool is_before = rank == worker.worker.rank && one.life < worker.life;
-    if (is_before || (rank != worker.worker.rank && one.worker.name == worker.worker.name)) replaced.push_back(one);
+    if (is_before || (rank != worker.worker.rank && one.worker.name == worker.worker.name))
+      replaced.push_back(one);
   }
   return replaced;
 }
@@ -52,7 +54,8 @@ std::vector<int> PresentWorkers::new_neighbours(int self) {
   std::lock_guard lock(mutex_);
   const auto watch = [&](const Member& one) {
     const auto [known, is_new] = watched_.try_emplace(one.worker.rank, one.life);
-    if (is_new || std::exchange(known->second, one.life) != one.life) fresh.push_back(one.worker.rank);
+    if (is_new || std::exchange(known->second, one.life) != one.life)
+      fresh.push_back(one.worker.rank);
   };
   const auto higher = workers_.upper_bound(self);
   if (higher != workers_.end()) watch(higher->second);
@@ -99,7 +102,8 @@ void News::tell(const std::string& self) {
     try {
       call();
     } catch (...) {
-      log::warn(std::string(which) + " callback of " + self + " threw: " + text_of(std::current_exception()));
+      log::warn(std::string(which) + " callback of " + self +
+                " threw: " + text_of(std::current_exception()));
     }
   };
   while (const auto one = next()) {
@@ -108,9 +112,11 @@ void News::tell(const std::string& self) {
     const auto joined = joined_;
     lock.unlock();
     if (one->lost) {
-      for (const auto& callback : lost) guarded("an on_worker_lost", [&] { (*callback)(one->worker, *one->lost); });
+      for (const auto& callback : lost)
+        guarded("an on_worker_lost", [&] { (*callback)(one->worker, *one->lost); });
     } else {
-      for (const auto& callback : joined) guarded("an on_worker_joined", [&] { (*callback)(one->worker); });
+      for (const auto& callback : joined)
+        guarded("an on_worker_joined", [&] { (*callback)(one->worker); });
     }
   }
 }

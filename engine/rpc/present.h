@@ -1,5 +1,5 @@
-// The other workers of a job that come and go, as far as this one has heard, and what the program is told of them. Usable
-// from every thread; nothing here blocks.
+// The other workers of a job that come and go, as far as this one has heard, and what the program
+// is told of them. Usable from every thread; nothing here blocks.
 #pragma once
 
 #include <deque>
@@ -26,8 +26,8 @@ class PresentWorkers {
   bool has(const std::string& name) const;
   // Workers that cannot be there beside this one: earlier ones of its rank, and others of its name.
   std::vector<Member> replaced_by(const Member& worker) const;
-  // Each worker watches those of the next lower and the next higher rank; gives them where they have become that since this
-  // was last asked.
+  // Each worker watches those of the next lower and the next higher rank; gives them where they
+  // have become that since this was last asked.
   std::vector<int> new_neighbours(int self);
 
  private:

@@ -22,15 +22,23 @@ WorkerRecord read_record(const Bytes& bytes) {
   codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
                          [&](const msgpack::object& object) { object.convert(record); });
   if (record.life < 0 || record.life == std::numeric_limits<Life>::max()) {
-    throw Error(Blame::PeerLost, "a worker's record in the job's store has a life below 0, or one that none can follow");
+    throw Error(
+        Blame::PeerLost,
+        "a worker's record in the job's store has a life below 0, or one that none can follow");
   }
   return record;
 }
 
 WorkerEntry entry_of(const WorkerRecord& record) {
-  WorkerEntry entry{{{record.name, record.rank}, record.life}, {}, {}, record.has_secret, unstored(record.devices)};
-  for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
-  for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});
+  WorkerEntry entry{{{record.name, record.rank}, record.life},
+                    {},
+                    {},
+                    record.has_secret,
+                    unstored(record.devices)};
+  for (const auto& [transport, address] : record.offers)
+    entry.offers.push_back({transport, address});
+  for (const auto& [transport, address] : record.device_offers)
+    entry.device_offers.push_back({transport, address});
   return entry;
 }
 
@@ -40,7 +48,8 @@ int rank_from(const std::string& text) {
   int rank = -1;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), rank);
   if (failure == std::errc() && end == text.data() + text.size() && rank >= 0) return rank;
-  throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
+  throw Error(Blame::PeerLost,
+              "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
 }
 
 Bytes value_of(transport::Bootstrap& store, const std::string& key) {

@@ -1,5 +1,5 @@
-// What the job's store holds of its workers (docs/wire.md, "The job's store"). All workers write there, so whatever is read
-// is checked.
+// What the job's store holds of its workers (docs/wire.md, "The job's store"). All workers write
+// there, so whatever is read is checked.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ struct WorkerRecord {
   std::uint64_t nonce = 0;  // tells two claims of one rank or name apart
   std::string why;          // of one that is lost
   Predecessor before;
-  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, life, nonce, why, before)
+  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, life, nonce, why,
+              before)
 
   bool stands(Standing wanted) const { return standing == static_cast<int>(wanted); }
   // Or is believed to.

@@ -1,4 +1,5 @@
-// What the compiler refuses of the functions that a program calls remotely, and of their arguments; see future/refusal.h.
+// What the compiler refuses of the functions that a program calls remotely, and of their arguments;
+// see future/refusal.h.
 #pragma once
 
 #include <tuple>
@@ -21,8 +22,10 @@ template <class... About>
 struct IsNoFunction : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "this is no function that can be called remotely: a lambda or function object has no name that another "
-                  "process could call; write a function, or a member function for RRef, and pass its address (&f); pick an "
+                  "this is no function that can be called remotely: a lambda or function object "
+                  "has no name that another "
+                  "process could call; write a function, or a member function for RRef, and pass "
+                  "its address (&f); pick an "
                   "overload with static_cast");
     return false;
   }
@@ -30,24 +33,26 @@ struct IsNoFunction : Refusal {
 template <class... About>
 struct NeedsAnRRef : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "this is a member function: call it through an RRef, rref.sync<&M::method>(…)");
+    static_assert(kNever<About...>,
+                  "this is a member function: call it through an RRef, rref.sync<&M::method>(…)");
     return false;
   }
 };
 template <class... About>
 struct IsOfAnotherClass : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "this is a member function of another class than the RRef's value is of");
+    static_assert(kNever<About...>,
+                  "this is a member function of another class than the RRef's value is of");
     return false;
   }
 };
 template <class... About>
 struct TakesAReference : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a function that is called remotely cannot take a non-const lvalue reference: the caller would not see the "
-        "change; take the parameter by value and return what changed");
+    static_assert(kNever<About...>,
+                  "a function that is called remotely cannot take a non-const lvalue reference: "
+                  "the caller would not see the "
+                  "change; take the parameter by value and return what changed");
     return false;
   }
 };
@@ -55,8 +60,10 @@ template <class... About>
 struct TakesAView : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "a function that is called remotely cannot take a view or a pointer, nor a container of them "
-                  "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; take a "
+                  "a function that is called remotely cannot take a view or a pointer, nor a "
+                  "container of them "
+                  "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not "
+                  "travel with it; take a "
                   "std::string, a std::vector, the value itself, or an RRef to it");
     return false;
   }
@@ -65,8 +72,10 @@ template <class... About>
 struct GivesAView : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "a function that is called remotely cannot return a view or a pointer, nor a container of them "
-                  "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; return a "
+                  "a function that is called remotely cannot return a view or a pointer, nor a "
+                  "container of them "
+                  "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not "
+                  "travel with it; return a "
                   "std::string, a std::vector, the value itself, or an RRef to it");
     return false;
   }
@@ -74,9 +83,9 @@ struct GivesAView : Refusal {
 template <class... About>
 struct CannotBeMoved : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a function that is called remotely cannot return what cannot be moved; make it in place, with remote<M>(…)");
+    static_assert(kNever<About...>,
+                  "a function that is called remotely cannot return what cannot be moved; make it "
+                  "in place, with remote<M>(…)");
     return false;
   }
 };
@@ -84,7 +93,8 @@ template <class... About>
 struct CannotBeShared : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "a function that is called remotely cannot return a Future of what cannot be copied: futures share their "
+                  "a function that is called remotely cannot return a Future of what cannot be "
+                  "copied: futures share their "
                   "value; return an RRef to it");
     return false;
   }
@@ -92,10 +102,10 @@ struct CannotBeShared : Refusal {
 template <class... About>
 struct IsAFutureOfAFuture : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a function that is called remotely cannot return a Future of a Future: give future.then(…), which is one "
-        "Future of what comes in the end, or co_await the inner one");
+    static_assert(kNever<About...>,
+                  "a function that is called remotely cannot return a Future of a Future: give "
+                  "future.then(…), which is one "
+                  "Future of what comes in the end, or co_await the inner one");
     return false;
   }
 };
@@ -103,7 +113,8 @@ template <class... About>
 struct TakesAnotherNumber : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "the function takes another number of arguments, behind the worker that is called (defaults are not "
+                  "the function takes another number of arguments, behind the worker that is "
+                  "called (defaults are not "
                   "known to remote calls: give all)");
     return false;
   }
@@ -112,17 +123,18 @@ template <class... About>
 struct MethodTakesAnotherNumber : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "the method takes another number of arguments (defaults are not known to remote calls: give all)");
+                  "the method takes another number of arguments (defaults are not known to remote "
+                  "calls: give all)");
     return false;
   }
 };
 template <class... About>
 struct TakesACopy : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a function that is called on the value of an RRef, and is not a member of its class, takes the value first, "
-        "by reference: M&, or const M&");
+    static_assert(kNever<About...>,
+                  "a function that is called on the value of an RRef, and is not a member of its "
+                  "class, takes the value first, "
+                  "by reference: M&, or const M&");
     return false;
   }
 };
@@ -130,7 +142,8 @@ template <class... About>
 struct IsOfAnotherType : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "an argument cannot be converted to the type that the function takes: the first of the two types is what "
+                  "an argument cannot be converted to the type that the function takes: the first "
+                  "of the two types is what "
                   "it takes, the second is what it is given");
     return false;
   }
@@ -138,7 +151,8 @@ struct IsOfAnotherType : Refusal {
 template <class... About>
 struct MustBeMoved : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "an argument that cannot be copied must be moved: give std::move(argument)");
+    static_assert(kNever<About...>,
+                  "an argument that cannot be copied must be moved: give std::move(argument)");
     return false;
   }
 };
@@ -146,7 +160,8 @@ template <class... About>
 struct HasToBeWaitedFor : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "an argument cannot be converted to the type that the function takes: it is a Future; give future.get(), "
+                  "an argument cannot be converted to the type that the function takes: it is a "
+                  "Future; give future.get(), "
                   "or go on in future.then(…)");
     return false;
   }
@@ -154,10 +169,10 @@ struct HasToBeWaitedFor : Refusal {
 template <class... About>
 struct HasToBeFetched : Refusal {
   static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "an argument cannot be converted to the type that the function takes: it is an RRef; give rref.to_here(), "
-        "or have the function take the RRef");
+    static_assert(kNever<About...>,
+                  "an argument cannot be converted to the type that the function takes: it is an "
+                  "RRef; give rref.to_here(), "
+                  "or have the function take the RRef");
     return false;
   }
 };
@@ -165,7 +180,9 @@ struct HasToBeFetched : Refusal {
 template <class... About>
 struct HasNoConstructor : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>, "M has no constructor that takes these arguments, as the types that they travel as");
+    static_assert(
+        kNever<About...>,
+        "M has no constructor that takes these arguments, as the types that they travel as");
     return false;
   }
 };
@@ -239,7 +256,8 @@ consteval auto refusal_of_arguments(std::type_identity<std::tuple<P...>>) {
   } else if constexpr (sizeof...(A) == 0 || std::is_constructible_v<std::tuple<P...>, A&&...>) {
     return Fine();
   } else {
-    return first_of(refusal_of_argument<P, A>()..., IsOfAnotherType<std::tuple<P...>, std::tuple<A...>>());
+    return first_of(refusal_of_argument<P, A>()...,
+                    IsOfAnotherType<std::tuple<P...>, std::tuple<A...>>());
   }
 }
 

@@ -18,23 +18,26 @@ using torch::jit::Module;
 
 using Script = std::variant<std::shared_ptr<CompilationUnit>, Module>;
 
-// The process's, as the table of functions is, and for its reason: it says what code there is, which has to be known
-// before there is an agent that is asked for it. Apart from that table, which knows functions of the compiler by two
-// numbers: scripts come later, have names only, and are called through run_script(), which is in there.
+// The process's, as the table of functions is, and for its reason: it says what code there is,
+// which has to be known before there is an agent that is asked for it. Apart from that table, which
+// knows functions of the compiler by two numbers: scripts come later, have names only, and are
+// called through run_script(), which is in there.
 struct Scripts {
   ForkMutex mutex{ForkOrder::Engine};
   std::map<std::string, Script> scripts;
 };
 
 Scripts& scripts() {
-  static auto* const the_scripts = new Scripts;  // agents, and a GPU's tensors in modules, may outlive what is static
+  static auto* const the_scripts =
+      new Scripts;  // agents, and a GPU's tensors in modules, may outlive what is static
   return *the_scripts;
 }
 
 bool is_same(const Script& a, const Script& b) {
   if (a.index() != b.index()) return false;
   const auto* module = std::get_if<Module>(&a);
-  return module != nullptr ? module->_ivalue() == std::get<Module>(b)._ivalue() : std::get<0>(a) == std::get<0>(b);
+  return module != nullptr ? module->_ivalue() == std::get<Module>(b)._ivalue()
+                           : std::get<0>(a) == std::get<0>(b);
 }
 
 template <class... R>
@@ -44,18 +47,21 @@ void expose_results() {
 
 void enter(const std::string& name, const Script& script) {
   if (name.empty() || name.find('.') != std::string::npos) {
-    throw Error(Blame::Caller, "'" + name + "' is no name for scripts: it is what stands before the '.' in \"" +
-                                   (name.empty() ? "math" : name.substr(0, name.find('.'))) +
-                                   ".function\", and is not empty");
+    throw Error(Blame::Caller,
+                "'" + name + "' is no name for scripts: it is what stands before the '.' in \"" +
+                    (name.empty() ? "math" : name.substr(0, name.find('.'))) +
+                    ".function\", and is not empty");
   }
   // For programs that are not this one.
-  expose_results<void, at::Tensor, bool, int, std::int64_t, double, std::string, ScriptValue, std::vector<at::Tensor>,
-                 std::vector<int>, std::vector<std::int64_t>, std::vector<double>, std::vector<std::string>>();
+  expose_results<void, at::Tensor, bool, int, std::int64_t, double, std::string, ScriptValue,
+                 std::vector<at::Tensor>, std::vector<int>, std::vector<std::int64_t>,
+                 std::vector<double>, std::vector<std::string>>();
   Scripts& all = scripts();
   std::lock_guard lock(all.mutex);
   const auto [place, fresh] = all.scripts.try_emplace(name, script);
   if (fresh || is_same(place->second, script)) return;
-  throw Error(Blame::Caller, "other scripts are exposed as '" + name + "' already; give these another name");
+  throw Error(Blame::Caller,
+              "other scripts are exposed as '" + name + "' already; give these another name");
 }
 
 // A function, and what it is called on, if anything.
@@ -70,7 +76,8 @@ std::vector<torch::jit::Function*> functions_of(const Script& script) {
 }
 
 std::string name_of(const Script& script, const torch::jit::Function& function) {
-  return std::holds_alternative<Module>(script) ? function.name() : function.qualname().qualifiedName();
+  return std::holds_alternative<Module>(script) ? function.name()
+                                                : function.qualname().qualifiedName();
 }
 
 std::string list_of(const Script& script, const std::string& prefix) {
@@ -98,12 +105,15 @@ Callable find_exposed(const std::string& name) {
   const auto dot = std::min(name.find('.'), name.size());
   const auto place = all.scripts.find(name.substr(0, dot));
   if (place != all.scripts.end() && dot < name.size()) {
-    if (auto found = find_in(place->second, std::string_view(name).substr(dot + 1))) return *std::move(found);
+    if (auto found = find_in(place->second, std::string_view(name).substr(dot + 1)))
+      return *std::move(found);
   }
   std::string exposed;
-  for (const auto& [prefix, script] : all.scripts) exposed += "\n  " + list_of(script, prefix + ".");
+  for (const auto& [prefix, script] : all.scripts)
+    exposed += "\n  " + list_of(script, prefix + ".");
   throw Error(Blame::Caller, "no script is exposed here as '" + name + "'; " +
-                                 (exposed.empty() ? "none is: rpc::expose_script() does" : "there are:" + exposed));
+                                 (exposed.empty() ? "none is: rpc::expose_script() does"
+                                                  : "there are:" + exposed));
 }
 
 c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type);
@@ -111,9 +121,11 @@ c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type);
 // Of a List, a Tuple or a Dict, none of which looks at what it is given.
 c10::IValue to_element(const ScriptValue& given, const c10::TypePtr& type) {
   c10::IValue element = to_ivalue(given, type);
-  const c10::TypePtr own = element.isTensor() ? c10::TensorType::get() : element.type();  // also of an undefined tensor
+  const c10::TypePtr own =
+      element.isTensor() ? c10::TensorType::get() : element.type();  // also of an undefined tensor
   if (own->isSubtypeOf(*type)) return element;
-  throw Error(Blame::Caller, "it holds a " + own->annotation_str() + " where a " + type->annotation_str() + " is expected");
+  throw Error(Blame::Caller, "it holds a " + own->annotation_str() + " where a " +
+                                 type->annotation_str() + " is expected");
 }
 
 c10::IValue to_ivalue(const std::vector<ScriptValue>& given, const c10::TypePtr& type) {
@@ -122,23 +134,26 @@ c10::IValue to_ivalue(const std::vector<ScriptValue>& given, const c10::TypePtr&
     for (const auto& one : given) list.push_back(to_element(one, list_type->getElementType()));
     return list;
   }
-  if (const auto tuple = type->cast<c10::TupleType>(); tuple && tuple->elements().size() == given.size()) {
+  if (const auto tuple = type->cast<c10::TupleType>();
+      tuple && tuple->elements().size() == given.size()) {
     std::vector<c10::IValue> elements;
-    for (const auto& one : given) elements.push_back(to_element(one, tuple->elements()[elements.size()]));
+    for (const auto& one : given)
+      elements.push_back(to_element(one, tuple->elements()[elements.size()]));
     return c10::ivalue::Tuple::createNamed(std::move(elements), tuple);
   }
   if (const auto dict_type = type->cast<c10::DictType>()) {
     c10::impl::GenericDict dict(dict_type->getKeyType(), dict_type->getValueType());
     for (const auto& one : given) {
       const auto* pair = std::get_if<std::vector<ScriptValue>>(&one.value);
-      if (pair == nullptr || pair->size() != 2) throw Error(Blame::Caller, "a Dict is a list of pairs");
+      if (pair == nullptr || pair->size() != 2)
+        throw Error(Blame::Caller, "a Dict is a list of pairs");
       dict.insert_or_assign(to_element((*pair)[0], dict_type->getKeyType()),
                             to_element((*pair)[1], dict_type->getValueType()));
     }
     return dict;
   }
-  throw Error(Blame::Caller,
-              "a list of " + std::to_string(given.size()) + " is given where a " + type->annotation_str() + " is expected");
+  throw Error(Blame::Caller, "a list of " + std::to_string(given.size()) + " is given where a " +
+                                 type->annotation_str() + " is expected");
 }
 
 // As the type that the schema has there: what is none is left for the schema to refuse.
@@ -148,7 +163,8 @@ c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type) {
     return to_ivalue(*list, optional ? optional->getElementType() : type);
   }
   c10::IValue value = detail::to_ivalue(std::get<OperatorValue>(given.value));
-  if (value.isInt() && c10::FloatType::get()->isSubtypeOf(*type) && !c10::IntType::get()->isSubtypeOf(*type)) {
+  if (value.isInt() && c10::FloatType::get()->isSubtypeOf(*type) &&
+      !c10::IntType::get()->isSubtypeOf(*type)) {
     return static_cast<double>(value.toInt());
   }
   if (value.isIntList() && c10::ListType::ofFloats()->isSubtypeOf(*type)) {
@@ -158,7 +174,8 @@ c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type) {
   return value;
 }
 
-torch::jit::Stack checked(const Callable& called, const std::string& name, const ScriptArguments& arguments) {
+torch::jit::Stack checked(const Callable& called, const std::string& name,
+                          const ScriptArguments& arguments) {
   const auto& schema = called.function->getSchema();
   const auto type_of = [&](std::optional<std::size_t> place) -> c10::TypePtr {
     if (!place || *place >= schema.arguments().size()) return c10::AnyType::get();
@@ -167,7 +184,8 @@ torch::jit::Stack checked(const Callable& called, const std::string& name, const
   try {
     torch::jit::Stack stack;
     if (called.self) stack.push_back(*called.self);
-    for (const auto& argument : arguments.positional) stack.push_back(to_ivalue(argument, type_of(stack.size())));
+    for (const auto& argument : arguments.positional)
+      stack.push_back(to_ivalue(argument, type_of(stack.size())));
     torch::jit::Kwargs keywords;
     for (const auto& [keyword, argument] : arguments.keywords) {
       const auto place = schema.argumentIndexWithName(keyword);
@@ -180,8 +198,8 @@ torch::jit::Stack checked(const Callable& called, const std::string& name, const
     return stack;
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
-    throw Error(Blame::Caller, name + " takes no such arguments: it is " + c10::toString(schema) + "; " +
-                                   (own != nullptr ? own->text() : tensor::text_of(error)));
+    throw Error(Blame::Caller, name + " takes no such arguments: it is " + c10::toString(schema) +
+                                   "; " + (own != nullptr ? own->text() : tensor::text_of(error)));
   }
 }
 
@@ -204,31 +222,35 @@ ScriptValue from_ivalue(const c10::IValue& value) {
   if (value.isGenericDict()) {
     std::vector<ScriptValue> pairs;
     for (const auto& pair : value.toGenericDict()) {
-      pairs.push_back({std::vector<ScriptValue>{from_ivalue(pair.key()), from_ivalue(pair.value())}});
+      pairs.push_back(
+          {std::vector<ScriptValue>{from_ivalue(pair.key()), from_ivalue(pair.value())}});
     }
     return {std::move(pairs)};
   }
-  throw Error(Blame::Caller,
-              "it gives a " + value.type()->annotation_str() + ", which does not travel: return what it holds");
+  throw Error(Blame::Caller, "it gives a " + value.type()->annotation_str() +
+                                 ", which does not travel: return what it holds");
 }
 
 // The script's own future, and what it comes to, which may be one again.
-void complete(c10::ivalue::Future& future, const std::string& name, const detail::ScriptCompletion& to) {
+void complete(c10::ivalue::Future& future, const std::string& name,
+              const detail::ScriptCompletion& to) {
   future.addCallback([name, to](c10::ivalue::Future& done) {
     try {
       const c10::IValue& value = done.value();  // throws its error
       if (value.isFuture()) return complete(*value.toFuture(), name, to);
       if (to.take(to.type == typeid(void) ? ScriptValue() : from_ivalue(value))) return;
-      throw Error(Blame::Caller, name + " gives a " + value.type()->annotation_str() + ", and a " + spelled(to.type) +
-                                     " is asked for: call it with another result, sync_script<R>(…)");
+      throw Error(Blame::Caller,
+                  name + " gives a " + value.type()->annotation_str() + ", and a " +
+                      spelled(to.type) +
+                      " is asked for: call it with another result, sync_script<R>(…)");
     } catch (...) {
       to.fail(std::current_exception());
     }
   });
 }
 
-// What a script forks, and what goes on when that is done, runs on libtorch's threads: with the call's streams current, so
-// behind what the script has enqueued.
+// What a script forks, and what goes on when that is done, runs on libtorch's threads: with the
+// call's streams current, so behind what the script has enqueued.
 torch::jit::TaskLauncher launcher() {
   return [streams = current_call("a script").call().streams](std::function<void()> task) {
     at::launch([streams, task = std::move(task)] {
@@ -247,28 +269,37 @@ void start(const Callable& called, const std::string& name, const ScriptArgument
 }  // namespace
 
 void ScriptArguments::add(Keyword argument) {
-  const auto [place, fresh] = keywords.try_emplace(std::move(argument.name), std::move(argument.value));
-  if (!fresh) throw Error(Blame::Caller, "the keyword argument '" + place->first + "' is given twice");
+  const auto [place, fresh] =
+      keywords.try_emplace(std::move(argument.name), std::move(argument.value));
+  if (!fresh)
+    throw Error(Blame::Caller, "the keyword argument '" + place->first + "' is given twice");
 }
 
-void expose_script(const std::string& name, std::shared_ptr<torch::jit::CompilationUnit> functions) {
-  if (!functions) throw Error(Blame::Caller, "there are no functions to expose as '" + name + "': the pointer is null");
+void expose_script(const std::string& name,
+                   std::shared_ptr<torch::jit::CompilationUnit> functions) {
+  if (!functions)
+    throw Error(Blame::Caller,
+                "there are no functions to expose as '" + name + "': the pointer is null");
   enter(name, std::move(functions));
 }
 
-void expose_script(const std::string& name, const torch::jit::Module& module) { enter(name, module); }
+void expose_script(const std::string& name, const torch::jit::Module& module) {
+  enter(name, module);
+}
 
 namespace detail {
 
-void start_script(const std::string& name, const ScriptArguments& arguments, const ScriptCompletion& completion) {
+void start_script(const std::string& name, const ScriptArguments& arguments,
+                  const ScriptCompletion& completion) {
   start(find_exposed(name), name, arguments, completion);
 }
 
-void start_method(const torch::jit::Module& module, const std::string& method, const ScriptArguments& arguments,
-                  const ScriptCompletion& completion) {
+void start_method(const torch::jit::Module& module, const std::string& method,
+                  const ScriptArguments& arguments, const ScriptCompletion& completion) {
   const auto found = find_in(module, method);
   if (!found) {
-    throw Error(Blame::Caller, "a module of the type " + module.type()->annotation_str() + " has no method '" + method +
+    throw Error(Blame::Caller, "a module of the type " + module.type()->annotation_str() +
+                                   " has no method '" + method +
                                    "'; it has: " + list_of(module, ""));
   }
   start(*found, method, arguments, completion);

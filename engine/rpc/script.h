@@ -1,18 +1,20 @@
-// TorchScript called by name: functions that torch::jit::compile() made of source, and methods of modules that Python has
-// saved and torch::jit::load() reads. No code travels: a worker runs what its program has exposed.
+// TorchScript called by name: functions that torch::jit::compile() made of source, and methods of
+// modules that Python has saved and torch::jit::load() reads. No code travels: a worker runs what
+// its program has exposed.
 //
-//   rpc::expose_script("math", torch::jit::compile("def scale(x, by: float = 2.0):\n  return x * by\n"));
-//   rpc::expose_script("net", torch::jit::load("net.pt"));
-//   at::Tensor y = agent.sync_script("math.scale", "worker1", x, rpc::keyword("by", 3.0));
-//   double loss = agent.sync_script<double>("net.loss", "worker1", x);
+//   rpc::expose_script("math", torch::jit::compile("def scale(x, by: float = 2.0):\n  return x *
+//   by\n")); rpc::expose_script("net", torch::jit::load("net.pt")); at::Tensor y =
+//   agent.sync_script("math.scale", "worker1", x, rpc::keyword("by", 3.0)); double loss =
+//   agent.sync_script<double>("net.loss", "worker1", x);
 //
-// The callee checks arguments against the schema there, which has the defaults; an int is taken for a float. A script that
-// gives a Future (fork) is answered when that is done, and holds no thread meanwhile. Calls to one module run beside each
-// other. What a script raises arrives as a RemoteError with TorchScript's traceback.
+// The callee checks arguments against the schema there, which has the defaults; an int is taken for
+// a float. A script that gives a Future (fork) is answered when that is done, and holds no thread
+// meanwhile. Calls to one module run beside each other. What a script raises arrives as a
+// RemoteError with TorchScript's traceback.
 //
-// PyTorch has deprecated TorchScript (its documentation says so since release 2.5). sync_script() and expose_script() stay
-// while libtorch has torch::jit; nothing else of Weft uses TorchScript. In new programs call C++ functions:
-// agent.sync<&f>("worker1", x).
+// PyTorch has deprecated TorchScript (its documentation says so since release 2.5). sync_script()
+// and expose_script() stay while libtorch has torch::jit; nothing else of Weft uses TorchScript. In
+// new programs call C++ functions: agent.sync<&f>("worker1", x).
 #pragma once
 
 #include <cstdint>
@@ -45,13 +47,16 @@ struct Module;
 
 namespace weft::rpc {
 
-// Makes each function of the unit, or each method of the module, callable as "name.function" until the process ends, on all
-// of its workers; before init(), for others may call at once then. Usable from every thread. The same again does nothing.
-// Throws Caller where something else has the name, or where it is empty or has a '.'.
-WEFT_API void expose_script(const std::string& name, std::shared_ptr<torch::jit::CompilationUnit> functions);
+// Makes each function of the unit, or each method of the module, callable as "name.function" until
+// the process ends, on all of its workers; before init(), for others may call at once then. Usable
+// from every thread. The same again does nothing. Throws Caller where something else has the name,
+// or where it is empty or has a '.'.
+WEFT_API void expose_script(const std::string& name,
+                            std::shared_ptr<torch::jit::CompilationUnit> functions);
 WEFT_API void expose_script(const std::string& name, const torch::jit::Module& module);
 
-// What a script takes or gives: what operators take, or a List, a Tuple, or a Dict as a list of pairs.
+// What a script takes or gives: what operators take, or a List, a Tuple, or a Dict as a list of
+// pairs.
 struct ScriptValue {
   std::variant<OperatorValue, std::vector<ScriptValue>> value;
   WEFT_FIELDS(value)
@@ -76,9 +81,10 @@ struct WEFT_API ScriptArguments {
 namespace detail {
 
 template <class A>
-constexpr bool is_operator_value = std::is_arithmetic_v<A> || std::is_same_v<A, c10::ScalarType> ||
-                                   std::is_same_v<A, c10::Layout> || std::is_same_v<A, std::nullopt_t> ||
-                                   std::is_constructible_v<std::string, A> || std::is_constructible_v<OperatorValue, A>;
+constexpr bool is_operator_value =
+    std::is_arithmetic_v<A> || std::is_same_v<A, c10::ScalarType> ||
+    std::is_same_v<A, c10::Layout> || std::is_same_v<A, std::nullopt_t> ||
+    std::is_constructible_v<std::string, A> || std::is_constructible_v<OperatorValue, A>;
 
 template <class T>
 constexpr bool is_optional = false;
@@ -89,7 +95,8 @@ template <class... About>
 struct IsNoScriptValue : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "a script takes tensors, numbers, strings, devices, dtypes, and optionals, vectors, tuples and maps of "
+                  "a script takes tensors, numbers, strings, devices, dtypes, and optionals, "
+                  "vectors, tuples and maps of "
                   "those");
     return false;
   }
@@ -98,7 +105,8 @@ template <class... About>
 struct IsNoScriptResult : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "a script's result is a tensor, a number, a bool, a std::string, or an optional, vector, tuple or map of "
+                  "a script's result is a tensor, a number, a bool, a std::string, or an optional, "
+                  "vector, tuple or map of "
                   "those; rpc::ScriptValue takes whatever it is; void drops it");
     return false;
   }
@@ -113,7 +121,8 @@ consteval auto refusal_of_script_values() {
 }
 template <class A>
 consteval auto refusal_of_script_value() {
-  if constexpr (std::is_same_v<A, ScriptValue> || std::is_same_v<A, Keyword> || is_operator_value<A>) {
+  if constexpr (std::is_same_v<A, ScriptValue> || std::is_same_v<A, Keyword> ||
+                is_operator_value<A>) {
     return weft::detail::Fine();
   } else if constexpr (is_optional<A> || weft::detail::Range<A>) {
     return refusal_of_script_value<std::remove_cvref_t<typename A::value_type>>();
@@ -137,10 +146,13 @@ ScriptValue script_value(A&& argument) {
   } else if constexpr (is_operator_value<T>) {
     return {operator_value(std::forward<A>(argument))};
   } else if constexpr (weft::detail::TupleLike<T>) {
-    return {std::apply([](const auto&... one) { return std::vector<ScriptValue>{script_value(one)...}; }, argument)};
+    return {std::apply(
+        [](const auto&... one) { return std::vector<ScriptValue>{script_value(one)...}; },
+        argument)};
   } else {
     std::vector<ScriptValue> all;
-    for (const auto& one : argument) all.push_back(script_value(static_cast<const typename T::value_type&>(one)));
+    for (const auto& one : argument)
+      all.push_back(script_value(static_cast<const typename T::value_type&>(one)));
     return {std::move(all)};
   }
 }
@@ -148,11 +160,13 @@ ScriptValue script_value(A&& argument) {
 // What a script has given as a T; nullopt where it is none.
 template <class T>
 struct Given {
-  using Refusal = std::conditional_t<std::is_integral_v<T> || std::is_constructible_v<OperatorValue, T>, weft::detail::Fine,
-                                     IsNoScriptResult<T>>;
+  using Refusal =
+      std::conditional_t<std::is_integral_v<T> || std::is_constructible_v<OperatorValue, T>,
+                         weft::detail::Fine, IsNoScriptResult<T>>;
   static std::optional<T> read(const ScriptValue& given) {
     constexpr bool is_number = std::is_integral_v<T> && !std::is_same_v<T, bool>;
-    using Held = std::conditional_t<is_number, std::int64_t, std::conditional_t<std::is_floating_point_v<T>, double, T>>;
+    using Held = std::conditional_t<is_number, std::int64_t,
+                                    std::conditional_t<std::is_floating_point_v<T>, double, T>>;
     const auto* leaf = std::get_if<OperatorValue>(&given.value);
     const auto* held = leaf == nullptr ? nullptr : std::get_if<Held>(leaf);
     if (held == nullptr) return std::nullopt;
@@ -220,13 +234,16 @@ struct Given<std::pair<A, B>> : Given<std::tuple<A, B>> {
 };
 template <class Map>
 std::optional<Map> read_map(const ScriptValue& given) {
-  auto pairs = Given<std::vector<std::pair<typename Map::key_type, typename Map::mapped_type>>>::read(given);
+  auto pairs =
+      Given<std::vector<std::pair<typename Map::key_type, typename Map::mapped_type>>>::read(given);
   if (!pairs) return std::nullopt;
   return Map(std::make_move_iterator(pairs->begin()), std::make_move_iterator(pairs->end()));
 }
 template <class K, class V>
 struct Given<std::map<K, V>> : Given<std::tuple<K, V>> {
-  static std::optional<std::map<K, V>> read(const ScriptValue& given) { return read_map<std::map<K, V>>(given); }
+  static std::optional<std::map<K, V>> read(const ScriptValue& given) {
+    return read_map<std::map<K, V>>(given);
+  }
 };
 template <class K, class V>
 struct Given<std::unordered_map<K, V>> : Given<std::tuple<K, V>> {
@@ -237,12 +254,14 @@ struct Given<std::unordered_map<K, V>> : Given<std::tuple<K, V>> {
 
 // Why a script is not called with A, for an R.
 template <class R, class... A>
-using RefusalOfScript = decltype(weft::detail::first_of(typename Given<R>::Refusal(), refusal_of_script_values<A...>()));
+using RefusalOfScript = decltype(weft::detail::first_of(typename Given<R>::Refusal(),
+                                                        refusal_of_script_values<A...>()));
 
 // Who gets what a script comes to: one of the two is called, once, on the thread that ends it.
 struct ScriptCompletion {
-  const std::type_info& type;                          // that is asked for
-  std::function<bool(const ScriptValue& given)> take;  // false, and nothing done, where it is of another type
+  const std::type_info& type;  // that is asked for
+  std::function<bool(const ScriptValue& given)>
+      take;  // false, and nothing done, where it is of another type
   std::function<void(const std::exception_ptr& error)> fail;
 };
 
@@ -263,9 +282,10 @@ ScriptCompletion completes(const Promise<R>& promise) {
 }
 
 // Throw what is wrong with the name or the arguments.
-WEFT_API void start_script(const std::string& name, const ScriptArguments& arguments, const ScriptCompletion& completion);
-WEFT_API void start_method(const torch::jit::Module& module, const std::string& method, const ScriptArguments& arguments,
+WEFT_API void start_script(const std::string& name, const ScriptArguments& arguments,
                            const ScriptCompletion& completion);
+WEFT_API void start_method(const torch::jit::Module& module, const std::string& method,
+                           const ScriptArguments& arguments, const ScriptCompletion& completion);
 
 }  // namespace detail
 
@@ -295,10 +315,11 @@ ScriptArguments script_arguments(A&&... arguments) {
   return all;
 }
 
-// Runs it, in a call: what agent.sync_script<R> calls there. Throws Caller where nothing of that name is exposed, listing
-// what is; where it takes other arguments, with its schema; or gives anything but an R. A program that exposes scripts
-// serves R = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of those that are no bool, and
-// ScriptValue; for clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
+// Runs it, in a call: what agent.sync_script<R> calls there. Throws Caller where nothing of that
+// name is exposed, listing what is; where it takes other arguments, with its schema; or gives
+// anything but an R. A program that exposes scripts serves R = void, at::Tensor, bool, int,
+// std::int64_t, double, std::string, vectors of those that are no bool, and ScriptValue; for
+// clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
 template <class R>
 WEFT_API Future<R> run_script(std::string name, ScriptArguments arguments) {
   Promise<R> promise;
@@ -306,10 +327,11 @@ WEFT_API Future<R> run_script(std::string name, ScriptArguments arguments) {
   return promise.future();
 }
 
-// A method of a module behind an RRef<torch::jit::Module>, which a function that returns one has made there:
-// net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
+// A method of a module behind an RRef<torch::jit::Module>, which a function that returns one has
+// made there: net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
 template <class R>
-WEFT_API Future<R> run_method(torch::jit::Module& module, std::string method, ScriptArguments arguments) {
+WEFT_API Future<R> run_method(torch::jit::Module& module, std::string method,
+                              ScriptArguments arguments) {
   Promise<R> promise;
   detail::start_method(module, method, arguments, detail::completes(promise));
   return promise.future();

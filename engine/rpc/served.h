@@ -1,4 +1,5 @@
-// One call that this worker was asked for: it starts the function where it may run, and sends its result.
+// One call that this worker was asked for: it starts the function where it may run, and sends its
+// result.
 #pragma once
 
 #include <atomic>
@@ -37,11 +38,13 @@ struct CallState {
   std::atomic<bool> cancelled{false};
   mutable std::atomic<bool> has_begun{false};             // its function …
   mutable std::atomic<Deadline::Clock::rep> begun_at{0};  // … at this time, set before
-  std::shared_ptr<autograd::Context> context;             // that the call was made in; null for none
-  bool no_grad = false;              // made under NoGradGuard: nothing behind it is recorded in a context
-  std::vector<c10::Stream> streams;  // that are current while the function runs, one of each GPU in use
-  trace::Operation traced{};         // whoever takes the call from Inbound's table ends it
-  bool expires = false;              // its function is a user's: not begun behind the deadline, if it had to wait
+  std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
+  bool no_grad = false;  // made under NoGradGuard: nothing behind it is recorded in a context
+  std::vector<c10::Stream>
+      streams;                // that are current while the function runs, one of each GPU in use
+  trace::Operation traced{};  // whoever takes the call from Inbound's table ends it
+  bool expires =
+      false;  // its function is a user's: not begun behind the deadline, if it had to wait
 };
 
 // What follows a call through continuations: the agent and the call.
@@ -64,17 +67,19 @@ class CallAmbient final : public weft::detail::Ambient {
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
 WEFT_API const CallAmbient& current_call(const char* what);
 
-// Whether this thread runs a function for a call, or goes on with one: its continuations, its coroutines.
+// Whether this thread runs a function for a call, or goes on with one: its continuations, its
+// coroutines.
 bool serves_call();
 
 class Served;
 
-// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that
-// has no thread for it, `refuse` runs instead. A call that `served` has to answer, and that waited for a thread behind
-// others until its time limit had passed since it came, is refused; one that found a thread free is run, whatever its
-// limit.
-WEFT_API void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop,
-                             Task task, std::function<void(const Error& why)> refuse,
+// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else
+// on the crew. Where that has no thread for it, `refuse` runs instead. A call that `served` has to
+// answer, and that waited for a thread behind others until its time limit had passed since it came,
+// is refused; one that found a thread free is run, whatever its limit.
+WEFT_API void start_function(const std::shared_ptr<AgentCore>& core,
+                             std::shared_ptr<const CallState> call, bool on_loop, Task task,
+                             std::function<void(const Error& why)> refuse,
                              std::shared_ptr<Served> served = nullptr);
 
 // what() of whatever a function threw, without libtorch's stack traces.
@@ -86,7 +91,8 @@ void log_thrown(const Function& function, const WorkerInfo& caller, const std::s
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
 class WEFT_API Served : public std::enable_shared_from_this<Served> {
  public:
-  Served(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state)
+  Served(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
+         std::shared_ptr<CallState> state)
       : core_(std::move(core)), function_(function), on_loop_(on_loop), state_(std::move(state)) {}
   Served(const Served&) = delete;
   Served& operator=(const Served&) = delete;
@@ -97,8 +103,9 @@ class WEFT_API Served : public std::enable_shared_from_this<Served> {
   const CallState& state() const { return *state_; }
   // What the call is to create; it fails if the call does.
   void keep(std::shared_ptr<rref::Owned> value) { value_ = std::move(value); }
-  // When the arguments have been decoded, with what runs the function: that is once their references are confirmed, and
-  // `first` is done (the creation of the value that a method is called on).
+  // When the arguments have been decoded, with what runs the function: that is once their
+  // references are confirmed, and `first` is done (the creation of the value that a method is
+  // called on).
   void start(const std::optional<Future<void>>& first, Task task);
 
   // Ends a call whose time is over before its function has begun; false where it is not.

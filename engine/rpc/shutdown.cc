@@ -1,6 +1,7 @@
-// Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all have come it asks every
-// worker what is active there, again and again, until two rounds one after the other find everybody idle and no call issued
-// in between. A call that travels is waiting at its caller, so then none does.
+// Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all
+// have come it asks every worker what is active there, again and again, until two rounds one after
+// the other find everybody idle and no call issued in between. A call that travels is waiting at
+// its caller, so then none does.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -35,9 +36,11 @@ std::string doing() { return current_call("doing()").core()->doing(); }
 
 namespace {
 
-constexpr const char* kAllCall = "; all workers must call shutdown(), and one that must not wait calls leave()";
+constexpr const char* kAllCall =
+    "; all workers must call shutdown(), and one that must not wait calls leave()";
 constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
-// How much earlier than here, at most, a worker's limit is over there: it is counted from when its message has come.
+// How much earlier than here, at most, a worker's limit is over there: it is counted from when its
+// message has come.
 constexpr auto kOnTheWay = std::chrono::seconds(1);
 
 constexpr auto kSignOfLife = std::chrono::seconds(2);  // a worker that lives answers within it
@@ -47,7 +50,8 @@ template <class T>
 bool ends_by(const Future<T>& future, Deadline deadline) {
   if (future.done()) return true;
   try {
-    future.wait(deadline.is_never() ? kNoTimeout : std::max(deadline.remaining(), std::chrono::milliseconds(1)));
+    future.wait(deadline.is_never() ? kNoTimeout
+                                    : std::max(deadline.remaining(), std::chrono::milliseconds(1)));
   } catch (...) {
     return future.done();  // else its time was over
   }
@@ -59,13 +63,14 @@ std::string but(const std::string& doing, const std::string& worker = "it") {
   return doing.empty() ? "" : ": " + worker + " " + doing;
 }
 
-std::string in_numbers(std::uint64_t number, const std::string& of_one, const std::string& of_more) {
+std::string in_numbers(std::uint64_t number, const std::string& of_one,
+                       const std::string& of_more) {
   return std::to_string(number) + " " + (number == 1 ? of_one : of_more);
 }
 
 std::string without_names(std::string text) {
-  for (const std::string& name :
-       {detail::FunctionBody<&internal::activity>::name(), detail::FunctionBody<&internal::join_shutdown>::name()}) {
+  for (const std::string& name : {detail::FunctionBody<&internal::activity>::name(),
+                                  detail::FunctionBody<&internal::join_shutdown>::name()}) {
     for (auto at = text.find(name); at != std::string::npos; at = text.find(name))
       text.replace(at, name.size(), "shutdown()");
   }
@@ -76,7 +81,8 @@ std::string without_names(std::string text) {
 Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
   switch (error.blame()) {
     case Blame::Timeout:
-      return Error(Blame::Timeout, describe(worker) + " has not said in time " + what).with_ranks({worker.rank});
+      return Error(Blame::Timeout, describe(worker) + " has not said in time " + what)
+          .with_ranks({worker.rank});
     case Blame::PeerLost:
       return Error(Blame::PeerLost, describe(worker) + " is lost, or has left without shutdown()")
           .with_ranks({worker.rank});
@@ -119,8 +125,9 @@ void AgentCore::report_awaited() {
     for (const auto& [rank, joins] : shutting_down_) ranks.push_back(rank);
   }
   if (awaited_here_->is_over()) {
-    log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " + names_of(ranks) +
-              " for " + describe(parts_.self) + ", which has not called it" + but(doing()) + kAllCall);
+    log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " +
+              names_of(ranks) + " for " + describe(parts_.self) + ", which has not called it" +
+              but(doing()) + kAllCall);
   }
   if (awaited_here_->next().is_never()) return;
   reports_awaited_ = loop_->at(awaited_here_->next(), [weak = weak_from_this()] {
@@ -148,9 +155,11 @@ void AgentCore::shutdown(const Graceful& options) {
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
   // What runs there would have to end before it does.
   if (!closed_ && (weft::detail::thread_home() == crew_.get() || loop_->inside())) {
-    throw Error(Blame::Caller, what +
-                                   " waits for all functions and continuations, and was asked for by one that this agent "
-                                   "runs: call shutdown() on a thread of the program's own, or leave()");
+    throw Error(
+        Blame::Caller,
+        what +
+            " waits for all functions and continuations, and was asked for by one that this agent "
+            "runs: call shutdown() on a thread of the program's own, or leave()");
   }
   {
     std::unique_lock lock(mutex_);
@@ -170,7 +179,8 @@ void AgentCore::shutdown(const Graceful& options) {
   shutdown_ended_.set();
 }
 
-// Another thread's, which goes on: but not in a function, or a continuation, whose own end that waits for.
+// Another thread's, which goes on: but not in a function, or a continuation, whose own end that
+// waits for.
 void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const {
   const auto ended = shutdown_ended_.future();
   if (ended.done() || weft::detail::thread_home() == crew_.get()) return;
@@ -178,7 +188,8 @@ void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::st
     ended.wait(limit.count() == 0 ? kNoTimeout : limit);
   } catch (const Error&) {
     if (ended.done()) throw;
-    throw Error(Blame::Timeout, what + ", which another thread has begun, goes on after " + weft::describe(limit));
+    throw Error(Blame::Timeout,
+                what + ", which another thread has begun, goes on after " + weft::describe(limit));
   }
 }
 
@@ -189,17 +200,19 @@ void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& wh
       wait_for_own_calls(deadline);
     } else if (parts_.self.rank != 0) {
       const int first = 0;
-      // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
+      // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to
+      // be handed to others.
       Promise<Outcome> ended(nullptr);
-      call<detail::FunctionBody<&internal::join_shutdown>>(shared_from_this(),
-                                                           {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
+      call<detail::FunctionBody<&internal::join_shutdown>>(
+          shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
       Outcome verdict;
       try {
         verdict = await_verdict(ended.future());
       } catch (const Error& error) {
         throw unanswered(error, directory_.find(first).worker,
-                         "that all workers are idle: one has not called shutdown(), or calls and functions go on");
+                         "that all workers are idle: one has not called shutdown(), or calls and "
+                         "functions go on");
       }
       if (verdict.failed()) throw verdict.error();
     } else {
@@ -221,20 +234,24 @@ Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
   awaits_verdict_ = true;
   Patience patience(parts_.options.wait_reports);
   while (!ends_by(verdict, patience.next())) {
-    if (!patience.is_over() || answers<detail::FunctionBody<&rref::internal::alive>>({kFirst}) || closed_) continue;
+    if (!patience.is_over() || answers<detail::FunctionBody<&rref::internal::alive>>({kFirst}) ||
+        closed_)
+      continue;
     std::vector<int> lower;
     for (int rank = 1; rank < parts_.self.rank; ++rank) lower.push_back(rank);
     if (answers<detail::FunctionBody<&internal::awaits_verdict>>(lower) || verdict.done()) continue;
     log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) +
               " in shutdown(): " + name_of(kFirst) +
-              ", which decides when all workers are idle, does not answer; its process is stopped (SIGCONT "
+              ", which decides when all workers are idle, does not answer; its process is stopped "
+              "(SIGCONT "
               "lets it go on), or its host cannot be reached; leave() waits for nobody");
   }
   return verdict.get();
 }
 
-// Whether one of these workers answers within kSignOfLife, and by true where Body gives a bool. An error is an answer, but
-// for the end of that time: what waits for the worker fails by itself where it is gone.
+// Whether one of these workers answers within kSignOfLife, and by true where Body gives a bool. An
+// error is an answer, but for the end of that time: what waits for the worker fails by itself where
+// it is gone.
 template <class Body>
 bool AgentCore::answers(const std::vector<int>& ranks) {
   using Answer = typename Body::Result;
@@ -242,7 +259,8 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
   const Deadline limit = Deadline::in(kSignOfLife);
   for (const int rank : ranks) {
     try {
-      asked.push_back(call<Body>(shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
+      asked.push_back(call<Body>(shared_from_this(),
+                                 {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     } catch (const Error&) {  // there is no way to it at present
     }
   }
@@ -258,7 +276,8 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
   });
 }
 
-// What the program still refers to when all has ended, once: a reference that outlives its agent is of no use to anybody.
+// What the program still refers to when all has ended, once: a reference that outlives its agent is
+// of no use to anybody.
 void AgentCore::report_held() const {
   constexpr std::size_t kMost = 20;
   const auto held = references_.held();
@@ -278,8 +297,9 @@ void AgentCore::wait_for_own_calls(Deadline deadline) {
     const Activity now = activity();
     if (now.waiting == 0 && now.running == 0) return;
     if (deadline.passed())
-      throw Error(Blame::Timeout, in_numbers(now.waiting, "call waits for its reply", "calls wait for replies") + " and " +
-                                      in_numbers(now.running, "function runs", "functions run"));
+      throw Error(Blame::Timeout,
+                  in_numbers(now.waiting, "call waits for its reply", "calls wait for replies") +
+                      " and " + in_numbers(now.running, "function runs", "functions run"));
     pause.wait(deadline);
   }
 }
@@ -289,10 +309,13 @@ Error AgentCore::why_gone(int rank) const {
   std::lock_guard lock(mutex_);
   const auto found = shutting_down_.find(rank);
   if (found != shutting_down_.end() && found->second.limit.remaining() < kOnTheWay) {
-    return Error(Blame::Timeout, worker + " has left: the limit of its shutdown() was over before all workers were idle")
+    return Error(Blame::Timeout,
+                 worker +
+                     " has left: the limit of its shutdown() was over before all workers were idle")
         .with_ranks({rank});
   }
-  return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()").with_ranks({rank});
+  return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()")
+      .with_ranks({rank});
 }
 
 std::string AgentCore::doing_of(int rank) {
@@ -304,7 +327,9 @@ std::string AgentCore::doing_of(int rank) {
     text.resize(std::min(text.size(), kMost));
     return text;
   } catch (const Error& error) {
-    return error.blame() == Blame::Timeout ? "does not answer: its process is stopped, or the network is cut" : "";
+    return error.blame() == Blame::Timeout
+               ? "does not answer: its process is stopped, or the network is cut"
+               : "";
   }
 }
 
@@ -319,12 +344,14 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   }
   Patience patience(parts_.options.wait_reports);
   const auto tell = [&](const std::string& why) {
-    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) + " in shutdown(): " + why);
+    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) +
+              " in shutdown(): " + why);
   };
   const auto say = [&](const std::string& why) {
     if (patience.is_over()) tell(why);
   };
-  while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) && !deadline.passed()) {
+  while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) &&
+         !deadline.passed()) {
     if (!patience.is_over()) continue;
     const auto missing = missing_from_shutdown();
     if (missing.empty()) continue;
@@ -341,7 +368,9 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   if (lost) gone = why_gone(*lost);
   if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
   if (const auto missing = missing_from_shutdown(); !missing.empty()) {
-    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + names_of(missing)).with_ranks(missing);
+    throw Error(Blame::Timeout,
+                "not in time: shutdown() has not been called by " + names_of(missing))
+        .with_ranks(missing);
   }
   if (gone) throw Error(*gone);
   std::vector<Activity> before;
@@ -351,15 +380,17 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     std::vector<Activity> now{activity()};
     std::vector<Future<Activity>> asked;
     for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-      const auto limit =
-          deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+      const auto limit = deadline.is_never()
+                             ? std::chrono::milliseconds(0)
+                             : std::max(deadline.remaining(), std::chrono::milliseconds(1));
       asked.push_back(call<detail::FunctionBody<&internal::activity>>(
           shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     }
     for (std::size_t i = 0; i < asked.size(); ++i) {
       while (!ends_by(asked[i], patience.next())) {
         say(name_of(static_cast<int>(i) + 1) +
-            " does not answer; its process is stopped (SIGCONT lets it go on), or its host cannot be reached; leave() "
+            " does not answer; its process is stopped (SIGCONT lets it go on), or its host cannot "
+            "be reached; leave() "
             "waits "
             "for nobody");
       }
@@ -367,9 +398,10 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
         now.push_back(asked[i].get());
       } catch (const Error& error) {
         const int rank = static_cast<int>(i) + 1;
-        const Error silent = error.blame() == Blame::PeerLost
-                                 ? why_gone(rank)
-                                 : unanswered(error, directory_.find(rank).worker, "what is active there");
+        const Error silent =
+            error.blame() == Blame::PeerLost
+                ? why_gone(rank)
+                : unanswered(error, directory_.find(rank).worker, "what is active there");
         if (busy.empty()) throw silent;
         throw silent.with_text(silent.text() + "; still busy: " + busy);  // whose work may be why
       }
@@ -377,14 +409,16 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     busy.clear();
     for (std::size_t rank = 0; rank < now.size(); ++rank) {
       if (now[rank].waiting == 0 && now[rank].running == 0) continue;
-      busy += (busy.empty() ? "" : ", ") + describe(directory_.find(static_cast<int>(rank)).worker) + " (" +
+      busy += (busy.empty() ? "" : ", ") +
+              describe(directory_.find(static_cast<int>(rank)).worker) + " (" +
               in_numbers(now[rank].waiting, "call waits", "calls wait") + ", " +
               in_numbers(now[rank].running, "function runs", "functions run") + ")";
     }
     if (busy.empty() && now == before) break;
     if (deadline.passed()) throw Error(Blame::Timeout, "still busy: " + busy);
     if (!busy.empty()) {
-      say("still busy are " + busy + "; a function there, or a call that it has made, does not end");
+      say("still busy are " + busy +
+          "; a function there, or a call that it has made, does not end");
       pause.wait(deadline);
     }
     before = std::move(now);

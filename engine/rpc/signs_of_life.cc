@@ -1,5 +1,5 @@
-// Whether a worker still lives: asked when a connection to it has ended, or it does not answer, and something here depends
-// on it. One that gives no sign of life is lost, and what it holds ends.
+// Whether a worker still lives: asked when a connection to it has ended, or it does not answer, and
+// something here depends on it. One that gives no sign of life is lost, and what it holds ends.
 #include <algorithm>
 
 #include <weft/engine/rpc/calls.h>
@@ -11,21 +11,25 @@ namespace weft::rpc {
 
 namespace {
 
-constexpr int kAsks = 3;       // before a worker whose connection has ended counts as lost
-constexpr int kAsksHere = 20;  // where the asking itself fails here, which says little of the worker
+constexpr int kAsks = 3;  // before a worker whose connection has ended counts as lost
+constexpr int kAsksHere =
+    20;  // where the asking itself fails here, which says little of the worker
 constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 }  // namespace
 
 // With the mutex held.
 bool AgentCore::depends_on(int rank) const {
-  const bool is_watched = present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
+  const bool is_watched =
+      present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
   const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-  return is_watched || decides || dependent_.contains(rank) || references_.concerns(rank) || contexts_.concerns(rank);
+  return is_watched || decides || dependent_.contains(rank) || references_.concerns(rank) ||
+         contexts_.concerns(rank);
 }
 
-// A connection may end without its worker: ask before its references are given up, and a shutdown fails. One question at a
-// time: what asks may be all that its connection carried, whose end is no news then.
+// A connection may end without its worker: ask before its references are given up, and a shutdown
+// fails. One question at a time: what asks may be all that its connection carried, whose end is no
+// news then.
 void AgentCore::look_after(int rank, Asked why) {
   if (closed_ || rank < 0 || rank == parts_.self.rank) return;
   {
@@ -63,12 +67,14 @@ void AgentCore::ask_whether_alive(int rank) {
   }
 }
 
-// What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other is gone; only that
-// nobody has the rank any more is.
-void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception_ptr& error, bool was_sent) {
+// What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other
+// is gone; only that nobody has the rank any more is.
+void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception_ptr& error,
+                                    bool was_sent) {
   if (closed_) return;
   const int rank = asked.rank;
-  const std::optional<Error> why_not = error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
+  const std::optional<Error> why_not =
+      error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
   const bool is_slow = why_not && was_sent && why_not->blame() == Blame::Timeout;
   const bool failed_here = why_not && (!was_sent || why_not->blame() == Blame::Busy);
   const bool is_gone = error && is_not_there(error);
@@ -92,19 +98,23 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
   }
   if (!is_lost) return;
   const bool has_life = asked.life != kAnyLife;
-  const auto successor = has_life ? std::optional(static_cast<std::uint16_t>(asked.life + 1)) : std::nullopt;
+  const auto successor =
+      has_life ? std::optional(static_cast<std::uint16_t>(asked.life + 1)) : std::nullopt;
   references_.worker_lost(rank, successor);
   contexts_.worker_lost(rank, successor);
   crew_->recall();  // who waits in shutdown() for it
   if (parts_.world_size) {
-    const Error lost(Blame::PeerLost, name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
+    const Error lost(Blame::PeerLost,
+                     name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
     const auto known = directory_.known(rank);  // a stranger may have given a rank that nobody has
     if (is_news && known && news_.add_lost(*known, lost)) tell_news();
-  } else if (const auto present = present_.find(rank); present && has_life && present->life == asked.life && !failed_here) {
+  } else if (const auto present = present_.find(rank);
+             present && has_life && present->life == asked.life && !failed_here) {
     // Where it is known to be gone, the others know as well: it has left, or somebody was faster.
     if (is_gone) return;
-    crew_->run_beside(
-        Task([self = shared_from_this(), worker = *present, why = *why_not] { self->declare_lost(worker, why); }));
+    crew_->run_beside(Task([self = shared_from_this(), worker = *present, why = *why_not] {
+      self->declare_lost(worker, why);
+    }));
   }
 }
 
@@ -125,7 +135,8 @@ bool AgentCore::meets(const WorkerInfo& worker, Life life) {
     if (life <= met->second) return life == met->second;
     met->second = life;
   }
-  end_predecessors(worker.rank, life, Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
+  end_predecessors(worker.rank, life,
+                   Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
   return true;
 }
 
@@ -137,7 +148,8 @@ void AgentCore::end_predecessors(int rank, Life life, const Error& why) {
     met = std::max(met, life);
     if (met == life) lost_.erase(rank);
     for (const auto& [key, inbound] : inbound_) {
-      if (inbound->worker().rank == rank && inbound->life() < life) of_predecessor.push_back(inbound);
+      if (inbound->worker().rank == rank && inbound->life() < life)
+        of_predecessor.push_back(inbound);
     }
   }
   for (const auto& inbound : of_predecessor) inbound->close(why);

@@ -1,4 +1,5 @@
-// What programs name when they use RPC: workers, destinations, options, errors. The calls are in agent.h.
+// What programs name when they use RPC: workers, destinations, options, errors. The calls are in
+// agent.h.
 #pragma once
 
 #include <chrono>
@@ -44,7 +45,8 @@ struct WorkerInfo {
   WEFT_FIELDS(name, rank)
 };
 
-// Where workers come and go: which of those that had a rank one after the other. All others have one life.
+// Where workers come and go: which of those that had a rank one after the other. All others have
+// one life.
 using Life = std::int32_t;
 constexpr Life kAnyLife = -1;  // whoever has the rank
 
@@ -66,14 +68,17 @@ WEFT_API std::string describe(const WorkerInfo& worker);
 
 // A Blame as a peer says it; Remote for what is none.
 constexpr Blame blame_from(int said) {
-  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said) : Blame::Remote;
+  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said)
+                                                              : Blame::Remote;
 }
 
 // How something ended, as it travels.
 struct Outcome {
   Outcome() = default;
   Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
-  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) { ranks = error.ranks(); }
+  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) {
+    ranks = error.ranks();
+  }
   bool failed() const { return blame != -1; }
   Error error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
   int blame = -1;  // of the failure; -1: none
@@ -82,7 +87,8 @@ struct Outcome {
   WEFT_FIELDS(blame, text, ranks)
 };
 
-// What a message is for. Calls of users' functions are Call and Reply, or Create where the result stays as an RRef.
+// What a message is for. Calls of users' functions are Call and Reply, or Create where the result
+// stays as an RRef.
 enum class MessageKind {
   Call,
   Reply,
@@ -99,54 +105,66 @@ enum class MessageKind {
 
 // For tests: what goes wrong with the messages that one agent sends.
 struct Faults {
-  std::map<MessageKind, int> fail_first{};                   // the first so many fail as if the connection had refused them
-  std::set<MessageKind> drop{};                              // sent, never arrive
+  std::map<MessageKind, int>
+      fail_first{};              // the first so many fail as if the connection had refused them
+  std::set<MessageKind> drop{};  // sent, never arrive
   std::map<MessageKind, std::chrono::milliseconds> delay{};  // arrive late; later messages may pass
 };
 
-// For each peer, by name: our device, and the peer's device that its tensors arrive on; results come back by the inverse,
-// so it is one to one. Host memory that has no entry goes to host memory; a GPU's tensor that has none is refused.
+// For each peer, by name: our device, and the peer's device that its tensors arrive on; results
+// come back by the inverse, so it is one to one. Host memory that has no entry goes to host memory;
+// a GPU's tensor that has none is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 // Each member has an initializer, for programs that name some of them, as compilers warn of others.
 struct Options {
-  // Without a world size workers may come and go; one that gives no rank takes a free one, from 1. Ranks end at 65535.
+  // Without a world size workers may come and go; one that gives no rank takes a free one, from 1.
+  // Ranks end at 65535.
   std::optional<int> rank{}, world_size{};
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
   c10::intrusive_ptr<c10d::Store> store{};  // instead of init_method
   std::string group_name{};                 // isolates jobs that share an address
-  int worker_threads = 16;                  // that run called functions; those that wait for calls do not count
+  int worker_threads = 16;  // that run called functions; those that wait for calls do not count
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
-  std::vector<std::string> transports{};    // the best that both sides have; empty: all that can be used here
+  std::vector<std::string>
+      transports{};  // the best that both sides have; empty: all that can be used here
   DeviceMaps device_maps{};
-  std::string secret{};  // if set, peers must prove to know it before anything else is read; 16 random characters or more
+  std::string secret{};  // if set, peers must prove to know it before anything else is read; 16
+                         // random characters or more
   Faults faults{};
-  // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
+  // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for
+  // this one.
   std::vector<c10::Device> devices{};
   std::string timeline{};  // as ProcessGroupOptions::timeline
-  // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is made and where it arrives.
+  // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is
+  // made and where it arrives.
   int calls_in_flight = 65536;
-  // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program issues it, until others
-  // have been answered or its time limit is over. See docs/rpc.md, "Limits", for the calls that never wait.
+  // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program
+  // issues it, until others have been answered or its time limit is over. See docs/rpc.md,
+  // "Limits", for the calls that never wait.
   std::int64_t bytes_in_flight = 256 << 20;
-  // After how long a worker says on stderr that it waits for others, to join, in shutdown() or for the result of a call,
-  // and for which. Ascending; empty: never. To join and in shutdown() the lowest rank that waits speaks for the job; of
-  // calls each worker reports the one that a thread of it has waited for longest.
+  // After how long a worker says on stderr that it waits for others, to join, in shutdown() or for
+  // the result of a call, and for which. Ascending; empty: never. To join and in shutdown() the
+  // lowest rank that waits speaks for the job; of calls each worker reports the one that a thread
+  // of it has waited for longest.
   WaitReports wait_reports = default_wait_reports();
 };
 
-// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of
-// its own: to("worker1").timeout(2s).
+// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank
+// meanwhile); with a time limit of its own: to("worker1").timeout(2s).
 class Destination {
  public:
   // The place is that of the call, where the destination is written into it.
-  Destination(const char* name, Place place = Place::current()) : target_(std::string(name)), place_(place) {}
-  Destination(std::string name, Place place = Place::current()) : target_(std::move(name)), place_(place) {}
+  Destination(const char* name, Place place = Place::current())
+      : target_(std::string(name)), place_(place) {}
+  Destination(std::string name, Place place = Place::current())
+      : target_(std::move(name)), place_(place) {}
   template <std::integral T>
   Destination(T rank, Place place = Place::current()) : target_(target_of(rank)), place_(place) {}
   template <std::floating_point T>
   Destination(T rank) = delete;  // a rank is a whole number
-  Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker), place_(place) {}
+  Destination(const WorkerInfo& worker, Place place = Place::current())
+      : target_(worker), place_(place) {}
 
   // 0: none; kAgentTimeout: the agent's.
   Destination timeout(std::chrono::milliseconds limit) const {
@@ -184,18 +202,21 @@ struct CallInfo {
   bool cancelled = false;  // nobody waits for the result any more
 };
 
-// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served are zero then. The three
-// of references are of one moment, so are the two of autograd; the others are read one after the other while calls go on.
+// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served
+// are zero then. The three of references are of one moment, so are the two of autograd; the others
+// are read one after the other while calls go on.
 struct DebugInfo {
   std::size_t owner_rrefs = 0;    // values owned here and shared
   std::size_t forks = 0;          // workers known to hold them
   std::size_t pending_users = 0;  // unconfirmed references here
   std::size_t contexts = 0;       // autograd contexts alive here
   std::size_t backward_passes = 0;
-  std::size_t calls_waiting = 0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
+  std::size_t calls_waiting =
+      0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
   std::size_t calls_served = 0;   // in all; stays when the agent leaves
   std::size_t handlers_busy = 0;  // functions that run now
-  std::size_t calls_held_back = 0;  // that the program has issued and Options::bytes_in_flight keeps from going out
+  std::size_t calls_held_back =
+      0;  // that the program has issued and Options::bytes_in_flight keeps from going out
 };
 
 struct Graceful {

@@ -1,6 +1,7 @@
 // Waiting for several calls without keeping their futures: torch.distributed.rpc's _wait_all.
 //
-//   const auto calls = rpc::wait_all([&] { for (int rank = 0; rank < 4; ++rank) agent.async<&train>(rank, epoch); });
+//   const auto calls = rpc::wait_all([&] { for (int rank = 0; rank < 4; ++rank)
+//   agent.async<&train>(rank, epoch); });
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,16 @@
 
 namespace weft::rpc {
 
-// Runs the function, then waits until every call has ended that it issued with async<>() on this thread; those of
-// remote<>() are not waited for. Returns how many. Throws what the function threw, else the first error of the calls in the
-// order of their issue; all have ended then as well. Inside the function another wait_all() is one of its own.
+// Runs the function, then waits until every call has ended that it issued with async<>() on this
+// thread; those of remote<>() are not waited for. Returns how many. Throws what the function threw,
+// else the first error of the calls in the order of their issue; all have ended then as well.
+// Inside the function another wait_all() is one of its own.
 WEFT_API std::size_t wait_all(const std::function<void()>& function);
 
 namespace detail {
 
-// While it lives, what this thread issues is others' business: a wait_all() around it does not count that.
+// While it lives, what this thread issues is others' business: a wait_all() around it does not
+// count that.
 class WEFT_API Untracked {
  public:
   Untracked();

@@ -1,6 +1,7 @@
-// The head of every message between agents, as docs/wire.md has it: a fixed part, then a table of the storages that follow
-// as payloads, then the msgpack body, unless that is too large for a connection's header and comes as the first payload.
-// Peers are not trusted: every field is checked.
+// The head of every message between agents, as docs/wire.md has it: a fixed part, then a table of
+// the storages that follow as payloads, then the msgpack body, unless that is too large for a
+// connection's header and comes as the first payload. Peers are not trusted: every field is
+// checked.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ constexpr std::uint32_t kWireVersion = 5;
 
 enum class FrameKind : std::uint8_t {
   Hello = 1,      // the first of a connection, from who connects; body: who it is
-  Challenge = 2,  // before all others, where the workers share a secret (secret.h); body: nonces and proofs, as they are
+  Challenge = 2,  // before all others, where the workers share a secret (secret.h); body: nonces
+                  // and proofs, as they are
   Call = 3,
   Reply = 4,    // body: the result
   Failure = 5,  // body: the error
@@ -26,7 +28,8 @@ enum class FrameKind : std::uint8_t {
 // Flags of a Head.
 constexpr std::uint8_t kBodyAside = 1;  // the body is payload 0
 constexpr std::uint8_t kOnLoop = 2;     // the function is short: run it on the loop
-constexpr std::uint8_t kNoGrad = 4;     // made under NoGradGuard: neither it nor its result is recorded in a context
+constexpr std::uint8_t kNoGrad =
+    4;  // made under NoGradGuard: neither it nor its result is recorded in a context
 
 struct Head {
   FrameKind kind = FrameKind::Hello;
@@ -42,7 +45,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 48);
 
-// One storage: where its part began in the sender's, and the device that it is for, as the receiver numbers them.
+// One storage: where its part began in the sender's, and the device that it is for, as the receiver
+// numbers them.
 struct StorageEntry {
   std::uint64_t begin = 0;       // bytes; below 2^48
   std::uint8_t device_type = 0;  // 0 host, 1 CUDA
@@ -54,7 +58,8 @@ constexpr std::size_t kMaxTable = 4096;
 constexpr std::size_t kMaxBodyInHeader = 24 << 10;
 
 // Appends head and table.
-void append_head(std::vector<std::byte>& bytes, const Head& head, std::span<const StorageEntry> table);
+void append_head(std::vector<std::byte>& bytes, const Head& head,
+                 std::span<const StorageEntry> table);
 
 struct ParsedHead {
   Head head;

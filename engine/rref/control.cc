@@ -6,7 +6,8 @@
 namespace weft::rref {
 
 namespace {
-constexpr std::size_t kMostAtOnce = 4096;  // references that one message asks for: it is answered in time
+constexpr std::size_t kMostAtOnce =
+    4096;  // references that one message asks for: it is answered in time
 }
 
 namespace internal {
@@ -20,20 +21,25 @@ void fork(Id id, ForkId fork) {
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
 void user_delete(Id id, ForkId fork) {
-  here("user_delete()").remove_fork(id, fork, rpc::current_call("user_delete()").call().caller.rank);
+  here("user_delete()")
+      .remove_fork(id, fork, rpc::current_call("user_delete()").call().caller.rank);
 }
-void will_not_come(Id id, rpc::Outcome why) { here("will_not_come()").give_up(id, std::make_exception_ptr(why.error())); }
+void will_not_come(Id id, rpc::Outcome why) {
+  here("will_not_come()").give_up(id, std::make_exception_ptr(why.error()));
+}
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children) {
   const auto& call = rpc::current_call("give_back()");
   const auto& core = call.core();
   const int giver = call.call().caller.rank;
   for (const auto& [id, fork] : owned) {
     if (core->references().has_or_ends(fork)) continue;
-    control<&user_delete>(core, giver, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
+    control<&user_delete>(core, giver, rpc::MessageKind::UserDelete, {id, fork},
+                          {.keeps_on = true});
   }
   for (const ForkId child : children) {
     if (core->references().has_or_ends(child)) continue;
-    control<&child_accepted>(core, giver, rpc::MessageKind::ChildAccept, {child}, {.keeps_on = true});
+    control<&child_accepted>(core, giver, rpc::MessageKind::ChildAccept, {child},
+                             {.keeps_on = true});
   }
 }
 void take_back_reply(std::uint64_t call) {
@@ -44,7 +50,8 @@ void alive() {}
 
 }  // namespace internal
 
-void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why) {
+void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
+                        const rpc::Outcome& why) {
   if (core->closed()) return;
   control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, why});
 }
@@ -56,7 +63,9 @@ void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
   for (const auto& forks : given) {
     if (forks) forks->list_open(owned, children);
   }
-  const auto begin_of = [](const auto& all, std::size_t at) { return all.begin() + std::min(at, all.size()); };
+  const auto begin_of = [](const auto& all, std::size_t at) {
+    return all.begin() + std::min(at, all.size());
+  };
   for (std::size_t at = 0; at < std::max(owned.size(), children.size()); at += kMostAtOnce) {
     control<&internal::give_back>(core, to, rpc::MessageKind::Fork,
                                   {{begin_of(owned, at), begin_of(owned, at + kMostAtOnce)},
@@ -67,38 +76,47 @@ void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
 
 void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call) {
   if (core->closed()) return;
-  control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
+  control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call},
+                                      {.keeps_on = true});
 }
 
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
-                                     ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
+                                     const rpc::Member& owner, Id id, ForkId fork,
+                                     const Future<rpc::Outcome>& asked,
+                                     const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
-  const auto confirmed = control<&internal::fork>(core, {owner.worker.rank, owner.life}, rpc::MessageKind::Fork, {id, fork},
-                                                  {.keeps_on = true});
+  const auto confirmed =
+      control<&internal::fork>(core, {owner.worker.rank, owner.life}, rpc::MessageKind::Fork,
+                               {id, fork}, {.keeps_on = true});
   Promise<void> created(core->crew());
   const Origin origin{.place = place};
-  const auto handle = std::make_shared<Handle>(core, id, fork, owner, confirmed, created.future(), origin);
-  made.on_done_light(
-      [core, owner = owner.worker.rank, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
-        const auto error = ended.error();
-        const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
-        if (!outcome.failed()) return created.set();
-        created.set_error(std::make_exception_ptr(outcome.error()));
-        tell_will_not_come(core, owner, id, outcome);
-      });
-  // The fork ends behind what may still come: its owner does not remember for ever that it has ended.
+  const auto handle =
+      std::make_shared<Handle>(core, id, fork, owner, confirmed, created.future(), origin);
+  made.on_done_light([core, owner = owner.worker.rank, id, created,
+                      original = std::move(original)](const Future<rpc::Outcome>& ended) {
+    const auto error = ended.error();
+    const rpc::Outcome outcome =
+        error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
+    if (!outcome.failed()) return created.set();
+    created.set_error(std::make_exception_ptr(outcome.error()));
+    tell_will_not_come(core, owner, id, outcome);
+  });
+  // The fork ends behind what may still come: its owner does not remember for ever that it has
+  // ended.
   asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
   return handle;
 }
 
-void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {
+void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle,
+                      std::uint64_t type) {
   if (!handle) {
     packer.pack_array(0);  // nil is an empty optional around it
     return;
   }
   if (handle->core().get() != &core_) {
     throw Error(Blame::Caller,
-                "RRef " + to_text(handle->id()) + " belongs to another agent of this process; send it with that one");
+                "RRef " + to_text(handle->id()) +
+                    " belongs to another agent of this process; send it with that one");
   }
   handle->require_created();
   References& references = core_.references();
@@ -111,11 +129,12 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
     references.keep_parent(fork, handle, incarnation);
     children_.push_back(fork);
   }
-  packer.pack(
-      ReferenceRecord{handle->id(), handle->owner().rank, handle->owner().name, handle->to_owner().life, fork, type});
+  packer.pack(ReferenceRecord{handle->id(), handle->owner().rank, handle->owner().name,
+                              handle->to_owner().life, fork, type});
 }
 
-void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const {
+void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned,
+                           std::vector<ForkId>& children) const {
   const References& references = core_.references();
   std::lock_guard lock(mutex_);
   for (const auto& fork : forks_) {
@@ -145,22 +164,28 @@ void ForkWriter::undo() {
   for (const ForkId child : children) core_.references().child_accepted(child);
 }
 
-std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
-                                           const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
+std::shared_ptr<Handle> ForkReader::unpack(
+    const msgpack::object& object, std::uint64_t type,
+    const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
-  const auto [id, owner, owner_name, life, fork, sent_type] = codec::unpacked<ReferenceRecord>(object);
+  const auto [id, owner, owner_name, life, fork, sent_type] =
+      codec::unpacked<ReferenceRecord>(object);
   if (sent_type != type)
-    throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
+    throw Error(Blame::Caller,
+                "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();
   References& references = core_.references();
   if (owner == core_.self().rank) {
     if (life != core_.life()) throw rpc::has_left({owner, life});
-    auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), life}, own(references, id));
-    control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
+    auto handle =
+        std::make_shared<Handle>(core, id, rpc::Member{core_.self(), life}, own(references, id));
+    control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork},
+                                       {.keeps_on = true});
     return handle;
   }
   if (references.has_given_back(fork)) {
-    throw Error(Blame::Cancelled, "RRef " + to_text(id) + " comes with a message that its sender believes to be lost");
+    throw Error(Blame::Cancelled, "RRef " + to_text(id) +
+                                      " comes with a message that its sender believes to be lost");
   }
   const rpc::Recipient to_owner(owner, life);
   // Not looked up: this runs in a turn of the loop, which does not wait for the store.
@@ -169,22 +194,29 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   if (owner == from_) {
     Promise<void> known;
     known.set();
-    return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});
+    return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt,
+                                    Origin{.from = from_});
   }
-  // A function that takes it waits for no more than the first attempts. The giver keeps its own reference until the owner
-  // knows this one, or is gone: meanwhile nothing else may keep the value.
-  const auto confirmed = control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
+  // A function that takes it waits for no more than the first attempts. The giver keeps its own
+  // reference until the owner knows this one, or is gone: meanwhile nothing else may keep the
+  // value.
+  const auto confirmed =
+      control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
   Promise<void> known(core->crew());
-  confirmed.on_done_light([core, from = from_, to_owner, id, fork, known](const Future<void>& told) {
+  confirmed.on_done_light([core, from = from_, to_owner, id, fork,
+                           known](const Future<void>& told) {
     const auto end = [core, from, fork, known](const Future<void>& told_at_last) {
       told_at_last.failed() ? known.set_error(told_at_last.error()) : known.set();
-      control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
+      control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork},
+                                         {.keeps_on = true});
     };
     if (!told.failed() || core->closed() || rpc::is_not_there(told.error())) return end(told);
-    control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true}).on_done_light(end);
+    control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true})
+        .on_done_light(end);
   });
   unconfirmed_.push_back(confirmed);
-  return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});
+  return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt,
+                                  Origin{.from = from_});
 }
 
 }  // namespace weft::rref

@@ -1,4 +1,5 @@
-// The control messages of references: calls like any other, which are retried, and do no harm when they come twice.
+// The control messages of references: calls like any other, which are retried, and do no harm when
+// they come twice.
 #pragma once
 
 #include <functional>
@@ -21,8 +22,8 @@ void child_accepted(ForkId child);
 void user_delete(Id id, ForkId fork);
 // To the owner, of a value that another worker was to send there.
 void will_not_come(Id id, rpc::Outcome why);
-// From a worker that sent references which may have been lost with a connection: those that this one does not have end, or
-// are no children any more.
+// From a worker that sent references which may have been lost with a connection: those that this
+// one does not have end, or are no children any more.
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children);
 // From the caller of that call: it could not read the reply.
 void take_back_reply(std::uint64_t call);
@@ -34,16 +35,19 @@ void alive();
 constexpr int kRetries = 5;
 constexpr auto kFirstPause = std::chrono::milliseconds(20);  // then three times as long, each time
 constexpr auto kControlLimit = std::chrono::seconds(2);      // for one attempt
-constexpr int kTriesUntilOverdue = 3;  // that have failed, some 6 s after the first where nobody answers
+constexpr int kTriesUntilOverdue =
+    3;  // that have failed, some 6 s after the first where nobody answers
 
 constexpr auto kPatience = std::chrono::minutes(5);
 constexpr auto kPatientPause = std::chrono::seconds(5);
 
 struct ControlOptions {
   bool on_loop = true;            // the function is short
-  std::function<void()> overdue;  // called once, when so many attempts have failed, or the worker is gone; others follow
-  // Something would be kept for ever without it: behind the retries it is sent again and again for kPatience, though nobody
-  // waits for that. Who answers again has heard of it after this pause and one attempt, at the latest.
+  std::function<void()> overdue;  // called once, when so many attempts have failed, or the worker
+                                  // is gone; others follow
+  // Something would be kept for ever without it: behind the retries it is sent again and again for
+  // kPatience, though nobody waits for that. Who answers again has heard of it after this pause and
+  // one attempt, at the latest.
   bool keeps_on = false;
   std::chrono::milliseconds patient_pause = kPatientPause;
 };
@@ -55,8 +59,8 @@ template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
   using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
-  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind, Arguments arguments,
-           ControlOptions options)
+  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind,
+           Arguments arguments, ControlOptions options)
       : core_(std::move(core)),
         to_(to),
         kind_(kind),
@@ -74,14 +78,18 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 
   Future<void> future() const { return promise_.future(); }
   void start() {
-    rpc::detail::CoreCalls::off_loop(*core_, to_, Task([self = this->shared_from_this()] { self->send(); }));
+    rpc::detail::CoreCalls::off_loop(*core_, to_,
+                                     Task([self = this->shared_from_this()] { self->send(); }));
   }
 
  private:
   void send() {
     try {
-      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(core_, {to_, kControlLimit, kind_, options_.on_loop}, arguments_);
-      sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) { self->ended(ended.error()); });
+      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(
+          core_, {to_, kControlLimit, kind_, options_.on_loop}, arguments_);
+      sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) {
+        self->ended(ended.error());
+      });
     } catch (...) {
       ended(std::current_exception());
     }
@@ -92,22 +100,27 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
       return promise_.set();
     }
     const bool is_gone = rpc::is_not_there(error) || gives_no_sign_of_life(error);
-    const bool is_overdue = ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
+    const bool is_overdue =
+        ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
     if (is_overdue && options_.overdue) options_.overdue();
-    const int most = kRetries + (options_.keeps_on ? static_cast<int>(kPatience / options_.patient_pause) : 0);
-    if (is_gone || tries_ > most || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    const int most =
+        kRetries + (options_.keeps_on ? static_cast<int>(kPatience / options_.patient_pause) : 0);
+    if (is_gone || tries_ > most || rpc::detail::CoreCalls::closed(*core_))
+      return promise_.set_error(error);
     if (tries_ > kRetries) {
       be_patient();
       pause_ = options_.patient_pause;
     }
-    rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->start(); }));
+    rpc::detail::CoreCalls::after(*core_, pause_,
+                                  Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
   }
   // Who has given none when it was asked need not be told; the first failure asks.
   bool gives_no_sign_of_life(const std::exception_ptr& error) {
     if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
     if (rpc::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
-    if (!std::exchange(depends_on_it_, true)) rpc::detail::CoreCalls::depend_on(*core_, to_.rank, +1);
+    if (!std::exchange(depends_on_it_, true))
+      rpc::detail::CoreCalls::depend_on(*core_, to_.rank, +1);
     rpc::detail::CoreCalls::look_after(*core_, to_.rank);
     return false;
   }
@@ -130,12 +143,15 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 
 }  // namespace detail
 
-// Done when the message has been answered; fails when all attempts have, or one where the worker gave no sign of life, or
-// that worker has left.
+// Done when the message has been answered; fails when all attempts have, or one where the worker
+// gave no sign of life, or that worker has left.
 template <auto F>
-Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& to, rpc::MessageKind kind,
-                     typename rpc::detail::FunctionBody<F>::Arguments arguments, ControlOptions options = {}) {
-  auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments), std::move(options));
+Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& to,
+                     rpc::MessageKind kind,
+                     typename rpc::detail::FunctionBody<F>::Arguments arguments,
+                     ControlOptions options = {}) {
+  auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments),
+                                                        std::move(options));
   auto future = attempts->future();
   attempts->start();
   return future;

@@ -13,12 +13,13 @@ namespace {
 
 // How long an owner keeps what belongs to a creation that has not come.
 constexpr auto kExpect = std::chrono::minutes(10);  // at most twice as long
-// How long it remembers a fork that has ended: longer than any message about it is sent again, or on its way.
+// How long it remembers a fork that has ended: longer than any message about it is sent again, or
+// on its way.
 constexpr auto kRemember = std::chrono::minutes(1);
 constexpr std::size_t kMostBurials = 1 << 20;
 
-// What the uses of a value throw that was not created. Where it was to be made of another that was not, what those of that
-// one throw: of a chain, however long, the first cause alone.
+// What the uses of a value throw that was not created. Where it was to be made of another that was
+// not, what those of that one throw: of a chain, however long, the first cause alone.
 std::exception_ptr not_created(const std::string& reference, const std::exception_ptr& cause) {
   Blame blame = Blame::Remote;
   std::string why;
@@ -45,7 +46,8 @@ std::string on_its_owner(const Handle& handle) {
 }  // namespace
 
 std::string to_text(std::uint64_t id) {
-  return "(" + std::to_string(rank_in(id)) + ", " + std::to_string(id & ((std::uint64_t{1} << 48) - 1)) + ")";
+  return "(" + std::to_string(rank_in(id)) + ", " +
+         std::to_string(id & ((std::uint64_t{1} << 48) - 1)) + ")";
 }
 
 void Owned::fail(const std::exception_ptr& cause) noexcept {
@@ -57,13 +59,14 @@ void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
   if (home && home->inside()) home->run(Task([kept = std::move(value)] {}));
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner, std::shared_ptr<Owned> owned)
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
+               std::shared_ptr<Owned> owned)
     : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
   core_.lock()->references().hold_here(id_, owned_);
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner, Future<void> confirmed,
-               std::optional<Future<void>> created, const Origin& origin)
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
+               Future<void> confirmed, std::optional<Future<void>> created, const Origin& origin)
     : core_(std::move(core)),
       id_(id),
       fork_(fork),
@@ -87,12 +90,14 @@ Handle::~Handle() {
     return;
   }
   if (const auto core = core_.lock()) core->references().forget(*this);
-  confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = to_owner()](const Future<void>&) {
-    const auto core = weak.lock();
-    if (core && !core->closed()) {
-      control<&internal::user_delete>(core, owner, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
-    }
-  });
+  confirmed_.on_done_light(
+      [weak = core_, id = id_, fork = fork_, owner = to_owner()](const Future<void>&) {
+        const auto core = weak.lock();
+        if (core && !core->closed()) {
+          control<&internal::user_delete>(core, owner, rpc::MessageKind::UserDelete, {id, fork},
+                                          {.keeps_on = true});
+        }
+      });
 }
 
 std::shared_ptr<rpc::AgentCore> Handle::core() const {
@@ -128,21 +133,25 @@ std::string describe(const Handle& handle) {
   return text + ", fork " + to_text(handle.fork()) + ", of " + describe(handle.owner());
 }
 
-std::uint64_t References::next_id() { return rpc::number_of(core_.self().rank, core_.first_id() + next_++); }
+std::uint64_t References::next_id() {
+  return rpc::number_of(core_.self().rank, core_.first_id() + next_++);
+}
 
 std::shared_ptr<weft::detail::Home> References::home() const { return core_.crew(); }
 
 void References::wrong_type(Id id, const std::type_info& wanted, const std::type_info& found) {
-  throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as " + rpc::spelled(wanted) + " and was made as " +
-                                 rpc::spelled(found) + "; give RRef the type of the value");
+  throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as " + rpc::spelled(wanted) +
+                                 " and was made as " + rpc::spelled(found) +
+                                 "; give RRef the type of the value");
 }
 
 namespace {
 
 std::exception_ptr creator_gone(Id id) {
-  return std::make_exception_ptr(Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank_in(id)) +
-                                                            ", is gone, and the call that creates it did not come")
-                                     .with_ranks({rank_in(id)}));
+  return std::make_exception_ptr(
+      Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank_in(id)) +
+                                 ", is gone, and the call that creates it did not come")
+          .with_ranks({rank_in(id)}));
 }
 
 }  // namespace
@@ -155,15 +164,18 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   const auto late = too_late(id);
   std::unique_lock lock(mutex_);
   const auto known = entries_.find(id);
-  // A call that was faster than its references' end, and came later; or one by a reference whose value will not come.
-  if (known == entries_.end() ? buried_.contains(id) : known->second.given_up && !known->second.owned) {
+  // A call that was faster than its references' end, and came later; or one by a reference whose
+  // value will not come.
+  if (known == entries_.end() ? buried_.contains(id)
+                              : known->second.given_up && !known->second.owned) {
     const auto why = known == entries_.end() ? nullptr : known->second.given_up;
     lock.unlock();
     const auto gone = make();
-    gone->fail(why ? why
-                   : std::make_exception_ptr(Error(Blame::Cancelled,
-                                                   "its creator gave it up, or its last reference had "
-                                                   "ended, before this call came")));
+    gone->fail(
+        why ? why
+            : std::make_exception_ptr(Error(Blame::Cancelled,
+                                            "its creator gave it up, or its last reference had "
+                                            "ended, before this call came")));
     return gone;
   }
   if (late && (known == entries_.end() || known->second.is_expected())) {
@@ -182,12 +194,14 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
 // With the mutex held. Unless its creation has come, it does not stay for ever.
 void References::expect(Id id, Entry& entry) {
   if (!entry.is_expected() || entry.expiry) return;
-  entry.expiry = core_.loop()->at(Deadline::in(entry.patience), Task([weak = core_.weak_from_this(), id] {
-                                    if (const auto core = weak.lock()) core->references().expire(id);
-                                  }));
+  entry.expiry =
+      core_.loop()->at(Deadline::in(entry.patience), Task([weak = core_.weak_from_this(), id] {
+                         if (const auto core = weak.lock()) core->references().expire(id);
+                       }));
 }
 
-// Nothing came for it: the creator is gone, which it may have been before this was expected; or its message was lost.
+// Nothing came for it: the creator is gone, which it may have been before this was expected; or its
+// message was lost.
 void References::expire(Id id) {
   bool is_over = false;
   {
@@ -203,17 +217,20 @@ void References::expire(Id id) {
     }
   }
   if (is_over) {
-    return give_up(id, std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
+    return give_up(id, std::make_exception_ptr(
+                           Error(Blame::Timeout, "the call that creates it did not come")));
   }
   if (const auto late = too_late(id)) return give_up(id, late);
   core_.look_after(rank_in(id), rpc::AgentCore::Asked::ByTheWay);
 }
 
-std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarnation& holder, const Make& make) {
+std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarnation& holder,
+                                          const Make& make) {
   trace::Operation::note(core_.member(), trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
   std::unique_lock lock(mutex_);
-  if (buried_.contains(fork)) {  // given up before it came: the value lives until it is made, and no longer
+  if (buried_.contains(
+          fork)) {  // given up before it came: the value lives until it is made, and no longer
     if (!entries_.contains(id)) {
       bury(id);
       return make();
@@ -236,8 +253,10 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarna
   return owned;
 }
 
-void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, const std::shared_ptr<Owned>& owned) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork", .sequence = id, .peer = holder.rank});
+void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder,
+                          const std::shared_ptr<Owned>& owned) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference,
+                         {.name = "fork", .sequence = id, .peer = holder.rank});
   const auto late = owned ? nullptr : too_late(id);
   std::unique_lock lock(mutex_);
   if (buried_.contains(fork)) return;
@@ -247,7 +266,8 @@ void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, co
     entry.arrived = true;
     entry.expiry.reset();
   } else if (!entry.arrived && buried_.contains(id)) {
-    entry.given_up = std::make_exception_ptr(Error(Blame::Cancelled, "it was given up before this reference was known"));
+    entry.given_up = std::make_exception_ptr(
+        Error(Blame::Cancelled, "it was given up before this reference was known"));
   }
   if (late && entry.is_expected() && !entry.owned) entry.given_up = late;
   entry.forks.emplace(fork, holder);
@@ -257,7 +277,8 @@ void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, co
 }
 
 void References::end_if_late(const rpc::Incarnation& holder) {
-  if (core_.has_successor(holder)) worker_lost(holder.rank, static_cast<std::uint16_t>(holder.life + 1));
+  if (core_.has_successor(holder))
+    worker_lost(holder.rank, static_cast<std::uint16_t>(holder.life + 1));
 }
 
 // Of a fork, or of a value: their ids are never the same.
@@ -278,7 +299,8 @@ References::Entry References::take_if_unused(Id id) {
   Entry unused = std::move(found->second);
   entries_.erase(found);
   bury(id);
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "value released", .sequence = id});
+  trace::Operation::note(core_.member(), trace::Kind::Reference,
+                         {.name = "value released", .sequence = id});
   return unused;
 }
 
@@ -328,7 +350,8 @@ void References::let_go(std::shared_ptr<Owned> value) {
 }
 
 void References::remove_fork(Id id, ForkId fork, int holder) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id, .peer = holder});
+  trace::Operation::note(core_.member(), trace::Kind::Reference,
+                         {.name = "fork ended", .sequence = id, .peer = holder});
   Entry ended;
   bool is_given_up = false;
   {
@@ -338,16 +361,17 @@ void References::remove_fork(Id id, ForkId fork, int holder) {
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
     const bool known = found->second.forks.erase(fork) > 0;
-    // Forks of others are known before they end, unless their holders could not tell. The creator's own is not, until its
-    // creation comes.
+    // Forks of others are known before they end, unless their holders could not tell. The creator's
+    // own is not, until its creation comes.
     const bool is_creators = holder == rank_in(id) && rank_in(fork) == rank_in(id);
     is_given_up = is_creators && !found->second.arrived && !known && !again;
     if (!is_given_up) ended = take_if_unused(id);
   }
   let_go(std::move(ended.owned));
   if (is_given_up) {
-    give_up(id, std::make_exception_ptr(
-                    Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
+    give_up(id,
+            std::make_exception_ptr(Error(
+                Blame::Cancelled, "its creator gave it up before the call came that creates it")));
   }
 }
 
@@ -395,7 +419,8 @@ void References::give_up(Id id, const std::exception_ptr& why) {
   if (owned) owned->fail(why);
 }
 
-void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent, const rpc::Incarnation& receiver) {
+void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
+                             const rpc::Incarnation& receiver) {
   {
     std::lock_guard lock(mutex_);
     parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
@@ -432,8 +457,10 @@ std::vector<std::string> References::held() const {
     if (origin.from >= 0) {
       text += ", sent by rank " + std::to_string(origin.from);
     } else {
-      text += origin.function.empty() ? ", a copy" : ", made by remote<" + std::string(origin.function) + ">";
-      if (origin.place.line > 0) text += " at " + std::string(origin.place.file) + ":" + std::to_string(origin.place.line);
+      text += origin.function.empty() ? ", a copy"
+                                      : ", made by remote<" + std::string(origin.function) + ">";
+      if (origin.place.line > 0)
+        text += " at " + std::string(origin.place.file) + ":" + std::to_string(origin.place.line);
     }
     all.push_back(std::move(text));
   }
@@ -468,7 +495,8 @@ void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
       // What a third worker is to send may come all the same.
-      if (is_lost(rpc::made_by(it->first)) && it->second.is_expected() && !it->second.is_announced(it->first)) {
+      if (is_lost(rpc::made_by(it->first)) && it->second.is_expected() &&
+          !it->second.is_announced(it->first)) {
         expected.push_back(it->first);
       }
       std::erase_if(held, [&](const auto& fork) {
@@ -512,7 +540,8 @@ void References::close() {
     entries.swap(entries_);
     parents.swap(parents_);
   }
-  const auto why = std::make_exception_ptr(Error(Blame::Cancelled, "the agent that owns it has left"));
+  const auto why =
+      std::make_exception_ptr(Error(Blame::Cancelled, "the agent that owns it has left"));
   for (auto& [id, entry] : entries) {
     if (entry.owned) entry.owned->fail(why);
   }

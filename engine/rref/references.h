@@ -1,8 +1,9 @@
-// The references of one agent: values that it owns and that others hold, and its references to others' values. The protocol
-// is docs/rref.md; ids are explained there. Usable from every thread; nothing here blocks.
+// The references of one agent: values that it owns and that others hold, and its references to
+// others' values. The protocol is docs/rref.md; ids are explained there. Usable from every thread;
+// nothing here blocks.
 //
-// An owner keeps a value while any fork of it is known. A fork is one worker's reference; each was made by a parent: the
-// owner itself, or a fork that is kept until the owner knows the child.
+// An owner keeps a value while any fork of it is known. A fork is one worker's reference; each was
+// made by a parent: the owner itself, or a fork that is kept until the owner knows the child.
 #pragma once
 
 #include <algorithm>
@@ -43,9 +44,10 @@ using rpc::rank_in;
 
 // How a user's reference came to this worker.
 struct Origin {
-  std::string_view function;  // what remote() was called with; lives as long as the program; "" for copy_to()
-  int from = -1;              // or the rank of the worker that sent it
-  Place place = {};           // of the call of remote(), where it is known
+  std::string_view
+      function;   // what remote() was called with; lives as long as the program; "" for copy_to()
+  int from = -1;  // or the rank of the worker that sent it
+  Place place = {};  // of the call of remote(), where it is known
 };
 
 // A value at its owner, before and after it has been created.
@@ -58,7 +60,8 @@ class WEFT_API Owned {
   virtual ~Owned() = default;
   // Fails with a CreationError.
   Future<void> created() const { return promise_.future(); }
-  // Does nothing once it is created or has failed. What a function threw comes as a RemoteError (rpc::detail::thrown_by).
+  // Does nothing once it is created or has failed. What a function threw comes as a RemoteError
+  // (rpc::detail::thrown_by).
   void fail(const std::exception_ptr& cause) noexcept;
   const std::type_info& type() const { return type_; }
   // Whether destroying the value costs next to nothing, and runs nothing of the user's.
@@ -67,7 +70,8 @@ class WEFT_API Owned {
  protected:
   // Whether it was not ended before.
   bool end() noexcept { return !ended_.exchange(true); }
-  // A value's destructor is the user's, and may block: not in a turn of the loop, where the last call on it may end.
+  // A value's destructor is the user's, and may block: not in a turn of the loop, where the last
+  // call on it may end.
   void let_go_of(std::shared_ptr<void> value) noexcept;
   Promise<void> promise_;
 
@@ -80,7 +84,8 @@ class WEFT_API Owned {
 template <class T>
 class OwnedValue final : public Owned {
  public:
-  OwnedValue(std::shared_ptr<weft::detail::Home> home, Id id) : Owned(std::move(home), typeid(OwnedValue), id) {}
+  OwnedValue(std::shared_ptr<weft::detail::Home> home, Id id)
+      : Owned(std::move(home), typeid(OwnedValue), id) {}
   ~OwnedValue() override { let_go(std::move(value_)); }
   // The value is there when the work on devices has run.
   void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
@@ -96,7 +101,8 @@ class OwnedValue final : public Owned {
   // After created(), which has not failed, for who makes streams wait itself.
   const std::shared_ptr<T>& made() const { return value_; }
   bool ends_at_once() const final {
-    return std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, at::Tensor>;
+    return std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string> ||
+           std::is_same_v<T, at::Tensor>;
   }
 
  private:
@@ -110,10 +116,12 @@ class OwnedValue final : public Owned {
 class WEFT_API Handle {
  public:
   // The owner's.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner, std::shared_ptr<Owned> owned);
-  // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the creation.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner, Future<void> confirmed,
-         std::optional<Future<void>> created, const Origin& origin);
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
+         std::shared_ptr<Owned> owned);
+  // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the
+  // creation.
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
+         Future<void> confirmed, std::optional<Future<void>> created, const Origin& origin);
   // A user's reference ends: the owner is told, once it knows it at all.
   ~Handle();
   Handle(const Handle&) = delete;
@@ -150,8 +158,9 @@ class WEFT_API Handle {
 // "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; of the owner's own: "RRef (0, 3), owned here".
 WEFT_API std::string describe(const Handle& handle);
 
-// The value that a call is for; travels as its id. The owner looks it up when the call comes, and keeps it until the call
-// has run: the caller may have given up, and dropped its reference, long before.
+// The value that a call is for; travels as its id. The owner looks it up when the call comes, and
+// keeps it until the call has run: the caller may have given up, and dropped its reference, long
+// before.
 struct Target {
   Target() = default;
   Target(Id id_of_it) : id(id_of_it) {}
@@ -184,24 +193,28 @@ class WEFT_API References {
   std::uint64_t next_id();
 
   // --- as owner
-  // The value of that id; made, to be created later, where none is known yet: its creation may be behind this message.
-  // Throws Caller where it has another type.
+  // The value of that id; made, to be created later, where none is known yet: its creation may be
+  // behind this message. Throws Caller where it has another type.
   template <class T>
   std::shared_ptr<OwnedValue<T>> owned(Id id) {
     auto found = find_or_expect(id, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
-    if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
+    if (found->type() != typeid(OwnedValue<T>))
+      wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
   // The creation has come: the worker holds the fork from now on.
   template <class T>
   std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::Incarnation& holder) {
-    auto found = arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
-    if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
+    auto found =
+        arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
+    if (found->type() != typeid(OwnedValue<T>))
+      wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
-  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
-  // known.
-  void add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, const std::shared_ptr<Owned>& owned);
+  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be
+  // null where it is not known.
+  void add_fork(Id id, ForkId fork, const rpc::Incarnation& holder,
+                const std::shared_ptr<Owned>& owned);
   // The worker that held it, or was to, does so no longer.
   void remove_fork(Id id, ForkId fork, int holder);
   // Whether the owner knows it already.
@@ -212,7 +225,8 @@ class WEFT_API References {
   // Whether a handle of this worker's is that fork; else it never will be.
   bool has_or_ends(ForkId fork);
   bool has_given_back(ForkId fork) const;
-  // No creation will come, and why: who waits for the value fails. Changes nothing where one has come.
+  // No creation will come, and why: who waits for the value fails. Changes nothing where one has
+  // come.
   void give_up(Id id, const std::exception_ptr& why);
   // An RRef of the owner's own refers to it, too, and no longer.
   void hold_here(Id id, const std::shared_ptr<Owned>& owned);
@@ -253,7 +267,8 @@ class WEFT_API References {
     std::exception_ptr given_up;               // why no creation will come
     EventLoop::Registration expiry;            // until then
     std::chrono::seconds patience{1};
-    // What another worker is to send, which may take its time: the creator's own fork is known before.
+    // What another worker is to send, which may take its time: the creator's own fork is known
+    // before.
     bool is_announced(Id id) const {
       return std::any_of(forks.begin(), forks.end(), [id](const auto& fork) {
         return fork.second.rank == rank_in(id) && rank_in(fork.first) == rank_in(id);
@@ -264,14 +279,17 @@ class WEFT_API References {
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
   std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
-  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::Incarnation& holder, const Make& make);
+  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::Incarnation& holder,
+                                const Make& make);
   std::shared_ptr<weft::detail::Home> home() const;
-  [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
+  [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted,
+                                      const std::type_info& found);
   void bury(ForkId fork);
   Entry take_if_unused(Id id);
   // Not under the mutex.
   void let_go(std::shared_ptr<Owned> value);
-  // Why it will not come any more: its creator has left, and another one has its rank. Not under the mutex.
+  // Why it will not come any more: its creator has left, and another one has its rank. Not under
+  // the mutex.
   std::exception_ptr too_late(Id id) const;
   void expect(Id id, Entry& entry);
   // What has just been given to a worker that had left before ends. Not under the mutex.
@@ -302,21 +320,25 @@ Future<void> wait_for(References& references, const Target& target) {
   return target.owned->created();
 }
 
-// A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
-// before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
-// meanwhile.
-WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
-                                              ForkId fork, const Future<rpc::Outcome>& asked,
-                                              const Future<rpc::Outcome>& made, std::shared_ptr<Handle> original,
-                                              Place place);
+// A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it;
+// known not to be `made` before that, where its original is not. Where it fails, the owner is told
+// that nothing will come. Keeps the original meanwhile.
+WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
+                                              const rpc::Member& owner, Id id, ForkId fork,
+                                              const Future<rpc::Outcome>& asked,
+                                              const Future<rpc::Outcome>& made,
+                                              std::shared_ptr<Handle> original, Place place);
 
 // To the owner: no creation of that value will come.
-WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why);
-// Asks a worker which references have come of those in messages that may have been lost with a connection; the others end.
+WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
+                                 const rpc::Outcome& why);
+// Asks a worker which references have come of those in messages that may have been lost with a
+// connection; the others end.
 WEFT_API void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
                             const std::vector<std::shared_ptr<ForkWriter>>& given);
 // To the callee: the reply could not be read, and the references in it end there.
-WEFT_API void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call);
+WEFT_API void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee,
+                              std::uint64_t call);
 
 // The references in one message that goes to a worker.
 class WEFT_API ForkWriter {

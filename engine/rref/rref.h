@@ -1,5 +1,6 @@
-// RRef<T>: a reference to a T that lives on one worker, its owner, and may be held by any. References travel in calls; the
-// value stays, until the last reference has gone. It may be passed on and called on before the value exists.
+// RRef<T>: a reference to a T that lives on one worker, its owner, and may be held by any.
+// References travel in calls; the value stays, until the last reference has gone. It may be passed
+// on and called on before the value exists.
 #pragma once
 
 #include <array>
@@ -30,9 +31,11 @@ struct FetchBody {
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
+    return wait_for<T>(rpc::detail::references_of(core),
+                       std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
-  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments, const rpc::detail::CompletionRef<T>& to) {
+  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
+                  const rpc::detail::CompletionRef<T>& to) {
     try {
       const Target& target = std::get<0>(*static_cast<const Arguments*>(arguments.get()));
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
@@ -64,12 +67,15 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
       auto& [id, fork, copy] = *static_cast<Arguments*>(arguments.get());
       const int holder = rank_in(fork);
       if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
-        throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) + " is nobody's");
+        throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) +
+                                       " is nobody's");
       }
       References& references = rpc::detail::references_of(core);
       const bool is_announced = references.has_fork(id, fork);
       owned = references.adopt<T>(id, fork, rpc::made_by(fork));
-      if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);  // who may not be there any more to end it
+      if (!is_announced)
+        rpc::detail::CoreCalls::look_after(core,
+                                           holder);  // who may not be there any more to end it
       owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));
     } catch (...) {
       if (owned) owned->fail(std::current_exception());
@@ -82,26 +88,33 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 // Asked of a value's owner: to send a copy to that worker. Ends when it has come there.
 template <class T>
 struct CopyBody {
-  using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;  // the worker: its rank and life
-  using Result = rpc::Outcome;                                                   // an error keeps its blame so
+  using Arguments =
+      std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;  // the worker: its rank and life
+  using Result = rpc::Outcome;                                     // an error keeps its blame so
   using Signature = rpc::Outcome(RRef<T>, int);
 
   static std::string name() { return "weft::RRef::copy_to"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
+    return wait_for<T>(rpc::detail::references_of(core),
+                       std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
   static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
                   const rpc::detail::CompletionRef<rpc::Outcome>& asker) {
     const auto end = [asker](const std::exception_ptr& error) {
-      asker->succeed(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(), nullptr);
+      asker->succeed(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(),
+                     nullptr);
     };
     try {
       const auto& [target, to, life, id, fork] = *static_cast<const Arguments*>(arguments.get());
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
-      const rpc::Going going{{to, life}, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
-      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going, {id, fork, T(*value)})
+      const rpc::Going going{{to, life},
+                             rpc::detail::CoreCalls::time_left(),
+                             rpc::MessageKind::Create,
+                             /*on_loop=*/true};
+      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going,
+                                    {id, fork, T(*value)})
           .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
       end(std::current_exception());
@@ -116,20 +129,21 @@ class RRef;
 
 namespace rref {
 
-// Called on a value by who waits for it. WEFT_API, as of every template that is called remotely: its address must be one in
-// libweft.so and in the program.
+// Called on a value by who waits for it. WEFT_API, as of every template that is called remotely:
+// its address must be one in libweft.so and in the program.
 template <class T>
 WEFT_API void exists(const T&) {}
 
 template <auto F, class T>
-using ResultOf =
-    typename rpc::detail::MethodShape<std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
+using ResultOf = typename rpc::detail::MethodShape<
+    std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
 
 // Whichever comes first: what the call on the value gives, or the news that there will be no value.
 template <class R>
-Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Handle>& handle,
-                             Future<R> called) {
-  if (!handle->created() || (handle->created()->done() && !handle->created()->failed())) return called;
+Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
+                             const std::shared_ptr<Handle>& handle, Future<R> called) {
+  if (!handle->created() || (handle->created()->done() && !handle->created()->failed()))
+    return called;
   auto over = std::make_shared<std::atomic<bool>>(false);
   Promise<R> promise(rpc::detail::CoreCalls::home(*core));
   auto result = promise.future();
@@ -147,7 +161,8 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const 
   return result;
 }
 
-// Keeps the reference until the call on its value has ended: before that call comes, nothing else may keep the value.
+// Keeps the reference until the call on its value has ended: before that call comes, nothing else
+// may keep the value.
 template <class R>
 Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
   called.on_done_light([kept = std::move(handle)](const Future<R>&) {});
@@ -158,7 +173,8 @@ Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle
 template <class T, class Self>
 class Methods {
  public:
-  // Runs a method of the value where the value lives, once it exists: &M::method, or a function that takes M& first.
+  // Runs a method of the value where the value lives, once it exists: &M::method, or a function
+  // that takes M& first.
   template <auto F, class... A>
   ResultOf<F, T> sync(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
@@ -168,21 +184,26 @@ class Methods {
     }
   }
   template <auto F, class... A>
-  Future<ResultOf<F, T>> async(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+  Future<ResultOf<F, T>> async(
+      A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
-      return rpc::detail::tracked(until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
+      return rpc::detail::tracked(
+          until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
     } else {
       std::terminate();
     }
   }
   template <auto F, class... A>
-  RRef<ResultOf<F, T>> remote(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+  RRef<ResultOf<F, T>> remote(
+      A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
       using Naming = rpc::detail::NamingOf<F>;
       using Body = rpc::detail::MethodBody<Naming::function, T>;
       const auto core = reference().usable();
-      auto made = rpc::create<Body>(core, going(*core, Naming::on_loop), arguments_of<Body>(std::forward<A>(arguments)...));
-      if (const auto& asked = made->created()) static_cast<void>(until_answered(*asked, reference().handle()));
+      auto made = rpc::create<Body>(core, going(*core, Naming::on_loop),
+                                    arguments_of<Body>(std::forward<A>(arguments)...));
+      if (const auto& asked = made->created())
+        static_cast<void>(until_answered(*asked, reference().handle()));
       return RRef<typename Body::Result>(std::move(made));
     } else {
       std::terminate();
@@ -195,12 +216,13 @@ class Methods {
     using Naming = rpc::detail::NamingOf<F>;
     using Body = rpc::detail::MethodBody<Naming::function, T>;
     const auto core = reference().usable();
-    return unless_not_created(
-        core, reference().handle(),
-        rpc::call<Body>(core, going(*core, Naming::on_loop), arguments_of<Body>(std::forward<A>(arguments)...)));
+    return unless_not_created(core, reference().handle(),
+                              rpc::call<Body>(core, going(*core, Naming::on_loop),
+                                              arguments_of<Body>(std::forward<A>(arguments)...)));
   }
   rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
-    const auto limit = rpc::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
+    const auto limit =
+        rpc::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
     return {reference().handle()->to_owner(), limit, rpc::MessageKind::Call, on_loop};
   }
   template <class Body, class... A>
@@ -231,7 +253,8 @@ template <class... About>
 struct CannotBeCopied : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
-                  "to_here(), fetch() and copy_to() send a copy of the RRef's value, which cannot be copied: call a method "
+                  "to_here(), fetch() and copy_to() send a copy of the RRef's value, which cannot "
+                  "be copied: call a method "
                   "on it where it is, with rref.sync<&M::method>(…)");
     return false;
   }
@@ -266,13 +289,15 @@ class RRef : public rref::Methods<T, RRef<T>> {
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
       : RRef(own(rpc::detail::CoreCalls::ambient("RRef(value)"), std::move(value))) {}
   template <class Given>
-  requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>) RRef(const rpc::Agent&, Given&&) {
-    static_assert(weft::detail::kNever<Given>, "the value of an RRef<T> is a T, and this cannot be converted to one");
+  requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>)
+      RRef(const rpc::Agent&, Given&&) {
+    static_assert(weft::detail::kNever<Given>,
+                  "the value of an RRef<T> is a T, and this cannot be converted to one");
   }
   explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
 
-  // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
-  // a limit unless it gives one.
+  // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The
+  // owner itself waits without a limit unless it gives one.
   T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       return fetched(timeout).get();
@@ -288,12 +313,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
       std::terminate();
     }
   }
-  // A copy of the value, on another worker, which owns it from then on: its owner sends it there unasked, one way, once it
-  // exists. Returns at once; the copy can be used like any reference, and what needs it waits behind it. What changes the
-  // value meanwhile is in the copy or not, and must not run beside the copying (as with to_here()). On the value's owner
-  // itself the tensors of the copy share their memory with it, as to_here() does there. Where the value cannot be copied,
-  // or `to` cannot be reached, uses of the copy throw CreationError. Throws Caller for somebody who is not there, and
-  // CreationError where it is known that there is no value.
+  // A copy of the value, on another worker, which owns it from then on: its owner sends it there
+  // unasked, one way, once it exists. Returns at once; the copy can be used like any reference, and
+  // what needs it waits behind it. What changes the value meanwhile is in the copy or not, and must
+  // not run beside the copying (as with to_here()). On the value's owner itself the tensors of the
+  // copy share their memory with it, as to_here() does there. Where the value cannot be copied, or
+  // `to` cannot be reached, uses of the copy throw CreationError. Throws Caller for somebody who is
+  // not there, and CreationError where it is known that there is no value.
   RRef copy_to(const rpc::Destination& to) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       const auto core = usable();
@@ -316,8 +342,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
       const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, going.to);
       going.to = handle_->to_owner();
       going.kind = rpc::MessageKind::Create;
-      const auto asked =
-          rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
+      const auto asked = rpc::call<rref::CopyBody<T>>(
+          core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
       const auto made = rref::unless_not_created(core, handle_, asked);
       return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
     } else {
@@ -340,8 +366,9 @@ class RRef : public rref::Methods<T, RRef<T>> {
   template <class U = T>
   requires(!std::is_void_v<U>) U& local_value() const {
     if (!handle()->is_owner()) {
-      throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) + " (fork " +
-                                     rref::to_text(handle_->fork()) + ") asked for on rank " +
+      throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) +
+                                     " (fork " + rref::to_text(handle_->fork()) +
+                                     ") asked for on rank " +
                                      std::to_string(rpc::detail::CoreCalls::self(*usable())) +
                                      ", which does not own it: its owner is " + describe(owner()) +
                                      "; use to_here(), or call a method on it");
@@ -359,7 +386,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
 
   // For Weft's own use.
   const std::shared_ptr<rref::Handle>& handle() const {
-    if (!handle_) throw Error(Blame::Caller, "this RRef is empty: it was default-constructed or moved from");
+    if (!handle_)
+      throw Error(Blame::Caller, "this RRef is empty: it was default-constructed or moved from");
     return handle_;
   }
   const std::shared_ptr<rref::Handle>& handle_or_null() const { return handle_; }
@@ -386,13 +414,16 @@ class RRef : public rref::Methods<T, RRef<T>> {
   Future<T> fetched(std::chrono::milliseconds timeout) const {
     const auto core = usable();
     const auto limit = rpc::detail::CoreCalls::limit(*core, timeout);
-    if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
+    if (is_owner())
+      return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
     return rref::unless_not_created(
         core, handle_,
-        rpc::call<rref::FetchBody<T>>(core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
+        rpc::call<rref::FetchBody<T>>(
+            core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
   // A limit of 0 is none.
-  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core, std::chrono::milliseconds limit) const {
+  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core,
+                       std::chrono::milliseconds limit) const {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
     // Whoever takes it answers; so the timer keeps no value.
     struct Answer {
@@ -423,14 +454,17 @@ class RRef : public rref::Methods<T, RRef<T>> {
       }
     });
     if (limit.count() == 0 || result.done()) return result;
-    const auto pause = rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
-      if (const auto promise = answer->take()) {
-        promise->set_error(
-            {Blame::Timeout, "RRef " + rref::to_text(id) + ", owned here, has no value after " + weft::describe(limit)});
-      }
-    }));
-    result.on_done_light(
-        [weak = std::weak_ptr(core), pause](const Future<T>&) { rpc::detail::CoreCalls::drop_pause(weak, pause); });
+    const auto pause =
+        rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
+          if (const auto promise = answer->take()) {
+            promise->set_error({Blame::Timeout, "RRef " + rref::to_text(id) +
+                                                    ", owned here, has no value after " +
+                                                    weft::describe(limit)});
+          }
+        }));
+    result.on_done_light([weak = std::weak_ptr(core), pause](const Future<T>&) {
+      rpc::detail::CoreCalls::drop_pause(weak, pause);
+    });
     return result;
   }
 
@@ -448,7 +482,8 @@ namespace rref {
 template <class T>
 void expose_value();
 
-// What a T refers to. Naming a function has it entered; calling it would go in circles where types do.
+// What a T refers to. Naming a function has it entered; calling it would go in circles where types
+// do.
 template <class T>
 concept HasWeftFields = requires(const T& value) {
   value.weft_fields();
@@ -469,10 +504,13 @@ template <class T, std::size_t elements>
 struct Exposed<std::array<T, elements>> : Exposed<T> {};
 template <template <class...> class C, class... T>
 requires(!HasWeftFields<C<T...>>) struct Exposed<C<T...>> {
-  static void references() { (static_cast<void>(&Exposed<std::remove_cvref_t<T>>::references), ...); }
+  static void references() {
+    (static_cast<void>(&Exposed<std::remove_cvref_t<T>>::references), ...);
+  }
 };
 
-// Enters what is asked of a T that lives here by who has a reference to it, whatever program that is.
+// Enters what is asked of a T that lives here by who has a reference to it, whatever program that
+// is.
 template <class T>
 void expose_value() {
   using namespace rpc::detail;
@@ -504,10 +542,12 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
 
   template <class T>
   struct pack<weft::RRef<T>> {
-    weft::codec::Packer& operator()(weft::codec::Packer& packer, const weft::RRef<T>& reference) const {
+    weft::codec::Packer& operator()(weft::codec::Packer& packer,
+                                    const weft::RRef<T>& reference) const {
       auto* forks = weft::codec::Writer::current().forks();
       if (forks == nullptr) {
-        throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be encoded on its own");
+        throw weft::Error(weft::Blame::Caller,
+                          "an RRef travels in calls only: it cannot be encoded on its own");
       }
       static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
       forks->pack(packer, reference.handle_or_null(), type);
@@ -516,15 +556,18 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   };
   template <class T>
   struct convert<weft::RRef<T>> {
-    const msgpack::object& operator()(const msgpack::object& object, weft::RRef<T>& reference) const {
+    const msgpack::object& operator()(const msgpack::object& object,
+                                      weft::RRef<T>& reference) const {
       auto* forks = weft::codec::Reader::current().forks();
       if (forks == nullptr) {
-        throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be decoded on its own");
+        throw weft::Error(weft::Blame::Caller,
+                          "an RRef travels in calls only: it cannot be decoded on its own");
       }
       static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
-      reference = weft::RRef<T>(forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
-        return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
-      }));
+      reference = weft::RRef<T>(
+          forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
+            return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
+          }));
       return object;
     }
   };

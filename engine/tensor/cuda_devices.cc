@@ -53,14 +53,16 @@ class StreamWork : public detail::DeviceWork {
 // What some streams have enqueued, and memory that is theirs.
 class EnqueuedWork : public detail::DeviceWork {
  public:
-  EnqueuedWork(std::shared_ptr<CudaDevices> devices, std::vector<c10::Stream> streams, std::vector<c10::Storage> storages)
+  EnqueuedWork(std::shared_ptr<CudaDevices> devices, std::vector<c10::Stream> streams,
+               std::vector<c10::Storage> storages)
       : devices_(std::move(devices)),
         streams_(std::move(streams)),
         storages_(std::move(storages)),
         done_(devices_->recorded(streams_)) {}
 
   void wait() const override {
-    for (const c10::Stream& stream : streams_) devices_->wait(done_, CudaDevices::current_stream(stream.device()));
+    for (const c10::Stream& stream : streams_)
+      devices_->wait(done_, CudaDevices::current_stream(stream.device()));
     for (const c10::Storage& storage : storages_) {
       const c10::impl::VirtualGuardImpl guard(storage.device().type());
       guard.recordDataPtrOnStream(storage.data_ptr(), guard.getStream(storage.device()));
@@ -129,22 +131,30 @@ Fence CudaDevices::recorded(const c10::Stream& stream) {
   return cuda::record(view_of(*open(device_of(stream.device()).index), stream));
 }
 
-Fence CudaDevices::ready(const c10::Device& device) { return device.is_cpu() ? Fence() : recorded(current_stream(device)); }
+Fence CudaDevices::ready(const c10::Device& device) {
+  return device.is_cpu() ? Fence() : recorded(current_stream(device));
+}
 
 Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
   if (streams.empty()) return {};
   if (streams.size() == 1) return recorded(streams.front());
   // Another stream, so that none of them waits for the others.
   const c10::Device first = streams.front().device();
-  const c10::Stream meeting = c10::impl::VirtualGuardImpl(first.type()).getStreamFromGlobalPool(first);
+  const c10::Stream meeting =
+      c10::impl::VirtualGuardImpl(first.type()).getStreamFromGlobalPool(first);
   for (const c10::Stream& stream : streams) wait(recorded(stream), meeting);
   return recorded(meeting);
 }
 
-void CudaDevices::refuse_capture(const c10::Device& device, std::string_view what, std::string_view why) {
-  if (device.is_cpu() || !view_of(*open(device_of(device).index), current_stream(device)).is_capturing()) return;
-  throw Error(Blame::Caller, std::string(what) + " cannot be captured into a CUDA graph, as the current stream of " +
-                                 device.str() + " is at present: " + std::string(why));
+void CudaDevices::refuse_capture(const c10::Device& device, std::string_view what,
+                                 std::string_view why) {
+  if (device.is_cpu() ||
+      !view_of(*open(device_of(device).index), current_stream(device)).is_capturing())
+    return;
+  throw Error(Blame::Caller,
+              std::string(what) +
+                  " cannot be captured into a CUDA graph, as the current stream of " +
+                  device.str() + " is at present: " + std::string(why));
 }
 
 bool CudaDevices::is_captured(const Fence& fence) { return cuda::is_captured(fence); }
@@ -152,8 +162,9 @@ bool CudaDevices::is_captured(const Fence& fence) { return cuda::is_captured(fen
 void CudaDevices::wait(const Fence& fence, const c10::Stream& stream) {
   const auto device = open(device_of(stream.device()).index);
   const cuda::StreamRef view = view_of(*device, stream);
-  auto shown =
-      trace::timeline::on() && !fence.query() ? cuda::Span::begin(view, "wait", trace::Layer::Engine) : cuda::Span();
+  auto shown = trace::timeline::on() && !fence.query()
+                   ? cuda::Span::begin(view, "wait", trace::Layer::Engine)
+                   : cuda::Span();
   fence.wait(view);
   shown.end(view);
 }
@@ -162,7 +173,8 @@ detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<F
   return std::make_shared<StreamWork>(shared_from_this(), device, std::move(fences));
 }
 
-detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams, std::vector<c10::Storage> storages) {
+detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams,
+                                        std::vector<c10::Storage> storages) {
   if (streams.empty()) return nullptr;
   return std::make_shared<EnqueuedWork>(shared_from_this(), streams, std::move(storages));
 }
@@ -186,7 +198,8 @@ c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream)
   if (at::globalContext().hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);
   const c10::StreamGuard current(stream);
   const cuda::RelaxedCapture relaxed(open(stream.device_index())->driver());
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::kCUDA)->allocate(bytes),
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                      c10::GetAllocator(c10::kCUDA)->allocate(bytes),
                       /*allocator=*/nullptr, /*resizable=*/false);
 }
 
@@ -197,16 +210,18 @@ void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
   stage_ = std::make_shared<transport::staged::Stage>(std::move(devices));
 }
 
-std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<transport::Connection> below,
-                                                              const std::shared_ptr<EventLoop>& loop) {
+std::shared_ptr<transport::Connection> CudaDevices::lane_over(
+    std::shared_ptr<transport::Connection> below, const std::shared_ptr<EventLoop>& loop) {
   const bool fits = transport::cuda_ipc::fits(*below);
   auto staged = transport::staged::over(std::move(below), stage_, loop);
   if (!fits) return staged;
-  return transport::cuda_ipc::over(std::move(staged), stage_, loop, here_ ? *here_ : transport::cuda_ipc::Identity::here());
+  return transport::cuda_ipc::over(std::move(staged), stage_, loop,
+                                   here_ ? *here_ : transport::cuda_ipc::Identity::here());
 }
 
-std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator> host, int index,
-                                                                 const std::shared_ptr<EventLoop>& loop) {
+std::shared_ptr<transport::Communicator> CudaDevices::stage_over(
+    std::shared_ptr<transport::Communicator> host, int index,
+    const std::shared_ptr<EventLoop>& loop) {
   warn_of_early_cuda();
   return transport::staged::over(std::move(host), open(index), loop);
 }

@@ -21,7 +21,8 @@ std::size_t size_of_block(std::size_t bytes) {
 }
 
 void* map(std::size_t bytes) {
-  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const data =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
   ::madvise(data, bytes, MADV_HUGEPAGE);  // where the system has none, small ones do
   return data;

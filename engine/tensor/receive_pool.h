@@ -1,5 +1,6 @@
-// Host memory for tensors that are received. What a freed tensor leaves is kept for the next one of about its size: memory
-// fresh from the system costs more to touch for the first time than the copy into it.
+// Host memory for tensors that are received. What a freed tensor leaves is kept for the next one of
+// about its size: memory fresh from the system costs more to touch for the first time than the copy
+// into it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ namespace weft {
 // Usable from every thread. What it has given out keeps it alive.
 class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  public:
-  static constexpr std::size_t kPooledBytes = 256 << 10;  // smaller blocks are libtorch's allocator's
+  static constexpr std::size_t kPooledBytes = 256
+                                              << 10;  // smaller blocks are libtorch's allocator's
   static constexpr std::size_t kMostIdle = 256 << 20;
 
   // Of blocks that nobody uses, `most_idle` bytes are kept; the oldest go first.
@@ -25,7 +27,8 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   ReceivePool(const ReceivePool&) = delete;
   ReceivePool& operator=(const ReceivePool&) = delete;
 
-  // At least that many bytes, on the host, not cleared, aligned for vectors. Throws std::bad_alloc, c10::Error.
+  // At least that many bytes, on the host, not cleared, aligned for vectors. Throws std::bad_alloc,
+  // c10::Error.
   c10::DataPtr allocate(std::size_t bytes);
   std::size_t idle_bytes() const;
 

@@ -40,7 +40,8 @@ Dtype dtype_of(at::ScalarType type) {
   for (const Row& row : kTable) {
     if (row.type == type) return row.dtype;
   }
-  throw Error(Blame::Caller, std::string("tensors of dtype ") + c10::toString(type) + " are not carried; convert it first");
+  throw Error(Blame::Caller, std::string("tensors of dtype ") + c10::toString(type) +
+                                 " are not carried; convert it first");
 }
 
 at::ScalarType scalar_type_of(Dtype dtype) {
@@ -53,7 +54,8 @@ at::ScalarType scalar_type_of(Dtype dtype) {
 Device device_of(const c10::Device& device) {
   if (device.is_cpu()) return Device::host();
   if (device.is_cuda()) return Device::cuda(device.has_index() ? device.index() : 0);
-  throw Error(Blame::Caller, "tensors on " + device.str() + " are not carried; Weft takes cpu and cuda");
+  throw Error(Blame::Caller,
+              "tensors on " + device.str() + " are not carried; Weft takes cpu and cuda");
 }
 
 c10::Device to_c10(const Device& device) {
@@ -62,14 +64,19 @@ c10::Device to_c10(const Device& device) {
 }
 
 Slice slice_of(const at::Tensor& tensor) {
-  return {tensor.numel() == 0 ? nullptr : tensor.data_ptr(), tensor.nbytes(), device_of(tensor.device())};
+  return {tensor.numel() == 0 ? nullptr : tensor.data_ptr(), tensor.nbytes(),
+          device_of(tensor.device())};
 }
 
-transport::Elements elements_of(const at::Tensor& tensor) { return {slice_of(tensor), dtype_of(tensor.scalar_type())}; }
+transport::Elements elements_of(const at::Tensor& tensor) {
+  return {slice_of(tensor), dtype_of(tensor.scalar_type())};
+}
 
 Pin pin(at::Tensor tensor) { return std::make_shared<const at::Tensor>(std::move(tensor)); }
 
-Pin pin(std::vector<at::Tensor> tensors) { return std::make_shared<const std::vector<at::Tensor>>(std::move(tensors)); }
+Pin pin(std::vector<at::Tensor> tensors) {
+  return std::make_shared<const std::vector<at::Tensor>>(std::move(tensors));
+}
 
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "an undefined tensor";

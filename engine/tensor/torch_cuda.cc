@@ -14,13 +14,15 @@ namespace weft::tensor {
 
 namespace {
 
-// Without calling into the driver: a process that initialised CUDA cannot fork ranks any more. Null without a GPU.
+// Without calling into the driver: a process that initialised CUDA cannot fork ranks any more. Null
+// without a GPU.
 void* find_driver() {
   const bool device = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   return device ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) : nullptr;
 }
 
-// Whether somebody has called cuInit, which is when the driver reads its environment. The question starts nothing.
+// Whether somebody has called cuInit, which is when the driver reads its environment. The question
+// starts nothing.
 bool has_started(void* driver) {
   constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
   void* context = nullptr;
@@ -28,7 +30,8 @@ bool has_started(void* driver) {
   return get_current != nullptr && get_current(&context) != kNotInitialized;
 }
 
-// Before main, because libtorch decides at its first question whether it has CUDA, and does not ask again.
+// Before main, because libtorch decides at its first question whether it has CUDA, and does not ask
+// again.
 const bool kOpened = [] {
   if (find_driver() == nullptr) return false;
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
@@ -62,9 +65,13 @@ void warn_of_early_cuda() {
 }
 
 std::string early_cuda_text(const std::string& late) {
-  return "this program used CUDA before it made its first group or agent, so CUDA's driver started without " + late +
-         ", and a stream that waits for another rank may hold back other streams, or the first launch of a kernel, for "
-         "ever; start the program with these variables or by weft-run, which sets them, or make the group or agent first "
+  return "this program used CUDA before it made its first group or agent, so CUDA's driver started "
+         "without " +
+         late +
+         ", and a stream that waits for another rank may hold back other streams, or the first "
+         "launch of a kernel, for "
+         "ever; start the program with these variables or by weft-run, which sets them, or make "
+         "the group or agent first "
          "(docs/environment.md)";
 }
 

@@ -1,5 +1,5 @@
-// Differences between the libtorch releases that Weft supports (docs/compatibility.md has the range). No other file tests
-// TORCH_VERSION_*. Each difference names the release that made it.
+// Differences between the libtorch releases that Weft supports (docs/compatibility.md has the
+// range). No other file tests TORCH_VERSION_*. Each difference names the release that made it.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,17 @@
 #include <torch/headeronly/version.h>
 
 #define WEFT_TORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+  (TORCH_VERSION_MAJOR > (major) ||       \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
-// at::Tensor::const_data_ptr<T>() of 2.11 is a template that clang, from 18 on, spells otherwise than g++, which libtorch
-// is built with, and the linker does not find it. Weft calls const_data_ptr() without a type instead.
+// at::Tensor::const_data_ptr<T>() of 2.11 is a template that clang, from 18 on, spells otherwise
+// than g++, which libtorch is built with, and the linker does not find it. Weft calls
+// const_data_ptr() without a type instead.
 
 namespace weft {
 
-// The pointers that own nodes of the autograd graph, as torch::autograd::Edge holds them. 2.13 counts references inside the
-// node; releases before it used std::shared_ptr.
+// The pointers that own nodes of the autograd graph, as torch::autograd::Edge holds them. 2.13
+// counts references inside the node; releases before it used std::shared_ptr.
 #if WEFT_TORCH_AT_LEAST(2, 13)
 template <class Node>
 using NodePtr = c10::intrusive_ptr<Node>;

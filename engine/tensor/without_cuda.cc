@@ -12,7 +12,9 @@ bool CudaDevices::built() { return false; }
 int CudaDevices::count() { return 0; }
 
 std::shared_ptr<cuda::Device> CudaDevices::open(int) {
-  throw Error(Blame::Unsupported, "this Weft is built without CUDA (WEFT_CUDA=OFF): it carries tensors on the CPU only");
+  throw Error(
+      Blame::Unsupported,
+      "this Weft is built without CUDA (WEFT_CUDA=OFF): it carries tensors on the CPU only");
 }
 
 c10::Stream CudaDevices::current_stream(const c10::Device& device) {
@@ -47,17 +49,21 @@ Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
   return {};
 }
 
-detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams, std::vector<c10::Storage>) {
+detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams,
+                                        std::vector<c10::Storage>) {
   if (!streams.empty()) open(streams.front().device_index());
   return {};
 }
 
-std::vector<c10::Stream> CudaDevices::pool_streams(const std::vector<int>& gpus) { return current_streams(gpus); }
+std::vector<c10::Stream> CudaDevices::pool_streams(const std::vector<int>& gpus) {
+  return current_streams(gpus);
+}
 
 std::vector<c10::Stream> CudaDevices::current_streams(const std::vector<int>& gpus) {
   std::vector<c10::Stream> streams;
   for (const int index : gpus) {
-    streams.push_back(current_stream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index))));
+    streams.push_back(
+        current_stream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index))));
   }
   return streams;
 }
@@ -71,14 +77,14 @@ void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
   if (!gpus.empty()) open(gpus.front());
 }
 
-std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<transport::Connection>,
-                                                              const std::shared_ptr<EventLoop>&) {
+std::shared_ptr<transport::Connection> CudaDevices::lane_over(
+    std::shared_ptr<transport::Connection>, const std::shared_ptr<EventLoop>&) {
   open(0);
   return {};
 }
 
-std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator>, int index,
-                                                                 const std::shared_ptr<EventLoop>&) {
+std::shared_ptr<transport::Communicator> CudaDevices::stage_over(
+    std::shared_ptr<transport::Communicator>, int index, const std::shared_ptr<EventLoop>&) {
   open(index);
   return {};
 }

@@ -1,5 +1,6 @@
-// Deferred replies: a called function that returns a future answers when the future is done, and holds no thread until
-// then. Three ways to make one: by a call of its own, by a continuation, by a promise; and the same as a coroutine.
+// Deferred replies: a called function that returns a future answers when the future is done, and
+// holds no thread until then. Three ways to make one: by a call of its own, by a continuation, by a
+// promise; and the same as a coroutine.
 //
 //   weft-run --nproc-per-node 3 async_execution
 #include <cstdio>
@@ -51,7 +52,8 @@ void run(weft::rpc::Agent& agent) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Workers workers("async_execution", "Called functions that answer later, without holding a thread",
+  examples::Workers workers("async_execution",
+                            "Called functions that answer later, without holding a thread",
                             {.least = 3});
   return workers.run(
       argc, argv, [](int rank) { return "worker" + std::to_string(rank); },

@@ -1,5 +1,6 @@
-// A callee that gathers requests and answers all of a batch at once. Several workers ask a server to multiply vectors by
-// its large matrix: one by one each request reads the whole matrix; in a batch it is read once for all.
+// A callee that gathers requests and answers all of a batch at once. Several workers ask a server
+// to multiply vectors by its large matrix: one by one each request reads the whole matrix; in a
+// batch it is read once for all.
 //
 //   weft-run --nproc-per-node 3 batch_rpc
 #include <atomic>
@@ -20,7 +21,8 @@ constexpr int kAtOnce = 16;    // requests that each worker has under way
 
 class Server {
  public:
-  explicit Server(int batch) : batch_(static_cast<std::size_t>(batch)), matrix_(torch::ones({kWidth, kWidth}) / kWidth) {}
+  explicit Server(int batch)
+      : batch_(static_cast<std::size_t>(batch)), matrix_(torch::ones({kWidth, kWidth}) / kWidth) {}
 
   at::Tensor multiply(at::Tensor vector) {
     ++reads_;
@@ -42,7 +44,8 @@ class Server {
     for (const auto& request : full) columns.push_back(request.vector);
     ++reads_;
     const auto products = torch::mm(matrix_, torch::stack(columns, 1));
-    for (std::size_t i = 0; i < full.size(); ++i) full[i].promise.set(products.select(1, static_cast<std::int64_t>(i)));
+    for (std::size_t i = 0; i < full.size(); ++i)
+      full[i].promise.set(products.select(1, static_cast<std::int64_t>(i)));
     return future;
   }
 
@@ -73,7 +76,8 @@ double ask(const weft::RRef<Server>& server) {
       if (!torch::allclose(answer.get(), vector)) throw std::runtime_error("a wrong product");
     }
   }
-  return kRequests / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return kRequests /
+         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 double ask_one_by_one(weft::RRef<Server> server) { return ask<&Server::multiply>(server); }
@@ -87,12 +91,14 @@ void drive(weft::rpc::Agent& agent) {
     for (int client = 1; client <= clients; ++client) rates.push_back(run(client));
     double sum = 0;
     for (auto& rate : rates) sum += rate.get();
-    std::printf("%-12s %d requests, the matrix was read %d times, %.0f requests/s\n", how, clients * kRequests,
-                server.sync<&Server::reads>(), sum);
+    std::printf("%-12s %d requests, the matrix was read %d times, %.0f requests/s\n", how,
+                clients * kRequests, server.sync<&Server::reads>(), sum);
     return sum;
   };
-  const double single = rate_of("one by one", [&](int client) { return agent.async<&ask_one_by_one>(client, server); });
-  const double batched = rate_of("in batches", [&](int client) { return agent.async<&ask_in_batches>(client, server); });
+  const double single = rate_of(
+      "one by one", [&](int client) { return agent.async<&ask_one_by_one>(client, server); });
+  const double batched = rate_of(
+      "in batches", [&](int client) { return agent.async<&ask_in_batches>(client, server); });
   std::printf("speed-up     %.1fx with batches of %d\n", batched / single, clients * kAtOnce);
 }
 

@@ -1,4 +1,5 @@
-// The six collectives, each followed by what every rank holds. Tensors hold numbers that show where they come from.
+// The six collectives, each followed by what every rank holds. Tensors hold numbers that show where
+// they come from.
 //
 //   weft-run --nproc-per-node 3 collectives
 #include <cstdio>
@@ -14,7 +15,8 @@ namespace {
 
 std::string text_of(const torch::Tensor& tensor) {
   std::ostringstream text;
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) text << (i == 0 ? "" : " ") << tensor.flatten()[i].item<float>();
+  for (std::int64_t i = 0; i < tensor.numel(); ++i)
+    text << (i == 0 ? "" : " ") << tensor.flatten()[i].item<float>();
   return text.str();
 }
 
@@ -24,7 +26,8 @@ void show(weft::ProcessGroup& group, const char* name, const torch::Tensor& mine
   group.all_gather_into(all, mine.contiguous()).wait();
   if (group.rank() != 0) return;
   std::printf("%s\n", name);
-  for (int rank = 0; rank < group.size(); ++rank) std::printf("  rank %d: %s\n", rank, text_of(all[rank]).c_str());
+  for (int rank = 0; rank < group.size(); ++rank)
+    std::printf("  rank %d: %s\n", rank, text_of(all[rank]).c_str());
 }
 
 torch::Tensor own(const weft::ProcessGroup& group) { return torch::full({2}, group.rank() + 1.0f); }
@@ -32,7 +35,8 @@ torch::Tensor own(const weft::ProcessGroup& group) { return torch::full({2}, gro
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Options("collectives", "The collectives, and what each rank holds before and after", 3).parse(argc, argv);
+  examples::Options("collectives", "The collectives, and what each rank holds before and after", 3)
+      .parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     const int rank = group.rank();
@@ -53,7 +57,8 @@ int main(int argc, char** argv) {
 
     std::vector<torch::Tensor> parts;
     if (rank == 0) {
-      for (int i = 0; i < size; ++i) parts.push_back(torch::full({2}, 10.0f * static_cast<float>(i)));
+      for (int i = 0; i < size; ++i)
+        parts.push_back(torch::full({2}, 10.0f * static_cast<float>(i)));
     }
     tensor = torch::zeros({2});
     group.scatter(tensor, parts, 0).wait();

@@ -7,8 +7,9 @@
 
 namespace examples {
 
-// A cart of 1 kg with a pole of 0.1 kg and 1 m, pushed left or right by 10 N fifty times a second. (Barto, Sutton and
-// Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems", 1983.)
+// A cart of 1 kg with a pole of 0.1 kg and 1 m, pushed left or right by 10 N fifty times a second.
+// (Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning
+// control problems", 1983.)
 class CartPole {
  public:
   explicit CartPole(unsigned seed) : random_(seed) {}
@@ -38,7 +39,8 @@ class CartPole {
     return std::abs(x_) < 2.4 && std::abs(angle_) < 12 * 2 * M_PI / 360;
   }
   std::vector<float> state() const {
-    return {static_cast<float>(x_), static_cast<float>(speed_), static_cast<float>(angle_), static_cast<float>(turn_)};
+    return {static_cast<float>(x_), static_cast<float>(speed_), static_cast<float>(angle_),
+            static_cast<float>(turn_)};
   }
 
  private:

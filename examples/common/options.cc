@@ -44,16 +44,19 @@ std::string why_unknown(const std::string& backend) {
 }  // namespace
 
 Check count_from(int least) {
-  return number<int>("a whole number of at least " + std::to_string(least), [least](int value) { return value >= least; });
+  return number<int>("a whole number of at least " + std::to_string(least),
+                     [least](int value) { return value >= least; });
 }
 Check whole_number() {
   return number<std::uint64_t>("a whole number of at least 0", [](std::uint64_t) { return true; });
 }
 Check positive_number() {
-  return number<double>("a number greater than 0", [](double value) { return value > 0 && value <= 1e30; });
+  return number<double>("a number greater than 0",
+                        [](double value) { return value > 0 && value <= 1e30; });
 }
 Check share() {
-  return number<double>("a number from 0 to 1", [](double value) { return value >= 0 && value <= 1; });
+  return number<double>("a number from 0 to 1",
+                        [](double value) { return value >= 0 && value <= 1; });
 }
 
 Check existing_file() {
@@ -75,7 +78,8 @@ Check backend() {
   return {[](const std::string& text) -> std::string {
             std::istringstream items(text);
             for (std::string item; std::getline(items, item, ',');) {
-              const std::string why = why_unknown(CLI::detail::to_lower(item.substr(item.find(':') + 1)));
+              const std::string why =
+                  why_unknown(CLI::detail::to_lower(item.substr(item.find(':') + 1)));
               if (!why.empty()) return why + ", or one for each device";
             }
             return "";
@@ -98,7 +102,8 @@ Options::Options(const std::string& name, const std::string& description, int ra
 }
 Options::~Options() = default;
 
-void Options::add_to(const std::string& option, const Value& value, const std::string& about, const Check& check) {
+void Options::add_to(const std::string& option, const Value& value, const std::string& about,
+                     const Check& check) {
   CLI::Option* const added = std::visit(
       [&](auto* target) {
         using T = std::remove_pointer_t<decltype(target)>;
@@ -115,7 +120,8 @@ void Options::add_to(const std::string& option, const Value& value, const std::s
       },
       value);
   if (check.mistake) {
-    added->check(CLI::Validator([mistake = check.mistake](std::string& text) { return mistake(text); }, check.kind));
+    added->check(CLI::Validator(
+        [mistake = check.mistake](std::string& text) { return mistake(text); }, check.kind));
   }
 }
 

@@ -1,4 +1,5 @@
-// A program's options: --help, checks whose messages say what is taken, exit code 2 after a mistake.
+// A program's options: --help, checks whose messages say what is taken, exit code 2 after a
+// mistake.
 //
 //   int steps = 300;
 //   examples::Options options("a_program", "One line about it", 2);
@@ -30,14 +31,15 @@ Check existing_folder();
 Check one_of(std::vector<std::string> words);
 // A backend of process groups that this build has, or one for each device: "cpu:gloo,cuda:nccl".
 Check backend();
-// A transport of calls that this build has. Whether it can be used on this machine is for the agent to say.
+// A transport of calls that this build has. Whether it can be used on this machine is for the agent
+// to say.
 Check transport();
 
 class Options {
  public:
   // Where an option's value goes. What is there before is its default, and shown by --help.
-  using Value = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
-                             std::vector<std::string>*>;
+  using Value = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                             std::optional<double>*, std::vector<std::string>*>;
 
   // `ranks`: in the command that --help shows.
   Options(const std::string& name, const std::string& description, int ranks);
@@ -55,7 +57,8 @@ class Options {
   const std::string& command() const { return command_; }
 
  private:
-  void add_to(const std::string& option, const Value& value, const std::string& about, const Check& check);
+  void add_to(const std::string& option, const Value& value, const std::string& about,
+              const Check& check);
   struct Parser;  // CLI11, which takes longer to compile than most programs here
   std::unique_ptr<Parser> parser_;
   std::string command_;

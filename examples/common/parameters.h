@@ -1,4 +1,5 @@
-// References to the parameters of a module that lives on another worker, for an optimizer that is to step them there:
+// References to the parameters of a module that lives on another worker, for an optimizer that is
+// to step them there:
 //
 //   auto parameters = module.sync<&examples::parameters_of<NetImpl>>();   // module: RRef<NetImpl>
 #pragma once

@@ -1,4 +1,5 @@
-// A progress bar on a terminal. Elsewhere nothing, where the caller's own lines tell enough, or a line for each quarter.
+// A progress bar on a terminal. Elsewhere nothing, where the caller's own lines tell enough, or a
+// line for each quarter.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +14,8 @@ enum class Elsewhere { Nothing, Lines };
 class ProgressBar {
  public:
   // Only a bar that is shown draws; the other ranks pass false.
-  ProgressBar(std::string title, std::size_t steps, bool shown, Elsewhere elsewhere = Elsewhere::Nothing)
+  ProgressBar(std::string title, std::size_t steps, bool shown,
+              Elsewhere elsewhere = Elsewhere::Nothing)
       : title_(std::move(title)),
         steps_(steps),
         shown_(shown && isatty(STDOUT_FILENO) == 1),
@@ -34,7 +36,8 @@ class ProgressBar {
     std::string bar(filled, '=');
     if (filled < kWidth) bar += '>';
     bar.resize(kWidth, ' ');
-    std::printf("\r\033[K%s [%s] %zu/%zu  %s", title_.c_str(), bar.c_str(), done_, steps_, note.c_str());
+    std::printf("\r\033[K%s [%s] %zu/%zu  %s", title_.c_str(), bar.c_str(), done_, steps_,
+                note.c_str());
     std::fflush(stdout);
   }
 

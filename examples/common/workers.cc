@@ -6,8 +6,11 @@
 namespace examples {
 
 Workers::Workers(const std::string& name, const std::string& description, Numbers numbers)
-    : options(name, description, numbers.usual > 0 ? numbers.usual : numbers.least), name_(name), numbers_(numbers) {
-  options.add("--transport", transports_, "Of calls: shm, tcp, … (default: the best that the workers have in common)",
+    : options(name, description, numbers.usual > 0 ? numbers.usual : numbers.least),
+      name_(name),
+      numbers_(numbers) {
+  options.add("--transport", transports_,
+              "Of calls: shm, tcp, … (default: the best that the workers have in common)",
               transport());
 }
 
@@ -20,10 +23,11 @@ int Workers::run(int argc, char** argv, const std::function<std::string(int rank
     const int ranks = weft::launched_world_size_or(1);
     if (ranks < numbers_.least || (numbers_.most > 0 && ranks > numbers_.most)) {
       throw std::runtime_error("it takes " + std::to_string(numbers_.least) + " workers" +
-                               (numbers_.most == numbers_.least ? "" : " or more") + ", not " + std::to_string(ranks) +
-                               ": " + options.command());
+                               (numbers_.most == numbers_.least ? "" : " or more") + ", not " +
+                               std::to_string(ranks) + ": " + options.command());
     }
-    torch::manual_seed(static_cast<std::uint64_t>(rank));  // before anybody can have this worker make a module
+    torch::manual_seed(
+        static_cast<std::uint64_t>(rank));  // before anybody can have this worker make a module
     auto agent = weft::rpc::init(name_of(rank), {.transports = transports_});
     body(agent);
     agent.shutdown();

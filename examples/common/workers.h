@@ -1,11 +1,14 @@
-// What the programs of several workers share: --help, joining the job that weft-run started, leaving it, errors.
+// What the programs of several workers share: --help, joining the job that weft-run started,
+// leaving it, errors.
 //
 //   int main(int argc, char** argv) {
 //     int steps = 300;
 //     examples::Workers workers("parameter_server", "One line about it", {.least = 2, .usual = 3});
 //     workers.options.add("--steps", steps, "…");
-//     return workers.run(argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
-//                        [&](weft::rpc::Agent& agent) { if (agent.self().rank == 0) drive(agent, steps); });
+//     return workers.run(argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" +
+//     std::to_string(rank); },
+//                        [&](weft::rpc::Agent& agent) { if (agent.self().rank == 0) drive(agent,
+//                        steps); });
 //   }
 #pragma once
 
@@ -36,8 +39,8 @@ class Workers {
  public:
   Workers(const std::string& name, const std::string& description, Numbers numbers);
 
-  // Every rank runs the body under the name it is given; all leave together when nothing is left to do. Returns what main
-  // does.
+  // Every rank runs the body under the name it is given; all leave together when nothing is left to
+  // do. Returns what main does.
   int run(int argc, char** argv, const std::function<std::string(int rank)>& name_of,
           const std::function<void(weft::rpc::Agent&)>& body);
 

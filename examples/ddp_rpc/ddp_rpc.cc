@@ -1,6 +1,7 @@
-// Data parallelism and remote calls in one program: a parameter server holds a large embedding, two trainers hold a dense
-// layer each, which DistributedDataParallel keeps equal, and a master tells them all what to do. The embedding's gradients
-// travel back to the server, the dense layer's are averaged between the trainers; one optimizer steps both.
+// Data parallelism and remote calls in one program: a parameter server holds a large embedding, two
+// trainers hold a dense layer each, which DistributedDataParallel keeps equal, and a master tells
+// them all what to do. The embedding's gradients travel back to the server, the dense layer's are
+// averaged between the trainers; one optimizer steps both.
 //
 //   weft-run --nproc-per-node 4 ddp_rpc
 #include <cstdio>
@@ -23,8 +24,9 @@ constexpr std::int64_t kClasses = 8;
 // The sum of the embeddings of each bag of words.
 struct BagImpl : torch::nn::Module {
   BagImpl()
-      : bag(register_module("bag",
-                            torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(kWords, kWidth).mode(torch::kSum)))) {}
+      : bag(register_module(
+            "bag", torch::nn::EmbeddingBag(
+                       torch::nn::EmbeddingBagOptions(kWords, kWidth).mode(torch::kSum)))) {}
   Tensor forward(Tensor words, Tensor offsets) { return bag(words, offsets); }
   torch::nn::EmbeddingBag bag;
 };
@@ -43,7 +45,8 @@ std::vector<Batch> batches_of(int trainer) {
     constexpr std::int64_t kWordsOfBag = 4;
     const Tensor classes = torch::randint(kClasses, {kBags}, torch::kLong);
     const Tensor words =
-        classes.unsqueeze(1) + kClasses * torch::randint(kWords / kClasses, {kBags, kWordsOfBag}, torch::kLong);
+        classes.unsqueeze(1) +
+        kClasses * torch::randint(kWords / kClasses, {kBags, kWordsOfBag}, torch::kLong);
     batches.push_back({words.flatten(), torch::arange(kBags) * kWordsOfBag, classes});
   }
   return batches;
@@ -68,10 +71,13 @@ Report train(RRef<BagImpl> bag, int epochs) {
   torch::nn::Linear dense(kWidth, kClasses);
   weft::DistributedDataParallel ddp(dense, trainers());
   auto parameters = bag.sync<&examples::parameters_of<BagImpl>>();
-  for (const Tensor& parameter : dense->parameters()) parameters.push_back(RRef<Tensor>(agent, parameter));
-  weft::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.1));
+  for (const Tensor& parameter : dense->parameters())
+    parameters.push_back(RRef<Tensor>(agent, parameter));
+  weft::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+                                                          torch::optim::SGDOptions(0.1));
 
-  examples::ProgressBar bar("trainer0", static_cast<std::size_t>(epochs), trainer == 0, examples::Elsewhere::Lines);
+  examples::ProgressBar bar("trainer0", static_cast<std::size_t>(epochs), trainer == 0,
+                            examples::Elsewhere::Lines);
   Report report;
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     double loss_sum = 0;
@@ -87,7 +93,8 @@ Report train(RRef<BagImpl> bag, int epochs) {
     (epoch == 1 ? report.first : report.last) = mean;
     bar.step("loss " + std::to_string(mean));
   }
-  for (const Tensor& parameter : dense->parameters()) report.parameters.push_back(parameter.detach());
+  for (const Tensor& parameter : dense->parameters())
+    report.parameters.push_back(parameter.detach());
   return report;
 }
 
@@ -95,7 +102,8 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
   const auto bag = agent.remote<BagImpl>("server");
   std::vector<Future<Report>> runs;
   for (int trainer = 0; trainer < kTrainers; ++trainer) {
-    runs.push_back(agent.async<&train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), bag, epochs));
+    runs.push_back(
+        agent.async<&train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), bag, epochs));
   }
   std::vector<Report> reports;
   for (const auto& run : runs) reports.push_back(run.get());
@@ -105,14 +113,17 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
   }
   for (int trainer = 0; trainer < kTrainers; ++trainer) {
     const Report& report = reports[static_cast<std::size_t>(trainer)];
-    std::printf("trainer%d: loss %.4f in the first epoch, %.4f in the last\n", trainer, report.first, report.last);
+    std::printf("trainer%d: loss %.4f in the first epoch, %.4f in the last\n", trainer,
+                report.first, report.last);
   }
   std::printf("the trainers' dense layers are %s\n", equal ? "equal" : "DIFFERENT");
   if (!equal) throw std::runtime_error("what DistributedDataParallel keeps equal has come apart");
 }
 
 std::string name_of(int rank) {
-  return rank < kTrainers ? "trainer" + std::to_string(rank) : rank == kTrainers ? "master" : "server";
+  return rank < kTrainers    ? "trainer" + std::to_string(rank)
+         : rank == kTrainers ? "master"
+                             : "server";
 }
 
 }  // namespace
@@ -120,10 +131,13 @@ std::string name_of(int rank) {
 int main(int argc, char** argv) {
   int epochs = 30;
   std::string backend = "gloo";
-  examples::Workers workers("ddp_rpc", "Two trainers with DistributedDataParallel, an embedding on a server, a master",
-                            {.least = 4, .most = 4});
-  workers.options.add("--epochs", epochs, "Passes over the batches, at least 2", examples::count_from(2));
-  workers.options.add("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp", examples::backend());
+  examples::Workers workers(
+      "ddp_rpc", "Two trainers with DistributedDataParallel, an embedding on a server, a master",
+      {.least = 4, .most = 4});
+  workers.options.add("--epochs", epochs, "Passes over the batches, at least 2",
+                      examples::count_from(2));
+  workers.options.add("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp",
+                      examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // The trainers' group is made by all, and has no other members.
     auto all = weft::init_process_group({.backend = backend, .group_name = "ddp_rpc"});

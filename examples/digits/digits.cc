@@ -1,9 +1,10 @@
-// Trains a small convolutional network on handwritten digits, data-parallel over the ranks of a job:
+// Trains a small convolutional network on handwritten digits, data-parallel over the ranks of a
+// job:
 //
 //   weft-run --nproc-per-node 2 digits
 //
-// Every rank computes on its own part of each batch; DistributedDataParallel averages the gradients while the backward pass
-// runs. At the end all ranks hold the same parameters, bit for bit.
+// Every rank computes on its own part of each batch; DistributedDataParallel averages the gradients
+// while the backward pass runs. At the end all ranks hold the same parameters, bit for bit.
 #include <chrono>
 #include <cstdio>
 #include <numeric>
@@ -38,8 +39,10 @@ struct Options {
 
 struct NetImpl : torch::nn::Module {
   NetImpl(std::int64_t height, std::int64_t width)
-      : first(register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1)))),
-        second(register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1)))),
+      : first(register_module("first",
+                              torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1)))),
+        second(register_module("second",
+                               torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1)))),
         hidden(register_module("hidden", torch::nn::Linear(32 * (height / 2) * (width / 2), 64))),
         output(register_module("output", torch::nn::Linear(64, 10))) {}
 
@@ -55,7 +58,9 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // FNV-1a over all parameters' bytes.
 std::int64_t hash_of(const Net& net) {
@@ -80,12 +85,15 @@ class Training {
   Training(const Options& options, weft::ProcessGroup group)
       : options_(options),
         group_(std::move(group)),
-        dataset_(options.mnist.empty() ? digits::load_digits(options.data) : digits::load_mnist(options.mnist)),
+        dataset_(options.mnist.empty() ? digits::load_digits(options.data)
+                                       : digits::load_mnist(options.mnist)),
         net_(make_net()),
-        optimizer_(net_->parameters(), torch::optim::SGDOptions(options.learning_rate.value_or(Options::kLearningRate))
-                                           .momentum(options.momentum.value_or(Options::kMomentum))),
+        optimizer_(net_->parameters(),
+                   torch::optim::SGDOptions(options.learning_rate.value_or(Options::kLearningRate))
+                       .momentum(options.momentum.value_or(Options::kMomentum))),
         ddp_(net_, group_),
-        sampler_(static_cast<std::size_t>(dataset_.train.count()), group_, {.shuffle = true, .seed = options.seed}) {
+        sampler_(static_cast<std::size_t>(dataset_.train.count()), group_,
+                 {.shuffle = true, .seed = options.seed}) {
     if (options_.resume) resume();
   }
 
@@ -93,13 +101,17 @@ class Training {
     // Found out now, and not after the first epoch.
     weft::checkpoint::check_writable(options_.checkpoint, group_);
     if (leads()) {
-      std::printf("%lld training and %lld test images of %lldx%lld, %d rank%s on %s (%s), batches of %lld a rank\n",
-                  static_cast<long long>(dataset_.train.count()), static_cast<long long>(dataset_.test.count()),
-                  static_cast<long long>(dataset_.train.pixels.size(2)),
-                  static_cast<long long>(dataset_.train.pixels.size(3)), group_.size(), group_.size() == 1 ? "" : "s",
-                  group_.device().str().c_str(), group_.backend(group_.device()).c_str(),
-                  static_cast<long long>(options_.batch_size));
-      if (epochs_done_ > 0) std::printf("resuming after epoch %d from %s\n", epochs_done_, options_.checkpoint.c_str());
+      std::printf(
+          "%lld training and %lld test images of %lldx%lld, %d rank%s on %s (%s), batches of %lld "
+          "a rank\n",
+          static_cast<long long>(dataset_.train.count()),
+          static_cast<long long>(dataset_.test.count()),
+          static_cast<long long>(dataset_.train.pixels.size(2)),
+          static_cast<long long>(dataset_.train.pixels.size(3)), group_.size(),
+          group_.size() == 1 ? "" : "s", group_.device().str().c_str(),
+          group_.backend(group_.device()).c_str(), static_cast<long long>(options_.batch_size));
+      if (epochs_done_ > 0)
+        std::printf("resuming after epoch %d from %s\n", epochs_done_, options_.checkpoint.c_str());
       std::fflush(stdout);
     }
     double step_seconds = 0;
@@ -111,8 +123,9 @@ class Training {
       step_seconds += epoch.step_seconds;
       examples += epoch.examples;
       if (leads()) {
-        std::printf("epoch %2d/%d  loss %.4f  accuracy %.4f  %.0f samples/s\n", epochs_done_, options_.epochs, epoch.loss,
-                    epoch.accuracy, static_cast<double>(epoch.examples) / epoch.step_seconds);
+        std::printf("epoch %2d/%d  loss %.4f  accuracy %.4f  %.0f samples/s\n", epochs_done_,
+                    options_.epochs, epoch.loss, epoch.accuracy,
+                    static_cast<double>(epoch.examples) / epoch.step_seconds);
         std::fflush(stdout);
       }
       weft::checkpoint::save(options_.checkpoint, group_, parts());
@@ -144,9 +157,10 @@ class Training {
       weft::checkpoint::load(options_.checkpoint, group_, parts());
     } catch (const weft::Error& error) {
       if (error.blame() != weft::Blame::Caller) throw;
-      throw std::runtime_error(file +
-                               "is no checkpoint of this program, of images of this size, or is damaged; train once " +
-                               "without --resume (" + error.text() + ")");
+      throw std::runtime_error(
+          file +
+          "is no checkpoint of this program, of images of this size, or is damaged; train once " +
+          "without --resume (" + error.text() + ")");
     }
     for (auto& parameters : optimizer_.param_groups()) {
       auto& options = static_cast<torch::optim::SGDOptions&>(parameters.options());
@@ -158,10 +172,12 @@ class Training {
   Epoch train_epoch() {
     sampler_.set_epoch(static_cast<std::size_t>(epochs_done_));
     net_->train();
-    const std::size_t steps = (sampler_.size() + static_cast<std::size_t>(options_.batch_size) - 1) /
-                              static_cast<std::size_t>(options_.batch_size);
-    examples::ProgressBar bar("epoch " + std::to_string(epochs_done_ + 1) + "/" + std::to_string(options_.epochs), steps,
-                              leads());
+    const std::size_t steps =
+        (sampler_.size() + static_cast<std::size_t>(options_.batch_size) - 1) /
+        static_cast<std::size_t>(options_.batch_size);
+    examples::ProgressBar bar(
+        "epoch " + std::to_string(epochs_done_ + 1) + "/" + std::to_string(options_.epochs), steps,
+        leads());
     torch::Tensor sums = torch::zeros({3}, torch::kDouble);  // loss, right answers, examples
     const auto start = Clock::now();
     while (const auto batch = sampler_.next(static_cast<std::size_t>(options_.batch_size))) {
@@ -185,7 +201,8 @@ class Training {
     const double seconds = seconds_since(start);
     all_reduce(sums);
     const double total = sums[2].item<double>();
-    return {sums[0].item<double>() / total, sums[1].item<double>() / total, seconds, static_cast<std::int64_t>(total)};
+    return {sums[0].item<double>() / total, sums[1].item<double>() / total, seconds,
+            static_cast<std::int64_t>(total)};
   }
 
   // Each rank tests its own part.
@@ -193,9 +210,11 @@ class Training {
     const torch::NoGradGuard no_grad;
     net_->eval();
     const auto mine = torch::arange(group_.rank(), dataset_.test.count(), group_.size());
-    const auto scores = net_->forward(dataset_.test.pixels.index_select(0, mine).to(group_.device()));
+    const auto scores =
+        net_->forward(dataset_.test.pixels.index_select(0, mine).to(group_.device()));
     const auto labels = dataset_.test.labels.index_select(0, mine).to(group_.device());
-    torch::Tensor right = torch::zeros({1}, torch::kDouble) + scores.argmax(1).eq(labels).sum().item<double>();
+    torch::Tensor right =
+        torch::zeros({1}, torch::kDouble) + scores.argmax(1).eq(labels).sum().item<double>();
     all_reduce(right);
     return right.item<double>() / static_cast<double>(dataset_.test.count());
   }
@@ -217,16 +236,20 @@ class Training {
       std::printf("test accuracy        %.4f\n", accuracy);
       if (trained) {
         const double wait = std::chrono::duration<double>(ddp_.stats().wait).count();
-        std::printf("throughput           %.0f samples/s\n", static_cast<double>(examples) / step_seconds);
-        if (group_.device().is_cpu()) {  // on a GPU it is the stream that waits: weft-timeline summary shows how long
-          std::printf("waiting for others   %.1f %% of the step (rank 0)\n", 100 * wait / step_seconds);
+        std::printf("throughput           %.0f samples/s\n",
+                    static_cast<double>(examples) / step_seconds);
+        if (group_.device().is_cpu()) {  // on a GPU it is the stream that waits: weft-timeline
+                                         // summary shows how long
+          std::printf("waiting for others   %.1f %% of the step (rank 0)\n",
+                      100 * wait / step_seconds);
         }
       }
       for (int rank = 0; rank < group_.size(); ++rank) {
         std::printf("parameters, rank %-3d %016llx\n", rank,
                     static_cast<unsigned long long>(hashes[rank].item<std::int64_t>()));
       }
-      std::printf("checkpoint           %s (continue with --resume)\n", options_.checkpoint.c_str());
+      std::printf("checkpoint           %s (continue with --resume)\n",
+                  options_.checkpoint.c_str());
       std::fflush(stdout);
     }
     if (!equal) throw std::runtime_error("the ranks' parameters differ");
@@ -248,21 +271,29 @@ class Training {
 int main(int argc, char** argv) {
   Options options;
   examples::Options command_line(
-      "digits", "Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", 2);
-  command_line.add("--backend", options.backend,
-                   "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)",
-                   examples::backend());
-  command_line.add("--epochs", options.epochs, "Passes over the training images", examples::count_from(1));
-  command_line.add("--batch-size", options.batch_size, "Images of a step on each rank", examples::count_from(1));
-  command_line.add("--lr", options.learning_rate, "Learning rate (default: 0.05, or the checkpoint's)",
+      "digits",
+      "Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job",
+      2);
+  command_line.add(
+      "--backend", options.backend,
+      "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)",
+      examples::backend());
+  command_line.add("--epochs", options.epochs, "Passes over the training images",
+                   examples::count_from(1));
+  command_line.add("--batch-size", options.batch_size, "Images of a step on each rank",
+                   examples::count_from(1));
+  command_line.add("--lr", options.learning_rate,
+                   "Learning rate (default: 0.05, or the checkpoint's)",
                    examples::positive_number());
-  command_line.add("--momentum", options.momentum, "Momentum of SGD (default: 0.9, or the checkpoint's)",
-                   examples::share());
+  command_line.add("--momentum", options.momentum,
+                   "Momentum of SGD (default: 0.9, or the checkpoint's)", examples::share());
   command_line.add("--seed", options.seed, "Of the initial parameters and the order of the images",
                    examples::whole_number());
-  command_line.add("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead",
+  command_line.add("--mnist", options.mnist,
+                   "Folder of MNIST's four IDX files, to train on them instead",
                    examples::existing_folder());
-  command_line.add("--data", options.data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  command_line.add("--data", options.data, "The digits, a CSV file, plain or gzipped",
+                   examples::existing_file());
   command_line.add("--checkpoint", options.checkpoint, "Written after each epoch");
   command_line.add("--resume", options.resume, "Continue from the checkpoint");
   command_line.parse(argc, argv);

@@ -1,5 +1,5 @@
-// Backward across processes, at its smallest: each worker has its neighbour make two random tensors, adds them here, runs
-// backward to where they live, and has an optimizer step them there.
+// Backward across processes, at its smallest: each worker has its neighbour make two random
+// tensors, adds them here, runs backward to where they live, and has an optimizer step them there.
 //
 //   weft-run --nproc-per-node 2 dist_autograd
 #include <cstdio>
@@ -17,9 +17,10 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
   const int neighbour = (agent.self().rank + 1) % static_cast<int>(agent.workers().size());
   const auto a = agent.remote<&random_tensor>(neighbour);
   const auto b = agent.remote<&random_tensor>(neighbour);
-  weft::DistributedOptimizer<torch::optim::SGD> optimizer({a, b}, torch::optim::SGDOptions(learning_rate));
-  examples::ProgressBar bar(agent.self().name, static_cast<std::size_t>(steps), agent.self().rank == 0,
-                            examples::Elsewhere::Lines);
+  weft::DistributedOptimizer<torch::optim::SGD> optimizer({a, b},
+                                                          torch::optim::SGDOptions(learning_rate));
+  examples::ProgressBar bar(agent.self().name, static_cast<std::size_t>(steps),
+                            agent.self().rank == 0, examples::Elsewhere::Lines);
   double first = 0;
   double last = 0;
   for (int step = 0; step <= steps; ++step) {
@@ -34,8 +35,8 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
   }
   bar.clear();
   // Every one of the 18 elements has the gradient 1.
-  std::printf("%s: the sum fell by %.4f in %d steps, by 18 x %g each\n", agent.self().name.c_str(), first - last, steps,
-              learning_rate);
+  std::printf("%s: the sum fell by %.4f in %d steps, by 18 x %g each\n", agent.self().name.c_str(),
+              first - last, steps, learning_rate);
 }
 
 }  // namespace
@@ -43,7 +44,8 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
 int main(int argc, char** argv) {
   int steps = 5;
   double learning_rate = 0.05;
-  examples::Workers workers("dist_autograd", "Two remote random tensors: sum, backward, optimizer step", {.least = 2});
+  examples::Workers workers(
+      "dist_autograd", "Two remote random tensors: sum, backward, optimizer step", {.least = 2});
   workers.options.add("--steps", steps, "Optimizer steps", examples::count_from(1));
   workers.options.add("--lr", learning_rate, "Learning rate", examples::positive_number());
   return workers.run(

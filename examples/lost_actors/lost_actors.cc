@@ -1,6 +1,7 @@
-// Policy-gradient learning whose actors are killed at random and come back under their names. The learner starts the actors
-// as processes of their own and hands out episodes; one that an actor did not finish goes to another actor. An episode
-// depends on its number alone, so the learner computes the same policy whoever is killed, and the reward rises.
+// Policy-gradient learning whose actors are killed at random and come back under their names. The
+// learner starts the actors as processes of their own and hands out episodes; one that an actor did
+// not finish goes to another actor. An episode depends on its number alone, so the learner computes
+// the same policy whoever is killed, and the reward rises.
 //
 //   lost_actors
 #include <algorithm>
@@ -44,7 +45,8 @@ constexpr const char* kName = "LOST_ACTORS_NAME";
 constexpr const char* kAddress = "LOST_ACTORS_ADDRESS";
 
 torch::nn::Sequential make_policy() {
-  return torch::nn::Sequential(torch::nn::Linear(4, 32), torch::nn::Tanh(), torch::nn::Linear(32, 2));
+  return torch::nn::Sequential(torch::nn::Linear(4, 32), torch::nn::Tanh(),
+                               torch::nn::Linear(32, 2));
 }
 
 struct Episode {
@@ -124,13 +126,15 @@ class Processes {
   void start(const std::string& name) {
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     std::vector<std::string> variables{kName + ("=" + name), kAddress + ("=" + address_)};
-    for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+    for (char** variable = environ; *variable != nullptr; ++variable)
+      variables.emplace_back(*variable);
     std::vector<char*> environment;
     for (auto& variable : variables) environment.push_back(variable.data());
     environment.push_back(nullptr);
     std::vector<char*> arguments{const_cast<char*>(program.c_str()), nullptr};
     pid_t process = 0;
-    if (::posix_spawn(&process, program.c_str(), nullptr, nullptr, arguments.data(), environment.data()) != 0) {
+    if (::posix_spawn(&process, program.c_str(), nullptr, nullptr, arguments.data(),
+                      environment.data()) != 0) {
       throw std::runtime_error(program + " cannot be started");
     }
     running_[name] = process;
@@ -166,7 +170,9 @@ class Learner {
         random_(static_cast<unsigned>(seed)),
         policy_(make_policy()),
         optimizer_(policy_->parameters(), torch::optim::AdamOptions(1e-2)) {
-    agent.on_worker_joined([this](const weft::rpc::WorkerInfo& worker) { post({worker.name, Event::Joined, 0, {}}); });
+    agent.on_worker_joined([this](const weft::rpc::WorkerInfo& worker) {
+      post({worker.name, Event::Joined, 0, {}});
+    });
     agent.on_worker_lost([this](const weft::rpc::WorkerInfo& worker, const weft::Error&) {
       post({worker.name, Event::Lost, 0, {}});
     });
@@ -221,11 +227,12 @@ class Learner {
   void give(const std::string& name, int number, const std::vector<at::Tensor>& weights) {
     idle_.erase(name);
     try {
-      agent_.async<&play>(name, weights, number).on_done([this, name, number](const weft::Future<Episode>& played) {
-        std::optional<Episode> episode;
-        if (!played.failed()) episode = played.get();
-        post({name, Event::Played, number, std::move(episode)});
-      });
+      agent_.async<&play>(name, weights, number)
+          .on_done([this, name, number](const weft::Future<Episode>& played) {
+            std::optional<Episode> episode;
+            if (!played.failed()) episode = played.get();
+            post({name, Event::Played, number, std::move(episode)});
+          });
     } catch (const weft::Error& error) {
       if (error.blame() != weft::Blame::PeerLost) throw;
       post({name, Event::Played, number, {}});  // it is known to be gone
@@ -245,7 +252,8 @@ class Learner {
       chosen.push_back(logs.gather(1, episode.actions.unsqueeze(1)).squeeze(1));
       double future = 0;
       std::vector<float> own(static_cast<std::size_t>(episode.steps()));
-      for (std::size_t i = own.size(); i-- > 0;) own[i] = static_cast<float>(future = 1 + kDiscount * future);
+      for (std::size_t i = own.size(); i-- > 0;)
+        own[i] = static_cast<float>(future = 1 + kDiscount * future);
       returns.insert(returns.end(), own.begin(), own.end());
       reward += episode.steps() / static_cast<double>(kEpisodes);
     }
@@ -296,23 +304,28 @@ struct Wanted {
 void learn(const Wanted& wanted) {
   torch::manual_seed(static_cast<std::uint64_t>(wanted.seed));
   const std::string address = "tcp://127.0.0.1:" + std::to_string(free_port());
-  auto agent = weft::rpc::init("learner", {.rank = 0, .init_method = address});  // rank 0 hosts what the others meet at
+  auto agent = weft::rpc::init(
+      "learner", {.rank = 0, .init_method = address});  // rank 0 hosts what the others meet at
   Processes processes(address);
   Learner learner(agent, processes, wanted.actors, wanted.kills, wanted.seed);
   double mean = 0;
   int update = 0;
   while (mean < wanted.goal) {
-    if (++update > wanted.updates) throw std::runtime_error("the mean reward came to " + std::to_string(mean) + " only");
+    if (++update > wanted.updates)
+      throw std::runtime_error("the mean reward came to " + std::to_string(mean) + " only");
     const double reward = learner.step(update * kEpisodes);
     mean = update == 1 ? reward : 0.9 * mean + 0.1 * reward;
     if (update % 10 == 0 || mean >= wanted.goal) {
-      std::printf("update %3d: mean reward %5.1f, %d actors were killed\n", update, mean, learner.killed());
+      std::printf("update %3d: mean reward %5.1f, %d actors were killed\n", update, mean,
+                  learner.killed());
       std::fflush(stdout);
     }
   }
   learner.end();
-  std::printf("solved: mean reward %.1f after %d updates; %d actors were killed and came back, %d losses were told\n", mean,
-              update, learner.killed(), learner.lost());
+  std::printf(
+      "solved: mean reward %.1f after %d updates; %d actors were killed and came back, %d losses "
+      "were told\n",
+      mean, update, learner.killed(), learner.lost());
   agent.shutdown();
 }
 
@@ -320,14 +333,19 @@ void learn(const Wanted& wanted) {
 
 int main(int argc, char** argv) {
   Wanted wanted;
-  examples::Options options("lost_actors", "A policy is learnt from actors that are killed at random and come back", 1);
+  examples::Options options(
+      "lost_actors", "A policy is learnt from actors that are killed at random and come back", 1);
   options.add("--actors", wanted.actors, "Processes that play", examples::count_from(1));
-  options.add("--updates", wanted.updates, "At most so many steps of the optimizer", examples::count_from(1));
+  options.add("--updates", wanted.updates, "At most so many steps of the optimizer",
+              examples::count_from(1));
   options.add("--goal", wanted.goal, "Mean reward at which it ends", examples::positive_number());
-  options.add("--kills", wanted.kills, "Probability for each episode that its actor is killed", examples::share());
-  options.add("--seed", wanted.seed, "Of who is killed, and of the policy", examples::count_from(1));
+  options.add("--kills", wanted.kills, "Probability for each episode that its actor is killed",
+              examples::share());
+  options.add("--seed", wanted.seed, "Of who is killed, and of the policy",
+              examples::count_from(1));
   options.parse(argc, argv);
-  for (const char* variable : {"RANK", "WORLD_SIZE"}) ::unsetenv(variable);  // of a launcher: workers come and go here
+  for (const char* variable : {"RANK", "WORLD_SIZE"})
+    ::unsetenv(variable);  // of a launcher: workers come and go here
   try {
     torch::set_num_threads(1);
     const char* const name = std::getenv(kName);

@@ -1,4 +1,5 @@
-// Point to point: rank 0 sends 1.0 to rank 1, first blocking, then with requests that are waited for later.
+// Point to point: rank 0 sends 1.0 to rank 1, first blocking, then with requests that are waited
+// for later.
 //
 //   weft-run --nproc-per-node 2 p2p
 #include <cstdio>
@@ -33,7 +34,8 @@ void immediate(weft::ProcessGroup& group) {
     request = group.recv(tensor, 0);
     std::printf("immediate: rank 1 started receiving\n");
   }
-  // Until wait() returns, the sender must not write to the tensor and the receiver must not read it.
+  // Until wait() returns, the sender must not write to the tensor and the receiver must not read
+  // it.
   request.wait();
   std::printf("immediate: rank %d has data %.1f\n", group.rank(), tensor[0].item<float>());
 }
@@ -44,7 +46,9 @@ int main(int argc, char** argv) {
   examples::Options("p2p", "Rank 0 sends a number, waiting for it and not", 2).parse(argc, argv);
   try {
     auto group = weft::init_process_group();
-    if (group.size() != 2) throw weft::Error(weft::Blame::Caller, "p2p is for two ranks: weft-run --nproc-per-node 2 p2p");
+    if (group.size() != 2)
+      throw weft::Error(weft::Blame::Caller,
+                        "p2p is for two ranks: weft-run --nproc-per-node 2 p2p");
     blocking(group);
     immediate(group);
   } catch (const std::exception& error) {

@@ -1,5 +1,6 @@
-// Trainers pull the parameters, compute gradients by themselves, and push them. The server averages what all trainers send
-// for a step and answers them together, with the new parameters: its answers are futures that it keeps for later.
+// Trainers pull the parameters, compute gradients by themselves, and push them. The server averages
+// what all trainers send for a step and answers them together, with the new parameters: its answers
+// are futures that it keeps for later.
 #pragma once
 
 #include <mutex>
@@ -24,7 +25,8 @@ inline Tensors values_of(const Net& net) {
 class Server {
  public:
   explicit Server(int trainers)
-      : trainers_(trainers), optimizer_(net_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)) {}
+      : trainers_(trainers),
+        optimizer_(net_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)) {}
 
   Tensors pull() {
     std::lock_guard lock(mutex_);
@@ -42,8 +44,8 @@ class Server {
       auto parameters = net_->parameters();
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         auto& gradient = parameters[i].mutable_grad();
-        gradient =
-            gradient.defined() && !waiting_.empty() ? gradient + gradients.at(i) / trainers_ : gradients.at(i) / trainers_;
+        gradient = gradient.defined() && !waiting_.empty() ? gradient + gradients.at(i) / trainers_
+                                                           : gradients.at(i) / trainers_;
       }
       waiting_.push_back(promise);
       if (static_cast<int>(waiting_.size()) < trainers_) return future;
@@ -74,7 +76,8 @@ inline std::pair<double, double> train(weft::RRef<Server> server, int steps) {
     for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(values.at(i));
   };
   take(server.sync<&Server::pull>());
-  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
+  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1,
+                            examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
     weft::begin_step();

@@ -1,6 +1,6 @@
-// Trainers run forward, backward and the optimizer step on the server's one copy of the network, as they come and without
-// locks (Niu et al., "HOGWILD!", 2011). A trainer holds no parameters, only references to them. Steps are small: a gradient
-// may be older than the parameters that it changes.
+// Trainers run forward, backward and the optimizer step on the server's one copy of the network, as
+// they come and without locks (Niu et al., "HOGWILD!", 2011). A trainer holds no parameters, only
+// references to them. Steps are small: a gradient may be older than the parameters that it changes.
 #pragma once
 
 #include <utility>
@@ -19,8 +19,10 @@ inline std::pair<double, double> train(weft::RRef<NetImpl> net, int steps) {
   const int rank = agent.self().rank;
   const Examples data = examples_of(rank);
   weft::DistributedOptimizer<torch::optim::SGD> optimizer(
-      net.sync<&examples::parameters_of<NetImpl>>(), torch::optim::SGDOptions(0.02), {.order = weft::StepOrder::Hogwild});
-  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
+      net.sync<&examples::parameters_of<NetImpl>>(), torch::optim::SGDOptions(0.02),
+      {.order = weft::StepOrder::Hogwild});
+  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1,
+                            examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
     weft::begin_step();

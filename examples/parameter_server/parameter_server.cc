@@ -1,7 +1,8 @@
 // A parameter server: one worker holds the model, the others train it. In two ways:
 //
-//   weft-run --nproc-per-node 3 parameter_server                  # averaging.h: all trainers' gradients, step by step
-//   weft-run --nproc-per-node 3 parameter_server --mode hogwild   # hogwild.h: distributed autograd, without waiting
+//   weft-run --nproc-per-node 3 parameter_server                  # averaging.h: all trainers'
+//   gradients, step by step weft-run --nproc-per-node 3 parameter_server --mode hogwild   #
+//   hogwild.h: distributed autograd, without waiting
 #include <cstdio>
 
 #include "../common/workers.h"
@@ -17,7 +18,8 @@ void drive(weft::rpc::Agent& agent, const std::string& mode, int steps) {
   std::vector<weft::Future<Losses>> runs;
   const auto start = [&]<auto Train>(const auto& server) {
     for (int trainer = 1; trainer <= trainers; ++trainer) {
-      runs.push_back(agent.async<Train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), server, steps));
+      runs.push_back(
+          agent.async<Train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), server, steps));
     }
   };
   if (mode == "average") {
@@ -38,7 +40,8 @@ int main(int argc, char** argv) {
   int steps = 300;
   examples::Workers workers("parameter_server", "One worker holds the model, the others train it",
                             {.least = 2, .usual = 3});
-  workers.options.add("--mode", mode, "average: all trainers' gradients, step by step; hogwild: each as it comes",
+  workers.options.add("--mode", mode,
+                      "average: all trainers' gradients, step by step; hogwild: each as it comes",
                       examples::one_of({"average", "hogwild"}));
   workers.options.add("--steps", steps, "Of every trainer, at least 2", examples::count_from(2));
   return workers.run(

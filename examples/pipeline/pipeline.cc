@@ -1,9 +1,10 @@
-// One network in two shards on two workers. A batch is cut into micro-batches, so that both workers have something to do:
-// each stage alternates one forward and one backward ("1F1B", Narayanan et al., 2019), and holds the activations of as many
-// micro-batches as there are stages ahead, not of all. Rank 0 drives: activations go from stage to stage, and a backward
-// pass for each micro-batch brings the gradients back the same way, while later micro-batches are on theirs. All passes
-// belong to one autograd context, where the micro-batches' gradients add up; then one optimizer steps both stages. In the
-// end rank 0 trains the same network by itself and compares.
+// One network in two shards on two workers. A batch is cut into micro-batches, so that both workers
+// have something to do: each stage alternates one forward and one backward ("1F1B", Narayanan et
+// al., 2019), and holds the activations of as many micro-batches as there are stages ahead, not of
+// all. Rank 0 drives: activations go from stage to stage, and a backward pass for each micro-batch
+// brings the gradients back the same way, while later micro-batches are on theirs. All passes
+// belong to one autograd context, where the micro-batches' gradients add up; then one optimizer
+// steps both stages. In the end rank 0 trains the same network by itself and compares.
 //
 //   weft-run --nproc-per-node 3 pipeline
 #include <condition_variable>
@@ -30,8 +31,9 @@ const auto kSgd = torch::optim::SGDOptions(0.1).momentum(0.9);
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(std::int64_t channels)
       : norm(register_module("norm", torch::nn::GroupNorm(4, channels))),
-        convolution(register_module("convolution",
-                                    torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, channels, 3).padding(1)))) {}
+        convolution(register_module(
+            "convolution",
+            torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, channels, 3).padding(1)))) {}
   Tensor forward(Tensor x) { return x + convolution(torch::relu(norm(x))); }
   torch::nn::GroupNorm norm;
   torch::nn::Conv2d convolution;
@@ -56,8 +58,8 @@ torch::nn::Sequential make_shard(int stage) {
   return shard;
 }
 
-// What a stage does in a step, one after the other: as many forwards as there are stages behind it, then one forward and
-// one backward in turns, then the backwards that are left. "F0 F1 B0 …".
+// What a stage does in a step, one after the other: as many forwards as there are stages behind it,
+// then one forward and one backward in turns, then the backwards that are left. "F0 F1 B0 …".
 std::vector<std::string> schedule_of(int stage, int micros) {
   const int ahead = std::min(kStages - 1 - stage, micros);
   std::vector<std::string> schedule;
@@ -77,7 +79,8 @@ class Turns {
   template <class Work>
   void take(const std::string& name, Work work) {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, std::chrono::minutes(1), [&] { return schedule_[next_] == name; })) {
+    if (!changed_.wait_for(lock, std::chrono::minutes(1),
+                           [&] { return schedule_[next_] == name; })) {
       throw std::runtime_error(name + " waits for " + schedule_[next_] + ", which does not come");
     }
     if (next_ == 0) done_.clear();
@@ -110,7 +113,8 @@ class Stage {
     Tensor y;
     turns_.take("F" + std::to_string(micro), [&] { y = shard_->forward(x); });
     // Its backward begins when its gradient has come; the next forward may run beside that.
-    y.register_hook([this, micro](const Tensor&) { turns_.take("B" + std::to_string(micro), [] {}); });
+    y.register_hook(
+        [this, micro](const Tensor&) { turns_.take("B" + std::to_string(micro), [] {}); });
     return y;
   }
   // The last stage's.
@@ -126,19 +130,23 @@ class Stage {
   Turns turns_;
 };
 
-// Leaves the gradients of the batch's mean loss in the context of the calling thread; gives that loss.
-double run_batch(const weft::rpc::Agent& agent, const std::vector<RRef<Stage>>& stages, const std::vector<Tensor>& images,
-                 const std::vector<Tensor>& labels) {
+// Leaves the gradients of the batch's mean loss in the context of the calling thread; gives that
+// loss.
+double run_batch(const weft::rpc::Agent& agent, const std::vector<RRef<Stage>>& stages,
+                 const std::vector<Tensor>& images, const std::vector<Tensor>& labels) {
   const std::size_t micros = images.size();
   std::vector<Future<Tensor>> losses;
   std::vector<Future<void>> passes;
   for (std::size_t i = 0; i < micros; ++i) {
-    if (i >= kStages) passes[i - kStages].get();  // no more micro-batches are under way than there are stages
+    if (i >= kStages)
+      passes[i - kStages].get();  // no more micro-batches are under way than there are stages
     const int micro = static_cast<int>(i);
     RRef<Tensor> x(agent, images[i]);
-    for (std::size_t stage = 0; stage + 1 < kStages; ++stage) x = stages[stage].remote<&Stage::forward>(micro, x);
+    for (std::size_t stage = 0; stage + 1 < kStages; ++stage)
+      x = stages[stage].remote<&Stage::forward>(micro, x);
     losses.push_back(stages.back().async<&Stage::loss>(micro, x, labels[i]));
-    // Exact: the pass is to wait for the gradients of this micro-batch only, whatever others have sent in the context.
+    // Exact: the pass is to wait for the gradients of this micro-batch only, whatever others have
+    // sent in the context.
     passes.push_back(losses.back().then([micros](Tensor loss) {
       return AutogradContext::current().backward_async({loss / static_cast<double>(micros)},
                                                        {.mode = weft::BackwardMode::Exact});
@@ -187,33 +195,39 @@ void compare(const std::vector<RRef<Tensor>>& parameters, const std::vector<Tens
     is_equal = is_equal && one < kRounding;  // not of NaN
   }
   std::printf("largest difference from one process: %.1e\n", difference);
-  if (!is_equal) throw std::runtime_error("the parameters are not those that one process ends with");
+  if (!is_equal)
+    throw std::runtime_error("the parameters are not those that one process ends with");
 }
 
 void drive(const weft::rpc::Agent& agent, const Options& options) {
   const auto images = digits::load_digits(options.data).train;
   if (options.batch > images.count()) {
-    throw std::runtime_error("--batch-size is " + std::to_string(options.batch) + ", and there are " +
-                             std::to_string(images.count()) + " training images");
+    throw std::runtime_error("--batch-size is " + std::to_string(options.batch) +
+                             ", and there are " + std::to_string(images.count()) +
+                             " training images");
   }
   std::vector<RRef<Stage>> stages;
   std::vector<RRef<Tensor>> parameters;
   for (int stage = 0; stage < kStages; ++stage) {
     stages.push_back(agent.remote<Stage>(stage + 1, stage, options.micros));
-    for (const auto& parameter : stages.back().sync<&examples::parameters_of<Stage>>()) parameters.push_back(parameter);
+    for (const auto& parameter : stages.back().sync<&examples::parameters_of<Stage>>())
+      parameters.push_back(parameter);
   }
   const weft::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, kSgd);
 
   const std::int64_t batches = images.count() / options.batch;
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
-    examples::ProgressBar bar("epoch " + std::to_string(epoch + 1), static_cast<std::size_t>(batches), true);
+    examples::ProgressBar bar("epoch " + std::to_string(epoch + 1),
+                              static_cast<std::size_t>(batches), true);
     double loss = 0;
     for (std::int64_t batch = 0; batch < batches; ++batch) {
       weft::begin_step();
-      const auto x = images.pixels.narrow(0, batch * options.batch, options.batch).to(torch::kDouble);
+      const auto x =
+          images.pixels.narrow(0, batch * options.batch, options.batch).to(torch::kDouble);
       const auto y = images.labels.narrow(0, batch * options.batch, options.batch);
       AutogradContext context(agent);
-      const double batch_loss = run_batch(agent, stages, x.chunk(options.micros), y.chunk(options.micros));
+      const double batch_loss =
+          run_batch(agent, stages, x.chunk(options.micros), y.chunk(options.micros));
       optimizer.step(context);
       loss += batch_loss / static_cast<double>(batches);
       bar.step("loss " + std::to_string(batch_loss));
@@ -233,19 +247,24 @@ void drive(const weft::rpc::Agent& agent, const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  examples::Workers workers("pipeline", "Trains a network in two shards on two workers, with micro-batches in 1F1B order",
-                            {.least = 3, .most = 3});
-  workers.options.add("--epochs", options.epochs, "Passes over the images", examples::count_from(1));
+  examples::Workers workers(
+      "pipeline", "Trains a network in two shards on two workers, with micro-batches in 1F1B order",
+      {.least = 3, .most = 3});
+  workers.options.add("--epochs", options.epochs, "Passes over the images",
+                      examples::count_from(1));
   workers.options.add("--batch-size", options.batch, "Images of a step", examples::count_from(1));
-  workers.options.add("--micro-batches", options.micros, "Parts of a batch", examples::count_from(1));
-  workers.options.add("--data", options.data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  workers.options.add("--micro-batches", options.micros, "Parts of a batch",
+                      examples::count_from(1));
+  workers.options.add("--data", options.data, "The digits, a CSV file, plain or gzipped",
+                      examples::existing_file());
   workers.options.require([&]() -> std::string {
     if (options.batch % options.micros == 0) return "";
-    return "--batch-size is " + std::to_string(options.batch) + "; it must be a multiple of --micro-batches, " +
-           std::to_string(options.micros);
+    return "--batch-size is " + std::to_string(options.batch) +
+           "; it must be a multiple of --micro-batches, " + std::to_string(options.micros);
   });
   return workers.run(
-      argc, argv, [](int rank) { return rank == 0 ? "driver" : "stage" + std::to_string(rank - 1); },
+      argc, argv,
+      [](int rank) { return rank == 0 ? "driver" : "stage" + std::to_string(rank - 1); },
       [&](weft::rpc::Agent& agent) {
         if (agent.self().rank == 0) drive(agent, options);
       });

@@ -1,6 +1,7 @@
-// Policy-gradient learning with one agent and several observers. Each observer has a world of its own, a pole on a cart
-// that must be kept upright; it asks the agent, through a reference that it was given, what to do. The agent holds the
-// policy, and learns when all observers have reported the rewards of an episode.
+// Policy-gradient learning with one agent and several observers. Each observer has a world of its
+// own, a pole on a cart that must be kept upright; it asks the agent, through a reference that it
+// was given, what to do. The agent holds the policy, and learns when all observers have reported
+// the rewards of an episode.
 //
 //   weft-run --nproc-per-node 3 reinforcement_learning
 #include <cstdio>
@@ -46,7 +47,8 @@ class Policy {
     for (auto& [observer, steps] : logs_) {
       double future = 0;
       std::vector<float> own(steps.size());
-      for (std::size_t i = steps.size(); i-- > 0;) own[i] = static_cast<float>(future = 1 + kDiscount * future);
+      for (std::size_t i = steps.size(); i-- > 0;)
+        own[i] = static_cast<float>(future = 1 + kDiscount * future);
       returns.insert(returns.end(), own.begin(), own.end());
       logs.insert(logs.end(), steps.begin(), steps.end());
     }
@@ -89,7 +91,8 @@ void drive(weft::rpc::Agent& agent, int episodes, double goal) {
   torch::manual_seed(1);
   const RRef<Policy> policy = agent.remote<Policy>(0);
   std::vector<RRef<Observer>> all;
-  for (int observer = 1; observer <= observers; ++observer) all.push_back(agent.remote<Observer>(observer, observer));
+  for (int observer = 1; observer <= observers; ++observer)
+    all.push_back(agent.remote<Observer>(observer, observer));
   double mean = 0;
   for (int episode = 1; episode <= episodes; ++episode) {
     weft::begin_step();
@@ -99,7 +102,9 @@ void drive(weft::rpc::Agent& agent, int episodes, double goal) {
     for (const auto& run : runs) reward += run.get() / static_cast<double>(observers);
     policy.sync<&Policy::learn>();
     mean = episode == 1 ? reward : 0.9 * mean + 0.1 * reward;
-    if (episode % 10 == 0) std::printf("episode %3d: reward %5.1f, mean of the last ones %5.1f\n", episode, reward, mean);
+    if (episode % 10 == 0)
+      std::printf("episode %3d: reward %5.1f, mean of the last ones %5.1f\n", episode, reward,
+                  mean);
     if (mean > goal) {
       std::printf("solved: mean reward %.1f after %d episodes\n", mean, episode);
       return;
@@ -113,7 +118,8 @@ void drive(weft::rpc::Agent& agent, int episodes, double goal) {
 int main(int argc, char** argv) {
   int episodes = 500;
   double goal = 150;
-  examples::Workers workers("reinforcement_learning", "An agent learns to balance a pole from observers of a world each",
+  examples::Workers workers("reinforcement_learning",
+                            "An agent learns to balance a pole from observers of a world each",
                             {.least = 2, .usual = 3});
   workers.options.add("--episodes", episodes, "At most so many", examples::count_from(1));
   workers.options.add("--goal", goal, "Mean reward at which it ends", examples::positive_number());

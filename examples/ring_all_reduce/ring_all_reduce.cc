@@ -1,10 +1,12 @@
 // All-reduce built from send and recv on a ring of ranks, twice:
 //
-//   whole    size - 1 rounds; in each, every rank passes on to its right the tensor it received last and adds what comes
-//   from
+//   whole    size - 1 rounds; in each, every rank passes on to its right the tensor it received
+//   last and adds what comes from
 //            its left. Every rank sends (size - 1) times the whole tensor.
-//   chunked  the tensor in `size` chunks: size - 1 rounds that reduce, after which each rank holds one finished chunk, and
-//            size - 1 that pass the finished chunks round. Every rank sends 2 (size - 1) / size of the tensor.
+//   chunked  the tensor in `size` chunks: size - 1 rounds that reduce, after which each rank holds
+//   one finished chunk, and
+//            size - 1 that pass the finished chunks round. Every rank sends 2 (size - 1) / size of
+//            the tensor.
 //
 // (The listing of this that is widely copied never loads its send buffer, and adds the wrong one.)
 //
@@ -19,7 +21,9 @@
 
 namespace {
 
-int left_of(const weft::ProcessGroup& group) { return (group.rank() + group.size() - 1) % group.size(); }
+int left_of(const weft::ProcessGroup& group) {
+  return (group.rank() + group.size() - 1) % group.size();
+}
 int right_of(const weft::ProcessGroup& group) { return (group.rank() + 1) % group.size(); }
 
 // Sends one tensor to the right while another comes from the left.
@@ -58,7 +62,8 @@ void chunked_ring_all_reduce(weft::ProcessGroup& group, torch::Tensor& tensor) {
   }
 }
 
-void check(weft::ProcessGroup& group, const char* name, void (*all_reduce)(weft::ProcessGroup&, torch::Tensor&)) {
+void check(weft::ProcessGroup& group, const char* name,
+           void (*all_reduce)(weft::ProcessGroup&, torch::Tensor&)) {
   torch::manual_seed(group.rank());
   auto tensor = torch::randn({10'007}, torch::kDouble);
   auto expected = tensor.clone();
@@ -66,18 +71,21 @@ void check(weft::ProcessGroup& group, const char* name, void (*all_reduce)(weft:
   all_reduce(group, tensor);
   const double difference = (tensor - expected).abs().max().item<double>();
   if (difference > 1e-9)
-    throw std::runtime_error(std::string(name) + " differs from all_reduce by " + std::to_string(difference));
+    throw std::runtime_error(std::string(name) + " differs from all_reduce by " +
+                             std::to_string(difference));
   auto ones = torch::ones({4});
   all_reduce(group, ones);
-  std::printf("%s: rank %d has %.0f %.0f %.0f %.0f\n", name, group.rank(), ones[0].item<float>(), ones[1].item<float>(),
-              ones[2].item<float>(), ones[3].item<float>());
+  std::printf("%s: rank %d has %.0f %.0f %.0f %.0f\n", name, group.rank(), ones[0].item<float>(),
+              ones[1].item<float>(), ones[2].item<float>(), ones[3].item<float>());
   std::fflush(stdout);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Options("ring_all_reduce", "all_reduce written with send and recv, whole and in chunks", 4).parse(argc, argv);
+  examples::Options("ring_all_reduce", "all_reduce written with send and recv, whole and in chunks",
+                    4)
+      .parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     check(group, "whole", ring_all_reduce);

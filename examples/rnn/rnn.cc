@@ -1,6 +1,6 @@
-// A recurrent network whose first and last layer live on another worker: the table of characters and the decoder on the
-// server, the LSTM here. It learns to say the next character of a text. Backward runs through both workers, and one
-// optimizer steps the parameters of both.
+// A recurrent network whose first and last layer live on another worker: the table of characters
+// and the decoder on the server, the LSTM here. It learns to say the next character of a text.
+// Backward runs through both workers, and one optimizer steps the parameters of both.
 //
 //   weft-run --nproc-per-node 2 rnn
 #include <algorithm>
@@ -19,23 +19,29 @@ namespace {
 using torch::Tensor;
 using weft::RRef;
 
-// --- the server's part -----------------------------------------------------------------------------------------------
+// --- the server's part
+// -----------------------------------------------------------------------------------------------
 
 struct TableImpl : torch::nn::Module {
   TableImpl(std::int64_t characters, std::int64_t width)
       : table(register_module("table", torch::nn::Embedding(characters, width))) {}
-  Tensor forward(Tensor characters) { return table(characters); }  // int64 [steps, lines] -> [steps, lines, width]
+  Tensor forward(Tensor characters) {
+    return table(characters);
+  }  // int64 [steps, lines] -> [steps, lines, width]
   torch::nn::Embedding table;
 };
 
 struct DecoderImpl : torch::nn::Module {
   DecoderImpl(std::int64_t width, std::int64_t characters)
       : linear(register_module("linear", torch::nn::Linear(width, characters))) {}
-  Tensor forward(Tensor states) { return linear(states); }  // [steps, lines, width] -> [steps, lines, characters]
+  Tensor forward(Tensor states) {
+    return linear(states);
+  }  // [steps, lines, width] -> [steps, lines, characters]
   torch::nn::Linear linear;
 };
 
-// --- the trainer's ---------------------------------------------------------------------------------------------------
+// --- the trainer's
+// ---------------------------------------------------------------------------------------------------
 
 struct Options {
   std::string text = RNN_TEXT;
@@ -62,7 +68,8 @@ struct Text {
     characters.assign(known.begin(), known.end());
     std::vector<std::int64_t> numbers;
     for (std::int64_t i = 0; i < steps * lines; ++i) {
-      numbers.push_back(static_cast<std::int64_t>(characters.find(text[static_cast<std::size_t>(i)])));
+      numbers.push_back(
+          static_cast<std::int64_t>(characters.find(text[static_cast<std::size_t>(i)])));
     }
     columns = torch::tensor(numbers).view({lines, steps}).t().contiguous();
   }
@@ -75,14 +82,17 @@ class Model {
         lstm_(torch::nn::LSTMOptions(width, width)),
         decoder_(agent.remote<DecoderImpl>("server", width, characters)) {
     parameters_ = table_.sync<&examples::parameters_of<TableImpl>>();
-    for (const auto& parameter : decoder_.sync<&examples::parameters_of<DecoderImpl>>()) parameters_.push_back(parameter);
-    for (const Tensor& parameter : lstm_->parameters()) parameters_.push_back(RRef<Tensor>(agent, parameter));
+    for (const auto& parameter : decoder_.sync<&examples::parameters_of<DecoderImpl>>())
+      parameters_.push_back(parameter);
+    for (const Tensor& parameter : lstm_->parameters())
+      parameters_.push_back(RRef<Tensor>(agent, parameter));
     forget();
   }
 
   Tensor forward(const Tensor& characters) {
     auto [output, state] = lstm_(table_.sync<&TableImpl::forward>(characters), state_);
-    state_ = {std::get<0>(state).detach(), std::get<1>(state).detach()};  // gradients end at the stretch
+    state_ = {std::get<0>(state).detach(),
+              std::get<1>(state).detach()};  // gradients end at the stretch
     return decoder_.sync<&DecoderImpl::forward>(output);
   }
   // Before the beginning of the text.
@@ -100,13 +110,15 @@ class Model {
 void train(const weft::rpc::Agent& agent, const Options& options) {
   const Text text(options.text, options.lines);
   Model model(agent, static_cast<std::int64_t>(text.characters.size()), options.width);
-  weft::DistributedOptimizer<torch::optim::Adam> optimizer(model.parameters(),
-                                                           torch::optim::AdamOptions(options.learning_rate));
+  weft::DistributedOptimizer<torch::optim::Adam> optimizer(
+      model.parameters(), torch::optim::AdamOptions(options.learning_rate));
   std::printf("%lld characters, %zu different ones; a guess at random has a perplexity of %zu\n",
-              static_cast<long long>(text.columns.numel()), text.characters.size(), text.characters.size());
+              static_cast<long long>(text.columns.numel()), text.characters.size(),
+              text.characters.size());
 
   const std::int64_t positions = text.columns.size(0) - 1;
-  examples::ProgressBar bar("epoch", static_cast<std::size_t>(options.epochs), true, examples::Elsewhere::Lines);
+  examples::ProgressBar bar("epoch", static_cast<std::size_t>(options.epochs), true,
+                            examples::Elsewhere::Lines);
   double perplexity = 0;
   for (int epoch = 1; epoch <= options.epochs; ++epoch) {
     model.forget();
@@ -116,8 +128,8 @@ void train(const weft::rpc::Agent& agent, const Options& options) {
       const std::int64_t steps = std::min(options.steps, positions - from);
       weft::AutogradContext context(agent);
       const Tensor scores = model.forward(text.columns.narrow(0, from, steps));
-      const Tensor loss =
-          torch::cross_entropy_loss(scores.flatten(0, 1), text.columns.narrow(0, from + 1, steps).flatten());
+      const Tensor loss = torch::cross_entropy_loss(
+          scores.flatten(0, 1), text.columns.narrow(0, from + 1, steps).flatten());
       context.backward({loss});
       optimizer.step(context);
       loss_sum += loss.item<double>() * static_cast<double>(steps);
@@ -126,19 +138,24 @@ void train(const weft::rpc::Agent& agent, const Options& options) {
     bar.step("perplexity " + std::to_string(perplexity));
   }
   bar.clear();
-  std::printf("a perplexity of %.2f after %d epochs, on the text that it learnt from\n", perplexity, options.epochs);
+  std::printf("a perplexity of %.2f after %d epochs, on the text that it learnt from\n", perplexity,
+              options.epochs);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
-  examples::Workers workers("rnn", "Learns the next character of a text; embedding and decoder on a server, the LSTM here",
-                            {.least = 2, .most = 2});
+  examples::Workers workers(
+      "rnn",
+      "Learns the next character of a text; embedding and decoder on a server, the LSTM here",
+      {.least = 2, .most = 2});
   workers.options.add("--text", options.text, "A text file", examples::existing_file());
   workers.options.add("--epochs", options.epochs, "Passes over the text", examples::count_from(1));
-  workers.options.add("--width", options.width, "Of the embedding and the LSTM", examples::count_from(1));
-  workers.options.add("--lr", options.learning_rate, "Learning rate of Adam", examples::positive_number());
+  workers.options.add("--width", options.width, "Of the embedding and the LSTM",
+                      examples::count_from(1));
+  workers.options.add("--lr", options.learning_rate, "Learning rate of Adam",
+                      examples::positive_number());
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "trainer" : "server"; },
       [&](weft::rpc::Agent& agent) {

@@ -1,4 +1,5 @@
-// An addition on another worker, in the three ways to call: wait for the result, get a future, leave the result there.
+// An addition on another worker, in the three ways to call: wait for the result, get a future,
+// leave the result there.
 //
 //   weft-run --nproc-per-node 2 rpc_add
 #include <cstdio>
@@ -26,7 +27,8 @@ void run(weft::rpc::Agent& agent) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Workers workers("rpc_add", "One addition on another worker, in the ways to call", {.least = 2});
+  examples::Workers workers("rpc_add", "One addition on another worker, in the ways to call",
+                            {.least = 2});
   return workers.run(
       argc, argv, [](int rank) { return "worker" + std::to_string(rank); },
       [](weft::rpc::Agent& agent) {

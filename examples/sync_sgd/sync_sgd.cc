@@ -1,6 +1,6 @@
-// Synchronous SGD by hand: the data set is cut into one part for each rank, every rank computes on its part, and gradients
-// are summed by all_reduce and divided by the number of ranks after each backward. What DistributedDataParallel does for
-// you, in the open.
+// Synchronous SGD by hand: the data set is cut into one part for each rank, every rank computes on
+// its part, and gradients are summed by all_reduce and divided by the number of ranks after each
+// backward. What DistributedDataParallel does for you, in the open.
 //
 //   weft-run --nproc-per-node 2 sync_sgd
 #include <algorithm>
@@ -17,7 +17,8 @@ namespace {
 
 struct NetImpl : torch::nn::Module {
   NetImpl()
-      : convolution(register_module("convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 10, 3).padding(1)))),
+      : convolution(register_module(
+            "convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 10, 3).padding(1)))),
         hidden(register_module("hidden", torch::nn::Linear(160, 50))),
         output(register_module("output", torch::nn::Linear(50, 10))) {}
   torch::Tensor forward(torch::Tensor x) {
@@ -42,7 +43,8 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
   torch::manual_seed(1234);
   const auto images = digits::load_digits(data).train;
   const std::vector<double> fractions(static_cast<std::size_t>(group.size()), 1.0 / group.size());
-  const weft::DataPartitioner partitioner(static_cast<std::size_t>(images.count()), fractions, /*seed=*/1234);
+  const weft::DataPartitioner partitioner(static_cast<std::size_t>(images.count()), fractions,
+                                          /*seed=*/1234);
   const auto mine = torch::tensor(partitioner.use(group.rank()));
   const std::int64_t batch_size = std::max(1, 128 / group.size());
 
@@ -54,13 +56,15 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
     for (const auto& batch : batches) {
       weft::begin_step();
       optimizer.zero_grad();
-      const auto loss = torch::nll_loss(net(images.pixels.index_select(0, batch)), images.labels.index_select(0, batch));
+      const auto loss = torch::nll_loss(net(images.pixels.index_select(0, batch)),
+                                        images.labels.index_select(0, batch));
       loss_sum += loss.item<double>();
       loss.backward();
       average_gradients(net, group);
       optimizer.step();
     }
-    std::printf("rank %d, epoch %d: loss %.4f\n", group.rank(), epoch, loss_sum / static_cast<double>(batches.size()));
+    std::printf("rank %d, epoch %d: loss %.4f\n", group.rank(), epoch,
+                loss_sum / static_cast<double>(batches.size()));
     std::fflush(stdout);
   }
 }
@@ -70,9 +74,11 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
 int main(int argc, char** argv) {
   int epochs = 10;
   std::string data = DIGITS_DATA;
-  examples::Options options("sync_sgd", "Synchronous SGD on a partitioned data set, gradients averaged by hand", 2);
+  examples::Options options(
+      "sync_sgd", "Synchronous SGD on a partitioned data set, gradients averaged by hand", 2);
   options.add("--epochs", epochs, "Passes over the data", examples::count_from(1));
-  options.add("--data", data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  options.add("--data", data, "The digits, a CSV file, plain or gzipped",
+              examples::existing_file());
   options.parse(argc, argv);
   try {
     run(weft::init_process_group(), epochs, data);

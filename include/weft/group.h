@@ -1,4 +1,5 @@
-// Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends, launched_rank, spawn.
+// Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends,
+// launched_rank, spawn.
 #pragma once
 
 #include <weft/engine/group/launched.h>

@@ -1,5 +1,5 @@
-// Optimizers and averaging over several processes: DistributedOptimizer, ZeroRedundancyOptimizer, average_parameters,
-// PeriodicAverager; and with fused steps: FusedSGD, FusedAdamW.
+// Optimizers and averaging over several processes: DistributedOptimizer, ZeroRedundancyOptimizer,
+// average_parameters, PeriodicAverager; and with fused steps: FusedSGD, FusedAdamW.
 #pragma once
 
 #include <weft/autograd.h>

@@ -1,9 +1,10 @@
-// What an iteration of distributed training costs, between two workers on one host, each on a core of its own: the listing
-// of the field's overview (two tensors on another worker, their sum here, backward, a step of SGD), and with tensors and
-// optimizer kept; and a model in two stages. Weft over shared memory and TCP, against Python's torch.distributed.autograd
-// on the same torch, and against the same in one process. Then passes of one worker at once, and over links in one process
-// that count and can be slow (autograd_linked.cc): messages and bytes of a step, round trips, and what a model in two
-// stages hides of a slow link.
+// What an iteration of distributed training costs, between two workers on one host, each on a core
+// of its own: the listing of the field's overview (two tensors on another worker, their sum here,
+// backward, a step of SGD), and with tensors and optimizer kept; and a model in two stages. Weft
+// over shared memory and TCP, against Python's torch.distributed.autograd on the same torch, and
+// against the same in one process. Then passes of one worker at once, and over links in one process
+// that count and can be slow (autograd_linked.cc): messages and bytes of a step, round trips, and
+// what a model in two stages hides of a slow link.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -57,7 +58,8 @@ void measure(const Case& one, Iteration iteration) {
 int work(const std::string& transport, const Case& one) {
   weft::bench::pin_to_core(weft::bench::rank_of_worker());
   torch::set_num_threads(1);
-  auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()), {.transports = {transport}});
+  auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()),
+                               {.transports = {transport}});
   if (agent.self().rank == 0) {
     if (std::strcmp(one.name, "two stages") == 0) {
       weft::bench::TwoStages model(agent);
@@ -82,7 +84,8 @@ int work_alone(const Case& one) {
     const auto input = torch::rand({weft::bench::kBatch, weft::bench::kWidth});
     measure(one, [&] {
       std::vector<at::Tensor> outs;
-      for (int i = 0; i < weft::bench::kStagedBatches; ++i) outs.push_back(last.loss(stage->forward(input)));
+      for (int i = 0; i < weft::bench::kStagedBatches; ++i)
+        outs.push_back(last.loss(stage->forward(input)));
       for (auto* module : {&stage, &last.net}) (*module)->zero_grad();
       at::stack(outs).sum().backward();
     });
@@ -116,10 +119,12 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   }
   settings.push_back({"one process", {self, "--alone", one.name}, 1});
   if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
-      python != nullptr && std::set<std::string>{"listing", "kept", "two stages"}.contains(one.name)) {
-    settings.push_back({"torch.distributed.autograd",
-                        {python, AUTOGRAD_PYTHON, one.name, std::to_string(std::max(1, one.iterations / 4)),
-                         std::to_string(one.samples)}});
+      python != nullptr &&
+      std::set<std::string>{"listing", "kept", "two stages"}.contains(one.name)) {
+    settings.push_back(
+        {"torch.distributed.autograd",
+         {python, AUTOGRAD_PYTHON, one.name, std::to_string(std::max(1, one.iterations / 4)),
+          std::to_string(one.samples)}});
   }
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
@@ -128,12 +133,15 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
     }
   }
   for (const Setting& setting : settings) {
-    const std::size_t bytes = std::strcmp(one.name, "two stages") == 0 ? weft::bench::kBatch * weft::bench::kWidth * 4 : 36;
+    const std::size_t bytes = std::strcmp(one.name, "two stages") == 0
+                                  ? weft::bench::kBatch * weft::bench::kWidth * 4
+                                  : 36;
     report.add(weft::bench::time_row(one.name, setting.name, bytes, setting.times, 1e6, "us"));
   }
 }
 
-// Passes a second of so many threads of one worker, each in a context of its own, or of libtorch's own backward().
+// Passes a second of so many threads of one worker, each in a context of its own, or of libtorch's
+// own backward().
 int work_at_once(bool in_contexts, int threads) {
   torch::set_num_threads(1);
   auto agent = weft::rpc::init("worker0", {.transports = {"inproc"}});
@@ -177,19 +185,21 @@ void at_once(weft::bench::Report& report, const std::string& self) {
   };
   std::vector<Peer> peers;
   for (const char* threads : {"1", "2"}) {
-    const std::string behind = std::string(", ") + threads + (*threads == '1' ? " thread" : " threads");
+    const std::string behind =
+        std::string(", ") + threads + (*threads == '1' ? " thread" : " threads");
     peers.push_back({"weft" + behind, "contexts", threads});
     peers.push_back({"libtorch" + behind, "libtorch", threads});
   }
   for (int round = 0; round < report.runs(); ++round) {
     for (Peer& peer : peers) {
-      std::istringstream text(weft::bench::run_workers({self, "--at-once", peer.how, peer.threads}, 1).text);
+      std::istringstream text(
+          weft::bench::run_workers({self, "--at-once", peer.how, peer.threads}, 1).text);
       for (double rate = 0; text >> rate;) peer.rates.add(rate);
     }
   }
   for (const Peer& peer : peers) {
-    report.add(
-        {row, peer.name, 0, "passes", "1/s", peer.rates.quantile(0.5), peer.rates.quantile(0.01), peer.rates.count()});
+    report.add({row, peer.name, 0, "passes", "1/s", peer.rates.quantile(0.5),
+                peer.rates.quantile(0.01), peer.rates.count()});
   }
 }
 
@@ -212,25 +222,32 @@ void go_far(const std::string& name, weft::bench::Report& report, const std::str
   if (!report.wants(row)) return;
   weft::bench::Samples trips;
   for (const double one : numbers_of(self, "far:" + name)) trips.add(one);
-  report.add({row, "weft", 36, "round trips", "trips", trips.quantile(0.5), trips.quantile(0.99), trips.count()});
+  report.add({row, "weft", 36, "round trips", "trips", trips.quantile(0.5), trips.quantile(0.99),
+              trips.count()});
 }
 
-// A step against the longer of computing and communicating, and the share of communication that does not lengthen it.
-// `kind`: "stages" compute, and need the cores that sending needs too; "waiting stages" only take their time.
-void two_stages(const std::string& kind, const char* share, weft::bench::Report& report, const std::string& self) {
+// A step against the longer of computing and communicating, and the share of communication that
+// does not lengthen it. `kind`: "stages" compute, and need the cores that sending needs too;
+// "waiting stages" only take their time.
+void two_stages(const std::string& kind, const char* share, weft::bench::Report& report,
+                const std::string& self) {
   const std::string row = "two " + kind + ", link " + share + " x compute";
   if (!report.wants(row)) return;
   std::vector<weft::bench::Samples> found(7);
   for (int round = 0; round < report.runs(); ++round) {
     auto numbers = numbers_of(self, kind + ":" + share);
-    const double compute = numbers.at(0), without = numbers.at(2), limited = numbers.at(3), link = numbers.at(4);
+    const double compute = numbers.at(0), without = numbers.at(2), limited = numbers.at(3),
+                 link = numbers.at(4);
     numbers.push_back(limited / std::max(compute, link));
     numbers.push_back(100 * (1 - std::max(0.0, limited - without) / link));
     for (std::size_t i = 0; i < found.size(); ++i) found[i].add(numbers[i]);
   }
-  const char* peers[] = {"one stage alone", "one process", "weft, no limit", "weft", "the link alone"};
-  for (const std::size_t i : {3, 2, 0, 1, 4}) report.add(weft::bench::time_row(row, peers[i], 0, found[i], 1e3, "ms"));
-  const auto add = [&](const char* metric, const char* unit, const weft::bench::Samples& of, double bad) {
+  const char* peers[] = {"one stage alone", "one process", "weft, no limit", "weft",
+                         "the link alone"};
+  for (const std::size_t i : {3, 2, 0, 1, 4})
+    report.add(weft::bench::time_row(row, peers[i], 0, found[i], 1e3, "ms"));
+  const auto add = [&](const char* metric, const char* unit, const weft::bench::Samples& of,
+                       double bad) {
     report.add({row, "weft", 0, metric, unit, of.quantile(0.5), of.quantile(bad), of.count()});
   };
   add("step over the longer of compute and link", "x", found[5], 0.99);
@@ -249,7 +266,8 @@ int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--linked") == 0) return weft::bench::work_linked(argv[2]);
   weft::bench::Report report("autograd", argc, argv, /*default_runs=*/3);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
-    report.note("torch.distributed.autograd is not measured: WEFT_BENCH_PYTHON names no python with torch");
+    report.note(
+        "torch.distributed.autograd is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   const std::string self = weft::bench::this_program();
   for (const Case& one : kCases) {

@@ -1,5 +1,5 @@
-// What an iteration sends, how often it goes back and forth, and how much of a slow link's time it hides: two workers of
-// one process over inproc, whose links can be made slow.
+// What an iteration sends, how often it goes back and forth, and how much of a slow link's time it
+// hides: two workers of one process over inproc, whose links can be made slow.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -76,8 +76,12 @@ void together(const std::function<void(rpc::Agent&)>& body) {
   torch::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto options = [&](int rank) {
-    return rpc::Options{
-        .rank = rank, .world_size = 2, .store = store, .worker_threads = 1, .timeout = 5min, .transports = {"inproc"}};
+    return rpc::Options{.rank = rank,
+                        .world_size = 2,
+                        .store = store,
+                        .worker_threads = 1,
+                        .timeout = 5min,
+                        .transports = {"inproc"}};
   };
   std::thread other([&] {
     pin_to_core(1);
@@ -103,7 +107,8 @@ void count(const Iteration& how, Links& links) {
     for (int i = 0; i < 20; ++i) iterate(agent, with, how);
     const auto requests_before = requests.count(), bytes_before = links.bytes();
     for (int i = 0; i < kTimes; ++i) iterate(agent, with, how);
-    std::printf("%.2f %.1f\n", 2.0 * static_cast<double>(requests.count() - requests_before) / kTimes,
+    std::printf("%.2f %.1f\n",
+                2.0 * static_cast<double>(requests.count() - requests_before) / kTimes,
                 static_cast<double>(links.bytes() - bytes_before) / kTimes);
   });
 }
@@ -118,7 +123,8 @@ void go_far(const Iteration& how, Links& links) {
     for (int i = -2; i < 10; ++i) {
       const double start = now();
       iterate(agent, with, how);
-      if (i >= 0) std::printf("%.6f ", (now() - start) / std::chrono::duration<double>(2 * kEachWay).count());
+      if (i >= 0)
+        std::printf("%.6f ", (now() - start) / std::chrono::duration<double>(2 * kEachWay).count());
     }
     links.slow_down(0ns, 0);
   });
@@ -127,14 +133,15 @@ void go_far(const Iteration& how, Links& links) {
 
 constexpr int kMicroBatches = 64;
 
-// A layer that takes its time without a core, as one on an accelerator does, and one at a time as there: 1 ms forward, 2 ms
-// backward.
+// A layer that takes its time without a core, as one on an accelerator does, and one at a time as
+// there: 1 ms forward, 2 ms backward.
 struct Elsewhere : torch::autograd::Function<Elsewhere> {
   static void work(std::mutex& device, std::chrono::milliseconds time) {
     std::lock_guard lock(device);
     std::this_thread::sleep_for(time);
   }
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t device) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            std::int64_t device) {
     context->saved_data["device"] = device;
     work(*reinterpret_cast<std::mutex*>(device), 1ms);
     return x.clone();
@@ -147,9 +154,11 @@ struct Elsewhere : torch::autograd::Function<Elsewhere> {
 };
 
 struct StageImpl : torch::nn::Module {
-  explicit StageImpl(bool does_compute) : computes(does_compute), net(register_module("net", make_stage())) {}
+  explicit StageImpl(bool does_compute)
+      : computes(does_compute), net(register_module("net", make_stage())) {}
   at::Tensor forward(at::Tensor x) {
-    return computes ? net->forward(x) : Elsewhere::apply(x, reinterpret_cast<std::int64_t>(&device));
+    return computes ? net->forward(x)
+                    : Elsewhere::apply(x, reinterpret_cast<std::int64_t>(&device));
   }
   at::Tensor loss(at::Tensor x) { return forward(x).sum(); }
   const bool computes;
@@ -169,14 +178,15 @@ double seconds_of(const std::function<void()>& step) {
   return times[1];
 }
 
-// A model in two stages, micro-batch after micro-batch: prints seconds of a step for one stage alone (what either worker
-// computes), both in one process, both workers without and with a limit, and what the limited link takes for the bytes:
-// `share` of what one stage takes.
+// A model in two stages, micro-batch after micro-batch: prints seconds of a step for one stage
+// alone (what either worker computes), both in one process, both workers without and with a limit,
+// and what the limited link takes for the bytes: `share` of what one stage takes.
 void two_stages(bool computes, double share, Links& links) {
   together([&](rpc::Agent& agent) {
     Stage here(computes);
     const auto there = agent.remote<StageImpl>(1, computes);
-    const auto input = torch::rand({kBatch, kWidth}).requires_grad_(!computes);  // else only parameters need gradients
+    const auto input = torch::rand({kBatch, kWidth})
+                           .requires_grad_(!computes);  // else only parameters need gradients
     const auto one_stage = [&] {
       at::Tensor x = input.detach().requires_grad_();
       std::vector<at::Tensor> outs;
@@ -197,7 +207,8 @@ void two_stages(bool computes, double share, Links& links) {
       }
       context.backward({at::stack(when_all(std::move(outs)).get()).sum()});
     };
-    const double stage = seconds_of(one_stage), whole = seconds_of(in_one_process), free = seconds_of(by_both);
+    const double stage = seconds_of(one_stage), whole = seconds_of(in_one_process),
+                 free = seconds_of(by_both);
     // Activations one way, then gradients the other.
     const double bytes = 2.0 * kMicroBatches * kBatch * kWidth * sizeof(float);
     const double communication = share * stage;

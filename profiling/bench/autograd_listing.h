@@ -12,7 +12,9 @@
 
 namespace weft::bench {
 
-inline at::Tensor random_tensor() { return torch::rand({3, 3}, at::TensorOptions().requires_grad(true)); }
+inline at::Tensor random_tensor() {
+  return torch::rand({3, 3}, at::TensorOptions().requires_grad(true));
+}
 
 using Optimizer = DistributedOptimizer<torch::optim::SGD>;
 inline const torch::optim::SGDOptions kSgd(0.05);
@@ -20,18 +22,24 @@ inline const torch::optim::SGDOptions kSgd(0.05);
 // What is kept from one iteration to the next.
 struct Kept {
   explicit Kept(rpc::Agent& agent)
-      : first(agent.remote<&random_tensor>(1)), second(agent.remote<&random_tensor>(1)), optimizer({first, second}, kSgd) {}
+      : first(agent.remote<&random_tensor>(1)),
+        second(agent.remote<&random_tensor>(1)),
+        optimizer({first, second}, kSgd) {}
   RRef<at::Tensor> first, second;
   Optimizer optimizer;
 };
 
-// The listing of the overview: two tensors of the other worker, their sum here, backward, a step. In its own order, as
-// Python's peer runs it, every line waits for what it gives; the others leave out waits that nothing needs.
+// The listing of the overview: two tensors of the other worker, their sum here, backward, a step.
+// In its own order, as Python's peer runs it, every line waits for what it gives; the others leave
+// out waits that nothing needs.
 struct Iteration {
   const char* name;
-  bool keeps = false;             // tensors and optimizer, from one iteration to the next; else all is made anew
-  bool fetches_together = false;  // both tensors at once, instead of the second when the first has come
-  bool queues = false;            // the step is sent without waiting for the pass (kept), or for the optimizer to be made
+  bool keeps =
+      false;  // tensors and optimizer, from one iteration to the next; else all is made anew
+  bool fetches_together =
+      false;            // both tensors at once, instead of the second when the first has come
+  bool queues = false;  // the step is sent without waiting for the pass (kept), or for the
+                        // optimizer to be made
   BackwardMode mode = BackwardMode::Fast;
 };
 constexpr Iteration kIterations[] = {{"listing"},
@@ -78,8 +86,8 @@ constexpr std::int64_t kWidth = 512;  // of a stage
 constexpr std::int64_t kBatch = 64;   // of a micro-batch
 
 inline torch::nn::Sequential make_stage() {
-  return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(), torch::nn::Linear(kWidth, kWidth),
-                               torch::nn::Tanh());
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+                               torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh());
 }
 struct LastStage {
   at::Tensor loss(at::Tensor x) { return net->forward(x).sum(); }
@@ -103,8 +111,9 @@ inline void two_stages(rpc::Agent& agent, TwoStages& model) {
   context.backward({at::stack(when_all(std::move(outs)).get()).sum()});
 }
 
-// Two workers of this process, joined by links whose speed is set and whose messages and bytes are counted. In a process of
-// its own: autograd_bench --linked WHAT. Prints numbers, as the cases of autograd_bench.cc read them.
+// Two workers of this process, joined by links whose speed is set and whose messages and bytes are
+// counted. In a process of its own: autograd_bench --linked WHAT. Prints numbers, as the cases of
+// autograd_bench.cc read them.
 int work_linked(const std::string& what);
 
 }  // namespace weft::bench

@@ -1,16 +1,17 @@
-// How long a collective takes on one machine: Weft's backends, through ProcessGroup and at the Communicator, against Gloo
-// (through c10d, and by its own C++ API) and Open MPI. Two or four ranks, rank r pinned to core r modulo the number of
-// cores, float sums in place.
+// How long a collective takes on one machine: Weft's backends, through ProcessGroup and at the
+// Communicator, against Gloo (through c10d, and by its own C++ API) and Open MPI. Two or four
+// ranks, rank r pinned to core r modulo the number of cores, float sums in place.
 //
-// A worker process runs one operation of one setting over all sizes: warm-up, then calls one after the other, each timed by
-// itself on rank 0 and ended by the operation itself (a broadcast's root does not wait for the others). Workers of all
-// settings take turns, several rounds.
+// A worker process runs one operation of one setting over all sizes: warm-up, then calls one after
+// the other, each timed by itself on rank 0 and ended by the operation itself (a broadcast's root
+// does not wait for the others). Workers of all settings take turns, several rounds.
 //
-// The rows "continuations" compare ways to go on behind an all_reduce: Work::wait(), a function given to future().then(),
-// and one given to on_done_inline(); the functions raise a flag that the calling thread waits for as wait() does.
+// The rows "continuations" compare ways to go on behind an all_reduce: Work::wait(), a function
+// given to future().then(), and one given to on_done_inline(); the functions raise a flag that the
+// calling thread waits for as wait() does.
 //
-// The rows "algorithms" are what transport/mesh/choose.cc goes by: all_reduce of float sums by one algorithm after the
-// other, with more ranks as well, the one that is chosen among them.
+// The rows "algorithms" are what transport/mesh/choose.cc goes by: all_reduce of float sums by one
+// algorithm after the other, with more ranks as well, the one that is chosen among them.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -52,7 +53,8 @@ int calls_for(double one_call) {
 }
 
 // Times `call`, agreed by all ranks: `agree` takes rank 0's number to the others.
-void time_calls(std::size_t bytes, int rank, const std::function<void()>& call, const std::function<int(int)>& agree) {
+void time_calls(std::size_t bytes, int rank, const std::function<void()>& call,
+                const std::function<int(int)>& agree) {
   for (int i = 0; i < 3; ++i) call();
   const double start = now();
   for (int i = 0; i < 5; ++i) call();
@@ -76,7 +78,8 @@ void time_calls(std::size_t bytes, int rank, const std::function<void()>& call, 
 mesh::Chooser chooser_of(const std::string& algorithm, const std::string& backend) {
   const auto known = kAlgorithms.find(algorithm);
   if (known == kAlgorithms.end()) return backend == "shm" ? mesh::choose_in_cache : mesh::choose;
-  return [forced = known->second](const mesh::Call& call, const mesh::Arithmetic& arithmetic, int ranks) {
+  return [forced = known->second](const mesh::Call& call, const mesh::Arithmetic& arithmetic,
+                                  int ranks) {
     mesh::Choice choice = mesh::choose(call, arithmetic, ranks);
     if (call.kind == mesh::Kind::AllReduce) choice.algorithm = forced;
     choice.chunk_bytes = std::max<std::size_t>(choice.chunk_bytes, 16 << 10);
@@ -88,12 +91,13 @@ mesh::Chooser chooser_of(const std::string& algorithm, const std::string& backen
 std::vector<std::size_t> sizes_of(const std::string& level) {
   if (level != "chosen" && !kAlgorithms.contains(level)) return kSizes;
   std::vector<std::size_t> sizes = kSizesOfAlgorithms;
-  if (level == "direct" || level == "doubling") std::erase_if(sizes, [](std::size_t bytes) { return bytes > kMostToAll; });
+  if (level == "direct" || level == "doubling")
+    std::erase_if(sizes, [](std::size_t bytes) { return bytes > kMostToAll; });
   return sizes;
 }
 
-// `level`: "group" (its Work is waited for), "then", "inline", "communicator", or an algorithm: the communicator with that
-// one.
+// `level`: "group" (its Work is waited for), "then", "inline", "communicator", or an algorithm: the
+// communicator with that one.
 int work(const std::string& backend, const std::string& level, const std::string& operation) {
   weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
   at::set_num_threads(1);
@@ -110,13 +114,15 @@ int work(const std::string& backend, const std::string& level, const std::string
   const auto transport = weft::transport::open(backend);
   if (level != "group" && level != "then" && level != "inline") {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("bench", group.store());
-    const weft::transport::JoinOptions options{.rank = rank,
-                                               .size = size,
-                                               .group_name = "bench",
-                                               .store = std::make_shared<weft::group::StoreBootstrap>(store),
-                                               .timeout = std::chrono::seconds(60),
-                                               .loop = loop};
-    raw = level == "communicator" ? transport->join(options) : mesh::join(*transport, options, chooser_of(level, backend));
+    const weft::transport::JoinOptions options{
+        .rank = rank,
+        .size = size,
+        .group_name = "bench",
+        .store = std::make_shared<weft::group::StoreBootstrap>(store),
+        .timeout = std::chrono::seconds(60),
+        .loop = loop};
+    raw = level == "communicator" ? transport->join(options)
+                                  : mesh::join(*transport, options, chooser_of(level, backend));
   }
   for (const std::size_t bytes : sizes_of(level)) {
     const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
@@ -126,10 +132,14 @@ int work(const std::string& backend, const std::string& level, const std::string
     const weft::transport::Elements elements{slice, weft::Dtype::Float32};
     std::vector<weft::Slice> parts;
     for (int i = 0; operation == "all_gather" && i < size; ++i) {
-      parts.push_back({static_cast<std::byte*>(gathered.data_ptr()) + static_cast<std::size_t>(i) * bytes, bytes, {}});
+      parts.push_back(
+          {static_cast<std::byte*>(gathered.data_ptr()) + static_cast<std::size_t>(i) * bytes,
+           bytes,
+           {}});
     }
     const auto finish = [](const weft::Op& op) {
-      if (!op.done().synchronize(weft::Deadline::in(std::chrono::minutes(1))) || op.error()) std::exit(3);
+      if (!op.done().synchronize(weft::Deadline::in(std::chrono::minutes(1))) || op.error())
+        std::exit(3);
     };
     std::function<void()> call;
     if (raw) {
@@ -149,7 +159,8 @@ int work(const std::string& backend, const std::string& level, const std::string
     } else if (level == "inline") {
       call = [&] {
         const auto flag = std::make_shared<weft::HostFlag>();
-        group.all_reduce(tensor).on_done_inline([flag](const std::optional<weft::Error>&) { flag->raise(); });
+        group.all_reduce(tensor).on_done_inline(
+            [flag](const std::optional<weft::Error>&) { flag->raise(); });
         static_cast<void>(flag->synchronize(weft::Deadline::never()));
       };
     } else if (operation == "all_reduce") {
@@ -174,7 +185,8 @@ struct Setting {
 };
 
 // The first setting has all sizes.
-void run_in_turns(std::vector<Setting>& settings, const std::string& name, int ranks, weft::bench::Report& report) {
+void run_in_turns(std::vector<Setting>& settings, const std::string& name, int ranks,
+                  weft::bench::Report& report) {
   weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
@@ -193,43 +205,48 @@ void run_in_turns(std::vector<Setting>& settings, const std::string& name, int r
     for (Setting& setting : settings) {
       if (std::ranges::find(setting.sizes, bytes) == setting.sizes.end()) continue;
       if (setting.times[bytes].count() == 0) {
-        report.note(setting.name + " gave no time for " + name + " of " + std::to_string(bytes) + " bytes");
+        report.note(setting.name + " gave no time for " + name + " of " + std::to_string(bytes) +
+                    " bytes");
         continue;
       }
-      report.add(
-          weft::bench::time_row(name + " " + std::to_string(bytes), setting.name, bytes, setting.times[bytes], 1e6, "us"));
+      report.add(weft::bench::time_row(name + " " + std::to_string(bytes), setting.name, bytes,
+                                       setting.times[bytes], 1e6, "us"));
     }
   }
 }
 
-void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
-             const std::string& gloo, const std::string& mpi) {
+void measure(const std::string& operation, int ranks, weft::bench::Report& report,
+             const std::string& self, const std::string& gloo, const std::string& mpi) {
   std::vector<Setting> settings;
   settings.push_back({"weft shm", {self, "--worker", "shm", "group", operation}});
-  settings.push_back({"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
+  settings.push_back(
+      {"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
   settings.push_back({"weft tcp", {self, "--worker", "tcp", "group", operation}});
   settings.push_back({"gloo (c10d, by weft)", {self, "--worker", "gloo", "group", operation}});
   if (!gloo.empty()) settings.push_back({"gloo", {gloo, operation}});
   if (!mpi.empty()) {
-    settings.push_back({"Open MPI",
-                        {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
-                         std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
+    settings.push_back(
+        {"Open MPI",
+         {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+          std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
   }
   run_in_turns(settings, operation + " " + std::to_string(ranks) + " ranks", ranks, report);
 }
 
-void compare_continuations(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
-                           const std::string& self) {
+void compare_continuations(const std::string& name, const std::string& backend, int ranks,
+                           weft::bench::Report& report, const std::string& self) {
   std::vector<Setting> settings;
   for (const std::string level : {"group", "inline", "then"}) {
-    const std::string shown = level == "group" ? "wait()" : level == "then" ? "future().then()" : "on_done_inline()";
+    const std::string shown = level == "group"  ? "wait()"
+                              : level == "then" ? "future().then()"
+                                                : "on_done_inline()";
     settings.push_back({shown, {self, "--worker", backend, level, "all_reduce"}});
   }
   run_in_turns(settings, name, ranks, report);
 }
 
-void compare_algorithms(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
-                        const std::string& self) {
+void compare_algorithms(const std::string& name, const std::string& backend, int ranks,
+                        weft::bench::Report& report, const std::string& self) {
   std::vector<std::string> levels{"chosen"};
   for (const auto& [algorithm, _] : kAlgorithms) levels.push_back(algorithm);
   std::vector<Setting> settings;
@@ -245,10 +262,11 @@ int main(int argc, char** argv) {
   if (argc == 5 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], argv[3], argv[4]);
   weft::bench::Report report("collectives", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   const std::string self = weft::bench::this_program();
-  const std::string mpi =
-      weft::bench::build_peer(report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");
+  const std::string mpi = weft::bench::build_peer(
+      report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");
   const std::string gloo = weft::bench::build_peer(
-      report, "gloo", "c++ -O2 -std=c++17 -w " COLLECTIVES_GLOO " -o $OUT -lgloo -lpthread");  // its headers warn
+      report, "gloo",
+      "c++ -O2 -std=c++17 -w " COLLECTIVES_GLOO " -o $OUT -lgloo -lpthread");  // its headers warn
   for (const int ranks : {2, 4}) {
     for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
       if (report.wants(operation + " " + std::to_string(ranks) + " ranks"))

@@ -1,5 +1,6 @@
-// The peer of collectives_bench that calls Gloo itself, without c10d: the same calls, the same timing, printed in the same
-// form. Ranks meet in a folder among the temporary files, named after MASTER_PORT.
+// The peer of collectives_bench that calls Gloo itself, without c10d: the same calls, the same
+// timing, printed in the same form. Ranks meet in a folder among the temporary files, named after
+// MASTER_PORT.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,7 +25,9 @@
 
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::string text_in(const char* variable) {
   const char* text = std::getenv(variable);
@@ -37,11 +40,13 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const int rank = std::atoi(text_in("RANK").c_str());
   const int size = std::atoi(text_in("WORLD_SIZE").c_str());
-  const auto folder = std::filesystem::temp_directory_path() / ("weft-bench-gloo-" + text_in("MASTER_PORT"));
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("weft-bench-gloo-" + text_in("MASTER_PORT"));
   std::filesystem::create_directory(folder);
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  CPU_SET(static_cast<unsigned>(rank) % static_cast<unsigned>(sysconf(_SC_NPROCESSORS_ONLN)), &cores);
+  CPU_SET(static_cast<unsigned>(rank) % static_cast<unsigned>(sysconf(_SC_NPROCESSORS_ONLN)),
+          &cores);
   sched_setaffinity(0, sizeof cores, &cores);
   gloo::rendezvous::FileStore store(folder);
   auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
@@ -49,16 +54,19 @@ int main(int argc, char** argv) {
   context->connectFullMesh(store, device);
 
   const char* operation = argv[1];
-  for (const std::size_t bytes : {std::size_t{4}, std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20,
-                                  std::size_t{16} << 20, std::size_t{64} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{4}, std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20,
+        std::size_t{16} << 20, std::size_t{64} << 20}) {
     const std::size_t count = bytes / sizeof(float);
     std::vector<float> data(count, 0.0F);
-    std::vector<float> gathered(std::strcmp(operation, "all_gather") == 0 ? count * static_cast<std::size_t>(size) : 1);
+    std::vector<float> gathered(
+        std::strcmp(operation, "all_gather") == 0 ? count * static_cast<std::size_t>(size) : 1);
     const auto call = [&] {
       if (std::strcmp(operation, "all_reduce") == 0) {
         gloo::AllreduceOptions options(context);
         options.setOutput(data.data(), count);
-        options.setReduceFunction(static_cast<void (*)(void*, const void*, const void*, std::size_t)>(&gloo::sum<float>));
+        options.setReduceFunction(
+            static_cast<void (*)(void*, const void*, const void*, std::size_t)>(&gloo::sum<float>));
         gloo::allreduce(options);
       } else if (std::strcmp(operation, "broadcast") == 0) {
         gloo::BroadcastOptions options(context);

@@ -1,4 +1,5 @@
-// The Open MPI peer of collectives_bench: the same calls, the same timing, printed in the same form.
+// The Open MPI peer of collectives_bench: the same calls, the same timing, printed in the same
+// form.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -17,29 +18,34 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  CPU_SET(static_cast<unsigned>(rank) % static_cast<unsigned>(sysconf(_SC_NPROCESSORS_ONLN)), &cores);
+  CPU_SET(static_cast<unsigned>(rank) % static_cast<unsigned>(sysconf(_SC_NPROCESSORS_ONLN)),
+          &cores);
   sched_setaffinity(0, sizeof cores, &cores);
   const char* operation = argc > 1 ? argv[1] : "all_reduce";
-  for (const std::size_t bytes : {std::size_t{4}, std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20,
-                                  std::size_t{16} << 20, std::size_t{64} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{4}, std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20,
+        std::size_t{16} << 20, std::size_t{64} << 20}) {
     const int count = static_cast<int>(bytes / sizeof(float));
     std::vector<float> data(static_cast<std::size_t>(count), 0.0F);
-    std::vector<float> gathered(std::strcmp(operation, "all_gather") == 0 ? data.size() * static_cast<std::size_t>(size)
-                                                                          : 1);
+    std::vector<float> gathered(std::strcmp(operation, "all_gather") == 0
+                                    ? data.size() * static_cast<std::size_t>(size)
+                                    : 1);
     const auto call = [&] {
       if (std::strcmp(operation, "all_reduce") == 0) {
         MPI_Allreduce(MPI_IN_PLACE, data.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       } else if (std::strcmp(operation, "broadcast") == 0) {
         MPI_Bcast(data.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD);
       } else {
-        MPI_Allgather(data.data(), count, MPI_FLOAT, gathered.data(), count, MPI_FLOAT, MPI_COMM_WORLD);
+        MPI_Allgather(data.data(), count, MPI_FLOAT, gathered.data(), count, MPI_FLOAT,
+                      MPI_COMM_WORLD);
       }
     };
     MPI_Barrier(MPI_COMM_WORLD);
     for (int i = 0; i < 3; ++i) call();
     const double start = MPI_Wtime();
     for (int i = 0; i < 5; ++i) call();
-    int calls = std::clamp(static_cast<int>(0.3 / std::max((MPI_Wtime() - start) / 5, 1e-7)), 6, 20000);
+    int calls =
+        std::clamp(static_cast<int>(0.3 / std::max((MPI_Wtime() - start) / 5, 1e-7)), 6, 20000);
     MPI_Bcast(&calls, 1, MPI_INT, 0, MPI_COMM_WORLD);
     for (int i = 0; i < calls / 5; ++i) call();
     std::vector<double> times;

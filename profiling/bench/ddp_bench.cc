@@ -1,11 +1,14 @@
-// How much of a data-parallel step is communication that compute does not hide, and how long a job takes to its first step:
-// Weft's DistributedDataParallel against Python's on the same torch, and both against no communication at all. And with the
-// optimizer's state divided among the ranks, whose steps and sendings overlap with backward or do not.
+// How much of a data-parallel step is communication that compute does not hide, and how long a job
+// takes to its first step: Weft's DistributedDataParallel against Python's on the same torch, and
+// both against no communication at all. And with the optimizer's state divided among the ranks,
+// whose steps and sendings overlap with backward or do not.
 //
-// Two ranks, each pinned to a core of its own, one compute thread each. A worker process runs one setting: start-up,
-// warm-up, then timed steps. Workers of all settings take turns, several rounds, so that a noisy machine is noisy for all.
+// Two ranks, each pinned to a core of its own, one compute thread each. A worker process runs one
+// setting: start-up, warm-up, then timed steps. Workers of all settings take turns, several rounds,
+// so that a noisy machine is noisy for all.
 //
-//   small: MLP 784-512-512-10, batch 64 a rank       large: 784-4096-4096-1024-10 (about 24 M parameters), batch 32 a rank
+//   small: MLP 784-512-512-10, batch 64 a rank       large: 784-4096-4096-1024-10 (about 24 M
+//   parameters), batch 32 a rank
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -50,13 +53,15 @@ torch::nn::Sequential make_net(const Model& model) {
   return net;
 }
 
-// One rank of one setting. Rank 0 prints the time of the first step's end and of each timed step, in seconds.
+// One rank of one setting. Rank 0 prints the time of the first step's end and of each timed step,
+// in seconds.
 int work(const std::string& setting, const Model& model) {
   weft::bench::pin_to_core(std::atoi(std::getenv("LOCAL_RANK")));
   at::set_num_threads(1);
   torch::manual_seed(0);
 
-  weft::ProcessGroup group = weft::init_process_group({.backend = std::getenv("WEFT_BENCH_BACKEND")});
+  weft::ProcessGroup group =
+      weft::init_process_group({.backend = std::getenv("WEFT_BENCH_BACKEND")});
   auto net = make_net(model);
   std::optional<weft::DistributedDataParallel<torch::nn::SequentialImpl>> ddp;
   if (setting != "alone") ddp.emplace(net, group);
@@ -64,7 +69,8 @@ int work(const std::string& setting, const Model& model) {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (setting == "zero" || setting == "overlap") {
     auto zero = std::make_unique<weft::ZeroRedundancyOptimizer<torch::optim::SGD>>(
-        net->parameters(), group, options, weft::ZeroOptions{.shard_bytes = 1 << 20, .parameters_as_bucket_view = true});
+        net->parameters(), group, options,
+        weft::ZeroOptions{.shard_bytes = 1 << 20, .parameters_as_bucket_view = true});
     if (setting == "overlap") zero->overlap_with(*ddp);
     optimizer = std::move(zero);
   } else {
@@ -118,13 +124,17 @@ struct Setting {
   std::string name;
   std::vector<std::string> command;
   std::string backend;
-  std::string alone;  // the setting without communication that it is compared with; "" for such a one
+  std::string
+      alone;  // the setting without communication that it is compared with; "" for such a one
   weft::bench::Samples steps = {};
   weft::bench::Samples start_ups = {};
 };
 
-const weft::bench::Samples& steps_of(const std::vector<Setting>& settings, const std::string& name) {
-  return std::find_if(settings.begin(), settings.end(), [&](const Setting& one) { return one.name == name; })->steps;
+const weft::bench::Samples& steps_of(const std::vector<Setting>& settings,
+                                     const std::string& name) {
+  return std::find_if(settings.begin(), settings.end(),
+                      [&](const Setting& one) { return one.name == name; })
+      ->steps;
 }
 
 void measure(const Model& model, weft::bench::Report& report, const std::string& self) {
@@ -132,15 +142,20 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
   std::vector<Setting> settings;
   settings.push_back({"weft gloo", {self, "--worker", "weft", model.name}, "gloo", "weft alone"});
   settings.push_back({"weft shm", {self, "--worker", "weft", model.name}, "shm", "weft alone"});
-  settings.push_back({"weft zero shm", {self, "--worker", "zero", model.name}, "shm", "weft alone"});
-  settings.push_back({"weft zero shm overlap", {self, "--worker", "overlap", model.name}, "shm", "weft alone"});
+  settings.push_back(
+      {"weft zero shm", {self, "--worker", "zero", model.name}, "shm", "weft alone"});
+  settings.push_back(
+      {"weft zero shm overlap", {self, "--worker", "overlap", model.name}, "shm", "weft alone"});
   settings.push_back({"weft alone", {self, "--worker", "alone", model.name}, "gloo", ""});
   if (python != nullptr) {
     const std::string script = DDP_PYTHON;
-    settings.push_back({"python gloo", {python, script, "ddp", model.name}, "gloo", "python alone"});
+    settings.push_back(
+        {"python gloo", {python, script, "ddp", model.name}, "gloo", "python alone"});
     settings.push_back({"python alone", {python, script, "alone", model.name}, "gloo", ""});
   } else if (report.before().empty()) {
-    report.note("Python's DistributedDataParallel is not measured: WEFT_BENCH_PYTHON names no python with torch");
+    report.note(
+        "Python's DistributedDataParallel is not measured: WEFT_BENCH_PYTHON names no python with "
+        "torch");
   }
   weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
@@ -156,26 +171,36 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
   std::size_t bytes = 0;
   for (const auto& parameter : make_net(model)->parameters()) bytes += parameter.nbytes();
   for (const Setting& setting : settings)
-    report.add(weft::bench::time_row(name + " step", setting.name, bytes, setting.steps, 1e3, "ms"));
+    report.add(
+        weft::bench::time_row(name + " step", setting.name, bytes, setting.steps, 1e3, "ms"));
   for (const Setting& setting : settings) {
-    if (setting.alone.empty() || !report.before().empty()) continue;  // a difference has no spread of its own
+    if (setting.alone.empty() || !report.before().empty())
+      continue;  // a difference has no spread of its own
     const auto& alone = steps_of(settings, setting.alone);
-    weft::bench::Row row{
-        name + " exposed communication", setting.name, bytes, "step - step alone", "ms", 0, 0, setting.steps.count()};
+    weft::bench::Row row{name + " exposed communication",
+                         setting.name,
+                         bytes,
+                         "step - step alone",
+                         "ms",
+                         0,
+                         0,
+                         setting.steps.count()};
     row.p50 = 1e3 * (setting.steps.quantile(0.5) - alone.quantile(0.5));
     row.p99 = 1e3 * (setting.steps.quantile(0.99) - alone.quantile(0.99));
     report.add(row);
   }
   for (const Setting& setting : settings) {
     if (setting.alone.empty()) continue;
-    report.add(weft::bench::time_row(name + " launch to first step", setting.name, bytes, setting.start_ups, 1, "s"));
+    report.add(weft::bench::time_row(name + " launch to first step", setting.name, bytes,
+                                     setting.start_ups, 1, "s"));
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], model_named(argv[3]));
+  if (argc == 4 && std::strcmp(argv[1], "--worker") == 0)
+    return work(argv[2], model_named(argv[3]));
   weft::bench::Report report("ddp", argc, argv, /*default_runs=*/5, /*takes_before=*/true);
   const std::string self = weft::bench::this_program();
   for (const Model& model : kModels) {

@@ -38,14 +38,16 @@ std::string failed(const char* what) { return std::string(what) + ": " + std::st
 
 std::string DelayedHosts::address(int host) { return "10.93.0." + std::to_string(host + 1); }
 
-std::unique_ptr<DelayedHosts> DelayedHosts::make(int hosts, std::chrono::microseconds one_way, std::string& why_not) {
+std::unique_ptr<DelayedHosts> DelayedHosts::make(int hosts, std::chrono::microseconds one_way,
+                                                 std::string& why_not) {
   std::unique_ptr<DelayedHosts> made(new DelayedHosts(one_way));
   if (pipe2(made->ends_, O_CLOEXEC) != 0) return why_not = failed("pipe"), nullptr;
   for (int host = 0; host < hosts && why_not.empty(); ++host) {
     Host one;
     // A thread of its own: the namespace is that of a thread, and of what it starts.
     std::thread([&] {
-      if (unshare(CLONE_NEWNET) != 0) return static_cast<void>(why_not = failed("no network namespace"));
+      if (unshare(CLONE_NEWNET) != 0)
+        return static_cast<void>(why_not = failed("no network namespace"));
       one.space = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
       one.device = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
       ifreq request{};
@@ -56,8 +58,8 @@ std::unique_ptr<DelayedHosts> DelayedHosts::make(int hosts, std::chrono::microse
         return;
       }
       const std::string device = kInterface;
-      const std::string setup = "ip link set lo up && ip address add " + address(host) + "/24 dev " + device +
-                                " && ip link set " + device + " up";
+      const std::string setup = "ip link set lo up && ip address add " + address(host) +
+                                "/24 dev " + device + " && ip link set " + device + " up";
       if (std::system(setup.c_str()) != 0) why_not = "'" + setup + "' failed";
     }).join();
     made->hosts_.push_back(one);
@@ -77,9 +79,11 @@ DelayedHosts::~DelayedHosts() {
   }
 }
 
-std::vector<std::string> DelayedHosts::with_a_host_each(const std::vector<std::string>& command) const {
+std::vector<std::string> DelayedHosts::with_a_host_each(
+    const std::vector<std::string>& command) const {
   std::string script = "spaces=(";
-  for (const Host& host : hosts_) script += " /proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(host.space);
+  for (const Host& host : hosts_)
+    script += " /proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(host.space);
   script += " ); exec nsenter --net=${spaces[$RANK]} \"$@\"";
   std::vector<std::string> wrapped{"bash", "-c", script, "bash"};
   wrapped.insert(wrapped.end(), command.begin(), command.end());
@@ -104,17 +108,21 @@ void DelayedHosts::carry() const {
     if (watched.back().revents != 0) return;
     for (std::size_t from = 0; from < hosts_.size(); ++from) {
       Packet packet;
-      for (ssize_t bytes = 0; (bytes = read(hosts_[from].device, packet.data.data(), kMostBytes)) > 0;) {
+      for (ssize_t bytes = 0;
+           (bytes = read(hosts_[from].device, packet.data.data(), kMostBytes)) > 0;) {
         packet.bytes = static_cast<std::size_t>(bytes);
-        const bool is_ipv4 = packet.bytes > kAddressEnd && std::to_integer<int>(packet.data[0]) >> 4 == 4;
-        packet.to = is_ipv4 ? std::to_integer<std::size_t>(packet.data[kAddressEnd]) - 1 : hosts_.size();
+        const bool is_ipv4 =
+            packet.bytes > kAddressEnd && std::to_integer<int>(packet.data[0]) >> 4 == 4;
+        packet.to =
+            is_ipv4 ? std::to_integer<std::size_t>(packet.data[kAddressEnd]) - 1 : hosts_.size();
         packet.due = Clock::now() + one_way_;
         if (packet.to < hosts_.size() && waiting.size() < kMostWaiting) waiting.push_back(packet);
       }
     }
     while (!waiting.empty() && waiting.front().due <= Clock::now()) {
       const Packet& packet = waiting.front();
-      [[maybe_unused]] const auto gone = write(hosts_[packet.to].device, packet.data.data(), packet.bytes);
+      [[maybe_unused]] const auto gone =
+          write(hosts_[packet.to].device, packet.data.data(), packet.bytes);
       waiting.pop_front();
     }
   }

@@ -1,6 +1,7 @@
-// Hosts on one machine with a slow network between them, for benches of what waits for round trips: network namespaces,
-// whose packets a thread of this process takes across after a delay. Programs inside see an ordinary link. Needs root and
-// TUN devices; touches nothing outside the namespaces, and they end with this.
+// Hosts on one machine with a slow network between them, for benches of what waits for round trips:
+// network namespaces, whose packets a thread of this process takes across after a delay. Programs
+// inside see an ordinary link. Needs root and TUN devices; touches nothing outside the namespaces,
+// and they end with this.
 #pragma once
 
 #include <chrono>
@@ -16,7 +17,8 @@ class DelayedHosts {
   static constexpr const char* kInterface = "weft0";
 
   // Null where this machine does not allow it, with the reason.
-  static std::unique_ptr<DelayedHosts> make(int hosts, std::chrono::microseconds one_way, std::string& why_not);
+  static std::unique_ptr<DelayedHosts> make(int hosts, std::chrono::microseconds one_way,
+                                            std::string& why_not);
   ~DelayedHosts();
   DelayedHosts(const DelayedHosts&) = delete;
   DelayedHosts& operator=(const DelayedHosts&) = delete;

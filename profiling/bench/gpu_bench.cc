@@ -1,6 +1,7 @@
-// What only a GPU can show, on one: how fast one stream hears of another, what a collective costs over NCCL's own call, a
-// training step as a CUDA graph, what of DistributedDataParallel's communication is not hidden, and what a remote call with
-// a tensor costs. (The kernels are in the kernels bench, the lanes in the transport bench.)
+// What only a GPU can show, on one: how fast one stream hears of another, what a collective costs
+// over NCCL's own call, a training step as a CUDA graph, what of DistributedDataParallel's
+// communication is not hidden, and what a remote call with a tensor costs. (The kernels are in the
+// kernels bench, the lanes in the transport bench.)
 #include <cstdlib>
 #include <cstring>
 
@@ -17,18 +18,21 @@ namespace weft::bench {
 namespace {
 
 void bench(Report& report) {
-  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded meanwhile.
+  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded
+  // meanwhile.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   auto driver = cuda::Driver::open();
   if (!driver.ok()) return report.note("no GPU cases: " + driver.error().text());
-  if (cuda::Device::count(*driver.value()) == 0) return report.note("no GPU cases: the driver sees no GPU");
+  if (cuda::Device::count(*driver.value()) == 0)
+    return report.note("no GPU cases: the driver sees no GPU");
   {
     const auto device = cuda::Device::open(driver.value(), 0);
     report.note("GPU cases on " + device->properties().name);
     bench_streams(report, device);
     bench_nccl(report, device);
-    if (!device->retirement().reclaim_all(Deadline::never())) broken("a fence without a deadline timed out");
+    if (!device->retirement().reclaim_all(Deadline::never()))
+      broken("a fence without a deadline timed out");
   }
   bench_captured_step(report);
   bench_exposed(report);

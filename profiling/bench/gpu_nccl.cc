@@ -30,7 +30,8 @@ void wait_for(const cuda::StreamRef& stream) {
 // A communicator of one rank, as a program without Weft would have it.
 class RawNccl {
  public:
-  RawNccl(std::shared_ptr<const Library> library, cuda::Device& device) : library_(std::move(library)), stream_(device) {
+  RawNccl(std::shared_ptr<const Library> library, cuda::Device& device)
+      : library_(std::move(library)), stream_(device) {
     const cuda::DeviceGuard guard(device);
     ncclUniqueId id{};
     check(library_->get_unique_id(&id), "ncclGetUniqueId");
@@ -42,10 +43,12 @@ class RawNccl {
   RawNccl& operator=(const RawNccl&) = delete;
 
   void all_reduce(const Slice& word) {
-    check(library_->all_reduce(word.data, word.data, 1, ncclFloat32, ncclSum, comm_, stream_.native()), "ncclAllReduce");
+    check(library_->all_reduce(word.data, word.data, 1, ncclFloat32, ncclSum, comm_,
+                               stream_.native()),
+          "ncclAllReduce");
   }
-  // As a program has it whose computing goes on meanwhile: behind what its stream has computed, and in front of what
-  // comes there next.
+  // As a program has it whose computing goes on meanwhile: behind what its stream has computed, and
+  // in front of what comes there next.
   void all_reduce_between_events(const Slice& word, const cuda::StreamRef& computing) {
     const cuda::DeviceGuard guard(stream_.device());
     ready_.record(computing);
@@ -117,18 +120,19 @@ void bench_nccl(Report& report, const std::shared_ptr<cuda::Device>& device) {
                                            .device = c10::Device(c10::kCUDA, 0)});
   const at::Tensor tensor = at::zeros({1}, at::TensorOptions(c10::Device(c10::kCUDA, 0)));
 
-  compare(
-      report, name,
-      {{"NCCL", [&] { raw.all_reduce(word->slice()); }, [&] { raw.wait(); }},
-       {"NCCL between events", [&] { raw.all_reduce_between_events(word->slice(), stream); }, [&] { wait_for(stream); }},
-       {"weft communicator",
-        [&] {
-          const Op op =
-              communicator->all_reduce({word->slice(), Dtype::Float32}, ReduceOp::Sum, word, cuda::record(stream));
-          op.done().wait(stream);
-        },
-        [&] { wait_for(stream); }},
-       {"weft ProcessGroup", [&] { group.all_reduce(tensor).wait(); }, [&] { group.barrier().wait(); }}});
+  compare(report, name,
+          {{"NCCL", [&] { raw.all_reduce(word->slice()); }, [&] { raw.wait(); }},
+           {"NCCL between events", [&] { raw.all_reduce_between_events(word->slice(), stream); },
+            [&] { wait_for(stream); }},
+           {"weft communicator",
+            [&] {
+              const Op op = communicator->all_reduce({word->slice(), Dtype::Float32}, ReduceOp::Sum,
+                                                     word, cuda::record(stream));
+              op.done().wait(stream);
+            },
+            [&] { wait_for(stream); }},
+           {"weft ProcessGroup", [&] { group.all_reduce(tensor).wait(); },
+            [&] { group.barrier().wait(); }}});
 }
 
 }  // namespace weft::bench

@@ -8,8 +8,9 @@
 
 namespace weft::bench {
 
-// The host's time of one all_reduce of 4 B with one rank, where NCCL has nothing to do: NCCL called directly on the stream,
-// the communicator with the stream's wait for it, and ProcessGroup with Work::wait().
+// The host's time of one all_reduce of 4 B with one rank, where NCCL has nothing to do: NCCL called
+// directly on the stream, the communicator with the stream's wait for it, and ProcessGroup with
+// Work::wait().
 void bench_nccl(Report& report, const std::shared_ptr<cuda::Device>& device);
 
 }  // namespace weft::bench

@@ -29,8 +29,8 @@ void wait_for(const c10::Device& device) {
   if (device.is_cuda()) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
 }
 
-// The same in Python; a text, as packs of programs take no sources along. Arguments: device, then bytes, calls and samples
-// of each case.
+// The same in Python; a text, as packs of programs take no sources along. Arguments: device, then
+// bytes, calls and samples of each case.
 constexpr const char* kPython = R"(
 import os, sys, time, torch
 import torch.distributed.rpc as rpc
@@ -63,7 +63,8 @@ rpc.shutdown()
 
 // A device copy of as many bytes and a wait for it, in this process.
 Samples copies(std::size_t bytes, int count) {
-  const auto from = torch::ones({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
+  const auto from = torch::ones({static_cast<std::int64_t>(bytes)},
+                                at::TensorOptions(at::kCUDA).dtype(at::kByte));
   const auto to = at::empty_like(from);
   Samples times;
   for (int i = -3; i < count; ++i) {
@@ -81,7 +82,8 @@ int call_with_tensors(const std::string& name, const std::vector<std::string>& s
   const c10::Device device(name);
   const int rank = rank_of_worker();
   rpc::Options options;
-  if (device.is_cuda()) options.device_maps = {{"worker" + std::to_string(1 - rank), {{device, device}}}};
+  if (device.is_cuda())
+    options.device_maps = {{"worker" + std::to_string(1 - rank), {{device, device}}}};
   auto agent = rpc::init("worker" + std::to_string(rank), options);
   for (const Case& one : kCases) {
     if (rank != 0 || std::ranges::find(sizes, std::to_string(one.bytes)) == sizes.end()) continue;
@@ -109,7 +111,9 @@ int call_with_tensors(const std::string& name, const std::vector<std::string>& s
 
 void bench_gpu_calls(Report& report) {
   const char* const python = std::getenv("WEFT_BENCH_PYTHON");
-  const auto name_of = [](std::size_t bytes) { return "rpc tensor argument " + std::to_string(bytes); };
+  const auto name_of = [](std::size_t bytes) {
+    return "rpc tensor argument " + std::to_string(bytes);
+  };
   std::vector<std::string> own{this_program(), "--caller", "cuda:0"};
   std::vector<std::string> pythons{python == nullptr ? "" : python, "-c", kPython, "cuda:0"};
   std::vector<Case> wanted;
@@ -118,14 +122,17 @@ void bench_gpu_calls(Report& report) {
     wanted.push_back(one);
     const std::string bytes = std::to_string(one.bytes);
     own.push_back(bytes);
-    pythons.push_back(bytes + "," + std::to_string(std::max(2, one.calls / 10)) + "," + std::to_string(one.samples));
+    pythons.push_back(bytes + "," + std::to_string(std::max(2, one.calls / 10)) + "," +
+                      std::to_string(one.samples));
   }
   if (wanted.empty()) return;
   if (python == nullptr) {
-    report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
+    report.note(
+        "torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   std::map<std::size_t, Samples> weft, torch;
-  const auto add_to = [](std::map<std::size_t, Samples>& samples, const std::vector<std::string>& command) {
+  const auto add_to = [](std::map<std::size_t, Samples>& samples,
+                         const std::vector<std::string>& command) {
     std::istringstream lines(run_workers(command, 2, {{"CUDA_MODULE_LOADING", "EAGER"}}).text);
     for (std::string line; std::getline(lines, line);) {
       std::istringstream words(line);

@@ -10,15 +10,16 @@ namespace weft::bench {
 
 namespace {
 
-constexpr int kRounds =
-    50;  // there and back, behind a closed gate: a stream takes about a thousand operations before it blocks
+constexpr int kRounds = 50;  // there and back, behind a closed gate: a stream takes about a
+                             // thousand operations before it blocks
 
 class Streams {
  public:
   // Enqueues what makes the second stream wait for the first one.
   using Hop = std::function<void(const cuda::StreamRef& from, const cuda::StreamRef& to)>;
 
-  explicit Streams(cuda::Device& device) : device_(device), flags_(device), here_(device), there_(device) {
+  explicit Streams(cuda::Device& device)
+      : device_(device), flags_(device), here_(device), there_(device) {
     // While the gate is closed no memory may be pinned: that may wait for the device.
     std::vector<std::shared_ptr<cuda::MappedFlag>> slots(2 * kRounds + 8);
     for (auto& slot : slots) slot = flags_.make();
@@ -35,7 +36,8 @@ class Streams {
     raised_.push_back(flags_.make());
     const cuda::DeviceGuard guard(device_);
     const CUresult result = device_.driver().launch_host_func(
-        from.native(), [](void* flag) { static_cast<cuda::MappedFlag*>(flag)->raise(); }, raised_.back().get());
+        from.native(), [](void* flag) { static_cast<cuda::MappedFlag*>(flag)->raise(); },
+        raised_.back().get());
     device_.check(result, "cuLaunchHostFunc");
     raised_.back()->wait(to);
   }
@@ -90,7 +92,8 @@ void bench_streams(Report& report, const std::shared_ptr<cuda::Device>& device) 
   for (int run = 0; run < report.runs(); ++run) {
     for (std::size_t i = 0; i < ways.size(); ++i) samples[i].add(streams.run(ways[i].second));
   }
-  for (std::size_t i = 0; i < ways.size(); ++i) report.add(time_row(name, ways[i].first, 0, samples[i], 1e6, "us"));
+  for (std::size_t i = 0; i < ways.size(); ++i)
+    report.add(time_row(name, ways[i].first, 0, samples[i], 1e6, "us"));
 }
 
 }  // namespace weft::bench

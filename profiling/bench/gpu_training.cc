@@ -22,10 +22,11 @@ namespace {
 const c10::Device kGpu(c10::kCUDA, 0);
 constexpr std::int64_t kWidths[] = {1024, 2048, 2048, 2048, 1024};
 constexpr std::int64_t kBatch = 128;
-constexpr int kWarmUp = 11;  // the buckets are built anew behind the first step, and libraries choose their kernels
-constexpr int kRounds = 2;   // a process each
-constexpr int kTimes = 15;   // in a round, of each way in turn
-constexpr int kSteps = 10;   // between two waits for the device
+constexpr int kWarmUp =
+    11;  // the buckets are built anew behind the first step, and libraries choose their kernels
+constexpr int kRounds = 2;  // a process each
+constexpr int kTimes = 15;  // in a round, of each way in turn
+constexpr int kSteps = 10;  // between two waits for the device
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net;
@@ -70,7 +71,8 @@ class Training {
   DistributedDataParallel<torch::nn::SequentialImpl> ddp_;
   FusedSGD optimizer_;
   at::Tensor inputs_ = torch::randn({kBatch, kWidths[0]}, kGpu);
-  at::Tensor labels_ = torch::randint(kWidths[std::size(kWidths) - 1], {kBatch}, at::TensorOptions(kGpu).dtype(at::kLong));
+  at::Tensor labels_ = torch::randint(kWidths[std::size(kWidths) - 1], {kBatch},
+                                      at::TensorOptions(kGpu).dtype(at::kLong));
 };
 
 // The seconds of a step: until the host is through with it, and all of it.
@@ -140,24 +142,25 @@ void bench_exposed(Report& report) {
   if (!report.wants(name)) return;
   const std::string folder = new_folder();
   const std::string file = folder + "/run.json";
-  // NCCL takes two ranks on one GPU for a mistake, unless each believes in a host of its own; then they have a network
-  // only.
+  // NCCL takes two ranks on one GPU for a mistake, unless each believes in a host of its own; then
+  // they have a network only.
   const std::string self = this_program();
-  run_workers({"sh", "-c", "NCCL_HOSTID=rank$RANK LOCAL_RANK=0 exec '" + self + "' --worker traced"}, 2,
-              {{"WEFT_TIMELINE", file},
-               {"NCCL_SOCKET_IFNAME", "lo"},
-               {"NCCL_NET", "Socket"},
-               {"NCCL_IB_DISABLE", "1"},
-               {"NCCL_NVLS_ENABLE", "0"},
-               {"NCCL_MAX_NCHANNELS", "1"},
-               {"NCCL_ALGO", "Ring"},
-               {"NCCL_PROTO", "Simple"},
-               {"NCCL_RAS_ENABLE", "0"},
-               {"CUDA_MODULE_LOADING", "EAGER"}});
+  run_workers(
+      {"sh", "-c", "NCCL_HOSTID=rank$RANK LOCAL_RANK=0 exec '" + self + "' --worker traced"}, 2,
+      {{"WEFT_TIMELINE", file},
+       {"NCCL_SOCKET_IFNAME", "lo"},
+       {"NCCL_NET", "Socket"},
+       {"NCCL_IB_DISABLE", "1"},
+       {"NCCL_NVLS_ENABLE", "0"},
+       {"NCCL_MAX_NCHANNELS", "1"},
+       {"NCCL_ALGO", "Ring"},
+       {"NCCL_PROTO", "Simple"},
+       {"NCCL_RAS_ENABLE", "0"},
+       {"CUDA_MODULE_LOADING", "EAGER"}});
   Samples share;
   share.add(exposed_in(file));
-  report.add({name, "weft-timeline summary", 0, "share of the step", "%", share.quantile(0.5), share.quantile(0.5),
-              share.count()});
+  report.add({name, "weft-timeline summary", 0, "share of the step", "%", share.quantile(0.5),
+              share.quantile(0.5), share.count()});
   std::filesystem::remove_all(folder);
 }
 

@@ -1,5 +1,6 @@
-// How near the kernels come to the memory's speed, on one thread: bytes read and written per second, against memcpy of as
-// many bytes and against libtorch doing the same. With a GPU, the CUDA kernels against a copy on the device as well.
+// How near the kernels come to the memory's speed, on one thread: bytes read and written per
+// second, against memcpy of as many bytes and against libtorch doing the same. With a GPU, the CUDA
+// kernels against a copy on the device as well.
 
 #include <cstring>
 #include <vector>
@@ -27,7 +28,9 @@
 namespace weft::bench {
 namespace {
 
-Slice slice_of(const at::Tensor& tensor) { return {tensor.data_ptr(), tensor.nbytes(), Device::host()}; }
+Slice slice_of(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.nbytes(), Device::host()};
+}
 
 std::vector<Slice> slices_of(const std::vector<at::Tensor>& tensors) {
   std::vector<Slice> slices;
@@ -49,7 +52,8 @@ at::ScalarType scalar_type(Dtype dtype) {
 std::vector<at::Tensor> network(std::int64_t elements, Dtype dtype) {
   std::vector<at::Tensor> tensors;
   for (std::int64_t left = elements, i = 0; left > 0; ++i) {
-    const std::int64_t size = std::min(left, i % 2 == 1 ? std::int64_t{64} + i : elements / 16 + 3 * i);
+    const std::int64_t size =
+        std::min(left, i % 2 == 1 ? std::int64_t{64} + i : elements / 16 + 3 * i);
     tensors.push_back(at::randn({size}, at::kFloat).to(scalar_type(dtype)));
     left -= size;
   }
@@ -76,12 +80,15 @@ void compare(Report& report, const std::string& name, std::size_t bytes, std::ve
                      asm volatile("" : : "r"(to.data()) : "memory");  // the copy is not elided
                    }});
   const auto samples = measure(peers, report.runs());
-  for (std::size_t i = 0; i < peers.size(); ++i) report.add(bandwidth_row(name, peers[i].name, bytes, samples[i]));
+  for (std::size_t i = 0; i < peers.size(); ++i)
+    report.add(bandwidth_row(name, peers[i].name, bytes, samples[i]));
 }
 
 std::string size_name(std::int64_t elements) { return " " + std::to_string(elements >> 10) + "Ki"; }
 
-std::string types_name(Dtype from, Dtype to) { return std::string(name(from)) + "->" + std::string(name(to)); }
+std::string types_name(Dtype from, Dtype to) {
+  return std::string(name(from)) + "->" + std::string(name(to));
+}
 
 void bench_pack(Report& report, std::int64_t elements, Dtype from, Dtype to) {
   const std::string out = "pack " + types_name(from, to) + size_name(elements);
@@ -105,7 +112,8 @@ void bench_pack(Report& report, std::int64_t elements, Dtype from, Dtype to) {
       }
     };
     compare(report, out, bytes,
-            {{"weft", [&] { kernels::pack(slices, from, slice_of(flat), to, kScale); }}, {"libtorch", with_libtorch}});
+            {{"weft", [&] { kernels::pack(slices, from, slice_of(flat), to, kScale); }},
+             {"libtorch", with_libtorch}});
   }
   if (report.wants(back)) {
     compare(report, back, bytes,
@@ -115,12 +123,15 @@ void bench_pack(Report& report, std::int64_t elements, Dtype from, Dtype to) {
 }
 
 void bench_reduce(Report& report, std::int64_t elements, Dtype dtype, ReduceOp op) {
-  const std::string name = std::string(weft::name(op)) + " " + std::string(weft::name(dtype)) + size_name(elements);
+  const std::string name =
+      std::string(weft::name(op)) + " " + std::string(weft::name(dtype)) + size_name(elements);
   if (!report.wants(name)) return;
   const at::Tensor a = at::randn({elements}, at::kFloat).to(scalar_type(dtype));
   const at::Tensor b = at::randn({elements}, at::kFloat).to(scalar_type(dtype));
   at::Tensor out = at::zeros_like(a);
-  const auto with_libtorch = [&] { op == ReduceOp::Sum ? at::add_out(out, a, b) : at::maximum_out(out, a, b); };
+  const auto with_libtorch = [&] {
+    op == ReduceOp::Sum ? at::add_out(out, a, b) : at::maximum_out(out, a, b);
+  };
   compare(report, name, 3 * out.nbytes(),
           {{"weft", [&] { kernels::reduce(slice_of(out), slice_of(a), slice_of(b), dtype, op); }},
            {"libtorch", with_libtorch}});
@@ -157,13 +168,19 @@ void bench_sgd(Report& report, std::int64_t elements) {
   const auto fused = parameters(elements);
   const auto fused_gradients = gradients_of(fused);
   const auto fused_buffers = zeros_like(fused);
-  torch::optim::SGD optimizer(parameters(elements), torch::optim::SGDOptions(1e-3).momentum(0.9).weight_decay(1e-4));
+  torch::optim::SGD optimizer(parameters(elements),
+                              torch::optim::SGDOptions(1e-3).momentum(0.9).weight_decay(1e-4));
   compare(report, name, 5 * static_cast<std::size_t>(elements) * sizeof(float),
           {{"weft",
-            [&] { kernels::sgd_step(tensors, Dtype::Float32, Dtype::Float32, {.momentum = 0.9, .weight_decay = 1e-4}); }},
+            [&] {
+              kernels::sgd_step(tensors, Dtype::Float32, Dtype::Float32,
+                                {.momentum = 0.9, .weight_decay = 1e-4});
+            }},
            {"libtorch", [&] { optimizer.step(); }},
-           {"libtorch fused",
-            [&] { at::_fused_sgd_(fused, fused_gradients, fused_buffers, 1e-4, 0.9, 1e-3, 0, false, false, false); }}});
+           {"libtorch fused", [&] {
+              at::_fused_sgd_(fused, fused_gradients, fused_buffers, 1e-4, 0.9, 1e-3, 0, false,
+                              false, false);
+            }}});
 }
 
 void bench_adamw(Report& report, std::int64_t elements) {
@@ -174,7 +191,8 @@ void bench_adamw(Report& report, std::int64_t elements) {
   const auto exp_avg_sq = zeros_like(ours);
   std::vector<kernels::AdamWTensor> tensors;
   for (std::size_t i = 0; i < ours.size(); ++i) {
-    tensors.push_back({slice_of(ours[i]), slice_of(ours[i].grad()), slice_of(exp_avg[i]), slice_of(exp_avg_sq[i])});
+    tensors.push_back({slice_of(ours[i]), slice_of(ours[i].grad()), slice_of(exp_avg[i]),
+                       slice_of(exp_avg_sq[i])});
   }
   const auto fused = parameters(elements);
   const auto fused_gradients = gradients_of(fused);
@@ -186,15 +204,16 @@ void bench_adamw(Report& report, std::int64_t elements) {
           {{"weft", [&] { kernels::adamw_step(tensors, Dtype::Float32, Dtype::Float32, {}); }},
            {"libtorch", [&] { optimizer.step(); }},
            {"libtorch fused", [&] {
-              at::_fused_adamw_(fused, fused_gradients, fused_avg, fused_avg_sq, {}, steps, 1e-3, 0.9, 0.999, 1e-2, 1e-8,
-                                false, false);
+              at::_fused_adamw_(fused, fused_gradients, fused_avg, fused_avg_sq, {}, steps, 1e-3,
+                                0.9, 0.999, 1e-2, 1e-8, false, false);
             }}});
 }
 
 void bench_on_cpu(Report& report) {
   at::set_num_threads(1);
   const at::NoGradGuard no_gradients;
-  constexpr std::int64_t kSmall = 256 << 10;    // elements: 1 MiB of fp32, DistributedDataParallel's first bucket
+  constexpr std::int64_t kSmall =
+      256 << 10;  // elements: 1 MiB of fp32, DistributedDataParallel's first bucket
   constexpr std::int64_t kLarge = 25 * kSmall;  // its later ones
   for (const std::int64_t elements : {kSmall, kLarge}) {
     bench_pack(report, elements, Dtype::Float32, Dtype::Float32);

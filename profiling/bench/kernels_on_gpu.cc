@@ -8,7 +8,8 @@
 namespace weft::bench {
 namespace {
 
-constexpr int kLaunches = 20;  // between two looks of the host, so that its part of the time vanishes
+constexpr int kLaunches =
+    20;  // between two looks of the host, so that its part of the time vanishes
 
 // One device with the memory of all cases.
 class Gpu {
@@ -32,7 +33,8 @@ class Gpu {
   }
 
  private:
-  // 0.0115 in float32 and in bfloat16. (Of zeros AdamW takes a root and divides by it, in the slow branches of both.)
+  // 0.0115 in float32 and in bfloat16. (Of zeros AdamW takes a root and divides by it, in the slow
+  // branches of both.)
   Slice allocate(std::size_t bytes) {
     memory_.emplace_back(stream_, bytes);
     cuda::fill(stream_, memory_.back().slice(), 0x3c);
@@ -41,8 +43,9 @@ class Gpu {
 
   // How a network's tensors lie in a slab of memory, a weight and a bias in turn.
   enum class Lie {
-    Even,       // all of 256 bytes or a multiple, as with layers whose widths are: so are their places in a bucket
-    Odd,        // 16 bytes less, so that in a bucket they lie at multiples of four elements
+    Even,  // all of 256 bytes or a multiple, as with layers whose widths are: so are their places
+           // in a bucket
+    Odd,   // 16 bytes less, so that in a bucket they lie at multiples of four elements
     Unaligned,  // and the tensors one element off their alignment
   };
   static std::vector<Slice> scattered(Slice whole, std::size_t element_bytes, Lie lie) {
@@ -71,7 +74,8 @@ class Gpu {
   Peer peer(std::string name, Enqueue enqueue) {
     return {std::move(name), [this, enqueue] {
               for (int i = 0; i < kLaunches; ++i) enqueue();
-              if (!cuda::record(stream_).synchronize()) broken("a fence without a deadline timed out");
+              if (!cuda::record(stream_).synchronize())
+                broken("a fence without a deadline timed out");
             }};
   }
 
@@ -105,7 +109,8 @@ class Gpu {
     const Slice flat = allocate(elements * size_of(to));
     const std::size_t read = total(tensors);
     const std::string types = std::string(name(from)) + "->" + std::string(name(to));
-    compare(text(adjective_of(lie) + "pack " + types, elements), read + read / size_of(from) * size_of(to),
+    compare(text(adjective_of(lie) + "pack " + types, elements),
+            read + read / size_of(from) * size_of(to),
             [=, this] { kernels_.pack(tensors, from, flat, to, 0.5, stream_); });
   }
 
@@ -114,9 +119,10 @@ class Gpu {
     const Slice flat = allocate(elements * size_of(from));
     const std::size_t written = total(tensors);
     const std::string types = std::string(name(from)) + "->" + std::string(name(to));
-    compare(text(adjective_of(lie) + "unpack " + types, elements), written + written / size_of(to) * size_of(from),
-            [=, this] {
-              kernels_.unpack(flat.part(0, written / size_of(to) * size_of(from)), from, tensors, to, 0.5, stream_);
+    compare(text(adjective_of(lie) + "unpack " + types, elements),
+            written + written / size_of(to) * size_of(from), [=, this] {
+              kernels_.unpack(flat.part(0, written / size_of(to) * size_of(from)), from, tensors,
+                              to, 0.5, stream_);
             });
   }
 
@@ -134,9 +140,11 @@ class Gpu {
     const auto gradients = scattered(allocate(bytes), sizeof(float), Lie::Even);
     const auto buffers = scattered(allocate(bytes), sizeof(float), Lie::Even);
     std::vector<kernels::SgdTensor> tensors;
-    for (std::size_t i = 0; i < parameters.size(); ++i) tensors.push_back({parameters[i], gradients[i], buffers[i]});
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      tensors.push_back({parameters[i], gradients[i], buffers[i]});
     compare(text("sgd momentum", Dtype::Float32, elements), 5 * total(parameters), [=, this] {
-      kernels_.sgd_step(tensors, Dtype::Float32, Dtype::Float32, {.momentum = 0.9, .weight_decay = 1e-4}, stream_);
+      kernels_.sgd_step(tensors, Dtype::Float32, Dtype::Float32,
+                        {.momentum = 0.9, .weight_decay = 1e-4}, stream_);
     });
   }
 
@@ -166,7 +174,8 @@ class Gpu {
 void bench_on_gpu(Report& report) {
   auto driver = cuda::Driver::open();
   if (!driver.ok()) return report.note("no GPU cases: " + driver.error().text());
-  if (cuda::Device::count(*driver.value()) == 0) return report.note("no GPU cases: the driver sees no GPU");
+  if (cuda::Device::count(*driver.value()) == 0)
+    return report.note("no GPU cases: the driver sees no GPU");
   auto device = cuda::Device::open(driver.value(), 0);
   report.note("GPU cases on " + device->properties().name);
   {
@@ -174,7 +183,8 @@ void bench_on_gpu(Report& report) {
     for (const std::size_t mebi : {6, 64, 256})
       gpu.bench(mebi << 20);  // elements: DistributedDataParallel's bucket, and more
   }
-  if (!device->retirement().reclaim_all(Deadline::never())) broken("a fence without a deadline timed out");
+  if (!device->retirement().reclaim_all(Deadline::never()))
+    broken("a fence without a deadline timed out");
 }
 
 }  // namespace weft::bench

@@ -5,7 +5,8 @@
 
 namespace weft::bench {
 
-// The CUDA kernels against a copy on the device that moves as many bytes. Notes why, where there is nothing to measure.
+// The CUDA kernels against a copy on the device that moves as many bytes. Notes why, where there is
+// nothing to measure.
 void bench_on_gpu(Report& report);
 
 }  // namespace weft::bench

@@ -2,6 +2,8 @@
 
 namespace weft::bench {
 
-void bench_on_gpu(Report& report) { report.note("no GPU cases: this program was built without CUDA (WEFT_CUDA=OFF)"); }
+void bench_on_gpu(Report& report) {
+  report.note("no GPU cases: this program was built without CUDA (WEFT_CUDA=OFF)");
+}
 
 }  // namespace weft::bench

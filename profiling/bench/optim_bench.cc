@@ -1,7 +1,8 @@
-// A step of the fused optimizers against libtorch's own, whole: through step() of the optimizer, over the parameters of a
-// network with large weights and small biases; bytes read and written per second. On one thread of the CPU, in turns; and
-// on a GPU, where there is one, against a copy on the device that moves as many bytes as well. (The kernels alone, without
-// optimizer and libtorch: ./dev bench kernels.)
+// A step of the fused optimizers against libtorch's own, whole: through step() of the optimizer,
+// over the parameters of a network with large weights and small biases; bytes read and written per
+// second. On one thread of the CPU, in turns; and on a GPU, where there is one, against a copy on
+// the device that moves as many bytes as well. (The kernels alone, without optimizer and libtorch:
+// ./dev bench kernels.)
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ using torch::optim::SGDOptions;
 std::vector<at::Tensor> network(std::int64_t elements, at::ScalarType dtype, at::Device device) {
   std::vector<at::Tensor> parameters;
   for (std::int64_t left = elements, i = 0; left > 0; ++i) {
-    const std::int64_t size = std::min(left, i % 2 == 1 ? std::int64_t{64} + i : elements / 16 + 3 * i);
+    const std::int64_t size =
+        std::min(left, i % 2 == 1 ? std::int64_t{64} + i : elements / 16 + 3 * i);
     at::Tensor parameter = at::randn({size}, device).to(dtype).requires_grad_();
     parameter.mutable_grad() = at::randn({size}, device).to(dtype);
     parameters.push_back(std::move(parameter));
@@ -37,24 +39,27 @@ std::string case_of(const std::string& what, std::int64_t elements, at::ScalarTy
          (is_mebi ? std::to_string(elements >> 20) + "Mi" : std::to_string(elements >> 10) + "Ki");
 }
 
-// `passes`: how often memory of the parameters' size is read or written in a step that passes over it once.
+// `passes`: how often memory of the parameters' size is read or written in a step that passes over
+// it once.
 template <class Fused, class Plain, class Options>
-void compare(Report& report, const std::string& what, std::int64_t elements, at::ScalarType dtype, std::size_t passes,
-             const Options& options) {
+void compare(Report& report, const std::string& what, std::int64_t elements, at::ScalarType dtype,
+             std::size_t passes, const Options& options) {
   const std::string name = case_of(what, elements, dtype);
   if (!report.wants(name)) return;
   Fused fused(network(elements, dtype, at::kCPU), options);
   Plain plain(network(elements, dtype, at::kCPU), options);
-  const auto samples = measure({{"weft", [&] { fused.step(); }}, {"libtorch", [&] { plain.step(); }}}, report.runs());
+  const auto samples = measure(
+      {{"weft", [&] { fused.step(); }}, {"libtorch", [&] { plain.step(); }}}, report.runs());
   const std::size_t bytes = passes * static_cast<std::size_t>(elements) * c10::elementSize(dtype);
   report.add(bandwidth_row(name, "weft", bytes, samples[0]));
   report.add(bandwidth_row(name, "libtorch", bytes, samples[1]));
 }
 
-// The same on the GPU. The host waits for the device once in so many steps, so that its waking up does not count.
+// The same on the GPU. The host waits for the device once in so many steps, so that its waking up
+// does not count.
 template <class Fused, class Plain, class Options>
-void compare_on_gpu(Report& report, const std::string& what, std::int64_t elements, at::ScalarType dtype,
-                    std::size_t passes, const Options& options) {
+void compare_on_gpu(Report& report, const std::string& what, std::int64_t elements,
+                    at::ScalarType dtype, std::size_t passes, const Options& options) {
   constexpr int kSteps = 20;
   const std::string name = "gpu step: " + case_of(what, elements, dtype);
   if (!report.wants(name)) return;
@@ -63,7 +68,8 @@ void compare_on_gpu(Report& report, const std::string& what, std::int64_t elemen
   Plain plain(network(elements, dtype, gpu), options);
   // Half of the bytes are read, half are written.
   const std::size_t bytes = passes * static_cast<std::size_t>(elements) * c10::elementSize(dtype);
-  const at::Tensor from = at::zeros({static_cast<std::int64_t>(bytes / 2)}, at::TensorOptions(gpu).dtype(at::kByte));
+  const at::Tensor from =
+      at::zeros({static_cast<std::int64_t>(bytes / 2)}, at::TensorOptions(gpu).dtype(at::kByte));
   at::Tensor to = at::empty_like(from);
   const auto steps = [](auto enqueue) {
     return [enqueue] {
@@ -87,13 +93,16 @@ constexpr std::int64_t kLarge = 25 * kSmall;  // in memory
 constexpr std::int64_t kHuge = 64 << 20;      // past the caches of a GPU
 
 void run_on_gpu(Report& report) {
-  if (tensor::cuda_device_count() == 0) return report.note("steps on a GPU are not measured: there is none");
+  if (tensor::cuda_device_count() == 0)
+    return report.note("steps on a GPU are not measured: there is none");
   try {
     for (const std::int64_t elements : {kLarge, kHuge}) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-        compare_on_gpu<FusedSGD, torch::optim::SGD>(report, "sgd momentum", elements, dtype, 5,
-                                                    SGDOptions(1e-3).momentum(0.9).weight_decay(1e-4));
-        compare_on_gpu<FusedAdamW, torch::optim::AdamW>(report, "adamw", elements, dtype, 7, AdamWOptions(1e-3));
+        compare_on_gpu<FusedSGD, torch::optim::SGD>(
+            report, "sgd momentum", elements, dtype, 5,
+            SGDOptions(1e-3).momentum(0.9).weight_decay(1e-4));
+        compare_on_gpu<FusedAdamW, torch::optim::AdamW>(report, "adamw", elements, dtype, 7,
+                                                        AdamWOptions(1e-3));
       }
     }
   } catch (const Error& error) {
@@ -108,7 +117,8 @@ void run(Report& report) {
       compare<FusedSGD, torch::optim::SGD>(report, "sgd", elements, dtype, 3, SGDOptions(1e-3));
       compare<FusedSGD, torch::optim::SGD>(report, "sgd momentum", elements, dtype, 5,
                                            SGDOptions(1e-3).momentum(0.9).weight_decay(1e-4));
-      compare<FusedAdamW, torch::optim::AdamW>(report, "adamw", elements, dtype, 7, AdamWOptions(1e-3));
+      compare<FusedAdamW, torch::optim::AdamW>(report, "adamw", elements, dtype, 7,
+                                               AdamWOptions(1e-3));
     }
   }
   run_on_gpu(report);

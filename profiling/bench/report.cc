@@ -37,8 +37,8 @@ double Samples::spread() const {
   return medians.count() < 2 ? 0 : (medians.quantile(1) - medians.quantile(0)) / quantile(0.5);
 }
 
-Row time_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds, double factor,
-             std::string unit) {
+Row time_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds,
+             double factor, std::string unit) {
   return {std::move(name),
           std::move(peer),
           bytes,
@@ -70,7 +70,8 @@ std::vector<Samples> measure(const std::vector<Peer>& peers, int runs) {
     for (std::size_t i = 0; i < peers.size(); ++i) {
       const auto start = std::chrono::steady_clock::now();
       peers[i].run();
-      samples[i].add(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      samples[i].add(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
   }
   return samples;
@@ -90,12 +91,13 @@ Report::Report(std::string bench, int argc, char** argv, int default_runs, bool 
     } else if (takes_before && option == "--before" && value != nullptr) {
       before_ = std::filesystem::absolute(value);
       if (access(value, X_OK) == 0) continue;
-      std::fprintf(stderr, "%s_bench: --before: '%s' is not a program; name the %s_bench of another build\n",
-                   bench_.c_str(), value, bench_.c_str());
+      std::fprintf(
+          stderr, "%s_bench: --before: '%s' is not a program; name the %s_bench of another build\n",
+          bench_.c_str(), value, bench_.c_str());
       std::exit(2);
     } else {
-      std::fprintf(stderr, "usage: %s_bench [--json FILE] [--case TEXT] [--runs N]%s\n", bench_.c_str(),
-                   takes_before ? " [--before PROGRAM]" : "");
+      std::fprintf(stderr, "usage: %s_bench [--json FILE] [--case TEXT] [--runs N]%s\n",
+                   bench_.c_str(), takes_before ? " [--before PROGRAM]" : "");
       std::exit(option == "--help" ? 0 : 2);
     }
   }
@@ -109,14 +111,17 @@ double times_as_good(const Row& other, const Row& row) {
   return rate ? other.p50 / row.p50 : row.p50 / other.p50;
 }
 
-bool same_measure(const Row& one, const Row& other) { return one.name == other.name && one.metric == other.metric; }
+bool same_measure(const Row& one, const Row& other) {
+  return one.name == other.name && one.metric == other.metric;
+}
 
 }  // namespace
 
 // With the first line, not before: a bench may leave the table to another process.
 void Report::print_header() const {
   if (std::exchange(has_header_, true)) return;
-  std::printf("%-42s %-*s %9s  %10s %10s %-5s\n", "case", peer_width(), "peer", "MiB", "p50", "p99", "unit");
+  std::printf("%-42s %-*s %9s  %10s %10s %-5s\n", "case", peer_width(), "peer", "MiB", "p50", "p99",
+              "unit");
 }
 
 bool Report::wants(const std::string& name) {
@@ -130,8 +135,9 @@ void Report::add(const Row& row) {
   print_header();
   rows_.push_back(row);
   if (!json_name_.empty()) write(row);
-  std::printf("%-42s %-*s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), peer_width(), row.peer.c_str(),
-              static_cast<double>(row.bytes) / (1 << 20), row.p50, row.p99, row.unit.c_str());
+  std::printf("%-42s %-*s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), peer_width(),
+              row.peer.c_str(), static_cast<double>(row.bytes) / (1 << 20), row.p50, row.p99,
+              row.unit.c_str());
   const auto compared = std::ranges::find_if(rows_, [&](const Row& other) {
     return same_measure(other, row) && (before_.empty() || other.peer + kBefore == row.peer);
   });
@@ -149,7 +155,8 @@ void Report::note(const std::string& text) const {
 
 int Report::finish() const {
   if (!only_.empty() && rows_.empty() && !any_wanted_) {
-    std::fprintf(stderr, "%s_bench: --case: no case's name contains '%s'; there are:\n", bench_.c_str(), only_.c_str());
+    std::fprintf(stderr, "%s_bench: --case: no case's name contains '%s'; there are:\n",
+                 bench_.c_str(), only_.c_str());
     for (const std::string& name : unwanted_) std::fprintf(stderr, "  %s\n", name.c_str());
     return 2;
   }
@@ -161,19 +168,22 @@ void Report::compare_with_before() const {
   std::vector<std::string> slower;
   int compared = 0;
   for (const Row& before : rows_) {
-    const auto now = std::ranges::find_if(
-        rows_, [&](const Row& row) { return same_measure(row, before) && row.peer + kBefore == before.peer; });
+    const auto now = std::ranges::find_if(rows_, [&](const Row& row) {
+      return same_measure(row, before) && row.peer + kBefore == before.peer;
+    });
     if (now == rows_.end()) continue;
     ++compared;
     const double times_as_long = times_as_good(before, *now);
     if (times_as_long <= 1 + std::max(0.05, 2 * before.spread)) continue;
     char line[200];
-    std::snprintf(line, sizeof line, "%s, %s: %.2f times as slow as before, whose rounds differ by %.0f %%",
+    std::snprintf(line, sizeof line,
+                  "%s, %s: %.2f times as slow as before, whose rounds differ by %.0f %%",
                   before.name.c_str(), now->peer.c_str(), times_as_long, 100 * before.spread);
     slower.emplace_back(line);
   }
   note(std::to_string(slower.size()) + " of " + std::to_string(compared) +
-       " rows are slower than before by more than 5 % and by more than twice what the rounds of before differ" +
+       " rows are slower than before by more than 5 % and by more than twice what the rounds of "
+       "before differ" +
        (slower.empty() ? "" : ":"));
   for (const std::string& line : slower) note(line);
 }

@@ -1,7 +1,7 @@
 // What every bench prints: a table, and with --json FILE one object a row,
 //   {"bench", "case", "peer", "bytes", "metric", "unit", "p50", "p99", "runs"}
-// where "peer" is who was measured ("weft", "libtorch", …). Peers are measured in the same run, in turns, so that a noisy
-// machine is noisy for all of them. Not thread-safe.
+// where "peer" is who was measured ("weft", "libtorch", …). Peers are measured in the same run, in
+// turns, so that a noisy machine is noisy for all of them. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,8 @@ class Samples {
   // The value below which the share (0 to 1) of the samples lies.
   double quantile(double share) const;
   int count() const { return static_cast<int>(values_.size()); }
-  // How far the medians of the rounds lie apart, as a share of the median of all samples; 0 with fewer than two rounds.
+  // How far the medians of the rounds lie apart, as a share of the median of all samples; 0 with
+  // fewer than two rounds.
   double spread() const;
 
  private:
@@ -46,8 +47,8 @@ struct Row {
 };
 
 // A row from times in seconds; `per_second` turns a time into the unit (1e3: ms).
-Row time_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds, double factor,
-             std::string unit);
+Row time_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds,
+             double factor, std::string unit);
 // A row in GB/s from the times in seconds that moving `bytes` took.
 Row bandwidth_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds);
 
@@ -57,28 +58,32 @@ struct Peer {
   std::function<void()> run;
 };
 
-// Runs each peer once to warm up, then all of them in turns, `runs` rounds; the times in seconds, one Samples a peer.
+// Runs each peer once to warm up, then all of them in turns, `runs` rounds; the times in seconds,
+// one Samples a peer.
 std::vector<Samples> measure(const std::vector<Peer>& peers, int runs);
 
 class Report {
  public:
-  // Reads --json FILE, --case TEXT (only cases whose name contains it), --runs N and --before PROGRAM (add_before() in
-  // workers.h, refused by a bench without it) from the command line; prints the usage and exits on anything else.
+  // Reads --json FILE, --case TEXT (only cases whose name contains it), --runs N and --before
+  // PROGRAM (add_before() in workers.h, refused by a bench without it) from the command line;
+  // prints the usage and exits on anything else.
   Report(std::string bench, int argc, char** argv, int default_runs, bool takes_before = false);
   bool wants(const std::string& name);
   int runs() const { return runs_; }
-  // The same bench of an earlier build, with which this one is compared; "" where --before names none.
+  // The same bench of an earlier build, with which this one is compared; "" where --before names
+  // none.
   const std::string& before() const { return before_; }
 
-  // Prints a row, and writes it to the JSON file if one was asked for (it exits where it cannot): a run that is ended has
-  // what was measured until then. The first row of a case is the one the others are compared with: behind each of those
-  // stands how many times as good the first one is. A row of an earlier build ("<peer> before") is compared with the
-  // peer's.
+  // Prints a row, and writes it to the JSON file if one was asked for (it exits where it cannot): a
+  // run that is ended has what was measured until then. The first row of a case is the one the
+  // others are compared with: behind each of those stands how many times as good the first one is.
+  // A row of an earlier build ("<peer> before") is compared with the peer's.
   void add(const Row& row);
   void note(const std::string& text) const;
 
-  // Returns what main() returns: 2 where --case names no case that there is. With --before it lists the rows that are
-  // slower than the earlier build's by more than 5 % and by more than twice the spread of the earlier build's rounds.
+  // Returns what main() returns: 2 where --case names no case that there is. With --before it lists
+  // the rows that are slower than the earlier build's by more than 5 % and by more than twice the
+  // spread of the earlier build's rounds.
   int finish() const;
 
  private:

@@ -1,7 +1,8 @@
-// What a remote call costs, between two workers on one host, each on a core of its own: Weft over shared memory and TCP,
-// against Python's torch.distributed.rpc on the same torch, gRPC and Cap'n Proto (both over a unix socket). Then what
-// nested calls cost that each block a thread until the next one has returned, and what chains of dependent calls cost
-// between hosts 5 ms apart, where every round trip counts.
+// What a remote call costs, between two workers on one host, each on a core of its own: Weft over
+// shared memory and TCP, against Python's torch.distributed.rpc on the same torch, gRPC and Cap'n
+// Proto (both over a unix socket). Then what nested calls cost that each block a thread until the
+// next one has returned, and what chains of dependent calls cost between hosts 5 ms apart, where
+// every round trip counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -32,8 +33,12 @@ struct Case {
   int at_once;  // calls under way; 1: each waits for the one before
 };
 constexpr Case kCases[] = {
-    {"number", 8, 200, 50, 1},           {"number inline", 8, 200, 50, 1},      {"tensor 8 B", 8, 200, 50, 1},
-    {"tensor 1 MiB", 1 << 20, 4, 50, 1}, {"tensor 64 MiB", 64 << 20, 1, 15, 1}, {"numbers, 64 at once", 8, 2000, 20, 64},
+    {"number", 8, 200, 50, 1},
+    {"number inline", 8, 200, 50, 1},
+    {"tensor 8 B", 8, 200, 50, 1},
+    {"tensor 1 MiB", 1 << 20, 4, 50, 1},
+    {"tensor 64 MiB", 64 << 20, 1, 15, 1},
+    {"numbers, 64 at once", 8, 2000, 20, 64},
 };
 
 const Case& case_named(const std::string& name) {
@@ -53,7 +58,8 @@ std::vector<double> measure(const weft::rpc::Agent& agent, const Case& one) {
   const std::string name = one.name;
   const auto call = [&] {
     if (name == "number") return static_cast<void>(agent.sync<&add>(1, 1, 2));
-    if (name == "number inline") return static_cast<void>(agent.sync<weft::rpc::inline_<&add>>(1, 1, 2));
+    if (name == "number inline")
+      return static_cast<void>(agent.sync<weft::rpc::inline_<&add>>(1, 1, 2));
     static_cast<void>(agent.sync<&give_back>(1, tensor));
   };
   std::vector<double> times;
@@ -78,7 +84,8 @@ std::vector<double> measure(const weft::rpc::Agent& agent, const Case& one) {
 int work(const std::string& transport, const Case& one) {
   weft::bench::pin_to_core(weft::bench::rank_of_worker());
   torch::set_num_threads(1);
-  auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()), {.transports = {transport}});
+  auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()),
+                               {.transports = {transport}});
   if (agent.self().rank == 0) {
     for (const double time : measure(agent, one)) std::printf("%.9f ", time);
     std::printf("\n");
@@ -88,8 +95,9 @@ int work(const std::string& transport, const Case& one) {
   return 0;
 }
 
-// Nested calls: each function blocks in to_here() for a call back to the other worker, so half as many threads of each
-// worker wait as there are calls. The time of a whole chain shows what a call costs beside the threads that wait already.
+// Nested calls: each function blocks in to_here() for a call back to the other worker, so half as
+// many threads of each worker wait as there are calls. The time of a whole chain shows what a call
+// costs beside the threads that wait already.
 constexpr int kNested[] = {100, 400, 1600};
 constexpr int kNestedSamples = 3;
 
@@ -122,8 +130,10 @@ constexpr auto kOneWay = std::chrono::milliseconds(5);
 constexpr int kLinks = 8;
 constexpr int kChainWorkers = 4;  // besides the caller
 constexpr int kChainSamples = 10;
-// In the last each value is sent to the next worker by the one before; in the third the next worker fetches it, as torch's.
-constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker", "delayed chain of 8, four workers",
+// In the last each value is sent to the next worker by the one before; in the third the next worker
+// fetches it, as torch's.
+constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker",
+                                   "delayed chain of 8, four workers",
                                    "delayed chain of 8, four workers, copies"};
 
 weft::Future<std::int64_t> plus(weft::RRef<std::int64_t> held, std::int64_t more) {
@@ -140,7 +150,8 @@ int work_in_chains(const std::string& name) {
     auto value = agent.remote<&add>(1, 0, 1);
     for (int i = 1; i < kLinks; ++i) {
       const int next = 1 + i % workers;
-      value = name == kChains[3] ? value.copy_to(next).remote<&plus_here>(1) : agent.remote<&plus>(next, value, 1);
+      value = name == kChains[3] ? value.copy_to(next).remote<&plus_here>(1)
+                                 : agent.remote<&plus>(next, value, 1);
     }
     if (value.to_here() != kLinks) std::exit(1);
   };
@@ -172,24 +183,30 @@ struct Peers {
 
 Peers build_peers(const weft::bench::Report& report) {
   const std::string begin = "set -e; mkdir -p $OUT.made; cd $OUT.made; ";
-  const std::string compile = "c++ -O2 -std=c++17 -w -I. -I" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES;
+  const std::string compile =
+      "c++ -O2 -std=c++17 -w -I. -I" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES;
   return {
       weft::bench::build_peer(
           report, "grpc",
           begin +
               "protoc -I " RPC_BENCH_SOURCES " --cpp_out=. --grpc_out=. "
               "--plugin=protoc-gen-grpc=$(command -v grpc_cpp_plugin) rpc_peer.proto; " +
-              compile + "/rpc_grpc.cc rpc_peer.pb.cc rpc_peer.grpc.pb.cc -o $OUT $(pkg-config --libs grpc++ protobuf)"),
+              compile +
+              "/rpc_grpc.cc rpc_peer.pb.cc rpc_peer.grpc.pb.cc -o $OUT $(pkg-config --libs grpc++ "
+              "protobuf)"),
       weft::bench::build_peer(
           report, "capnp",
-          begin + "capnp compile -oc++:. --src-prefix=" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES "/rpc_peer.capnp; " +
+          begin +
+              "capnp compile -oc++:. --src-prefix=" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES
+              "/rpc_peer.capnp; " +
               compile + "/rpc_capnp.cc rpc_peer.capnp.c++ -o $OUT $(pkg-config --libs capnp-rpc)"),
       std::filesystem::temp_directory_path() / ("weft-rpc-bench-" + std::to_string(::getpid())),
   };
 }
 
-void run_rounds(const std::string& name, std::size_t bytes, std::vector<Setting>& settings, int ranks,
-                weft::bench::Report& report, const std::map<std::string, std::string>& environment, double factor,
+void run_rounds(const std::string& name, std::size_t bytes, std::vector<Setting>& settings,
+                int ranks, weft::bench::Report& report,
+                const std::map<std::string, std::string>& environment, double factor,
                 const std::string& unit) {
   weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
@@ -204,7 +221,8 @@ void run_rounds(const std::string& name, std::size_t bytes, std::vector<Setting>
   }
 }
 
-void compare(const Case& one, weft::bench::Report& report, const std::string& self, const Peers& peers) {
+void compare(const Case& one, weft::bench::Report& report, const std::string& self,
+             const Peers& peers) {
   std::vector<Setting> settings;
   for (const char* transport : {"shm", "tcp"}) {
     settings.push_back({std::string("weft ") + transport, {self, "--worker", transport, one.name}});
@@ -213,21 +231,24 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   if (std::strcmp(one.name, "number inline") != 0) {
     const auto number = [](auto value) { return std::to_string(value); };
     const auto order = [&](int calls) {
-      return std::vector<std::string>{is_number ? "number" : "tensor", number(one.bytes), number(calls),
-                                      number(one.samples), number(one.at_once)};
+      return std::vector<std::string>{is_number ? "number" : "tensor", number(one.bytes),
+                                      number(calls), number(one.samples), number(one.at_once)};
     };
     const auto with = [](std::vector<std::string> command, const std::vector<std::string>& words) {
       command.insert(command.end(), words.begin(), words.end());
       return command;
     };
     if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
-      settings.push_back({"torch.distributed.rpc",
-                          with({python, RPC_BENCH_SOURCES "/rpc_python.py"}, order(std::max(1, one.calls / 10)))});
+      settings.push_back(
+          {"torch.distributed.rpc",
+           with({python, RPC_BENCH_SOURCES "/rpc_python.py"}, order(std::max(1, one.calls / 10)))});
     }
     // A socket of its own for each run: callers take one that is there for one that is served.
     const std::string start = "exec \"$0\" \"" + peers.sockets.string() + "/$MASTER_PORT\" \"$@\"";
-    for (const auto& [name, program] : {std::pair("gRPC", peers.grpc), std::pair("Cap'n Proto", peers.capnp)}) {
-      if (!program.empty()) settings.push_back({name, with({"bash", "-c", start, program}, order(one.calls))});
+    for (const auto& [name, program] :
+         {std::pair("gRPC", peers.grpc), std::pair("Cap'n Proto", peers.capnp)}) {
+      if (!program.empty())
+        settings.push_back({name, with({"bash", "-c", start, program}, order(one.calls))});
     }
   }
   run_rounds(one.name, one.bytes, settings, 2, report, {}, 1e6, "us");
@@ -238,7 +259,8 @@ void compare_nested(weft::bench::Report& report, const std::string& self) {
     if (!report.wants(nested_case(calls))) continue;
     std::vector<Setting> settings;
     for (const char* transport : {"shm", "tcp"}) {
-      settings.push_back({std::string("weft ") + transport, {self, "--worker-nested", transport, std::to_string(calls)}});
+      settings.push_back({std::string("weft ") + transport,
+                          {self, "--worker-nested", transport, std::to_string(calls)}});
     }
     run_rounds(nested_case(calls), 8, settings, 2, report, {}, 1e3, "ms");
   }
@@ -251,11 +273,13 @@ void compare_chains(weft::bench::Report& report, const std::string& self) {
   const std::string interface = weft::bench::DelayedHosts::kInterface;
   for (const std::string chain : kChains) {
     if (!report.wants(chain)) continue;
-    std::vector<Setting> settings{{"weft tcp", hosts->with_a_host_each({self, "--worker", "chain", chain})}};
+    std::vector<Setting> settings{
+        {"weft tcp", hosts->with_a_host_each({self, "--worker", "chain", chain})}};
     if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
       settings.push_back(
-          {"torch.distributed.rpc", hosts->with_a_host_each({python, std::string(RPC_BENCH_SOURCES) + "/rpc_python.py",
-                                                             chain, "8", "1", std::to_string(kChainSamples), "1"})});
+          {"torch.distributed.rpc",
+           hosts->with_a_host_each({python, std::string(RPC_BENCH_SOURCES) + "/rpc_python.py",
+                                    chain, "8", "1", std::to_string(kChainSamples), "1"})});
     }
     run_rounds(chain, 8, settings, 1 + kChainWorkers, report,
                {{"MASTER_ADDR", weft::bench::DelayedHosts::address(0)},
@@ -270,12 +294,15 @@ void compare_chains(weft::bench::Report& report, const std::string& self) {
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) {
-    return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3]) : work(argv[2], case_named(argv[3]));
+    return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3])
+                                              : work(argv[2], case_named(argv[3]));
   }
-  if (argc == 4 && std::strcmp(argv[1], "--worker-nested") == 0) return work_nested(argv[2], std::stoi(argv[3]));
+  if (argc == 4 && std::strcmp(argv[1], "--worker-nested") == 0)
+    return work_nested(argv[2], std::stoi(argv[3]));
   weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr && report.before().empty()) {
-    report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
+    report.note(
+        "torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   const std::string self = weft::bench::this_program();
   const Peers peers = build_peers(report);

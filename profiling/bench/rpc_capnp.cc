@@ -44,7 +44,8 @@ class Server final : public Peer::Server {
 
 void serve(const Order& order) {
   auto ended = kj::newPromiseAndFulfiller<void>();
-  capnp::EzRpcServer server(kj::heap<Server>(kj::mv(ended.fulfiller)), order.address, 0, no_limits());
+  capnp::EzRpcServer server(kj::heap<Server>(kj::mv(ended.fulfiller)), order.address, 0,
+                            no_limits());
   ended.promise.wait(server.getWaitScope());
   // The reply of end() is on its way until the caller has gone.
   server.getIoProvider().getTimer().afterDelay(200 * kj::MILLISECONDS).wait(server.getWaitScope());

@@ -80,8 +80,10 @@ void add_at_once(Peer::Stub& peer, const Order& order) {
 void call(const Order& order) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  const auto channel = grpc::CreateCustomChannel(order.address, grpc::InsecureChannelCredentials(), arguments);
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(30))) std::exit(1);
+  const auto channel =
+      grpc::CreateCustomChannel(order.address, grpc::InsecureChannelCredentials(), arguments);
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(30)))
+    std::exit(1);
   const auto peer = Peer::NewStub(channel);
   Memory memory;
   memory.set_data(std::string(order.bytes, 'x'));

@@ -1,6 +1,6 @@
-// What the peers of rpc_bench that are built by it have in common: programs of two ranks, rank 0 calls and prints the
-// seconds that each call took.  usage: PROGRAM SOCKET number|tensor BYTES CALLS SAMPLES AT_ONCE, with RANK in the
-// environment.
+// What the peers of rpc_bench that are built by it have in common: programs of two ranks, rank 0
+// calls and prints the seconds that each call took.  usage: PROGRAM SOCKET number|tensor BYTES
+// CALLS SAMPLES AT_ONCE, with RANK in the environment.
 #pragma once
 
 #include <cstdio>

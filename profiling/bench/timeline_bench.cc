@@ -1,10 +1,10 @@
-// What it costs to be looked at: the digits' training step without a timeline, where the flight recorder alone writes, and
-// with one; what one operation and one range cost; and whether the timeline's word on exposed communication is the
-// program's own.
+// What it costs to be looked at: the digits' training step without a timeline, where the flight
+// recorder alone writes, and with one; what one operation and one range cost; and whether the
+// timeline's word on exposed communication is the program's own.
 //
-// The program is examples/digits on two ranks, as a user would start it; its settings take turns, so that a noisy machine
-// is noisy for both. WEFT_BENCH_UNTRACED names a second one, built with WEFT_TRACE=OFF and else alike, that is measured
-// too; ./dev bench timeline --untraced builds it.
+// The program is examples/digits on two ranks, as a user would start it; its settings take turns,
+// so that a noisy machine is noisy for both. WEFT_BENCH_UNTRACED names a second one, built with
+// WEFT_TRACE=OFF and else alike, that is measured too; ./dev bench timeline --untraced builds it.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -47,11 +47,14 @@ struct Run {
   double waited = 0;  // percent of the step, by the program's clock
 };
 
-Run train(const std::string& folder, const std::string& timeline, const std::string& digits = beside("digits")) {
-  const auto output = weft::bench::run_workers(
-      {digits, "--epochs", "3", "--batch-size", std::to_string(kBatch), "--checkpoint", folder + "/digits.pt"}, kRanks,
-      {{"WEFT_TIMELINE", timeline}});
-  return {kRanks * kBatch / number_after(output.text, "throughput"), number_after(output.text, "waiting for others")};
+Run train(const std::string& folder, const std::string& timeline,
+          const std::string& digits = beside("digits")) {
+  const auto output =
+      weft::bench::run_workers({digits, "--epochs", "3", "--batch-size", std::to_string(kBatch),
+                                "--checkpoint", folder + "/digits.pt"},
+                               kRanks, {{"WEFT_TIMELINE", timeline}});
+  return {kRanks * kBatch / number_after(output.text, "throughput"),
+          number_after(output.text, "waiting for others")};
 }
 
 void steps(Report& report) {
@@ -79,18 +82,21 @@ void steps(Report& report) {
     report.add(weft::bench::time_row("digits step", "WEFT_TRACE=OFF", 0, without, 1e3, "ms"));
   }
   const auto share = [&](const char* who, const Samples& percent) {
-    report.add({"digits, exposed communication", who, 0, "share of the step", "%", percent.quantile(0.5),
-                percent.quantile(0.99), percent.count()});
+    report.add({"digits, exposed communication", who, 0, "share of the step", "%",
+                percent.quantile(0.5), percent.quantile(0.99), percent.count()});
   };
   share("the program's own clock", said);
   share("weft-timeline summary", seen);
   char text[160];
   std::snprintf(text, sizeof text,
-                "with a timeline a step takes %+.2f %% (aim: at most 1 %%); the two shares differ by %.1f points (aim: 5)",
-                100 * (on.quantile(0.5) / off.quantile(0.5) - 1), std::abs(seen.quantile(0.5) - said.quantile(0.5)));
+                "with a timeline a step takes %+.2f %% (aim: at most 1 %%); the two shares differ "
+                "by %.1f points (aim: 5)",
+                100 * (on.quantile(0.5) / off.quantile(0.5) - 1),
+                std::abs(seen.quantile(0.5) - said.quantile(0.5)));
   report.note(text);
   if (untraced != nullptr) {
-    std::snprintf(text, sizeof text, "tracing that is off takes %+.2f %% of a step, against a build without any",
+    std::snprintf(text, sizeof text,
+                  "tracing that is off takes %+.2f %% of a step, against a build without any",
                   100 * (off.quantile(0.5) / without.quantile(0.5) - 1));
     report.note(text);
   }
@@ -113,7 +119,9 @@ constinit weft::trace::Name range_name{weft::trace::Layer::User, "range"};
 void events(Report& report) {
   const weft::trace::Member member = weft::trace::Member::join({"group", "bench", 0, {0}});
   const auto operation = [&] {
-    weft::trace::Operation::begin(member, weft::trace::Kind::Collective, {.name = "all_reduce", .bytes = 4}).end();
+    weft::trace::Operation::begin(member, weft::trace::Kind::Collective,
+                                  {.name = "all_reduce", .bytes = 4})
+        .end();
   };
   const auto range = [] { const weft::trace::Range here(range_name); };
   const Samples operation_off = time_each(report.runs(), operation);
@@ -125,7 +133,8 @@ void events(Report& report) {
   const Samples range_on = time_each(1, range);
   weft::trace::timeline::finish();
   std::filesystem::remove_all(folder);
-  report.add(weft::bench::time_row("one operation", "flight recorder only", 0, operation_off, 1e9, "ns"));
+  report.add(
+      weft::bench::time_row("one operation", "flight recorder only", 0, operation_off, 1e9, "ns"));
   report.add(weft::bench::time_row("one operation", "with a timeline", 0, operation_on, 1e9, "ns"));
   report.add(weft::bench::time_row("one range", "without a timeline", 0, range_off, 1e9, "ns"));
   report.add(weft::bench::time_row("one range", "with a timeline", 0, range_on, 1e9, "ns"));

@@ -32,7 +32,8 @@ std::string output_of(const std::string& command) {
 
 std::string beside(const std::string& program) {
   const auto path = std::filesystem::path(this_program()).parent_path() / program;
-  if (!std::filesystem::exists(path)) fail("there is no '" + path.string() + "': build it (./dev build " + program + ")");
+  if (!std::filesystem::exists(path))
+    fail("there is no '" + path.string() + "': build it (./dev build " + program + ")");
   return path;
 }
 
@@ -43,15 +44,16 @@ std::string new_folder() {
 }
 
 double exposed_in(const std::string& timeline) {
-  const auto summary =
-      nlohmann::json::parse(output_of("'" + beside("weft-timeline") + "' summary --json '" + timeline + "'"));
+  const auto summary = nlohmann::json::parse(
+      output_of("'" + beside("weft-timeline") + "' summary --json '" + timeline + "'"));
   double exposed = 0;
   double total = 0;
   const auto& steps = summary.at("steps");
   for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
     if (steps[i].at("ranks").at("0").at("exposed_us").is_null()) {
       fail("'" + timeline +
-           "' does not say what was exposed: this is a build with WEFT_TRACE=OFF; build another preset than "
+           "' does not say what was exposed: this is a build with WEFT_TRACE=OFF; build another "
+           "preset than "
            "release");
     }
     exposed += steps[i].at("ranks").at("0").at("exposed_us").get<double>();

@@ -11,8 +11,8 @@ namespace weft::bench {
 std::string beside(const std::string& program);
 // A folder of its own for files that the bench removes.
 std::string new_folder();
-// The share of rank 0's steps in which communication was not hidden, percent; the last step reaches to the end of the
-// program and does not count.
+// The share of rank 0's steps in which communication was not hidden, percent; the last step reaches
+// to the end of the program and does not count.
 double exposed_in(const std::string& timeline);
 
 }  // namespace weft::bench

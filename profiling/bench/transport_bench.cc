@@ -1,7 +1,8 @@
-// What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1: round trips of a polled
-// and of a blocked caller, one-way streams, messages that were just written. Weft's backends against TensorPipe, UCX and
-// Open MPI, and against what the machine can do without a library. How each is measured: transport_rounds.h. Workers of all
-// settings take turns, several rounds. Then what a connection costs over its stream, by itself.
+// What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1:
+// round trips of a polled and of a blocked caller, one-way streams, messages that were just
+// written. Weft's backends against TensorPipe, UCX and Open MPI, and against what the machine can
+// do without a library. How each is measured: transport_rounds.h. Workers of all settings take
+// turns, several rounds. Then what a connection costs over its stream, by itself.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -27,18 +28,21 @@ struct Setting {
   std::map<std::size_t, Samples> times = {};
 };
 
-// ucx_perftest prints one row for a size. It gives half a round trip, or the bandwidth and rate of a stream; here both are
-// turned into the seconds of a round trip or a message. The server ends with its client.
+// ucx_perftest prints one row for a size. It gives half a round trip, or the bandwidth and rate of
+// a stream; here both are turned into the seconds of a round trip or a message. The server ends
+// with its client.
 std::string ucx_script(const std::string& tls, const std::string& name) {
   const bool is_stream = name == "stream";
   const auto& sizes = is_stream ? weft::bench::kStreamSizes : weft::bench::kRoundTripSizes;
   std::string list;
   for (const std::size_t bytes : sizes) list += " " + std::to_string(bytes);
-  const std::string environment =
-      "UCX_TLS=" + tls + (tls == "tcp,self" ? " UCX_NET_DEVICES=lo" : "") + " UCX_WARN_UNUSED_ENV_VARS=n";
+  const std::string environment = "UCX_TLS=" + tls +
+                                  (tls == "tcp,self" ? " UCX_NET_DEVICES=lo" : "") +
+                                  " UCX_WARN_UNUSED_ENV_VARS=n";
   const std::string column = is_stream ? "1/$NF" : "2e-6*$2";
   return "export " + environment + "; export LC_ALL=C; for s in" + list +
-         "; do n=20000; [ $s -gt 1024 ] && n=2000; [ $s -gt 65536 ] && n=200; [ $s -gt 1048576 ] && n=20; "
+         "; do n=20000; [ $s -gt 1024 ] && n=2000; [ $s -gt 65536 ] && n=200; [ $s -gt 1048576 ] "
+         "&& n=20; "
          "if [ $RANK = 1 ]; then ucx_perftest -c 1 -p $MASTER_PORT >/dev/null 2>&1; else "
          "for try in $(seq 200); do r=$(ucx_perftest 127.0.0.1 -c 0 -p $MASTER_PORT -t " +
          (is_stream ? "tag_bw -O 64" : "tag_lat") +
@@ -46,33 +50,37 @@ std::string ucx_script(const std::string& tls, const std::string& name) {
          "}'); [ -n \"$r\" ] && break; sleep 0.05; done; echo \"$s $r\"; fi; done";
 }
 
-std::vector<Setting> settings_of(const std::string& wire, const std::string& name, const Report& report,
-                                 const std::string& mpi, const std::string& tensorpipe) {
+std::vector<Setting> settings_of(const std::string& wire, const std::string& name,
+                                 const Report& report, const std::string& mpi,
+                                 const std::string& tensorpipe) {
   const std::string self = weft::bench::this_program();
   const bool is_shm = wire == "shm";
   std::vector<Setting> settings{{"weft", {self, "--worker", wire, name}}};
   if (wire == "cuda_ipc") {
     settings.push_back({"floor: device copy", {self, "--floor", "device copy", name}, 1});
-    if (name != "stream") settings.push_back({"floor: copies in turn", {self, "--floor", "copies in turn", name}, 1});
+    if (name != "stream")
+      settings.push_back({"floor: copies in turn", {self, "--floor", "copies in turn", name}, 1});
     return settings;
   }
   if (wire == "tcp" && name == "stream") {
     settings.push_back({"weft x4", {"env", "WEFT_TCP_SOCKETS=4", self, "--worker", wire, name}});
   }
-  if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
+  if (!tensorpipe.empty())
+    settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
   if (name != "blocked") {
     // These two poll whoever waits. UCX's own program sends what nobody writes.
     if (name == "fresh") {
       report.note(wire + " fresh: UCX is not measured, ucx_perftest has no such mode");
     } else if (std::system("command -v ucx_perftest >/dev/null") == 0) {
-      settings.push_back({"UCX", {"bash", "-c", ucx_script(is_shm ? "posix,cma,self" : "tcp,self", name)}});
+      settings.push_back(
+          {"UCX", {"bash", "-c", ucx_script(is_shm ? "posix,cma,self" : "tcp,self", name)}});
     } else {
       report.note("UCX is not measured: no ucx_perftest (ucx-utils)");
     }
     if (!mpi.empty()) {
-      const std::vector<std::string> lane = is_shm
-                                                ? std::vector<std::string>{"vader,self"}
-                                                : std::vector<std::string>{"tcp,self", "--mca", "btl_tcp_if_include", "lo"};
+      const std::vector<std::string> lane =
+          is_shm ? std::vector<std::string>{"vader,self"}
+                 : std::vector<std::string>{"tcp,self", "--mca", "btl_tcp_if_include", "lo"};
       std::vector<std::string> command{"mpirun",
                                        "--allow-run-as-root",
                                        "--oversubscribe",
@@ -119,7 +127,8 @@ void run_once(Setting& setting) {
 }
 
 // Small messages by their number, large ones by their bytes.
-Row stream_row(const std::string& name, const std::string& peer, std::size_t bytes, const Samples& seconds) {
+Row stream_row(const std::string& name, const std::string& peer, std::size_t bytes,
+               const Samples& seconds) {
   const bool is_small = bytes <= 1 << 10;
   const double amount = is_small ? 1e-6 : static_cast<double>(bytes) / (1 << 30);
   return {name,
@@ -133,8 +142,8 @@ Row stream_row(const std::string& name, const std::string& peer, std::size_t byt
           seconds.spread()};
 }
 
-void measure(const std::string& wire, const std::string& name, Report& report, const std::string& mpi,
-             const std::string& tensorpipe) {
+void measure(const std::string& wire, const std::string& name, Report& report,
+             const std::string& mpi, const std::string& tensorpipe) {
   auto settings = settings_of(wire, name, report, mpi, tensorpipe);
   weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
@@ -151,11 +160,13 @@ void measure(const std::string& wire, const std::string& name, Report& report, c
       const auto found = setting.times.find(bytes);
       if (found == setting.times.end() || found->second.count() == 0) {
         // A floor that has one size only is meant so.
-        if (setting.name.rfind("floor", 0) != 0) report.note(row + ": " + setting.name + " gave no figure");
+        if (setting.name.rfind("floor", 0) != 0)
+          report.note(row + ": " + setting.name + " gave no figure");
         continue;
       }
-      report.add(is_stream ? stream_row(row, setting.name, bytes, found->second)
-                           : weft::bench::time_row(row, setting.name, bytes, found->second, 1e6, "us"));
+      report.add(is_stream
+                     ? stream_row(row, setting.name, bytes, found->second)
+                     : weft::bench::time_row(row, setting.name, bytes, found->second, 1e6, "us"));
     }
   }
 }
@@ -185,9 +196,10 @@ int main(int argc, char** argv) {
   }
   if (cases.empty()) return report.finish();
   const std::string options = " -O2 -std=c++17 -w " TRANSPORT_BENCH_SOURCES "/transport_";
-  const std::string mpi = weft::bench::build_peer(report, "mpi", "mpicxx" + options + "mpi.cc -o $OUT");
-  const std::string tensorpipe =
-      weft::bench::build_peer(report, "tensorpipe", "c++" + options + "tensorpipe.cc -o $OUT -ltensorpipe -lpthread");
+  const std::string mpi =
+      weft::bench::build_peer(report, "mpi", "mpicxx" + options + "mpi.cc -o $OUT");
+  const std::string tensorpipe = weft::bench::build_peer(
+      report, "tensorpipe", "c++" + options + "tensorpipe.cc -o $OUT -ltensorpipe -lpthread");
   for (const auto& [wire, name] : cases) measure(wire, name, report, mpi, tensorpipe);
   return report.finish();
 }

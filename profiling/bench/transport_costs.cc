@@ -1,6 +1,7 @@
-// What a connection costs over its stream, for each message: over a stream in memory that takes all that is written and has
-// what it was given, so that no system call and no other thread is in the figure. The peer is that stream, alone: the same
-// bytes as one write(), or as one peek() and consume().
+// What a connection costs over its stream, for each message: over a stream in memory that takes all
+// that is written and has what it was given, so that no system call and no other thread is in the
+// figure. The peer is that stream, alone: the same bytes as one write(), or as one peek() and
+// consume().
 #include <array>
 #include <cstring>
 
@@ -39,12 +40,14 @@ std::vector<std::byte> front_of(std::size_t header_bytes, std::span<const Slice>
   return front;
 }
 
-void send(Report& report, const std::string& name, std::size_t header_bytes, std::span<const Slice> payloads) {
+void send(Report& report, const std::string& name, std::size_t header_bytes,
+          std::span<const Slice> payloads) {
   const End end;
   const std::vector<std::byte> header(header_bytes);
   const std::vector<std::byte> front = front_of(header_bytes, payloads);
   std::vector<ByteStream::Bytes> pieces{front, header};
-  for (const Slice& payload : payloads) pieces.emplace_back(static_cast<const std::byte*>(payload.data), payload.bytes);
+  for (const Slice& payload : payloads)
+    pieces.emplace_back(static_cast<const std::byte*>(payload.data), payload.bytes);
   harness::MemoryStream alone;
   ByteStream& stream = alone;
   const auto samples = measure({{"weft",
@@ -62,13 +65,15 @@ void send(Report& report, const std::string& name, std::size_t header_bytes, std
   report.add(time_row(name, "stream", bytes, samples[1], kPerMessage, "ns"));
 }
 
-void receive(Report& report, const std::string& name, std::size_t header_bytes, std::span<const Slice> payloads) {
+void receive(Report& report, const std::string& name, std::size_t header_bytes,
+             std::span<const Slice> payloads) {
   const End end;
   std::vector<std::byte> message = front_of(header_bytes, payloads);
   message.resize(message.size() + header_bytes);
   for (const Slice& payload : payloads) message.resize(message.size() + payload.bytes);
   std::vector<std::byte> lane;
-  for (std::size_t i = 0; i < kMessages; ++i) lane.insert(lane.end(), message.begin(), message.end());
+  for (std::size_t i = 0; i < kMessages; ++i)
+    lane.insert(lane.end(), message.begin(), message.end());
 
   const auto preamble = frame::preamble();
   std::size_t arrived = 0;

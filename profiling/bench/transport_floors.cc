@@ -22,11 +22,12 @@ namespace weft::bench {
 
 namespace {
 
-// Each floor forks its second rank, which dies with it: so shared memory is there without being passed.
+// Each floor forks its second rank, which dies with it: so shared memory is there without being
+// passed.
 template <class Shared>
 Shared& share() {
-  void* const memory =
-      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) std::exit(2);
   return *new (memory) Shared();
 }
@@ -40,7 +41,8 @@ void fork_rank_1(const Serve& serve) {
   std::_Exit(0);
 }
 
-// --- a flag in shared memory, there and back -------------------------------------------------------------------------
+// --- a flag in shared memory, there and back
+// -------------------------------------------------------------------------
 
 struct Flags {
   alignas(64) std::atomic<std::uint64_t> there{0};
@@ -76,7 +78,8 @@ int be_spinning_flag() {
   return 0;
 }
 
-// --- two processes that copy on one GPU, in turn, and tell each other by that flag -------------------------------------
+// --- two processes that copy on one GPU, in turn, and tell each other by that flag
+// -------------------------------------
 
 int be_copies_in_turn() {
   Flags& flags = share<Flags>();
@@ -115,7 +118,8 @@ int be_copies_in_turn() {
   return 0;
 }
 
-// --- a ring of slots in shared memory, copied into and out of --------------------------------------------------------
+// --- a ring of slots in shared memory, copied into and out of
+// --------------------------------------------------------
 
 constexpr std::size_t kSlots = 16;
 constexpr std::size_t kSlotBytes = 64 << 10;
@@ -163,12 +167,14 @@ int be_two_copy_ring(const std::string& name) {
                                  ring.bytes = bytes;
                                  const double begin = seconds();
                                  for (int i = 0; i < count; ++i) {
-                                   const std::byte* const from = &memory[static_cast<std::size_t>(i % 2) * bytes];
+                                   const std::byte* const from =
+                                       &memory[static_cast<std::size_t>(i % 2) * bytes];
                                    for (std::size_t at = 0; at < bytes; at += kSlotBytes) {
                                      put(from + at, std::min(bytes - at, kSlotBytes));
                                    }
                                  }
-                                 while (ring.emptied.load(std::memory_order_acquire) != written) spin_pause();
+                                 while (ring.emptied.load(std::memory_order_acquire) != written)
+                                   spin_pause();
                                  return seconds() - begin;
                                },
                                [&](std::size_t bytes, int count) {
@@ -180,7 +186,8 @@ int be_two_copy_ring(const std::string& name) {
                                    for (std::size_t at = 0; at < bytes; at += kSlotBytes) {
                                      put(&memory[at], std::min(bytes - at, kSlotBytes));
                                    }
-                                   while (ring.emptied.load(std::memory_order_acquire) != written) spin_pause();
+                                   while (ring.emptied.load(std::memory_order_acquire) != written)
+                                     spin_pause();
                                    times.push_back(seconds() - begin);
                                  }
                                  return times;
@@ -188,7 +195,8 @@ int be_two_copy_ring(const std::string& name) {
   return measure_case(two_copies, name);
 }
 
-// --- the receiver copies once, out of the sender's memory -------------------------------------------------------------
+// --- the receiver copies once, out of the sender's memory
+// -------------------------------------------------------------
 
 struct Lent {
   alignas(64) std::atomic<std::uint64_t> lent{0};  // messages
@@ -210,7 +218,8 @@ int be_one_copy(const std::string& name) {
         }
         const std::size_t bytes = shared.bytes.load(std::memory_order_relaxed);
         const iovec local{to.data(), bytes}, remote{memory.data(), bytes};
-        if (::process_vm_readv(parent, &local, 1, &remote, 1, 0) != static_cast<ssize_t>(bytes)) std::_Exit(2);
+        if (::process_vm_readv(parent, &local, 1, &remote, 1, 0) != static_cast<ssize_t>(bytes))
+          std::_Exit(2);
         shared.copied.store(++seen, std::memory_order_release);
       }
     }
@@ -223,7 +232,8 @@ int be_one_copy(const std::string& name) {
                                  const double begin = seconds();
                                  shared.bytes.store(bytes, std::memory_order_relaxed);
                                  shared.lent.store(++lent, std::memory_order_release);
-                                 while (shared.copied.load(std::memory_order_acquire) != lent) spin_pause();
+                                 while (shared.copied.load(std::memory_order_acquire) != lent)
+                                   spin_pause();
                                  times.push_back(seconds() - begin);
                                }
                                return times;
@@ -246,7 +256,8 @@ int be_memcpy() {
   return 0;
 }
 
-// --- a TCP socket, polled by recv(MSG_DONTWAIT) ----------------------------------------------------------------------
+// --- a TCP socket, polled by recv(MSG_DONTWAIT)
+// ----------------------------------------------------------------------
 
 void send_all(int socket, const std::byte* from, std::size_t bytes) {
   while (bytes > 0) {

@@ -65,7 +65,8 @@ int main(int argc, char** argv) {
         for (int i = 0; i < count; ++i) {
           const double begin = seconds();
           MPI_Send(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD);
-          MPI_Recv(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+          MPI_Recv(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD,
+                   MPI_STATUS_IGNORE);
           times.push_back(seconds() - begin);
         }
         return times;
@@ -76,7 +77,8 @@ int main(int argc, char** argv) {
         std::vector<MPI_Request> requests;
         for (int i = 0; i < count; ++i) {
           requests.emplace_back();
-          MPI_Isend(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD, &requests.back());
+          MPI_Isend(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD,
+                    &requests.back());
           if (requests.size() < weft::bench::window_of(bytes)) continue;
           MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
           requests.clear();

@@ -17,7 +17,8 @@ namespace weft::bench {
 namespace {
 
 std::shared_ptr<cuda::Device> open_device() {
-  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded meanwhile.
+  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded
+  // meanwhile.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   return cuda::Device::open(cuda::Driver::open().value(), 0);
@@ -48,14 +49,15 @@ class Lanes final : public GpuLanes {
 
   Slice memory(const void* owner, std::size_t piece, std::size_t bytes) override {
     auto& kept = memory_[{owner, piece}];
-    if (!kept || kept->slice().bytes < bytes) kept = std::make_unique<cuda::ShareableMemory>(*device_, bytes);
+    if (!kept || kept->slice().bytes < bytes)
+      kept = std::make_unique<cuda::ShareableMemory>(*device_, bytes);
     return kept->slice().part(0, bytes);
   }
 
  private:
   const std::shared_ptr<cuda::Device> device_ = open_device();
-  std::shared_ptr<transport::staged::Stage> stage_ =
-      std::make_shared<transport::staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>{device_});
+  std::shared_ptr<transport::staged::Stage> stage_ = std::make_shared<transport::staged::Stage>(
+      std::vector<std::shared_ptr<cuda::Device>>{device_});
   std::map<std::pair<const void*, std::size_t>, std::unique_ptr<cuda::ShareableMemory>> memory_;
 };
 
@@ -87,7 +89,8 @@ Participant device_copy() {
         to = std::make_unique<cuda::ShareableMemory>(*device, bytes);
       }
       const double begin = seconds();
-      for (int i = 0; i < count; ++i) cuda::copy(stream, to->slice().part(0, bytes), from->slice().part(0, bytes));
+      for (int i = 0; i < count; ++i)
+        cuda::copy(stream, to->slice().part(0, bytes), from->slice().part(0, bytes));
       const Fence last = cuda::record(stream);
       while (!last.query()) {
       }

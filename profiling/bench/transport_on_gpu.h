@@ -15,7 +15,8 @@ namespace weft::bench {
 // Why there is nothing to measure on a GPU here; nothing where there is.
 std::optional<std::string> why_no_gpu();
 
-// A process's end of lanes that carry the first GPU's memory to another process on this machine (transport/cuda_ipc).
+// A process's end of lanes that carry the first GPU's memory to another process on this machine
+// (transport/cuda_ipc).
 class GpuLanes {
  public:
   // Throws what opening the GPU throws.

@@ -1,13 +1,15 @@
-// How every participant of the transport bench is measured, Weft or peer: which sizes, how often, what is printed. Standard
-// library only: the peers' programs are compiled by themselves.
+// How every participant of the transport bench is measured, Weft or peer: which sizes, how often,
+// what is printed. Standard library only: the peers' programs are compiled by themselves.
 //
-// Two processes, rank 0 on core 0 and rank 1 on core 1. Rank 0 measures and prints a line for each size: the bytes, then
-// seconds: of each round trip (a message there, and one of the same size back), of each message whose bytes were written
-// just before (one way, until an answer without bytes is back; the writing is not counted), or of a message in each batch
-// of a stream (one way, until the receiver has said that the last one is there).
+// Two processes, rank 0 on core 0 and rank 1 on core 1. Rank 0 measures and prints a line for each
+// size: the bytes, then seconds: of each round trip (a message there, and one of the same size
+// back), of each message whose bytes were written just before (one way, until an answer without
+// bytes is back; the writing is not counted), or of a message in each batch of a stream (one way,
+// until the receiver has said that the last one is there).
 //
-// The first and the last send memory that nobody writes: both cores have its lines by then, and who copies it once, out of
-// the sender's memory, reads its own cache. What programs send was just computed; that is what `fresh` measures.
+// The first and the last send memory that nobody writes: both cores have its lines by then, and who
+// copies it once, out of the sender's memory, reads its own cache. What programs send was just
+// computed; that is what `fresh` measures.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +26,10 @@
 namespace weft::bench {
 
 inline const std::vector<std::size_t> kRoundTripSizes{8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20};
-inline const std::vector<std::size_t> kFreshSizes{16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20};
-inline const std::vector<std::size_t> kStreamSizes{8, 64, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
+inline const std::vector<std::size_t> kFreshSizes{16 << 10, 64 << 10, 256 << 10,
+                                                  1 << 20,  16 << 20, 64 << 20};
+inline const std::vector<std::size_t> kStreamSizes{8,       64,       1 << 10,  64 << 10,
+                                                   1 << 20, 16 << 20, 64 << 20, 256 << 20};
 constexpr double kSecondsPerSize = 0.3;
 
 // What rank 0 can do. Both go on until all that they started has ended.
@@ -45,7 +49,8 @@ inline double seconds() {
 // Writes to each cache line, as who computes the bytes does.
 inline void renew(void* memory, std::size_t bytes) {
   auto* const words = static_cast<volatile unsigned char*>(memory);
-  for (std::size_t at = 0; at < bytes; at += 64) words[at] = static_cast<unsigned char>(words[at] + 1);
+  for (std::size_t at = 0; at < bytes; at += 64)
+    words[at] = static_cast<unsigned char>(words[at] + 1);
 }
 
 inline void pin_to_core_of(int rank) {
@@ -55,8 +60,11 @@ inline void pin_to_core_of(int rank) {
   sched_setaffinity(0, sizeof cores, &cores);
 }
 
-// How many messages may be under way at once in a stream: enough to fill what lies between, and bounded memory.
-inline std::size_t window_of(std::size_t bytes) { return bytes <= 1 << 10 ? 64 : bytes <= 16 << 20 ? 16 : 4; }
+// How many messages may be under way at once in a stream: enough to fill what lies between, and
+// bounded memory.
+inline std::size_t window_of(std::size_t bytes) {
+  return bytes <= 1 << 10 ? 64 : bytes <= 16 << 20 ? 16 : 4;
+}
 
 inline int count_for(double seconds_wanted, double one, int least) {
   return std::clamp(static_cast<int>(seconds_wanted / std::max(one, 1e-8)), least, 1 << 20);
@@ -69,8 +77,9 @@ inline void print_line(std::size_t bytes, const std::vector<double>& times) {
   std::fflush(stdout);
 }
 
-inline void measure_each(const std::function<std::vector<double>(std::size_t bytes, int count)>& times_of,
-                         const std::vector<std::size_t>& sizes) {
+inline void measure_each(
+    const std::function<std::vector<double>(std::size_t bytes, int count)>& times_of,
+    const std::vector<std::size_t>& sizes) {
   for (const std::size_t bytes : sizes) {
     times_of(bytes, 3);
     auto some = times_of(bytes, 9);
@@ -81,14 +90,16 @@ inline void measure_each(const std::function<std::vector<double>(std::size_t byt
   }
 }
 
-inline void measure_stream(const Participant& participant, const std::vector<std::size_t>& sizes = kStreamSizes) {
+inline void measure_stream(const Participant& participant,
+                           const std::vector<std::size_t>& sizes = kStreamSizes) {
   for (const std::size_t bytes : sizes) {
     const int first = bytes <= 1 << 10 ? 2000 : 2;
     participant.stream(bytes, first);
     const double one = participant.stream(bytes, first) / first;
     const int count = count_for(kSecondsPerSize / 5, one, 2);
     std::vector<double> times;
-    for (int batch = 0; batch < 5; ++batch) times.push_back(participant.stream(bytes, count) / count);
+    for (int batch = 0; batch < 5; ++batch)
+      times.push_back(participant.stream(bytes, count) / count);
     print_line(bytes, times);
   }
 }

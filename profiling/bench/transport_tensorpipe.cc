@@ -1,5 +1,5 @@
-// The TensorPipe peer of transport_bench: a message is one CPU tensor, and a letter of metadata that says what the other
-// end does with it. Arguments: the transport (shm, uv), the case.
+// The TensorPipe peer of transport_bench: a message is one CPU tensor, and a letter of metadata
+// that says what the other end does with it. Arguments: the transport (shm, uv), the case.
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -43,7 +43,8 @@ tensorpipe::Message message(char wish, void* data, std::size_t bytes) {
   return result;
 }
 
-// Reads whatever comes, into two buffers in turns, and calls `came` with the letter and the tensor's bytes.
+// Reads whatever comes, into two buffers in turns, and calls `came` with the letter and the
+// tensor's bytes.
 class Reader {
  public:
   Reader(std::shared_ptr<tensorpipe::Pipe> pipe, std::function<void(char, std::size_t)> came)
@@ -54,7 +55,8 @@ class Reader {
 
  private:
   void next() {
-    pipe_->readDescriptor([this](const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) {
+    pipe_->readDescriptor([this](const tensorpipe::Error& error,
+                                 tensorpipe::Descriptor descriptor) {
       if (error) return;
       tensorpipe::Allocation allocation;
       std::size_t bytes = 0;
@@ -63,9 +65,10 @@ class Reader {
         turn_ ^= 1;
         allocation.tensors.push_back({tensorpipe::CpuBuffer{.ptr = memory_[turn_].data()}});
       }
-      pipe_->read(allocation, [this, wish = descriptor.metadata[0], bytes](const tensorpipe::Error& failed) {
-        if (!failed) came_(wish, bytes);
-      });
+      pipe_->read(allocation,
+                  [this, wish = descriptor.metadata[0], bytes](const tensorpipe::Error& failed) {
+                    if (!failed) came_(wish, bytes);
+                  });
       next();
     });
   }
@@ -90,7 +93,8 @@ int serve(const std::string& transport, int other) {
   std::vector<char> memory(256 << 20, 1);
   Reader reader(pipe, [&](char wish, std::size_t bytes) {
     if (wish == 's') return;
-    pipe->write(message('r', memory.data(), wish == 'e' ? bytes : 0), [](const tensorpipe::Error&) {});
+    pipe->write(message('r', memory.data(), wish == 'e' ? bytes : 0),
+                [](const tensorpipe::Error&) {});
   });
   char letter = 0;
   while (read(other, &letter, 1) == 1) {
@@ -128,7 +132,8 @@ int main(int argc, char** argv) {
     changed.wait(lock, [&] { return answers >= count; });
   };
   const auto send = [&](char wish, std::size_t bytes) {
-    pipe->write(message(wish, memory.data(), bytes), [](const tensorpipe::Error& error) { check(error); });
+    pipe->write(message(wish, memory.data(), bytes),
+                [](const tensorpipe::Error& error) { check(error); });
   };
   const bool is_blocked = std::strcmp(argv[2], "blocked") == 0;
   const weft::bench::Participant tensorpipe_pipe{
@@ -169,12 +174,13 @@ int main(int argc, char** argv) {
             sent.wait(lock, [&] { return under_way < weft::bench::window_of(bytes); });
             ++under_way;
           }
-          pipe->write(message(i + 1 < count ? 's' : 'a', memory.data(), bytes), [&](const tensorpipe::Error& error) {
-            check(error);
-            std::lock_guard<std::mutex> lock(sent_mutex);
-            --under_way;
-            sent.notify_all();
-          });
+          pipe->write(message(i + 1 < count ? 's' : 'a', memory.data(), bytes),
+                      [&](const tensorpipe::Error& error) {
+                        check(error);
+                        std::lock_guard<std::mutex> lock(sent_mutex);
+                        --under_way;
+                        sent.notify_all();
+                      });
         }
         wait_for(1);
         const double end = seconds();

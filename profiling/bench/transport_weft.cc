@@ -20,14 +20,17 @@ using transport::Connection;
 // What the other end does with a message, said by its header.
 enum class Wish : char { Echo = 'e', Swallow = 's', Acknowledge = 'a' };
 
-std::span<const std::byte> header_of(const Wish& wish) { return std::as_bytes(std::span(&wish, 1)); }
+std::span<const std::byte> header_of(const Wish& wish) {
+  return std::as_bytes(std::span(&wish, 1));
+}
 
 [[noreturn]] void give_up(const Error& why) {
   std::fprintf(stderr, "transport_bench: %s\n", why.what());
   std::exit(3);
 }
 
-// Memory that payloads come from or go to, touched before it is used. Two pieces in turns, as a program would have them.
+// Memory that payloads come from or go to, touched before it is used. Two pieces in turns, as a
+// program would have them.
 class Buffers {
  public:
   // Of the GPU where there is one.
@@ -53,7 +56,8 @@ class Server {
  public:
   Server(Connection& connection, const std::shared_ptr<EventLoop>& loop, GpuLanes* gpu)
       : connection_(connection), buffers_(gpu) {
-    connection.receive({[this](const Arrival& arrival) { take(arrival); }, [this](const Error&) { ended_ = true; }});
+    connection.receive({[this](const Arrival& arrival) { take(arrival); },
+                        [this](const Error&) { ended_ = true; }});
     loop->drive([this] { return ended_; });
   }
 
@@ -81,13 +85,20 @@ class Server {
 // Rank 0.
 class Client {
  public:
-  Client(std::shared_ptr<Connection> connection, std::shared_ptr<EventLoop> loop, bool is_polled, GpuLanes* gpu)
-      : connection_(std::move(connection)), loop_(std::move(loop)), is_polled_(is_polled), buffers_(gpu) {
-    connection_->receive({[this](const Arrival& arrival) { take(arrival); }, [](const Error& why) { give_up(why); }});
+  Client(std::shared_ptr<Connection> connection, std::shared_ptr<EventLoop> loop, bool is_polled,
+         GpuLanes* gpu)
+      : connection_(std::move(connection)),
+        loop_(std::move(loop)),
+        is_polled_(is_polled),
+        buffers_(gpu) {
+    connection_->receive({[this](const Arrival& arrival) { take(arrival); },
+                          [](const Error& why) { give_up(why); }});
   }
 
   Participant participant() {
-    return {[this](std::size_t bytes, int count) { return is_polled_ ? polled(bytes, count) : blocked(bytes, count); },
+    return {[this](std::size_t bytes, int count) {
+              return is_polled_ ? polled(bytes, count) : blocked(bytes, count);
+            },
             [this](std::size_t bytes, int count) { return stream(bytes, count); },
             [this](std::size_t bytes, int count) { return fresh(bytes, count); }};
   }
@@ -133,7 +144,8 @@ class Client {
     return times;
   }
 
-  // The caller is a thread that blocks on each answer; as every blocked thread it turns the loop meanwhile.
+  // The caller is a thread that blocks on each answer; as every blocked thread it turns the loop
+  // meanwhile.
   std::vector<double> blocked(std::size_t bytes, int count) {
     std::vector<double> times;
     times.reserve(static_cast<std::size_t>(count));
@@ -169,11 +181,13 @@ class Client {
     for (int i = 0; i < count; ++i) {
       const Slice from = buffers_.next(bytes);
       const bool is_last = i == count - 1;
-      const Op op = connection_->send(header_of(is_last ? Wish::Acknowledge : Wish::Swallow), {&from, 1}, {}, {});
+      const Op op = connection_->send(header_of(is_last ? Wish::Acknowledge : Wish::Swallow),
+                                      {&from, 1}, {}, {});
       if (op.ended()) continue;
       under_way.push_back(op);
       if (under_way.size() < window_of(bytes)) continue;
-      if (!under_way.front().done().synchronize()) give_up(Error(Blame::Timeout, "a message does not leave"));
+      if (!under_way.front().done().synchronize())
+        give_up(Error(Blame::Timeout, "a message does not leave"));
       under_way.pop_front();
     }
     loop_->drive([&] { return answers_ == 1; });
@@ -200,10 +214,11 @@ int be_weft(const std::string& backend, const std::string& name) {
   if (rank == 1) {
     std::mutex mutex;
     std::shared_ptr<Connection> accepted;
-    const auto listener = transport->connector()->listen({loop, "", [&](std::shared_ptr<Connection> connection) {
-                                                            std::lock_guard lock(mutex);
-                                                            accepted = std::move(connection);
-                                                          }});
+    const auto listener =
+        transport->connector()->listen({loop, "", [&](std::shared_ptr<Connection> connection) {
+                                          std::lock_guard lock(mutex);
+                                          accepted = std::move(connection);
+                                        }});
     tell_other(listener->address());
     loop->drive([&] {
       std::lock_guard lock(mutex);
@@ -213,7 +228,8 @@ int be_weft(const std::string& backend, const std::string& name) {
     const Server until_the_lane_ends(*accepted, loop, gpu.get());
     return 0;
   }
-  auto connection = transport->connector()->connect(hear_other(), {loop, Deadline::in(std::chrono::seconds(10))});
+  auto connection =
+      transport->connector()->connect(hear_other(), {loop, Deadline::in(std::chrono::seconds(10))});
   if (gpu) connection = gpu->over(std::move(connection), loop);
   Client client(connection, loop, name != "blocked", gpu.get());
   return measure_case(client.participant(), name);

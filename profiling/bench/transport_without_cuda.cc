@@ -3,7 +3,9 @@
 
 namespace weft::bench {
 
-std::optional<std::string> why_no_gpu() { return "this program was built without CUDA (WEFT_CUDA=OFF)"; }
+std::optional<std::string> why_no_gpu() {
+  return "this program was built without CUDA (WEFT_CUDA=OFF)";
+}
 
 std::shared_ptr<GpuLanes> GpuLanes::open() { throw Error(Blame::Unsupported, *why_no_gpu()); }
 

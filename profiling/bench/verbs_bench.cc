@@ -1,6 +1,7 @@
-// What a lane of verbs costs against perftest on the same device: one way of a small message, and bandwidth of large ones.
-// Two processes of one machine. Where there is no RDMA device the bench runs itself in the guest of tests/guest, whose
-// figures compare the two programs and say nothing about hardware.
+// What a lane of verbs costs against perftest on the same device: one way of a small message, and
+// bandwidth of large ones. Two processes of one machine. Where there is no RDMA device the bench
+// runs itself in the guest of tests/guest, whose figures compare the two programs and say nothing
+// about hardware.
 #include <array>
 #include <csignal>
 #include <cstdlib>
@@ -41,7 +42,8 @@ struct Child {
 
 Deadline patience() { return Deadline::in(std::chrono::seconds(120)); }
 
-// The other end: sends back what is small, and answers what is large with a small message when it has come whole.
+// The other end: sends back what is small, and answers what is large with a small message when it
+// has come whole.
 [[noreturn]] void answer(int address_to) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto verbs = transport::open("verbs");
@@ -51,12 +53,15 @@ Deadline patience() { return Deadline::in(std::chrono::seconds(120)); }
   const auto accepted = [&](std::shared_ptr<Connection> connection) {
     kept = std::move(connection);
     kept->receive({[&](const Arrival& arrival) {
-                     const std::size_t bytes = arrival.sizes.empty() ? 0 : static_cast<std::size_t>(arrival.sizes[0]);
+                     const std::size_t bytes =
+                         arrival.sizes.empty() ? 0 : static_cast<std::size_t>(arrival.sizes[0]);
                      const Slice place{memory.data(), bytes, Device::host()};
                      const std::span<const Slice> places(&place, arrival.sizes.size());
-                     const std::string header(reinterpret_cast<const char*>(arrival.header.data()), arrival.header.size());
+                     const std::string header(reinterpret_cast<const char*>(arrival.header.data()),
+                                              arrival.header.size());
                      kept->accept(places, nullptr, {}).on_ended([&, header] {
-                       if (header != "no answer") kept->send(std::as_bytes(std::span(header)), {}, nullptr, {});
+                       if (header != "no answer")
+                         kept->send(std::as_bytes(std::span(header)), {}, nullptr, {});
                      });
                    },
                    [](const Error&) { std::_Exit(0); }});
@@ -82,8 +87,8 @@ class Lane {
     ::close(ends[0]);
     if (count <= 1) throw Error(Blame::PeerLost, "the other process did not listen");
     verbs_ = transport::open("verbs");
-    lane_ =
-        verbs_->connector()->connect(std::string(line.data(), static_cast<std::size_t>(count - 1)), {loop_, patience()});
+    lane_ = verbs_->connector()->connect(
+        std::string(line.data(), static_cast<std::size_t>(count - 1)), {loop_, patience()});
     lane_->receive({[this](const Arrival&) {
                       lane_->accept({}, nullptr, {});
                       ++answers_;
@@ -118,13 +123,16 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// One run of a program of perftest between two processes of this machine: the number in that column of its result line.
-// Nothing where it is not installed or printed none, as it does now and then under emulation.
-std::optional<double> perftest(const std::string& program, const Path& path, std::size_t bytes, int count, int column) {
+// One run of a program of perftest between two processes of this machine: the number in that column
+// of its result line. Nothing where it is not installed or printed none, as it does now and then
+// under emulation.
+std::optional<double> perftest(const std::string& program, const Path& path, std::size_t bytes,
+                               int count, int column) {
   static int port = kPort;
   const std::string common = program + " -F -d " + path.choice.port.device + " -x " +
-                             std::to_string(path.choice.gid.index) + " -s " + std::to_string(bytes) + " -n " +
-                             std::to_string(count) + " -p " + std::to_string(++port);
+                             std::to_string(path.choice.gid.index) + " -s " +
+                             std::to_string(bytes) + " -n " + std::to_string(count) + " -p " +
+                             std::to_string(++port);
   const Child server{::fork()};
   if (server.process == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -133,7 +141,8 @@ std::optional<double> perftest(const std::string& program, const Path& path, std
   }
   // The client gives up at once where the server does not listen yet.
   for (int attempt = 0; attempt < 200; ++attempt) {
-    FILE* const output = ::popen((common + " " + path.choice.gid.text() + " 2> /dev/null").c_str(), "r");
+    FILE* const output =
+        ::popen((common + " " + path.choice.gid.text() + " 2> /dev/null").c_str(), "r");
     if (output == nullptr) return std::nullopt;
     std::optional<double> found;
     std::array<char, 512> line{};
@@ -147,7 +156,8 @@ std::optional<double> perftest(const std::string& program, const Path& path, std
       if (words && value > 0 && value < 1e9) found = value;
     }
     if (::pclose(output) == 0) return found;
-    if (::waitpid(server.process, nullptr, WNOHANG) != 0) return std::nullopt;  // it is not installed
+    if (::waitpid(server.process, nullptr, WNOHANG) != 0)
+      return std::nullopt;  // it is not installed
   }
   return std::nullopt;
 }
@@ -160,14 +170,16 @@ struct Perftest {
 
 // Whether the shell finds it; what stands behind its name are options.
 bool is_there(const std::string& program) {
-  return std::system(("command -v " + program.substr(0, program.find(' ')) + " > /dev/null").c_str()) == 0;
+  return std::system(
+             ("command -v " + program.substr(0, program.find(' ')) + " > /dev/null").c_str()) == 0;
 }
 
 void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
   report.add(weft);
   for (const Perftest& peer : peers) {
     if (peer.samples.count() == 0) {
-      report.note(peer.name + (is_there(peer.name) ? " printed no number" : " is not there: install perftest"));
+      report.note(peer.name +
+                  (is_there(peer.name) ? " printed no number" : " is not there: install perftest"));
       continue;
     }
     Row row = weft;
@@ -179,8 +191,9 @@ void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
   }
 }
 
-// perftest spins; with -e it sleeps on the completion channel, as a loop does that has found nothing for 100 µs. Where a
-// round trip takes longer than that, as it does under emulation, only the second is the same work.
+// perftest spins; with -e it sleeps on the completion channel, as a loop does that has found
+// nothing for 100 µs. Where a round trip takes longer than that, as it does under emulation, only
+// the second is the same work.
 void one_way(Report& report, const Path& path, std::size_t bytes) {
   const std::string name = "one way, " + std::to_string(bytes) + " B";
   if (!report.wants(name)) return;
@@ -197,7 +210,8 @@ void one_way(Report& report, const Path& path, std::size_t bytes) {
     });
     if (run > 0) weft.add(seconds / kRoundTrips / 2);
     for (Perftest& peer : peers) {  // the column t_typical
-      if (const auto time = perftest(peer.name, path, bytes, kRoundTrips, 4)) peer.samples.add(*time);
+      if (const auto time = perftest(peer.name, path, bytes, kRoundTrips, 4))
+        peer.samples.add(*time);
     }
   }
   add(report, time_row(name, "weft", bytes, weft, 1e6, "us"), peers);
@@ -220,7 +234,8 @@ void stream(Report& report, const Path& path, std::size_t bytes) {
     });
     if (run > 0) weft.add(seconds / count);
     for (Perftest& peer : peers) {  // the column "BW average", in MiB a second
-      if (const auto rate = perftest(peer.name, path, bytes, count, 3)) peer.samples.add(*rate * 1048576e-9);
+      if (const auto rate = perftest(peer.name, path, bytes, count, 3))
+        peer.samples.add(*rate * 1048576e-9);
     }
   }
   add(report, bandwidth_row(name, "weft", bytes, weft), peers);
@@ -238,8 +253,9 @@ int run_in_guest(int argc, char** argv) {
   }
   std::array<char, 4096> program{};
   if (::readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) return 1;
-  const std::string command = std::string("python3 ") + GUEST_PY + " --cache " + GUEST_CACHE + " --share " + GUEST_SHARE +
-                              " --task " + GUEST_TASK + " --arguments \"" + arguments + "\" " + program.data();
+  const std::string command = std::string("python3 ") + GUEST_PY + " --cache " + GUEST_CACHE +
+                              " --share " + GUEST_SHARE + " --task " + GUEST_TASK +
+                              " --arguments \"" + arguments + "\" " + program.data();
   const int status = std::system(command.c_str());
   if (status != 0) return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
   std::error_code failure;
@@ -261,7 +277,8 @@ int main(int argc, char** argv) {
   std::string why;
   try {
     if (!library) throw library.error();
-    path = weft::transport::verbs::find_path(weft::transport::verbs::open_devices(library.value()), weft::config(), "");
+    path = weft::transport::verbs::find_path(weft::transport::verbs::open_devices(library.value()),
+                                             weft::config(), "");
   } catch (const weft::Error& error) {
     std::fprintf(stderr, "%s; the bench runs in a guest\n", error.what());
     return run_in_guest(argc, argv);

@@ -15,7 +15,9 @@
 
 namespace weft::bench {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void pin_to_core(int rank) {
   cpu_set_t cores;
@@ -50,7 +52,8 @@ std::string build_peer(const Report& report, const std::string& name, const std:
   if (!report.before().empty()) return "";
   const std::string program = this_program() + "_" + name;
   const std::string log = program + ".log";
-  if (std::system(("OUT='" + program + "'; { " + command + "; } >'" + log + "' 2>&1").c_str()) == 0) return program;
+  if (std::system(("OUT='" + program + "'; { " + command + "; } >'" + log + "' 2>&1").c_str()) == 0)
+    return program;
   report.note(name + " is not measured: it could not be built (" + log +
               "); its packages are in cmake/requirements/apt-bench.txt");
   return "";
@@ -79,7 +82,9 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // where one fails, the bench ends, and the others with it
     close(pair[rank == 0 ? 1 : 0]);
     dup2(rank == 0 ? ends[1] : STDERR_FILENO, STDOUT_FILENO);
-    const auto set = [](const std::string& name, const std::string& value) { setenv(name.c_str(), value.c_str(), 1); };
+    const auto set = [](const std::string& name, const std::string& value) {
+      setenv(name.c_str(), value.c_str(), 1);
+    };
     set("RANK", std::to_string(rank));
     set("LOCAL_RANK", std::to_string(rank));
     set("WORLD_SIZE", std::to_string(ranks));

@@ -17,18 +17,22 @@ namespace {
 using What = Finding::What;
 using Ranks = std::vector<int>;
 
-// What all ranks of a group do in one order, numbered: its collectives, and each kind of meeting over the store.
+// What all ranks of a group do in one order, numbered: its collectives, and each kind of meeting
+// over the store.
 struct Series {
   const char* kind = "";
   const char* name = "";         // "": all of that kind
   bool may_be_left_out = false;  // who was not in one is not behind in the next
   bool waits_for_all = true;     // not for members only
-  bool has(const Record& record) const { return record.kind == kind && (*name == '\0' || record.name == name); }
+  bool has(const Record& record) const {
+    return record.kind == kind && (*name == '\0' || record.name == name);
+  }
 };
-constexpr Series kSeries[] = {{"collective", ""},
-                              {"meeting", "monitored_barrier", /*may_be_left_out=*/true},
-                              {"meeting", "new_group", /*may_be_left_out=*/false, /*waits_for_all=*/false},
-                              {"meeting", "split"}};
+constexpr Series kSeries[] = {
+    {"collective", ""},
+    {"meeting", "monitored_barrier", /*may_be_left_out=*/true},
+    {"meeting", "new_group", /*may_be_left_out=*/false, /*waits_for_all=*/false},
+    {"meeting", "split"}};
 
 const Record* find(const View& view, const Series& series, std::uint64_t sequence) {
   for (const Record& record : view.records) {
@@ -67,11 +71,14 @@ class Analysis {
   }
 
  private:
-  void report(What what, Ranks ranks, std::string text) { findings_.push_back({what, std::move(ranks), std::move(text)}); }
+  void report(What what, Ranks ranks, std::string text) {
+    findings_.push_back({what, std::move(ranks), std::move(text)});
+  }
 
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
-    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;  // parts of any size
+    if (collective.name == "all_to_all")
+      return collective.name + " of " + collective.dtype;  // parts of any size
     // The root has more; and of parts of several sizes each rank keeps another.
     for (const char* name : {"gather", "scatter", "reduce_scatter"}) {
       if (collective.name == name) return call_of(collective);
@@ -90,11 +97,13 @@ class Analysis {
     }
     for (const auto& [sequence, whats] : calls) {
       if (whats.size() < 2) continue;
-      const auto most =
-          std::max_element(whats.begin(), whats.end(), [](auto& a, auto& b) { return a.second.size() < b.second.size(); });
+      const auto most = std::max_element(whats.begin(), whats.end(), [](auto& a, auto& b) {
+        return a.second.size() < b.second.size();
+      });
       Ranks others;
-      std::string text = "in collective #" + std::to_string(sequence) + " of " + title(group) + " " +
-                         list_ranks(most->second) + " call" + (most->second.size() == 1 ? "s " : " ") + most->first;
+      std::string text = "in collective #" + std::to_string(sequence) + " of " + title(group) +
+                         " " + list_ranks(most->second) + " call" +
+                         (most->second.size() == 1 ? "s " : " ") + most->first;
       for (const auto& [what, ranks] : whats) {
         if (what == most->first) continue;
         text += ", and " + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + what;
@@ -117,19 +126,23 @@ class Analysis {
     bool may_come = false;  // somebody had not come when it was asked, but it was asked early
     const Record* shown = nullptr;
     bool gave_up = false;
-    std::int64_t first = std::numeric_limits<std::int64_t>::max();  // when the first of those who wait came
-    std::int64_t last = std::numeric_limits<std::int64_t>::min();   // when the last of all that have come did
+    std::int64_t first =
+        std::numeric_limits<std::int64_t>::max();  // when the first of those who wait came
+    std::int64_t last =
+        std::numeric_limits<std::int64_t>::min();  // when the last of all that have come did
     std::int64_t longest = 0;
   };
 
-  // The number of the first that was waited in for long, or in vain; of those that may be left out the last.
+  // The number of the first that was waited in for long, or in vain; of those that may be left out
+  // the last.
   std::optional<std::uint64_t> first_stuck(const Group& group, const Series& series) const {
     std::optional<std::uint64_t> stuck;
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
         if (!series.has(record) || !evidence_.waits_long_or_in_vain(record, view)) continue;
         const std::uint64_t other = stuck.value_or(record.sequence);
-        stuck = series.may_be_left_out ? std::max(other, record.sequence) : std::min(other, record.sequence);
+        stuck = series.may_be_left_out ? std::max(other, record.sequence)
+                                       : std::min(other, record.sequence);
       }
     }
     return stuck;
@@ -146,7 +159,9 @@ class Analysis {
       met.shown = record;
       met.gave_up |= gave_up(*record);
       met.first = std::min(met.first, record->begun);
-      met.longest = std::max(met.longest, (record->ended == 0 ? evidence_.now_of(view) : record->ended) - record->begun);
+      met.longest =
+          std::max(met.longest,
+                   (record->ended == 0 ? evidence_.now_of(view) : record->ended) - record->begun);
     }
     for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
       const auto view = group.views.find(rank);
@@ -154,13 +169,15 @@ class Analysis {
         met.missing.push_back(rank);
       } else if (find(view->second, series, sequence) != nullptr) {
         continue;
-      } else if (const auto last = last_begun(view->second, series); last > sequence) {  // forgotten since, or left out
+      } else if (const auto last = last_begun(view->second, series);
+                 last > sequence) {  // forgotten since, or left out
         met.may_come |= series.may_be_left_out;
       } else if (may_have_gone_on(view->second, find(view->second, series, last), met.first)) {
         met.may_come = true;
       } else {
         const bool is_late =
-            met.gave_up || (met.shown != nullptr && evidence_.is_old(evidence_.now_of(view->second) - met.first));
+            met.gave_up ||
+            (met.shown != nullptr && evidence_.is_old(evidence_.now_of(view->second) - met.first));
         if (is_late) met.late.push_back(rank);
         met.may_come |= !is_late;
       }
@@ -168,9 +185,11 @@ class Analysis {
     return met;
   }
 
-  // It may have come to one that others wait in since `then`, behind the last that its recorder shows, and forgotten it.
+  // It may have come to one that others wait in since `then`, behind the last that its recorder
+  // shows, and forgotten it.
   bool may_have_gone_on(const View& view, const Record* last, std::int64_t then) const {
-    return evidence_.has_forgotten(view, then) && (last == nullptr || evidence_.has_forgotten(view, last->begun));
+    return evidence_.has_forgotten(view, then) &&
+           (last == nullptr || evidence_.has_forgotten(view, last->begun));
   }
 
   // All have come, and for long: those who wait were asked some time after the last of them came.
@@ -188,21 +207,25 @@ class Analysis {
     const Meeting met = meeting(group, series, *stuck);
     if (met.shown == nullptr) return;  // a dump that has two records of one number
     const std::string where = describe(*met.shown) + " in " + title(group);
-    const std::string who_waits =
-        list_ranks(met.waiting) + (met.waiting.size() == 1 ? " waits for " : " wait for ") + duration_text(met.longest);
+    const std::string who_waits = list_ranks(met.waiting) +
+                                  (met.waiting.size() == 1 ? " waits for " : " wait for ") +
+                                  duration_text(met.longest);
     for (const int rank : met.late) {
       const View& view = group.views.at(rank);
-      std::string text =
-          "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " + who_waits + "; ";
+      std::string text = "rank " + std::to_string(rank) + " is late: it has not come to " + where +
+                         ", where " + who_waits + "; ";
       const std::uint64_t last = last_begun(view, series);
       const Record* before = last == 0 ? nullptr : find(view, series, last);
       const bool has_begun_none = before == nullptr && !evidence_.has_forgotten(view, 0);
       if (before == nullptr)
-        text += has_begun_none ? "it has begun none at all" : "its recorder shows none, as far back as it goes";
+        text += has_begun_none ? "it has begun none at all"
+                               : "its recorder shows none, as far back as it goes";
       if (before != nullptr) text += "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
-        text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) + " before its dump";
-      for (const std::string& doing : evidence_.doings(who_.of(view))) text += "; it is in " + doing;
+        text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) +
+                " before its dump";
+      for (const std::string& doing : evidence_.doings(who_.of(view)))
+        text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
       for (const int one : met.waiting) {
         if (series.waits_for_all) waits_.add(who_.of(group.views.at(one)), who_.of(view), where);
@@ -210,14 +233,16 @@ class Analysis {
     }
     for (const int rank : met.missing) {
       report(What::MissingRank, {job_rank(group, rank)},
-             "rank " + std::to_string(rank) + " is missing: " + evidence_.without_view(group, rank) + ", and " + who_waits +
+             "rank " + std::to_string(rank) +
+                 " is missing: " + evidence_.without_view(group, rank) + ", and " + who_waits +
                  " in " + where + (met.late.empty() ? "" : " (for others as well)"));
     }
     if (!is_stuck(group, met)) return;
     Ranks all;
     for (const int rank : met.waiting) all.push_back(job_rank(group, rank));
     report(What::StuckCollective, all,
-           "all ranks have come to " + where + ", and " + list_ranks(met.waiting) + " did not get through it");
+           "all ranks have come to " + where + ", and " + list_ranks(met.waiting) +
+               " did not get through it");
   }
 
   // Nothing is stuck, but one comes last to nearly every collective.
@@ -228,7 +253,8 @@ class Analysis {
     std::map<std::uint64_t, std::map<int, std::int64_t>> begun;
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
-        if (record.kind == "collective" && record.state == "done") begun[record.sequence][rank] = record.begun;
+        if (record.kind == "collective" && record.state == "done")
+          begun[record.sequence][rank] = record.begun;
       }
     }
     std::map<int, std::vector<std::int64_t>> behind;  // the one before it, where it was last
@@ -243,18 +269,23 @@ class Analysis {
     }
     for (auto& [rank, delays] : behind) {
       if (counted < kLeast || delays.size() * 5 < counted * 4) continue;
-      std::nth_element(delays.begin(), delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / 2), delays.end());
+      std::nth_element(delays.begin(),
+                       delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / 2),
+                       delays.end());
       const std::int64_t median = delays[delays.size() / 2];
       if (median < kLeastDelay) continue;
-      std::string text = "rank " + std::to_string(rank) + " came last to " + std::to_string(delays.size()) +
-                         " of the last " + std::to_string(counted) + " collectives of " + title(group) + ", " +
-                         duration_text(median) + " behind the one before it (median)";
-      if (evidence_.on_several_hosts(group)) text += "; the machines' clocks were compared by the calendar only";
+      std::string text = "rank " + std::to_string(rank) + " came last to " +
+                         std::to_string(delays.size()) + " of the last " + std::to_string(counted) +
+                         " collectives of " + title(group) + ", " + duration_text(median) +
+                         " behind the one before it (median)";
+      if (evidence_.on_several_hosts(group))
+        text += "; the machines' clocks were compared by the calendar only";
       report(What::SlowRank, {job_rank(group, rank)}, text);
     }
   }
 
-  // Passes of distributed autograd that take long, or took too long, and where nodes run that do not end.
+  // Passes of distributed autograd that take long, or took too long, and where nodes run that do
+  // not end.
   void find_backward() {
     struct Standing {
       Ranks in;
@@ -265,7 +296,8 @@ class Analysis {
       for (const Record& record : agent.records) {
         if (record.kind != "backward") continue;
         const bool is_late = record.state == "failed" && record.blame == "Timeout";
-        if (!is_late && (record.state != "open" || !evidence_.is_old(evidence_.age(record, agent)))) continue;
+        if (!is_late && (record.state != "open" || !evidence_.is_old(evidence_.age(record, agent))))
+          continue;
         Standing& standing = passes[record.sequence];
         standing.in.push_back(rank);
         const std::int64_t end = record.ended == 0 ? evidence_.now_of(agent) : record.ended;
@@ -281,8 +313,9 @@ class Analysis {
               record.tag != static_cast<int>(pass & 0x7fffffff))
             continue;
           if (running.empty() || running.back() != rank) running.push_back(rank);
-          where += (where.empty() ? "" : "; ") + who_.agent(rank) + " runs what a gradient of " + who_.agent(record.peer) +
-                   " started, since " + duration_text(evidence_.now_of(agent) - record.begun);
+          where += (where.empty() ? "" : "; ") + who_.agent(rank) + " runs what a gradient of " +
+                   who_.agent(record.peer) + " started, since " +
+                   duration_text(evidence_.now_of(agent) - record.begun);
         }
       }
       report(What::StuckBackward, running.empty() ? standing.in : running,
@@ -296,17 +329,21 @@ class Analysis {
     std::size_t found = 0;
     for (const auto& [rank, agent] : dumps_.agents) {
       for (const Record& call : agent.records) {
-        const bool no_reply = (call.state == "open" && evidence_.is_old(evidence_.age(call, agent))) ||
-                              (call.state == "failed" && call.blame == "Timeout");
+        const bool no_reply =
+            (call.state == "open" && evidence_.is_old(evidence_.age(call, agent))) ||
+            (call.state == "failed" && call.blame == "Timeout");
         if (call.kind != "call" || !no_reply || is_of_shutdown(call)) continue;
-        const std::int64_t waited = (call.ended == 0 ? evidence_.now_of(agent) : call.ended) - call.begun;
-        std::string text = who_.agent(rank) + (call.ended == 0 ? " waits" : " waited") + " for " + duration_text(waited) +
-                           " for a reply to " + describe(call, who_.agents()) + ": " + fate(call, agent);
+        const std::int64_t waited =
+            (call.ended == 0 ? evidence_.now_of(agent) : call.ended) - call.begun;
+        std::string text = who_.agent(rank) + (call.ended == 0 ? " waits" : " waited") + " for " +
+                           duration_text(waited) + " for a reply to " +
+                           describe(call, who_.agents()) + ": " + fate(call, agent);
         if (++found <= kMostOfAKind) report(What::NoReply, {rank, call.peer}, text);
       }
     }
     if (found > kMostOfAKind)
-      report(What::NoReply, {}, "and " + std::to_string(found - kMostOfAKind) + " more calls without a reply");
+      report(What::NoReply, {},
+             "and " + std::to_string(found - kMostOfAKind) + " more calls without a reply");
   }
 
   std::string fate(const Record& call, const View& from) {
@@ -317,13 +354,17 @@ class Analysis {
     if (call.state == "open" && evidence_.is_old_to_both(call, from, callee->second))
       waits_.add(who_.of(from), who_.of(callee->second), describe(call, who_.agents()));
     for (const Record& served : callee->second.records) {
-      if (served.kind != "served" || served.peer != caller || !is_of(served, call, from, callee->second)) continue;
+      if (served.kind != "served" || served.peer != caller ||
+          !is_of(served, call, from, callee->second))
+        continue;
       if (served.state == "open")
-        return "it runs there since " + duration_text(evidence_.now_of(callee->second) - served.begun);
+        return "it runs there since " +
+               duration_text(evidence_.now_of(callee->second) - served.begun);
       return "it was answered there after " + duration_text(served.ended - served.begun) +
              "; the reply did not come, or too late";
     }
-    if (evidence_.now_of(callee->second) < call.begun) return "the dump of " + who_.agent(call.peer) + " is older than it";
+    if (evidence_.now_of(callee->second) < call.begun)
+      return "the dump of " + who_.agent(call.peer) + " is older than it";
     if (evidence_.has_forgotten(callee->second, call.begun - difference(from, callee->second)))
       return "whether it has come there is not known: the recorder of " + who_.agent(call.peer) +
              " has forgotten that time";
@@ -336,7 +377,8 @@ class Analysis {
     return dumps_.dumps[from.dump].host == dumps_.dumps[to.dump].host ? 0 : kCalendars;
   }
 
-  // Each agent of a process counts its calls from 1: what was served is of the newest call of its number by then.
+  // Each agent of a process counts its calls from 1: what was served is of the newest call of its
+  // number by then.
   bool is_of(const Record& served, const Record& call, const View& from, const View& to) const {
     if (served.sequence != call.sequence) return false;
     const std::int64_t error = difference(from, to);
@@ -358,10 +400,12 @@ class Analysis {
       const std::string name = who_.name(circle[i]);
       ranks.push_back(who_.rank(circle[i]));
       names += (i > 0 ? ", " : "") + name;
-      text += (i > 0 ? "; " : "") + name + " for " + who_.name(whom) + " in " + waits_.in(circle[i], whom);
+      text += (i > 0 ? "; " : "") + name + " for " + who_.name(whom) + " in " +
+              waits_.in(circle[i], whom);
     }
-    report(What::CycleOfWaits, ranks,
-           (who_.are_numbered_alike() ? list_ranks(ranks) : names) + " wait for each other: " + text);
+    report(
+        What::CycleOfWaits, ranks,
+        (who_.are_numbered_alike() ? list_ranks(ranks) : names) + " wait for each other: " + text);
   }
 
   void find_first_failure() {
@@ -369,7 +413,8 @@ class Analysis {
     const View* whose = nullptr;
     const auto look = [&](const View& view) {
       for (const Record& record : view.records) {
-        if (record.state != "failed" || (first != nullptr && first->ended <= record.ended)) continue;
+        if (record.state != "failed" || (first != nullptr && first->ended <= record.ended))
+          continue;
         first = &record;
         whose = &view;
       }
@@ -380,8 +425,8 @@ class Analysis {
     for (const auto& [rank, view] : dumps_.agents) look(view);
     if (first == nullptr) return;
     report(What::Failure, {whose->job_rank},
-           "the first failure was on " + who_.name(who_.of(*whose)) + ": " + describe(*first, who_.agents()) + ": " +
-               first->blame + ": " + first->error);
+           "the first failure was on " + who_.name(who_.of(*whose)) + ": " +
+               describe(*first, who_.agents()) + ": " + first->blame + ": " + first->error);
   }
 
   const Dumps& dumps_;

@@ -1,10 +1,10 @@
-// What went wrong in a job, from the flight recorders of its ranks: who is late or missing, whose collectives or messages
-// do not match, which messages do not end, which calls got no reply, who waits for whom in a circle, and who makes the
-// others wait though nothing is stuck.
+// What went wrong in a job, from the flight recorders of its ranks: who is late or missing, whose
+// collectives or messages do not match, which messages do not end, which calls got no reply, who
+// waits for whom in a circle, and who makes the others wait though nothing is stuck.
 //
-// A job that runs has operations under way: only one that has been for some time counts as waiting, held against the dumps
-// of all whom it is about. One that failed counts whatever its age. Agents that shut down wait for each other, which is
-// nothing wrong: those calls are left out.
+// A job that runs has operations under way: only one that has been for some time counts as waiting,
+// held against the dumps of all whom it is about. One that failed counts whatever its age. Agents
+// that shut down wait for each other, which is nothing wrong: those calls are left out.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,8 @@ struct Finding {
     Failure
   };
   What what = What::Failure;
-  std::vector<int> ranks;  // whom it is about: of the job; of agents, as they count, where calls did not end
+  std::vector<int>
+      ranks;  // whom it is about: of the job; of agents, as they count, where calls did not end
   std::string text;
 };
 const char* name(Finding::What what);

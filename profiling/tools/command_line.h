@@ -1,5 +1,5 @@
-// What the command lines of these programs have in common: an exit code for all that is wrong with one, and a word for what
-// is unknown where the program has subcommands.
+// What the command lines of these programs have in common: an exit code for all that is wrong with
+// one, and a word for what is unknown where the program has subcommands.
 #pragma once
 
 #include <cerrno>
@@ -15,7 +15,8 @@ namespace weft::tools {
 
 constexpr int kWrong = 2;  // exit code: the command line, or a file
 
-// The first word that is neither an option of the program nor a subcommand; "" where a subcommand was given.
+// The first word that is neither an option of the program nor a subcommand; "" where a subcommand
+// was given.
 inline std::string unknown_word(const CLI::App& app) {
   if (!app.get_subcommands().empty()) return "";
   const auto left = app.remaining();
@@ -24,12 +25,13 @@ inline std::string unknown_word(const CLI::App& app) {
 
 inline std::string subcommands_of(const CLI::App& app) {
   std::string names;
-  for (const CLI::App* one : app.get_subcommands(nullptr)) names += (names.empty() ? "" : ", ") + one->get_name();
+  for (const CLI::App* one : app.get_subcommands(nullptr))
+    names += (names.empty() ? "" : ", ") + one->get_name();
   return names;
 }
 
-// Runs `program` for what the command line asks. Its exit code, or kWrong after an exception and for output that cannot be
-// written.
+// Runs `program` for what the command line asks. Its exit code, or kWrong after an exception and
+// for output that cannot be written.
 template <class Program>
 int run_program(CLI::App& app, int argc, char** argv, Program program) {
   try {
@@ -40,14 +42,15 @@ int run_program(CLI::App& app, int argc, char** argv, Program program) {
     if (word.empty()) {
       app.exit(error);
     } else {
-      std::fprintf(stderr, "%s: '%s' is unknown; there is: %s (--help tells more)\n", app.get_name().c_str(), word.c_str(),
-                   subcommands_of(app).c_str());
+      std::fprintf(stderr, "%s: '%s' is unknown; there is: %s (--help tells more)\n",
+                   app.get_name().c_str(), word.c_str(), subcommands_of(app).c_str());
     }
     return kWrong;
   }
   try {
     const int code = program();
-    if (std::fflush(stdout) != 0) throw system_error(Blame::Caller, "the output cannot be written", errno);
+    if (std::fflush(stdout) != 0)
+      throw system_error(Blame::Caller, "the output cannot be written", errno);
     return code;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.text().c_str());

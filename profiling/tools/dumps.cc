@@ -20,8 +20,9 @@ namespace {
 constexpr std::int64_t kMostTime = 4'000'000'000'000'000'000;
 
 const FileKind& dump_file() {
-  static const FileKind kind{"dump of a flight recorder", "they are made in WEFT_DUMP_DIR, and by dump()",
-                             "flight recorder 1", std::uintmax_t{256} << 20};
+  static const FileKind kind{"dump of a flight recorder",
+                             "they are made in WEFT_DUMP_DIR, and by dump()", "flight recorder 1",
+                             std::uintmax_t{256} << 20};
   return kind;
 }
 
@@ -34,7 +35,8 @@ Json read_file(const std::string& path) {
 std::vector<std::int64_t> shape_of(const Json& json) {
   std::vector<std::int64_t> shape;
   for (const Json& extent : list_of(json, "shape")) {
-    if (!extent.is_number_integer()) throw Error(Blame::Caller, "the shape of a tensor is " + json["shape"].dump());
+    if (!extent.is_number_integer())
+      throw Error(Blame::Caller, "the shape of a tensor is " + json["shape"].dump());
     shape.push_back(extent.get<std::int64_t>());
   }
   return shape;
@@ -55,7 +57,8 @@ Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   record.reduction = text_or_none(json, "reduction");
   const std::int64_t begun = integer_of(json, "begun", 0, now);
   const std::int64_t ended = integer_of(json, "ended", 0, now);
-  if (ended != 0 && ended < begun) throw Error(Blame::Caller, "an operation in it ended before it began");
+  if (ended != 0 && ended < begun)
+    throw Error(Blame::Caller, "an operation in it ended before it began");
   record.begun = begun + to_calendar;
   record.ended = ended == 0 ? 0 : ended + to_calendar;
   record.blame = text_or_none(json, "blame");
@@ -67,14 +70,16 @@ std::uint64_t ticket_of(const Json& record) {
   return record.is_object() && record.contains("ticket") ? word_of(record, "ticket") : 0;
 }
 
-// Of the last that were begun, as many as the ring has room for, none has been overwritten: the oldest of them, or null
-// where there were no more. (What the ring holds beyond them is still open, or was until lately: it was passed over.)
+// Of the last that were begun, as many as the ring has room for, none has been overwritten: the
+// oldest of them, or null where there were no more. (What the ring holds beyond them is still open,
+// or was until lately: it was passed over.)
 const Json* oldest_of_the_last(const Json& records) {
   std::uint64_t last = 0;
   for (const Json& record : records) last = std::max(last, ticket_of(record));
   if (last <= trace::kRecords) return nullptr;
-  const auto oldest = std::find_if(records.begin(), records.end(),
-                                   [&](const Json& record) { return ticket_of(record) > last - trace::kRecords; });
+  const auto oldest = std::find_if(records.begin(), records.end(), [&](const Json& record) {
+    return ticket_of(record) > last - trace::kRecords;
+  });
   return &*oldest;
 }
 
@@ -83,14 +88,16 @@ std::vector<int> members_of(const Json& party, int rank) {
   std::vector<int> ranks;
   std::set<int> seen;
   for (const Json& member : list_of(party, "ranks")) {
-    const bool is_rank = member.is_number_unsigned() && member.get<std::uint64_t>() <= std::uint64_t{kMostInt};
+    const bool is_rank =
+        member.is_number_unsigned() && member.get<std::uint64_t>() <= std::uint64_t{kMostInt};
     const int one = is_rank ? member.get<int>() : -1;
     if (!is_rank || !seen.insert(one).second)
       throw Error(Blame::Caller, "the ranks of a group are " + party["ranks"].dump());
     ranks.push_back(one);
   }
   if (static_cast<std::size_t>(rank) >= ranks.size())
-    throw Error(Blame::Caller, "a group of " + std::to_string(ranks.size()) + " has a rank " + std::to_string(rank));
+    throw Error(Blame::Caller, "a group of " + std::to_string(ranks.size()) + " has a rank " +
+                                   std::to_string(rank));
   return ranks;
 }
 
@@ -110,7 +117,8 @@ GroupParty group_party_of(const Json& party) {
   const int rank = int_of(party, "rank", 0);
   const std::int64_t generation =
       integer_of(party, "generation", 0, std::int64_t{std::numeric_limits<std::uint32_t>::max()});
-  return {text_of(party, "name"), rank, members_of(party, rank), static_cast<std::uint32_t>(generation)};
+  return {text_of(party, "name"), rank, members_of(party, rank),
+          static_cast<std::uint32_t>(generation)};
 }
 
 void add_generations(const Loaded& loaded, std::size_t number, Generations& generations) {
@@ -142,7 +150,8 @@ class Taking {
       into_.dumps[number_].knows_since = record_of(*oldest, now, loaded_.dump.time - now).begun;
     for (const Json& record : records) {
       const auto found = views_.find(int_of(record, "party"));
-      if (found != views_.end()) found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
+      if (found != views_.end())
+        found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
     }
     return conflict_;
   }
@@ -160,7 +169,8 @@ class Taking {
 
   // A process may have been the same agent several times.
   View* agent(int rank, const std::string& name) {
-    const auto [found, is_new] = into_.agents.try_emplace(rank, View{number_, rank, rank, {}, name});
+    const auto [found, is_new] =
+        into_.agents.try_emplace(rank, View{number_, rank, rank, {}, name});
     if (is_new || found->second.dump == number_) return &found->second;
     return claimed(found->second, "the agent of rank " + std::to_string(rank));
   }
@@ -172,9 +182,10 @@ class Taking {
     auto group = std::find_if(into_.groups.begin(), into_.groups.end(), [&](const Group& one) {
       return one.name == party.name && one.generation == generation && one.ranks == party.ranks;
     });
-    if (group == into_.groups.end()) group = into_.groups.insert(group, Group{name, generation, ranks, {}});
-    const auto [found, is_new] =
-        group->views.try_emplace(rank, View{number_, rank, ranks[static_cast<std::size_t>(rank)], {}, ""});
+    if (group == into_.groups.end())
+      group = into_.groups.insert(group, Group{name, generation, ranks, {}});
+    const auto [found, is_new] = group->views.try_emplace(
+        rank, View{number_, rank, ranks[static_cast<std::size_t>(rank)], {}, ""});
     if (is_new) return &found->second;
     const std::string what = "rank " + std::to_string(rank) + " of group '" + name + "'";
     if (found->second.dump == number_) throw Error(Blame::Caller, "it is " + what + " twice");
@@ -256,7 +267,8 @@ Dumps read_dumps(const std::vector<std::string>& files) {
 std::string tensor_of(const Record& record) {
   if (record.dtype.empty()) return "";
   std::string text = record.dtype + " [";
-  for (std::size_t i = 0; i < record.shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(record.shape[i]);
+  for (std::size_t i = 0; i < record.shape.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(record.shape[i]);
   return text + "]";
 }
 

@@ -1,4 +1,5 @@
-// Flight recorders as their processes wrote them (profiling/trace/dump.h), read back for weft-debug.
+// Flight recorders as their processes wrote them (profiling/trace/dump.h), read back for
+// weft-debug.
 #pragma once
 
 #include <cstdint>
@@ -41,16 +42,19 @@ struct Dump {
   std::int64_t pid = 0;
   std::int64_t time = 0;  // nanoseconds since 1970
   std::string reason;
-  std::int64_t knows_since = 0;   // nanoseconds since 1970; what began before has been overwritten. 0: nothing has
-  std::string process;            // tells those of one pid apart
-  std::vector<std::string> jobs;  // that it has joined, as they are named; none where it was not in a group of several
+  std::int64_t knows_since =
+      0;  // nanoseconds since 1970; what began before has been overwritten. 0: nothing has
+  std::string process;  // tells those of one pid apart
+  std::vector<std::string>
+      jobs;  // that it has joined, as they are named; none where it was not in a group of several
 };
 
 struct Group {
   std::string name;
-  std::uint32_t generation = 0;  // of those of one name and the same members, whichever process has counted
-  std::vector<int> ranks;        // the members as ranks of the job
-  std::map<int, View> views;     // of the ranks that left a dump
+  std::uint32_t generation =
+      0;  // of those of one name and the same members, whichever process has counted
+  std::vector<int> ranks;     // the members as ranks of the job
+  std::map<int, View> views;  // of the ranks that left a dump
 };
 
 struct Dumps {
@@ -59,7 +63,8 @@ struct Dumps {
   std::map<int, View> agents;  // by their own rank
 };
 
-// Of several dumps of one process the newest counts. Throws Caller for a file that cannot be read or is no dump.
+// Of several dumps of one process the newest counts. Throws Caller for a file that cannot be read
+// or is no dump.
 Dumps read_dumps(const std::vector<std::string>& files);
 
 // "float32 [3, 4]"; "" for an operation without a tensor.

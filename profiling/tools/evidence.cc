@@ -45,7 +45,8 @@ std::vector<std::string> Evidence::doings(int who) const {
 
 std::string Evidence::whereabouts(int who) const {
   std::string text;
-  for (const std::string& doing : doings(who)) text += (text.empty() ? "it is in " : "; it is in ") + doing;
+  for (const std::string& doing : doings(who))
+    text += (text.empty() ? "it is in " : "; it is in ") + doing;
   if (!text.empty()) return text;
   const Record* last = nullptr;
   const View* where = nullptr;
@@ -62,15 +63,16 @@ std::string Evidence::whereabouts(int who) const {
   }
   for (const auto& [rank, view] : dumps_.agents) look(view);
   if (last == nullptr) return "it has done nothing at all";
-  return "it is in no operation: its last, " + describe(*last, participants_.agents()) + ", ended " +
-         duration_text(now_of(*where) - last->ended) + " before its dump";
+  return "it is in no operation: its last, " + describe(*last, participants_.agents()) +
+         ", ended " + duration_text(now_of(*where) - last->ended) + " before its dump";
 }
 
 std::string Evidence::without_view(const Group& group, int rank) const {
   const bool has_dump = std::ranges::any_of(dumps_.groups, [&](const Group& other) {
     return other.name == group.name && other.ranks == group.ranks && other.views.contains(rank);
   });
-  return has_dump ? "its dump shows it in an older or newer group of that name only" : "there is no dump of it";
+  return has_dump ? "its dump shows it in an older or newer group of that name only"
+                  : "there is no dump of it";
 }
 
 bool Evidence::on_several_hosts(const Group& group) const {

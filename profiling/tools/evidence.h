@@ -1,5 +1,5 @@
-// What the dumps of a job tell of its ranks: each was asked at a moment of its own, and what was under way then may have
-// ended since.
+// What the dumps of a job tell of its ranks: each was asked at a moment of its own, and what was
+// under way then may have ended since.
 #pragma once
 
 #include <chrono>
@@ -32,13 +32,18 @@ class Evidence {
   // All in nanoseconds.
   std::int64_t now_of(const View& view) const { return dumps_.dumps[view.dump].time; }
   // How long a record was under way when the dump was made.
-  std::int64_t age(const Record& record, const View& view) const { return now_of(view) - record.begun; }
+  std::int64_t age(const Record& record, const View& view) const {
+    return now_of(view) - record.begun;
+  }
   bool is_old(std::int64_t nanoseconds) const { return nanoseconds >= older_than_; }
   bool waits_long_or_in_vain(const Record& record, const View& view) const;
-  // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a moment later.)
+  // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a
+  // moment later.)
   bool is_old_to_both(const Record& record, const View& view, const View& other) const;
   // What the process did at that time, and ended, may have been overwritten in its recorder.
-  bool has_forgotten(const View& view, std::int64_t time) const { return dumps_.dumps[view.dump].knows_since > time; }
+  bool has_forgotten(const View& view, std::int64_t time) const {
+    return dumps_.dumps[view.dump].knows_since > time;
+  }
 
   // What a participant has begun and not ended.
   std::vector<std::string> doings(int who) const;

@@ -1,5 +1,6 @@
-// Which of the groups of one name and the same members that a process was in is which of another's. Each process counts
-// them by itself (trace::Member): who came in place of a rank that was lost has counted less than the others.
+// Which of the groups of one name and the same members that a process was in is which of another's.
+// Each process counts them by itself (trace::Member): who came in place of a rank that was lost has
+// counted less than the others.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +15,15 @@ namespace weft::tools {
 class Generations {
  public:
   // All of a process before others are asked for. `jobs`: that it has joined, the newest last.
-  void add_process(std::size_t process, const std::vector<std::string>& jobs) { jobs_[process] = jobs; }
-  void add(std::size_t process, const std::string& name, const std::vector<int>& ranks, std::uint32_t generation);
+  void add_process(std::size_t process, const std::vector<std::string>& jobs) {
+    jobs_[process] = jobs;
+  }
+  void add(std::size_t process, const std::string& name, const std::vector<int>& ranks,
+           std::uint32_t generation);
 
-  // The same number in all processes. Where two have the newest job in common, and one of them was not in all that the
-  // other was in, their newest are the same group: each job makes it once. (Else the numbers are, as far as is known.)
+  // The same number in all processes. Where two have the newest job in common, and one of them was
+  // not in all that the other was in, their newest are the same group: each job makes it once.
+  // (Else the numbers are, as far as is known.)
   std::uint32_t common(std::size_t process, const std::string& name, const std::vector<int>& ranks,
                        std::uint32_t generation) const;
 

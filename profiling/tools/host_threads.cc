@@ -8,11 +8,12 @@
 namespace weft::tools {
 
 std::optional<Doing> doing(const Span& range) {
-  constexpr std::array<std::string_view, 5> kServing{"run", "continuations", "backward of a gradient",
-                                                     "backward of the roots", "optimizer step"};
+  constexpr std::array<std::string_view, 5> kServing{
+      "run", "continuations", "backward of a gradient", "backward of the roots", "optimizer step"};
   if (range.kind != "engine") return std::nullopt;
   if (range.name == "wait") return Doing::Waiting;
-  if (std::find(kServing.begin(), kServing.end(), range.name) != kServing.end()) return Doing::Serving;
+  if (std::find(kServing.begin(), kServing.end(), range.name) != kServing.end())
+    return Doing::Serving;
   return std::nullopt;
 }
 
@@ -47,7 +48,8 @@ class Thread {
   }
   void pass_until(double time) {
     if (!open_.empty() && time > now_) {
-      (open_.back().what == Doing::Waiting ? times_.waiting : times_.serving).emplace_back(now_, time);
+      (open_.back().what == Doing::Waiting ? times_.waiting : times_.serving)
+          .emplace_back(now_, time);
     }
     now_ = std::max(now_, time);
   }
@@ -67,7 +69,8 @@ HostTimes host_times(const std::vector<Span>& ranges) {
   HostTimes times;
   for (auto& [row, own] : threads) {
     std::stable_sort(own.begin(), own.end(), [](const auto& a, const auto& b) {
-      return a.first->begin != b.first->begin ? a.first->begin < b.first->begin : a.first->end > b.first->end;
+      return a.first->begin != b.first->begin ? a.first->begin < b.first->begin
+                                              : a.first->end > b.first->end;
     });
     Thread thread(times);
     for (const auto& [range, what] : own) thread.take(*range, what);

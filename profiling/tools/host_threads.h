@@ -9,15 +9,19 @@
 
 namespace weft::tools {
 
-// The innermost range of a thread says what the thread did at that moment: a thread that waits may run a called function
-// meanwhile, and that function may wait again. The program's own code outside of ranges is in neither set.
+// The innermost range of a thread says what the thread did at that moment: a thread that waits may
+// run a called function meanwhile, and that function may wait again. The program's own code outside
+// of ranges is in neither set.
 struct HostTimes {
-  Intervals waiting;  // at least one thread was in Work::wait, in synchronize, or waited for a future
-  Intervals serving;  // at least one thread ran a called function, a continuation, a backward pass or an optimizer's step
+  Intervals
+      waiting;  // at least one thread was in Work::wait, in synchronize, or waited for a future
+  Intervals serving;  // at least one thread ran a called function, a continuation, a backward pass
+                      // or an optimizer's step
 };
 
 enum class Doing { Waiting, Serving };
-// What such a range says by itself; nothing for ranges of other names, nor for those of the program.
+// What such a range says by itself; nothing for ranges of other names, nor for those of the
+// program.
 std::optional<Doing> doing(const Span& range);
 
 HostTimes host_times(const std::vector<Span>& ranges);

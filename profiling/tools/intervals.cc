@@ -23,7 +23,8 @@ Intervals without(const Intervals& all, const Intervals& some) {
   for (const auto& [from, to] : all) {
     double begin = from;
     while (next != some.end() && next->second <= begin) ++next;
-    // `next` may reach into the interval after this one, so it is not advanced past the last that overlaps.
+    // `next` may reach into the interval after this one, so it is not advanced past the last that
+    // overlaps.
     for (auto other = next; other != some.end() && other->first < to; ++other) {
       if (other->first > begin) result.emplace_back(begin, other->first);
       begin = std::max(begin, other->second);
@@ -34,9 +35,11 @@ Intervals without(const Intervals& all, const Intervals& some) {
 }
 
 double within(const Intervals& intervals, double begin, double end) {
-  // Those that end before `begin` are skipped by bisection: a run has many steps, and many intervals.
-  auto one = std::partition_point(intervals.begin(), intervals.end(),
-                                  [&](const Interval& interval) { return interval.second <= begin; });
+  // Those that end before `begin` are skipped by bisection: a run has many steps, and many
+  // intervals.
+  auto one =
+      std::partition_point(intervals.begin(), intervals.end(),
+                           [&](const Interval& interval) { return interval.second <= begin; });
   double sum = 0;
   for (; one != intervals.end() && one->first < end; ++one) {
     sum += std::max(0.0, std::min(one->second, end) - std::max(one->first, begin));

@@ -21,11 +21,12 @@ bool has_mark(const std::string& path, const std::string& mark) {
   return head.find(mark) != std::string::npos;
 }
 
-// Copying and printing a Json call themselves for each depth; what processes write has a depth of five.
+// Copying and printing a Json call themselves for each depth; what processes write has a depth of
+// five.
 constexpr int kMostDepth = 32;
 
-// Looked for before it is parsed: the parser's callback would look at a list anew for each object in it. Both see the same
-// brackets until the first that is wrong.
+// Looked for before it is parsed: the parser's callback would look at a list anew for each object
+// in it. Both see the same brackets until the first that is wrong.
 bool is_too_deep(std::ifstream& file) {
   std::vector<char> block(std::size_t{1} << 16);
   std::int64_t depth = 0;
@@ -53,11 +54,14 @@ bool is_too_deep(std::ifstream& file) {
 }  // namespace
 
 Json read_json(const std::string& path, const FileKind& kind) {
-  const auto refuse = [&](const std::string& why) { return Error(Blame::Caller, "'" + path + "' " + why); };
+  const auto refuse = [&](const std::string& why) {
+    return Error(Blame::Caller, "'" + path + "' " + why);
+  };
   std::error_code failure;
   const auto bytes = std::filesystem::file_size(path, failure);
   if (failure) throw refuse("cannot be read: " + failure.message());
-  if (bytes > kind.most_bytes) throw refuse("has " + std::to_string(bytes) + " bytes, too many for " + kind.name);
+  if (bytes > kind.most_bytes)
+    throw refuse("has " + std::to_string(bytes) + " bytes, too many for " + kind.name);
   std::ifstream file(path);
   if (!file) throw refuse("cannot be read; may this user?");
   const auto refuse_kind = [&] { return refuse("is no " + kind.name + "; " + kind.origin); };
@@ -74,14 +78,16 @@ Json read_json(const std::string& path, const FileKind& kind) {
   } catch (const Json::parse_error& error) {
     if (!has_mark(path, kind.mark)) throw refuse_kind();
     if (error.byte >= bytes)
-      throw refuse("ends in the middle, after " + std::to_string(bytes) + " bytes: it was cut off, or is still written");
+      throw refuse("ends in the middle, after " + std::to_string(bytes) +
+                   " bytes: it was cut off, or is still written");
     throw refuse("is damaged at byte " + std::to_string(error.byte));
   } catch (const Json::exception&) {
     throw refuse("is damaged: a number in it is too large");
   }
 }
 
-void require_form(const std::string& path, const FileKind& kind, const Json& form, const std::string& wanted) {
+void require_form(const std::string& path, const FileKind& kind, const Json& form,
+                  const std::string& wanted) {
   if (form == wanted) return;
   const std::string text = form.is_string() ? form.get<std::string>() : "";
   if (text.starts_with(wanted.substr(0, wanted.rfind(' ') + 1))) {
@@ -93,7 +99,8 @@ void require_form(const std::string& path, const FileKind& kind, const Json& for
 }
 
 const Json& field(const Json& object, const char* name) {
-  if (!object.is_object()) throw Error(Blame::Caller, "what should have a field '" + std::string(name) + "' is no object");
+  if (!object.is_object())
+    throw Error(Blame::Caller, "what should have a field '" + std::string(name) + "' is no object");
   const auto found = object.find(name);
   if (found == object.end()) throw wrong(name, "is missing");
   return *found;
@@ -121,20 +128,24 @@ bool flag_of(const Json& object, const char* name) {
   return value.get<bool>();
 }
 
-std::int64_t integer_of(const Json& object, const char* name, std::int64_t least, std::int64_t most) {
+std::int64_t integer_of(const Json& object, const char* name, std::int64_t least,
+                        std::int64_t most) {
   const Json& value = field(object, name);
   if (!value.is_number_integer()) throw wrong(name, "is no integer");
   const bool is_too_large =
-      value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+      value.is_number_unsigned() &&
+      value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
   const std::int64_t number = is_too_large ? 0 : value.get<std::int64_t>();
-  if (is_too_large || number < least || number > most) throw wrong(name, "is out of range: " + value.dump());
+  if (is_too_large || number < least || number > most)
+    throw wrong(name, "is out of range: " + value.dump());
   return number;
 }
 
 std::uint64_t word_of(const Json& object, const char* name) {
   const Json& value = field(object, name);
   if (!value.is_number_integer()) throw wrong(name, "is no integer");
-  return value.is_number_unsigned() ? value.get<std::uint64_t>() : static_cast<std::uint64_t>(value.get<std::int64_t>());
+  return value.is_number_unsigned() ? value.get<std::uint64_t>()
+                                    : static_cast<std::uint64_t>(value.get<std::int64_t>());
 }
 
 double number_of(const Json& object, const char* name) {

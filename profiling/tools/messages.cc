@@ -8,7 +8,8 @@ namespace weft::tools {
 
 namespace {
 
-using Lanes = std::map<std::tuple<int, int, int>, std::map<std::uint64_t, Message>>;  // from, to, tag; number
+using Lanes =
+    std::map<std::tuple<int, int, int>, std::map<std::uint64_t, Message>>;  // from, to, tag; number
 
 void mark_passed(std::map<std::uint64_t, Message>& lane) {
   bool sends = false;
@@ -41,13 +42,15 @@ std::vector<Message> messages_of(const Group& group) {
     for (const Record& record : view.records) {
       const bool is_send = record.kind == "send";
       if (!is_send && record.kind != "receive") continue;
-      Message one{is_send ? rank : record.peer, is_send ? record.peer : rank, record.tag, record.sequence};
+      Message one{is_send ? rank : record.peer, is_send ? record.peer : rank, record.tag,
+                  record.sequence};
       (is_send ? one.send : one.receive) = &record;
       if (record.peer < 0) {
         if (!is_send) from_any.push_back(one);
         continue;
       }
-      Message& known = lanes[{one.from, one.to, one.tag}].try_emplace(one.number, one).first->second;
+      Message& known =
+          lanes[{one.from, one.to, one.tag}].try_emplace(one.number, one).first->second;
       (is_send ? known.send : known.receive) = &record;
     }
   }

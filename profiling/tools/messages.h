@@ -15,8 +15,10 @@ struct Message {
   std::uint64_t number = 0;         // among those from there to there with that tag
   const Record* send = nullptr;     // null: not begun, or no longer in the recorder
   const Record* receive = nullptr;  // likewise
-  bool is_passed = false;   // the end that is not here has begun a later one, and so this one: its recorder forgot it
-  bool is_guessed = false;  // a receive from any rank that has no source yet, and a send that nobody else receives
+  bool is_passed = false;   // the end that is not here has begun a later one, and so this one: its
+                            // recorder forgot it
+  bool is_guessed = false;  // a receive from any rank that has no source yet, and a send that
+                            // nobody else receives
 };
 
 // Those of one sender, receiver and tag stand together, in their order.

@@ -18,8 +18,9 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t kMostBars = 50'000;  // of all ranks
 
 // What a span is drawn as: page.css has a colour for each.
-constexpr std::array kKinds{"collective", "send",    "receive", "call", "served",  "backward", "gradient",
-                            "reference",  "meeting", "device",  "wait", "working", "range"};
+constexpr std::array kKinds{"collective", "send",     "receive",   "call",    "served",
+                            "backward",   "gradient", "reference", "meeting", "device",
+                            "wait",       "working",  "range"};
 
 std::size_t kind_of(const Span& span, bool is_range) {
   std::string kind = span.kind;
@@ -30,10 +31,12 @@ std::size_t kind_of(const Span& span, bool is_range) {
     kind = "wait";
   }
   const auto found = std::find(kKinds.begin(), kKinds.end(), kind);
-  return found == kKinds.end() ? kKinds.size() - 1 : static_cast<std::size_t>(found - kKinds.begin());
+  return found == kKinds.end() ? kKinds.size() - 1
+                               : static_cast<std::size_t>(found - kKinds.begin());
 }
 
-// Microseconds with one digit behind the point: shorter than three more digits of noise, for each of many thousands.
+// Microseconds with one digit behind the point: shorter than three more digits of noise, for each
+// of many thousands.
 double rounded(double time) { return std::round(time * 10) / 10; }
 
 Json rounded_or_null(double time) { return std::isnan(time) ? Json() : Json(rounded(time)); }
@@ -51,8 +54,9 @@ struct Block {
 
 bool is_bad(const Span& span) { return span.state == "failed" || span.state == "unfinished"; }
 
-// A lane's spans, in the order in which they begin. Those shorter than `joined_below`, with a gap of less than that before
-// the next, become one block, which is at most kMostJoined times as long; a failed one stays by itself.
+// A lane's spans, in the order in which they begin. Those shorter than `joined_below`, with a gap
+// of less than that before the next, become one block, which is at most kMostJoined times as long;
+// a failed one stays by itself.
 constexpr double kMostJoined = 4;
 std::vector<Block> blocks_of(const std::vector<const Span*>& spans, double joined_below) {
   std::vector<double> open;       // ends of the spans that a span lies in
@@ -67,7 +71,8 @@ std::vector<Block> blocks_of(const std::vector<const Span*>& spans, double joine
     const bool is_short = span->end - span->begin < joined_below && !is_bad(*span);
     Block* const before = last[depth] == kNone ? nullptr : &blocks[last[depth]];
     if (is_short && before != nullptr && !before->is_bad && before->length() < joined_below &&
-        span->begin - before->end < joined_below && span->end - before->begin < kMostJoined * joined_below) {
+        span->begin - before->end < joined_below &&
+        span->end - before->begin < kMostJoined * joined_below) {
       if (span->end - span->begin > before->length()) before->longest = span;
       before->end = std::max(before->end, span->end);
       ++before->count;
@@ -104,8 +109,11 @@ std::vector<Lane> lanes_of(const RankRun& events, const Window& window) {
     });
     lanes.push_back(std::move(lane));
   }
-  const auto place = [](const Lane& lane) { return lane.name == "thread main" ? 0 : lane.is_thread ? 1 : 2; };
-  std::stable_sort(lanes.begin(), lanes.end(), [&](const Lane& a, const Lane& b) { return place(a) < place(b); });
+  const auto place = [](const Lane& lane) {
+    return lane.name == "thread main" ? 0 : lane.is_thread ? 1 : 2;
+  };
+  std::stable_sort(lanes.begin(), lanes.end(),
+                   [&](const Lane& a, const Lane& b) { return place(a) < place(b); });
   return lanes;
 }
 
@@ -113,8 +121,10 @@ class Spans {
  public:
   Spans(const Run& run, const Window& window, std::size_t most) : window_(window) {
     for (const auto& [rank, events] : run.ranks) lanes_[rank] = lanes_of(events, window);
-    // Few enough, whatever the run holds: a lane has at most two blocks in each `joined_below_` of time.
-    while (count() > most) joined_below_ = joined_below_ > 0 ? 2 * joined_below_ : (window.end - window.begin) / 1e6;
+    // Few enough, whatever the run holds: a lane has at most two blocks in each `joined_below_` of
+    // time.
+    while (count() > most)
+      joined_below_ = joined_below_ > 0 ? 2 * joined_below_ : (window.end - window.begin) / 1e6;
   }
 
   double joined_below() const { return joined_below_; }
@@ -145,9 +155,11 @@ class Spans {
   // One list for each field: shorter than an object for each span.
   Json drawn(const Lane& lane) {
     Json json{{"name", lane.name}, {"rows", 1}};
-    for (const char* list : {"begin", "length", "depth", "kind", "label", "count", "bad"}) json[list] = Json::array();
+    for (const char* list : {"begin", "length", "depth", "kind", "label", "count", "bad"})
+      json[list] = Json::array();
     if (!lane.is_thread)
-      for (const char* list : {"sequence", "bytes", "peer", "group", "state"}) json[list] = Json::array();
+      for (const char* list : {"sequence", "bytes", "peer", "group", "state"})
+        json[list] = Json::array();
     std::size_t rows = 1;
     for (const Block& block : blocks_of(lane.spans, joined_below_)) {
       const Span& span = *block.longest;
@@ -194,13 +206,18 @@ Json steps_of(const Summary& summary, PageData& page) {
   const std::size_t bars = std::max<std::size_t>(1, kMostBars / ranks.size());
   const std::size_t per_bar = (summary.steps.size() + bars - 1) / bars;
   page.steps_per_bar = static_cast<int>(per_bar);
-  // The first step may be far longer than all others, and a few more: the axis ends at what 99 of 100 stay below.
+  // The first step may be far longer than all others, and a few more: the axis ends at what 99 of
+  // 100 stay below.
   std::sort(totals.begin(), totals.end());
   double most = totals[(totals.size() - 1) * 99 / 100] * 1.15;
   if (totals.back() <= 2 * most) most = totals.back();
   if (most <= 0) return {};
-  page.clipped_bars = static_cast<std::size_t>(totals.end() - std::upper_bound(totals.begin(), totals.end(), most));
-  Json json{{"count", summary.steps.size()}, {"per_bar", per_bar}, {"most", most}, {"ranks", Json::array()}};
+  page.clipped_bars =
+      static_cast<std::size_t>(totals.end() - std::upper_bound(totals.begin(), totals.end(), most));
+  Json json{{"count", summary.steps.size()},
+            {"per_bar", per_bar},
+            {"most", most},
+            {"ranks", Json::array()}};
   for (const int rank : ranks) {
     Json total = Json::array(), exposed = Json::array(), waiting = Json::array();
     for (std::size_t first = 0; first < summary.steps.size(); first += per_bar) {
@@ -219,32 +236,41 @@ Json steps_of(const Summary& summary, PageData& page) {
       exposed.push_back(rounded_or_null(sum.exposed / by));
       waiting.push_back(rounded(sum.waiting / by));
     }
-    json["ranks"].push_back({{"rank", rank}, {"total", total}, {"exposed", exposed}, {"waiting", waiting}});
+    json["ranks"].push_back(
+        {{"rank", rank}, {"total", total}, {"exposed", exposed}, {"waiting", waiting}});
   }
   return json;
 }
 
 // Whatever names a timeline holds, they cannot end the element that the data stands in.
 std::string in_a_script(std::string json) {
-  for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
+  for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;)
+    json.replace(at, 1, "\\u003c");
   return json;
 }
 
 }  // namespace
 
-PageData page_data(const Run& run, const Summary& summary, const Window& data, const Window& view, std::size_t most_spans) {
+PageData page_data(const Run& run, const Summary& summary, const Window& data, const Window& view,
+                   std::size_t most_spans) {
   PageData page;
   Spans spans(run, data, most_spans);
   double end = 0;
   for (const auto& [rank, events] : run.ranks) end = std::max(end, events.end);
-  Json json{{"begin", data.begin}, {"end", data.end},        {"view", {view.begin, view.end}},  {"run_end", end},
-            {"kinds", kKinds},     {"ranks", Json::array()}, {"steps", steps_of(summary, page)}};
+  Json json{{"begin", data.begin},
+            {"end", data.end},
+            {"view", {view.begin, view.end}},
+            {"run_end", end},
+            {"kinds", kKinds},
+            {"ranks", Json::array()},
+            {"steps", steps_of(summary, page)}};
   for (const auto& [rank, events] : run.ranks) {
     Json steps = Json::array();
     for (const double step : events.steps) steps.push_back(rounded(step));
     Json lanes = spans.of(rank);
     if (!lanes.empty()) page.ranks.insert(rank);
-    json["ranks"].push_back({{"rank", rank}, {"name", events.name}, {"steps", steps}, {"lanes", lanes}});
+    json["ranks"].push_back(
+        {{"rank", rank}, {"name", events.name}, {"steps", steps}, {"lanes", lanes}});
   }
   json["names"] = spans.names();
   page.kinds = spans.kinds();

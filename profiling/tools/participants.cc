@@ -7,8 +7,8 @@ namespace weft::tools {
 
 namespace {
 
-// What tells one from another: the dump; where several are in it, their rank there; and where that leaves it open, whether
-// it is the rank of a group or of an agent.
+// What tells one from another: the dump; where several are in it, their rank there; and where that
+// leaves it open, whether it is the rank of a group or of an agent.
 using Key = std::tuple<std::size_t, int, bool>;
 
 // The ranks that have views in one dump.
@@ -52,12 +52,14 @@ Participants::Participants(const Dumps& dumps) : agents_(dumps.agents) {
   for (const Group& group : dumps.groups) {
     for (const auto& [rank, view] : group.views) {
       One& member = one(view, /*is_agent=*/false);
-      if (member.member == nullptr) std::tie(member.group, member.member) = std::pair(&group, &view);
+      if (member.member == nullptr)
+        std::tie(member.group, member.member) = std::pair(&group, &view);
     }
   }
   for (const auto& [rank, view] : dumps.agents) one(view, /*is_agent=*/true).agent = &view;
   std::set<int> seen;
-  for (const One& each : all_) alike_ = alike_ && each.ranks.size() == 1 && seen.insert(*each.ranks.begin()).second;
+  for (const One& each : all_)
+    alike_ = alike_ && each.ranks.size() == 1 && seen.insert(*each.ranks.begin()).second;
 }
 
 int Participants::rank(int who) const {
@@ -69,7 +71,8 @@ std::string Participants::name(int who) const {
   const One& one = all_.at(static_cast<std::size_t>(who));
   if (alike_) return "rank " + std::to_string(rank(who));
   if (one.member == nullptr) return agent(one.agent->rank);
-  const std::string as_agent = one.agent == nullptr ? "" : " (agent " + std::to_string(one.agent->rank) + ")";
+  const std::string as_agent =
+      one.agent == nullptr ? "" : " (agent " + std::to_string(one.agent->rank) + ")";
   return "rank " + std::to_string(one.member->rank) + " of " + title(*one.group) + as_agent;
 }
 

@@ -1,5 +1,6 @@
-// Who takes part in a job, told apart by the dumps: a process, or where several ranks are threads of one process, each of
-// them. A number does not tell: groups and agents count each by themselves, and who is agent 0 need not be rank 0.
+// Who takes part in a job, told apart by the dumps: a process, or where several ranks are threads
+// of one process, each of them. A number does not tell: groups and agents count each by themselves,
+// and who is agent 0 need not be rank 0.
 #pragma once
 
 #include <map>

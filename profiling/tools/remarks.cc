@@ -22,7 +22,8 @@ std::vector<int> ranks_without_dump(const Dumps& dumps, bool alike) {
     for (const auto& [rank, view] : dumps.agents) seen.insert(rank);
   }
   std::vector<int> without;
-  std::set_difference(members.begin(), members.end(), seen.begin(), seen.end(), std::back_inserter(without));
+  std::set_difference(members.begin(), members.end(), seen.begin(), seen.end(),
+                      std::back_inserter(without));
   return without;
 }
 
@@ -43,9 +44,10 @@ Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than) {
       if (made.running.size() >= kMostOperations) {
         ++more;
       } else {
-        made.running.push_back(shuts_down ? name + " has called shutdown(), " + duration_text(age) + " ago"
-                                          : name + " is in " + describe(record, who.agents()) + where + " since " +
-                                                duration_text(age));
+        made.running.push_back(shuts_down
+                                   ? name + " has called shutdown(), " + duration_text(age) + " ago"
+                                   : name + " is in " + describe(record, who.agents()) + where +
+                                         " since " + duration_text(age));
       }
     }
   };

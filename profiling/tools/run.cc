@@ -12,8 +12,8 @@ namespace {
 constexpr int kLeastInt = std::numeric_limits<int>::min();
 
 const FileKind& timeline_file() {
-  static const FileKind kind{"timeline of Weft", "WEFT_TIMELINE=run.json makes one", "\"traceEvents\"",
-                             std::uintmax_t{4} << 30};
+  static const FileKind kind{"timeline of Weft", "WEFT_TIMELINE=run.json makes one",
+                             "\"traceEvents\"", std::uintmax_t{4} << 30};
   return kind;
 }
 
@@ -84,7 +84,8 @@ class Reader {
       run_.lost += word_of(rank, "events_lost");
       if (!flag_of(rank, "ended_in_order")) run_.cut.push_back(number);
       run_.ranks[number].clock_error = number_of(rank, "clock_error_ns") / 1000;
-      run_.ranks[number].clock_again = rank.contains("clock_measured_again") && flag_of(rank, "clock_measured_again");
+      run_.ranks[number].clock_again =
+          rank.contains("clock_measured_again") && flag_of(rank, "clock_measured_again");
       run_.ranks[number].has_ranges = !rank.contains("ranges") || flag_of(rank, "ranges");
     }
     for (auto& [number, rank] : run_.ranks) {
@@ -107,7 +108,8 @@ Run read_run(const std::string& file) {
   const Json json = read_json(file, timeline_file());
   const auto about = json.find("otherData");
   const bool has_form = about != json.end() && about->is_object();
-  require_form(file, timeline_file(), has_form ? about->value("weft", Json()) : Json(), "timeline 1");
+  require_form(file, timeline_file(), has_form ? about->value("weft", Json()) : Json(),
+               "timeline 1");
   try {
     Reader reader;
     for (const Json& event : list_of(json, "traceEvents")) reader.take(event);

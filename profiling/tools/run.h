@@ -1,5 +1,5 @@
-// A merged timeline, read back: what weft-timeline's summary and page are made of. Times are microseconds since the first
-// event, of the job's clock.
+// A merged timeline, read back: what weft-timeline's summary and page are made of. Times are
+// microseconds since the first event, of the job's clock.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,8 @@ using Ranks = std::vector<int>;
 
 class Messages {
  public:
-  Messages(const Group& group, const Evidence& evidence, Waits& waits, std::vector<Finding>& findings)
+  Messages(const Group& group, const Evidence& evidence, Waits& waits,
+           std::vector<Finding>& findings)
       : group_(group), evidence_(evidence), waits_(waits), findings_(findings) {}
 
   // Of each sender, receiver and tag the first: what comes after it waits for it.
@@ -34,7 +35,9 @@ class Messages {
     }
     if (found > kMostOfAKind)
       findings_.push_back(
-          {What::StuckMessage, {}, "and " + std::to_string(found - kMostOfAKind) + " more messages in " + title(group_)});
+          {What::StuckMessage,
+           {},
+           "and " + std::to_string(found - kMostOfAKind) + " more messages in " + title(group_)});
   }
 
  private:
@@ -43,40 +46,54 @@ class Messages {
     const Record* receive = message.receive;
     if (send == nullptr || receive == nullptr || message.is_guessed) return {};
     if (send->dtype == receive->dtype && send->bytes == receive->bytes) return {};
-    const auto tensor = [](const Record& one) { return tensor_of(one) + ", " + std::to_string(one.bytes) + " bytes"; };
+    const auto tensor = [](const Record& one) {
+      return tensor_of(one) + ", " + std::to_string(one.bytes) + " bytes";
+    };
     const std::string from = std::to_string(message.from);
     const std::string to = std::to_string(message.to);
     return Finding{What::Mismatch,
                    {job_rank(group_, message.from), job_rank(group_, message.to)},
-                   "in message #" + std::to_string(message.number) + " from rank " + from + " to rank " + to +
-                       (message.tag == 0 ? "" : " with tag " + std::to_string(message.tag)) + " in " + title(group_) +
-                       " rank " + from + " sends " + tensor(*send) + ", and rank " + to + " receives " + tensor(*receive)};
+                   "in message #" + std::to_string(message.number) + " from rank " + from +
+                       " to rank " + to +
+                       (message.tag == 0 ? "" : " with tag " + std::to_string(message.tag)) +
+                       " in " + title(group_) + " rank " + from + " sends " + tensor(*send) +
+                       ", and rank " + to + " receives " + tensor(*receive)};
   }
 
   // Of two that wait the receiver tells it.
   std::optional<Finding> stuck(const Message& message) {
-    auto finding = stuck(message.to, message.from, message.receive, message.send, message.is_passed);
-    return finding ? finding : stuck(message.from, message.to, message.send, message.receive, message.is_passed);
+    auto finding =
+        stuck(message.to, message.from, message.receive, message.send, message.is_passed);
+    return finding
+               ? finding
+               : stuck(message.from, message.to, message.send, message.receive, message.is_passed);
   }
 
-  // `own`, what `rank` waits in; `theirs`, the same message at the other end. `is_passed`: see Message.
-  std::optional<Finding> stuck(int rank, int peer, const Record* own, const Record* theirs, bool is_passed) {
+  // `own`, what `rank` waits in; `theirs`, the same message at the other end. `is_passed`: see
+  // Message.
+  std::optional<Finding> stuck(int rank, int peer, const Record* own, const Record* theirs,
+                               bool is_passed) {
     const auto found = group_.views.find(rank);
     if (own == nullptr || found == group_.views.end()) return {};
     const View& view = found->second;
     if (!evidence_.waits_long_or_in_vain(*own, view)) return {};
-    const std::int64_t waited = (own->ended == 0 ? evidence_.now_of(view) : own->ended) - own->begun;
-    const std::string who = "rank " + std::to_string(rank) + (own->ended == 0 ? " waits" : " waited") + " for " +
-                            duration_text(waited) + " in " + describe(*own) + " in " + title(group_);
+    const std::int64_t waited =
+        (own->ended == 0 ? evidence_.now_of(view) : own->ended) - own->begun;
+    const std::string who =
+        "rank " + std::to_string(rank) + (own->ended == 0 ? " waits" : " waited") + " for " +
+        duration_text(waited) + " in " + describe(*own) + " in " + title(group_);
     // A limit that passed says no more than how long it waited.
-    const std::string why = gave_up(*own) && own->blame != "Timeout" ? " (" + own->blame + ": " + own->error + ")" : "";
+    const std::string why =
+        gave_up(*own) && own->blame != "Timeout" ? " (" + own->blame + ": " + own->error + ")" : "";
     if (peer < 0) return unsent(*own, view, who, why);
     const int job = job_rank(group_, peer);
     const auto other = group_.views.find(peer);
     if (other == group_.views.end()) {
-      const std::string text =
-          "rank " + std::to_string(peer) + " is missing: " + evidence_.without_view(group_, peer) + ", and " + who + why;
-      return is_missing_already(job) ? std::nullopt : std::optional(Finding{What::MissingRank, {job}, text});
+      const std::string text = "rank " + std::to_string(peer) +
+                               " is missing: " + evidence_.without_view(group_, peer) + ", and " +
+                               who + why;
+      return is_missing_already(job) ? std::nullopt
+                                     : std::optional(Finding{What::MissingRank, {job}, text});
     }
     const View& there = other->second;
     std::string fate;
@@ -85,28 +102,34 @@ class Messages {
       fate = other_end(*own, theirs, peer, there);
     } else {
       if (own->state == "open" && !evidence_.is_old_to_both(*own, view, there)) return {};
-      fate = evidence_.has_forgotten(there, own->begun) ? not_known(*own, peer) : not_come(*own, view, peer, there);
+      fate = evidence_.has_forgotten(there, own->begun) ? not_known(*own, peer)
+                                                        : not_come(*own, view, peer, there);
     }
     return Finding{What::StuckMessage, {view.job_rank, job}, who + fate + why};
   }
 
   static std::string not_known(const Record& own, int peer) {
-    return ", and whether rank " + std::to_string(peer) + (own.kind == "receive" ? " has sent" : " has received") +
+    return ", and whether rank " + std::to_string(peer) +
+           (own.kind == "receive" ? " has sent" : " has received") +
            " that is not known: its recorder has forgotten that time";
   }
 
   std::string not_come(const Record& own, const View& view, int peer, const View& there) {
     if (own.state == "open")
       waits_.add(evidence_.participants().of(view), evidence_.participants().of(there),
-                 describe(own) + " in " + title(group_) + " since " + duration_text(evidence_.now_of(view) - own.begun));
-    const std::string has_not = own.kind == "receive" ? " has not sent" : " has not begun to receive";
+                 describe(own) + " in " + title(group_) + " since " +
+                     duration_text(evidence_.now_of(view) - own.begun));
+    const std::string has_not =
+        own.kind == "receive" ? " has not sent" : " has not begun to receive";
     return ", which rank " + std::to_string(peer) + has_not + "; " +
-           (evidence_.now_of(there) < own.begun ? "its dump is older than that"
-                                                : evidence_.whereabouts(evidence_.participants().of(there)));
+           (evidence_.now_of(there) < own.begun
+                ? "its dump is older than that"
+                : evidence_.whereabouts(evidence_.participants().of(there)));
   }
 
   // A receive from any rank: whoever might have sent was asked some time after it had begun.
-  std::optional<Finding> unsent(const Record& own, const View& view, const std::string& who, const std::string& why) const {
+  std::optional<Finding> unsent(const Record& own, const View& view, const std::string& who,
+                                const std::string& why) const {
     Ranks without;
     Ranks forgetful;
     for (int rank = 0; rank < static_cast<int>(group_.ranks.size()); ++rank) {
@@ -122,24 +145,36 @@ class Messages {
     return Finding{
         What::StuckMessage,
         {view.job_rank},
-        who + (forgetful.empty() ? ", which no rank has sent" : ", which no rank is known to have sent") +
-            (without.empty() ? "" : " of those that left a dump (" + list_ranks(without) + " did not)") +
-            (forgetful.empty() ? "" : "; the recorder of " + list_ranks(forgetful) + " has forgotten that time") + why};
+        who +
+            (forgetful.empty() ? ", which no rank has sent"
+                               : ", which no rank is known to have sent") +
+            (without.empty() ? ""
+                             : " of those that left a dump (" + list_ranks(without) + " did not)") +
+            (forgetful.empty()
+                 ? ""
+                 : "; the recorder of " + list_ranks(forgetful) + " has forgotten that time") +
+            why};
   }
 
   bool is_missing_already(int job) const {
-    return std::any_of(findings_.begin(), findings_.end(),
-                       [&](const Finding& one) { return one.what == What::MissingRank && one.ranks == Ranks{job}; });
+    return std::any_of(findings_.begin(), findings_.end(), [&](const Finding& one) {
+      return one.what == What::MissingRank && one.ranks == Ranks{job};
+    });
   }
 
-  // Who waits was asked long after the other end had ended; or both were, after the later of them had come.
-  bool is_long_at_both(const Record& own, const View& view, const Record* theirs, const View& there) const {
+  // Who waits was asked long after the other end had ended; or both were, after the later of them
+  // had come.
+  bool is_long_at_both(const Record& own, const View& view, const Record* theirs,
+                       const View& there) const {
     if (theirs == nullptr) return true;  // ended, and forgotten since
-    if (theirs->ended != 0) return evidence_.is_old(evidence_.now_of(view) - std::max(own.begun, theirs->ended));
-    return evidence_.is_old(std::min(evidence_.now_of(view), evidence_.now_of(there)) - std::max(own.begun, theirs->begun));
+    if (theirs->ended != 0)
+      return evidence_.is_old(evidence_.now_of(view) - std::max(own.begun, theirs->ended));
+    return evidence_.is_old(std::min(evidence_.now_of(view), evidence_.now_of(there)) -
+                            std::max(own.begun, theirs->begun));
   }
 
-  std::string other_end(const Record& own, const Record* theirs, int peer, const View& there) const {
+  std::string other_end(const Record& own, const Record* theirs, int peer,
+                        const View& there) const {
     const std::string who = ", which rank " + std::to_string(peer);
     const std::string has = who + (own.kind == "receive" ? " has sent" : " has received");
     if (theirs == nullptr) return has + ", and later ones as well";
@@ -147,7 +182,9 @@ class Messages {
       return who + " came to only " + duration_text(theirs->begun - own.ended) + " after that";
     if (theirs->state == "failed")
       return who + " has come to as well: it failed there: " + theirs->blame + ": " + theirs->error;
-    if (theirs->ended != 0) return has + ", " + duration_text(evidence_.now_of(there) - theirs->ended) + " before its dump";
+    if (theirs->ended != 0)
+      return has + ", " + duration_text(evidence_.now_of(there) - theirs->ended) +
+             " before its dump";
     return who + " has come to as well: it is in " + describe(*theirs) + " since " +
            duration_text(evidence_.now_of(there) - theirs->begun);
   }
@@ -160,7 +197,8 @@ class Messages {
 
 }  // namespace
 
-void find_stuck_messages(const Group& group, const Evidence& evidence, Waits& waits, std::vector<Finding>& findings) {
+void find_stuck_messages(const Group& group, const Evidence& evidence, Waits& waits,
+                         std::vector<Finding>& findings) {
   Messages(group, evidence, waits, findings).find();
 }
 

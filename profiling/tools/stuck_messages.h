@@ -1,4 +1,5 @@
-// Messages of a group that somebody waits in, or gave up, and those whose ends are of different tensors.
+// Messages of a group that somebody waits in, or gave up, and those whose ends are of different
+// tensors.
 #pragma once
 
 #include <vector>
@@ -10,6 +11,7 @@
 namespace weft::tools {
 
 // Adds to the findings, and to who waits for whom.
-void find_stuck_messages(const Group& group, const Evidence& evidence, Waits& waits, std::vector<Finding>& findings);
+void find_stuck_messages(const Group& group, const Evidence& evidence, Waits& waits,
+                         std::vector<Finding>& findings);
 
 }  // namespace weft::tools

@@ -18,7 +18,8 @@ namespace {
 constexpr const char* kWait = "wait";  // a span of a stream
 
 bool is_between_ranks(const Span& span) {
-  return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" && span.kind != "device";
+  return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" &&
+         span.kind != "device";
 }
 
 struct Lines {
@@ -47,23 +48,26 @@ class Counting {
   void find_collectives() {
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
-        if (span.kind == "collective") collectives_[{span.group, span.generation, span.sequence}][rank] = &span;
+        if (span.kind == "collective")
+          collectives_[{span.group, span.generation, span.sequence}][rank] = &span;
       }
     }
     for (const auto& [key, ranks] : collectives_) {
       if (ranks.size() < 2) continue;
       ++summary_.collectives;
-      const auto last =
-          std::max_element(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.second->begin < b.second->begin; });
+      const auto last = std::max_element(ranks.begin(), ranks.end(), [](auto& a, auto& b) {
+        return a.second->begin < b.second->begin;
+      });
       ++summary_.last[last->first];
     }
   }
 
   void choose_slowest() {
-    const auto most =
-        std::max_element(summary_.last.begin(), summary_.last.end(), [](auto& a, auto& b) { return a.second < b.second; });
-    const auto longest = std::max_element(summary_.answers.begin(), summary_.answers.end(),
-                                          [](auto& a, auto& b) { return a.second.mean() < b.second.mean(); });
+    const auto most = std::max_element(summary_.last.begin(), summary_.last.end(),
+                                       [](auto& a, auto& b) { return a.second < b.second; });
+    const auto longest =
+        std::max_element(summary_.answers.begin(), summary_.answers.end(),
+                         [](auto& a, auto& b) { return a.second.mean() < b.second.mean(); });
     if (most != summary_.last.end()) {
       summary_.slowest_rank = most->first;
     } else if (summary_.answers.size() > 1) {
@@ -77,7 +81,8 @@ class Counting {
       if (is_between_ranks(span)) lines.communication.emplace_back(span.begin, span.end);
       if (span.kind != "collective") continue;
       double last = span.begin;
-      for (const auto& [rank, other] : collectives_.at({span.group, span.generation, span.sequence}))
+      for (const auto& [rank, other] :
+           collectives_.at({span.group, span.generation, span.sequence}))
         last = std::max(last, other->begin);
       lines.waiting.emplace_back(span.begin, std::min(last, span.end));
     }
@@ -85,7 +90,8 @@ class Counting {
     const HostTimes host = host_times(events.ranges);
     lines.exposed = without(host.waiting, host.serving);
     for (const Span& span : events.operations) {
-      if (span.kind == "device" && span.name == kWait) lines.exposed.emplace_back(span.begin, span.end);
+      if (span.kind == "device" && span.name == kWait)
+        lines.exposed.emplace_back(span.begin, span.end);
     }
     lines.communication = united(std::move(lines.communication));
     lines.exposed = united(std::move(lines.exposed));
@@ -94,10 +100,11 @@ class Counting {
   }
 
   void count_steps() {
-    const auto marked =
-        std::find_if(run_.ranks.begin(), run_.ranks.end(), [](auto& one) { return !one.second.steps.empty(); });
+    const auto marked = std::find_if(run_.ranks.begin(), run_.ranks.end(),
+                                     [](auto& one) { return !one.second.steps.empty(); });
     summary_.marked = marked != run_.ranks.end();
-    const std::vector<double> marks = summary_.marked ? marked->second.steps : std::vector<double>{0};
+    const std::vector<double> marks =
+        summary_.marked ? marked->second.steps : std::vector<double>{0};
     for (const auto& [rank, events] : run_.ranks) {
       std::vector<double> bounds = events.steps.empty() ? marks : events.steps;
       bounds.push_back(std::max(events.end, bounds.back()));
@@ -109,7 +116,8 @@ class Counting {
         Times times;
         times.total = end - begin;
         times.communication = within(lines.communication, begin, end);
-        times.exposed = events.has_ranges ? within(lines.exposed, begin, end) : std::numeric_limits<double>::quiet_NaN();
+        times.exposed = events.has_ranges ? within(lines.exposed, begin, end)
+                                          : std::numeric_limits<double>::quiet_NaN();
         times.waiting = within(lines.waiting, begin, end);
         times.compute = times.total - times.exposed;
         counted.push_back(times);
@@ -158,32 +166,37 @@ class Counting {
   }
 
   void count_messages() {
-    using MessageKey =
-        std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
+    using MessageKey = std::tuple<std::string, int, int, int, int,
+                                  std::uint64_t>;  // group, generation, from, to, tag, number
     std::map<MessageKey, std::pair<int, const Span*>> sends;
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
         if (span.kind == "send")
-          sends[{span.group, span.generation, span.rank, span.peer, span.tag, span.sequence}] = {rank, &span};
+          sends[{span.group, span.generation, span.rank, span.peer, span.tag, span.sequence}] = {
+              rank, &span};
       }
     }
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
         if (span.kind != "receive" || span.state != "done") continue;
-        const auto sent = sends.find({span.group, span.generation, span.peer, span.rank, span.tag, span.sequence});
+        const auto sent = sends.find(
+            {span.group, span.generation, span.peer, span.rank, span.tag, span.sequence});
         if (sent == sends.end()) continue;
         Link& link = link_of(sent->second.first, rank);
         ++link.messages;
         link.bytes += span.bytes;
-        link.microseconds += std::max(0.0, span.end - std::max(span.begin, sent->second.second->begin));
+        link.microseconds +=
+            std::max(0.0, span.end - std::max(span.begin, sent->second.second->begin));
       }
     }
   }
 
-  // Of those of one number the newest that had begun when it came, as far as the clocks can tell: each agent of a process
-  // counts its calls anew. Or null.
-  const Span* call_of(const Span& came, int rank, const std::vector<std::pair<int, const Span*>>& calls) const {
-    const double error = run_.ranks.at(calls.front().first).clock_error + run_.ranks.at(rank).clock_error;
+  // Of those of one number the newest that had begun when it came, as far as the clocks can tell:
+  // each agent of a process counts its calls anew. Or null.
+  const Span* call_of(const Span& came, int rank,
+                      const std::vector<std::pair<int, const Span*>>& calls) const {
+    const double error =
+        run_.ranks.at(calls.front().first).clock_error + run_.ranks.at(rank).clock_error;
     const auto later = std::find_if(calls.begin(), calls.end(), [&](const auto& one) {
       return one.second->begin > came.begin && one.second->begin - came.begin > error;
     });
@@ -196,7 +209,8 @@ class Counting {
     std::map<std::tuple<int, int, std::uint64_t>, std::vector<std::pair<int, const Span*>>> calls;
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
-        if (span.kind == "call" && span.state == "done" && span.peer != span.rank && !is_control(span.name))
+        if (span.kind == "call" && span.state == "done" && span.peer != span.rank &&
+            !is_control(span.name))
           calls[{span.rank, span.peer, span.sequence}].emplace_back(rank, &span);
       }
     }
@@ -223,7 +237,8 @@ class Counting {
     constexpr std::size_t kShown = 5;
     for (const auto& [rank, lines] : lines_) {
       for (std::size_t i = 1; i < lines.communication.size(); ++i) {
-        summary_.gaps.push_back({rank, lines.communication[i - 1].second, lines.communication[i].first});
+        summary_.gaps.push_back(
+            {rank, lines.communication[i - 1].second, lines.communication[i].first});
       }
     }
     std::sort(summary_.gaps.begin(), summary_.gaps.end(),
@@ -282,21 +297,24 @@ std::string speed(double gigabytes_per_second) {
 std::string heading(const Run& run, const Summary& summary) {
   const std::string ranks = counted(run.ranks.size(), "rank");
   const std::string collectives = counted(summary.collectives, "collective") + "\n";
-  if (!summary.marked) return ranks + ", " + collectives + "no steps are marked: what follows is of the whole run\n";
+  if (!summary.marked)
+    return ranks + ", " + collectives + "no steps are marked: what follows is of the whole run\n";
   const std::size_t steps = summary.steps.size();
   return ranks + ", " + counted(steps, "step") + ", " + collectives +
-         (steps > 2 ? "times are means of the steps but the first, which warms up, and the last, which reaches to the end\n"
+         (steps > 2 ? "times are means of the steps but the first, which warms up, and the last, "
+                      "which reaches to the end\n"
                     : "times are means of the steps\n");
 }
 
 std::string table_head(const char* step, const char* time) {
-  return line("%-8s%-6s %12s %12s %16s %18s %12s", step, "rank", time, "compute ms", "communication ms",
-              "exposed ms (share)", "waiting ms");
+  return line("%-8s%-6s %12s %12s %16s %18s %12s", step, "rank", time, "compute ms",
+              "communication ms", "exposed ms (share)", "waiting ms");
 }
 
 std::string table_row(const std::string& step, int rank, const Times& times) {
   return line("%-8s%-6d %12.3f %12s %16.3f %18s %12.3f", step.c_str(), rank, times.total / 1e3,
-              milliseconds(times.compute).c_str(), times.communication / 1e3, share(times).c_str(), times.waiting / 1e3);
+              milliseconds(times.compute).c_str(), times.communication / 1e3, share(times).c_str(),
+              times.waiting / 1e3);
 }
 
 // In the order of the run.
@@ -310,15 +328,17 @@ std::string steps_table(const Summary& summary, std::size_t shown) {
   for (const Step& step : summary.steps) steps.push_back(&step);
   std::string text = "\n";
   if (shown < steps.size()) {
-    std::stable_sort(steps.begin(), steps.end(), [&](auto* a, auto* b) { return longest(a) > longest(b); });
+    std::stable_sort(steps.begin(), steps.end(),
+                     [&](auto* a, auto* b) { return longest(a) > longest(b); });
     steps.resize(shown);
     std::sort(steps.begin(), steps.end(), [](auto* a, auto* b) { return a->number < b->number; });
-    text +=
-        line("the %zu longest of %zu steps (--steps %zu shows all):", shown, summary.steps.size(), summary.steps.size());
+    text += line("the %zu longest of %zu steps (--steps %zu shows all):", shown,
+                 summary.steps.size(), summary.steps.size());
   }
   text += table_head("step", "step ms");
   for (const Step* step : steps) {
-    for (const auto& [rank, times] : step->ranks) text += table_row(std::to_string(step->number), rank, times);
+    for (const auto& [rank, times] : step->ranks)
+      text += table_row(std::to_string(step->number), rank, times);
   }
   return text;
 }
@@ -329,24 +349,28 @@ std::string slowest(const Summary& summary) {
   if (!summary.slowest_rank) {
     text += "none: no collectives of several ranks, nor calls to several\n";
   } else if (const int rank = *summary.slowest_rank; summary.collectives > 0) {
-    text += line("%d came last to %zu of %zu collectives", rank, summary.last.at(rank), summary.collectives);
+    text += line("%d came last to %zu of %zu collectives", rank, summary.last.at(rank),
+                 summary.collectives);
   } else {
     const Answers& answers = summary.answers.at(rank);
-    text += line("%d took %.3f ms to answer a call, the mean of %zu", rank, answers.mean() / 1e3, answers.calls);
+    text += line("%d took %.3f ms to answer a call, the mean of %zu", rank, answers.mean() / 1e3,
+                 answers.calls);
   }
   text += "slowest link: ";
   if (summary.links.empty() || !summary.links.front().has_speed()) {
     text += "none: no bytes went in messages or calls (collectives are of no link)\n";
   } else {
     const Link& link = summary.links.front();
-    std::string count = link.messages > 0 || link.calls == 0 ? counted(link.messages, "message") : "";
+    std::string count =
+        link.messages > 0 || link.calls == 0 ? counted(link.messages, "message") : "";
     if (link.calls > 0) count += (count.empty() ? "" : " and ") + counted(link.calls, "call");
     text += "rank " + std::to_string(link.from) + " to rank " + std::to_string(link.to) + ", " +
-            speed(link.gigabytes_per_second()) + " in " + count + " of " + counted(link.bytes, "byte") + " together\n";
+            speed(link.gigabytes_per_second()) + " in " + count + " of " +
+            counted(link.bytes, "byte") + " together\n";
   }
   for (const Gap& gap : summary.gaps) {
-    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank, (gap.end - gap.begin) / 1e3,
-                 gap.begin / 1e3);
+    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank,
+                 (gap.end - gap.begin) / 1e3, gap.begin / 1e3);
   }
   return text;
 }
@@ -367,16 +391,20 @@ std::string to_text(const Run& run, const Summary& summary, std::size_t steps) {
   std::string text = heading(run, summary);
   for (const auto& [rank, events] : run.ranks) {
     if (events.clock_error > 0)
-      text += line(events.clock_again ? "the clock of rank %d was known to %.1f us at the start and at the end"
-                                      : "the clock of rank %d was known to %.1f us at the start, and may drift",
+      text += line(events.clock_again
+                       ? "the clock of rank %d was known to %.1f us at the start and at the end"
+                       : "the clock of rank %d was known to %.1f us at the start, and may drift",
                    rank, events.clock_error);
   }
   if (run.lost > 0)
-    text += line("%llu events are missing: there was no room for them", static_cast<unsigned long long>(run.lost));
-  for (const int rank : run.cut) text += line("rank %d did not end in good order; its last moments are missing", rank);
+    text += line("%llu events are missing: there was no room for them",
+                 static_cast<unsigned long long>(run.lost));
+  for (const int rank : run.cut)
+    text += line("rank %d did not end in good order; its last moments are missing", rank);
   for (const auto& [rank, events] : run.ranks) {
     if (!events.has_ranges)
-      text += line("rank %d: compute and exposed are %s (built with WEFT_TRACE=OFF)", rank, kNotRecorded);
+      text += line("rank %d: compute and exposed are %s (built with WEFT_TRACE=OFF)", rank,
+                   kNotRecorded);
   }
   text += "\n" + table_head("", summary.marked ? "mean step ms" : "run ms");
   for (const auto& [rank, times] : summary.ranks) text += table_row("", rank, times);
@@ -397,7 +425,8 @@ std::string to_json(const Summary& summary) {
                               {"collectives", summary.collectives}};
   for (const Step& step : summary.steps) {
     nlohmann::ordered_json row{{"step", step.number}, {"ranks", nlohmann::ordered_json::object()}};
-    for (const auto& [rank, times] : step.ranks) row["ranks"][std::to_string(rank)] = json_of(times);
+    for (const auto& [rank, times] : step.ranks)
+      row["ranks"][std::to_string(rank)] = json_of(times);
     json["steps"].push_back(std::move(row));
   }
   for (const auto& [rank, times] : summary.ranks) {

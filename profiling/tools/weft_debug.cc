@@ -1,4 +1,5 @@
-// weft-debug: reads what the ranks' flight recorders held when something went wrong, and says who and what it was.
+// weft-debug: reads what the ranks' flight recorders held when something went wrong, and says who
+// and what it was.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -29,18 +30,23 @@ struct Options {
 void print_json(const std::vector<Finding>& findings, const Remarks& beside) {
   nlohmann::ordered_json rows = nlohmann::json::array();
   for (const Finding& finding : findings)
-    rows.push_back({{"what", name(finding.what)}, {"ranks", finding.ranks}, {"text", finding.text}});
+    rows.push_back(
+        {{"what", name(finding.what)}, {"ranks", finding.ranks}, {"text", finding.text}});
   const nlohmann::ordered_json all{
       {"findings", rows}, {"running", beside.running}, {"ranks_without_dump", beside.without_dump}};
   std::printf("%s\n", all.dump(2).c_str());
 }
 
 void print_text(const Dumps& dumps, const std::vector<Finding>& findings, const Remarks& beside) {
-  std::printf("%zu processes, %zu groups, %zu agents\n", dumps.dumps.size(), dumps.groups.size(), dumps.agents.size());
-  if (!beside.without_dump.empty()) std::printf("no dump: of %s\n", list_ranks(beside.without_dump).c_str());
-  for (const Finding& finding : findings) std::printf("%s: %s\n", name(finding.what), finding.text.c_str());
+  std::printf("%zu processes, %zu groups, %zu agents\n", dumps.dumps.size(), dumps.groups.size(),
+              dumps.agents.size());
+  if (!beside.without_dump.empty())
+    std::printf("no dump: of %s\n", list_ranks(beside.without_dump).c_str());
+  for (const Finding& finding : findings)
+    std::printf("%s: %s\n", name(finding.what), finding.text.c_str());
   for (const std::string& one : beside.running) std::printf("running: %s\n", one.c_str());
-  if (findings.empty()) std::printf("nothing is stuck, nothing has failed, and nobody is behind the others\n");
+  if (findings.empty())
+    std::printf("nothing is stuck, nothing has failed, and nobody is behind the others\n");
 }
 
 // With those of each folder that is named in place of its files.
@@ -58,7 +64,8 @@ std::vector<std::string> files_of(const std::vector<std::string>& named) {
     }
     if (files.size() == before) {
       throw Error(Blame::Caller, "the folder '" + name +
-                                     "' has no dumps (dump-….json); where weft-run may start the ranks again, each round's "
+                                     "' has no dumps (dump-….json); where weft-run may start the "
+                                     "ranks again, each round's "
                                      "are in a folder attempt_N in it: name that");
     }
   }
@@ -82,19 +89,24 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
   weft::tools::Options options;
-  CLI::App* analyze = app.add_subcommand("analyze",
-                                         "Names late and missing ranks, collectives and messages that do not match or end, "
-                                         "calls without a reply, waits in a circle");
+  CLI::App* analyze = app.add_subcommand(
+      "analyze",
+      "Names late and missing ranks, collectives and messages that do not match or end, "
+      "calls without a reply, waits in a circle");
   analyze
       ->add_option("dumps", options.files,
-                   "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment; or that folder")
+                   "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment; or "
+                   "that folder")
       ->required();
   analyze
-      ->add_option(
-          "--older-than", options.older_than,
-          "An operation waits for others once it is under way for so long (0, 500ms, 1s, 2min); until then it runs")
+      ->add_option("--older-than", options.older_than,
+                   "An operation waits for others once it is under way for so long (0, 500ms, 1s, "
+                   "2min); until then it runs")
       ->capture_default_str();
   analyze->add_flag("--json", options.as_json, "print a JSON object");
-  app.footer("Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read, or the command line is wrong");
-  return weft::tools::run_program(app, argc, argv, [&] { return weft::tools::analyze_files(options); });
+  app.footer(
+      "Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read, or the command "
+      "line is wrong");
+  return weft::tools::run_program(app, argc, argv,
+                                  [&] { return weft::tools::analyze_files(options); });
 }

@@ -1,4 +1,5 @@
-// weft-timeline: looks at the file that WEFT_TIMELINE made. (Perfetto and chrome://tracing open it as it is.)
+// weft-timeline: looks at the file that WEFT_TIMELINE made. (Perfetto and chrome://tracing open it
+// as it is.)
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -29,19 +30,20 @@ struct Options {
 void summary(const Options& options) {
   const Run run = read_run(options.file);
   const Summary counted = summarize(run);
-  std::printf("%s\n", options.as_json ? to_json(counted).c_str() : to_text(run, counted, options.steps).c_str());
+  std::printf("%s\n", options.as_json ? to_json(counted).c_str()
+                                      : to_text(run, counted, options.steps).c_str());
 }
 
 void html(const Options& options) {
   const Run run = read_run(options.file);
   const Window view = window_of(run, options.from_ms, options.to_ms);
   const Window data = options.from_ms || options.to_ms ? view : whole(run);
-  const std::string page =
-      to_html(run, summarize(run), data, view, std::filesystem::path(options.file).filename().string());
+  const std::string page = to_html(run, summarize(run), data, view,
+                                   std::filesystem::path(options.file).filename().string());
   std::error_code is_new;
   if (std::filesystem::equivalent(options.output, options.file, is_new)) {
-    throw Error(Blame::Caller,
-                "the page would take the place of the timeline '" + options.file + "'; -o names another file");
+    throw Error(Blame::Caller, "the page would take the place of the timeline '" + options.file +
+                                   "'; -o names another file");
   }
   std::ofstream file(options.output, std::ios::binary);
   file << page;
@@ -52,8 +54,9 @@ void html(const Options& options) {
 
 void merge(const Options& options) {
   const auto merged = trace::timeline::merge(options.file);
-  std::printf("%d parts%s\n", merged.parts,
-              merged.complete ? "" : "; not all ranks of the job have one that was ended in good order");
+  std::printf(
+      "%d parts%s\n", merged.parts,
+      merged.complete ? "" : "; not all ranks of the job have one that was ended in good order");
 }
 
 }  // namespace
@@ -61,7 +64,8 @@ void merge(const Options& options) {
 
 int main(int argc, char** argv) {
   weft::tools::Options options;
-  CLI::App app("Looks at the timeline of a job, the file that WEFT_TIMELINE names.", "weft-timeline");
+  CLI::App app("Looks at the timeline of a job, the file that WEFT_TIMELINE names.",
+               "weft-timeline");
   app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
   const auto command = [&](const char* name, const char* help) {
@@ -69,20 +73,24 @@ int main(int argc, char** argv) {
     made->add_option("file", options.file, "The timeline")->required();
     return made;
   };
-  CLI::App* const summary = command("summary", "Where the time of each step went, who is slowest, the longest gaps");
+  CLI::App* const summary =
+      command("summary", "Where the time of each step went, who is slowest, the longest gaps");
   summary->add_flag("--json", options.as_json, "print a JSON object, with all steps");
   summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")
       ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
-  CLI::App* const html =
-      command("html", "Writes one page, for any browser and without a network, with all steps and the ranks' lanes");
+  CLI::App* const html = command("html",
+                                 "Writes one page, for any browser and without a network, with all "
+                                 "steps and the ranks' lanes");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();
   html->add_option("--from", options.from_ms,
                    "Lanes from this millisecond on (default: all, and first steps in the middle)");
   html->add_option("--to", options.to_ms, "and up to this one");
   CLI::App* const merge =
-      command("merge", "Makes the file from what ranks have written so far, where nobody was left to do it");
-  app.footer("Exit code: 0, or 2 where the file cannot be read or written, or the command line is wrong");
+      command("merge",
+              "Makes the file from what ranks have written so far, where nobody was left to do it");
+  app.footer(
+      "Exit code: 0, or 2 where the file cannot be read or written, or the command line is wrong");
   return weft::tools::run_program(app, argc, argv, [&] {
     if (summary->parsed()) weft::tools::summary(options);
     if (html->parsed()) weft::tools::html(options);

@@ -1,4 +1,5 @@
-// How much waits where in this process, for the metrics to read: kept up to date by whoever has a queue.
+// How much waits where in this process, for the metrics to read: kept up to date by whoever has a
+// queue.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,8 @@ namespace weft::trace {
 
 enum class Queue : std::uint8_t {
   Calls,     // made here and unanswered; of: the worker that is called
-  Handlers,  // functions that others called, and continuations, for which no thread is free yet; of: the agent
+  Handlers,  // functions that others called, and continuations, for which no thread is free yet;
+             // of: the agent
   Messages,  // that a connection has taken and could not send yet; of: the transport
 };
 
@@ -23,8 +25,9 @@ struct Depth {
   void add(std::int64_t change) noexcept { now.fetch_add(change, std::memory_order_relaxed); }
 };
 
-// The one of that queue and name, made if there is none; kept until the process ends. Behind the first kMostDepths, which
-// workers that come and go under new names reach, it is that of all others. Takes a lock: ask once.
+// The one of that queue and name, made if there is none; kept until the process ends. Behind the
+// first kMostDepths, which workers that come and go under new names reach, it is that of all
+// others. Takes a lock: ask once.
 constexpr std::size_t kMostDepths = 1000;
 Depth& depth(Queue queue, const std::string& of);
 // All there are.

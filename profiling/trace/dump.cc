@@ -98,7 +98,8 @@ void write(Json& json, const Record& record, int party) {
   json.key("bytes").number(static_cast<std::int64_t>(record.bytes));
   json.key("dtype").text(record.dtype);
   json.key("shape").open('[');
-  for (std::size_t i = 0; i < std::min<std::size_t>(record.dims, kMostDims); ++i) json.number(record.shape[i]);
+  for (std::size_t i = 0; i < std::min<std::size_t>(record.dims, kMostDims); ++i)
+    json.number(record.shape[i]);
   json.close(']');
   json.key("dims").number(record.dims);
   json.key("reduction").text(record.reduction);
@@ -128,7 +129,9 @@ void write(Json& json, const Member& member, int number) {
 }
 
 std::int64_t wall_clock() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 std::atomic<std::uint64_t> drawn{0};  // 0: not yet
@@ -159,8 +162,10 @@ const std::string& host() {
   return known;
 }
 
-// What the flight recorder holds. Allocates from `memory` only, once host() and identity() are known.
-std::pmr::string text_of(std::string_view reason, pid_t process, std::pmr::memory_resource* memory) {
+// What the flight recorder holds. Allocates from `memory` only, once host() and identity() are
+// known.
+std::pmr::string text_of(std::string_view reason, pid_t process,
+                         std::pmr::memory_resource* memory) {
   const auto records = flight_recorder().read(memory);
   Json json(memory);
   json.open('{');
@@ -186,13 +191,14 @@ std::pmr::string text_of(std::string_view reason, pid_t process, std::pmr::memor
   }
   for (const Record& record : records) {
     const Member& member = record.member;
-    const auto [found, is_new] =
-        numbers.try_emplace({member.party(), member.generation()}, static_cast<int>(numbers.size()));
+    const auto [found, is_new] = numbers.try_emplace({member.party(), member.generation()},
+                                                     static_cast<int>(numbers.size()));
     if (is_new) write(json, member, found->second);
   }
   json.close(']');
   json.key("records").open('[');
-  for (const Record& record : records) write(json, record, numbers.at({record.member.party(), record.member.generation()}));
+  for (const Record& record : records)
+    write(json, record, numbers.at({record.member.party(), record.member.generation()}));
   json.close(']');
   json.close('}');
   json.line();
@@ -201,7 +207,7 @@ std::pmr::string text_of(std::string_view reason, pid_t process, std::pmr::memor
 
 constinit ForkMutex writing(ForkOrder::Dump);  // of the next seven
 auto& asked = *new std::string();              // what the folder was called, which may be relative
-auto& folder = *new std::string();             // never destroyed: dumps are written while the process ends
+auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
 auto& newest = *new std::deque<std::string>();  // files, behind the first kKept
 auto& written_by = *new std::string();          // whose they are; a child leaves its parent's alone
@@ -246,7 +252,8 @@ bool write_all(int descriptor, std::string_view text) {
 // 0, or an errno; there is no file then. Allocates nothing.
 int write_file(const char* path, std::string_view text) {
   std::array<char, PATH_MAX> fresh{};
-  if (std::snprintf(fresh.data(), fresh.size(), "%s.new", path) >= static_cast<int>(fresh.size())) return ENAMETOOLONG;
+  if (std::snprintf(fresh.data(), fresh.size(), "%s.new", path) >= static_cast<int>(fresh.size()))
+    return ENAMETOOLONG;
   const int descriptor = ::open(fresh.data(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor < 0) return errno;
   int number = write_all(descriptor, text) ? 0 : errno;
@@ -258,8 +265,8 @@ int write_file(const char* path, std::string_view text) {
 
 std::array<char, PATH_MAX> path_in(const char* where, pid_t process, int number) {
   std::array<char, PATH_MAX> path{};
-  std::snprintf(path.data(), path.size(), "%s/dump-%d-%s-%d.json", where, static_cast<int>(process), identity().data(),
-                number);
+  std::snprintf(path.data(), path.size(), "%s/dump-%d-%s-%d.json", where, static_cast<int>(process),
+                identity().data(), number);
   return path;
 }
 
@@ -267,13 +274,15 @@ std::array<char, PATH_MAX> path_in(const char* where, pid_t process, int number)
 void make_own(const std::string& where) {
   struct stat about {};
   const bool is_made = ::mkdir(where.c_str(), 0700) == 0;
-  const bool is_own = ::lstat(where.c_str(), &about) == 0 && S_ISDIR(about.st_mode) && about.st_uid == ::geteuid() &&
-                      (about.st_mode & 0022) == 0;
+  const bool is_own = ::lstat(where.c_str(), &about) == 0 && S_ISDIR(about.st_mode) &&
+                      about.st_uid == ::geteuid() && (about.st_mode & 0022) == 0;
   if (is_made || is_own) return;
-  throw Error(Blame::Caller, "'" + where + "' cannot be made or is another user's; set WEFT_DUMP_DIR to a folder");
+  throw Error(Blame::Caller,
+              "'" + where + "' cannot be made or is another user's; set WEFT_DUMP_DIR to a folder");
 }
 
-// What went wrong first, and what is so now, are kept: a service that fails each second would fill the disk.
+// What went wrong first, and what is so now, are kept: a service that fails each second would fill
+// the disk.
 constexpr std::size_t kKept = 8;  // of either
 
 std::string write_to(const std::string& where, const std::string& reason) {
@@ -285,7 +294,8 @@ std::string write_to(const std::string& where, const std::string& reason) {
     newest.clear();
   }
   const std::string path = path_in(where.c_str(), ::getpid(), ++written).data();
-  const int failed = write_file(path.c_str(), text_of(reason, ::getpid(), std::pmr::get_default_resource()));
+  const int failed =
+      write_file(path.c_str(), text_of(reason, ::getpid(), std::pmr::get_default_resource()));
   if (failed != 0) throw system_error(Blame::Caller, "'" + path + "' cannot be written", failed);
   if (static_cast<std::size_t>(written) > kKept) newest.push_back(path);
   if (newest.size() > kKept) {
@@ -295,14 +305,17 @@ std::string write_to(const std::string& where, const std::string& reason) {
   return path;
 }
 
-// By a copy of this process, which has crashed: without locks, and with memory of its own in place of the heap.
+// By a copy of this process, which has crashed: without locks, and with memory of its own in place
+// of the heap.
 bool dump_after_crash(const char* reason) {
   constexpr std::size_t kBytes = 64 << 20;  // more than all records and their texts take
-  void* const place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) return false;
   std::pmr::monotonic_buffer_resource memory(place, kBytes, std::pmr::null_memory_resource());
   const pid_t crashed = ::getppid();
-  return write_file(path_in(folder.c_str(), crashed, written + 1).data(), text_of(reason, crashed, &memory)) == 0;
+  return write_file(path_in(folder.c_str(), crashed, written + 1).data(),
+                    text_of(reason, crashed, &memory)) == 0;
 }
 
 // Whoever asks, gets one.
@@ -326,13 +339,15 @@ void dump_because_asked() noexcept {
 
 void install_signal() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "the flight recorder's signal: pipe", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw system_error(Blame::Busy, "the flight recorder's signal: pipe", errno);
   Descriptor read_end(ends[0]);
   Descriptor write_end(ends[1]);
   ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
   try {
-    // Or the kernel gives this thread a signal while the handler of the last one still runs in another. ThreadSanitizer
-    // then defers the handler until read() returns, which it never does: nobody writes the byte that it waits for.
+    // Or the kernel gives this thread a signal while the handler of the last one still runs in
+    // another. ThreadSanitizer then defers the handler until read() returns, which it never does:
+    // nobody writes the byte that it waits for.
     const SignalBlocked in_new_thread;
     std::thread([from = std::move(read_end)] {
       pthread_setname_np(pthread_self(), "weft dump");
@@ -345,7 +360,8 @@ void install_signal() {
     }).detach();
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "the flight recorder's signal gets no thread; allow this user, or the container, more of them "
+                       "the flight recorder's signal gets no thread; allow this user, or the "
+                       "container, more of them "
                        "(ulimit -u, pids.max)",
                        error.code().value());
   }
@@ -390,7 +406,9 @@ void dump_to(const std::string& where) {
   std::error_code failure;
   const std::string place = asked == where ? folder : std::filesystem::absolute(where).string();
   std::filesystem::create_directories(place, failure);
-  if (failure) throw Error(Blame::Caller, "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
+  if (failure)
+    throw Error(Blame::Caller,
+                "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
   asked = where;
   folder = place;  // absolute: the process may go to another one
   host();          // a process that has crashed cannot find out
@@ -408,7 +426,8 @@ void dump_on_signal() {
 std::string default_folder() {
   std::error_code ignored;
   const auto temporary = std::filesystem::temp_directory_path(ignored);
-  return (ignored ? std::filesystem::path("/tmp") : temporary) / ("weft-" + std::to_string(::geteuid()));
+  return (ignored ? std::filesystem::path("/tmp") : temporary) /
+         ("weft-" + std::to_string(::geteuid()));
 }
 
 std::string dump_now(const std::string& reason) noexcept {

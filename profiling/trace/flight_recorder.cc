@@ -14,10 +14,13 @@ constexpr std::uint64_t kOpen = 1;
 constexpr std::uint64_t kEnded = 2;
 constexpr std::uint64_t phase_of(std::uint64_t version) { return version & 3; }
 constexpr std::uint64_t ticket_of(std::uint64_t version) { return version >> 2; }
-constexpr std::uint64_t version_of(std::uint64_t ticket, std::uint64_t phase) { return ticket << 2 | phase; }
+constexpr std::uint64_t version_of(std::uint64_t ticket, std::uint64_t phase) {
+  return ticket << 2 | phase;
+}
 
-// The words are stored with release and loaded with acquire, so that none is seen before the version said "being written",
-// and the version is read again after all of them. (Fences would do; ThreadSanitizer does not know them.)
+// The words are stored with release and loaded with acquire, so that none is seen before the
+// version said "being written", and the version is read again after all of them. (Fences would do;
+// ThreadSanitizer does not know them.)
 
 constexpr int kAttempts = 16;
 constexpr int kSpared = 8;  // attempts that leave an open operation alone
@@ -29,7 +32,9 @@ constexpr std::size_t kSequenceWord = 3;
 constexpr std::size_t kErrorWord = 4;
 constexpr std::size_t kRestWord = kErrorWord + kErrorBytes / 8;
 
-std::uint64_t pack(std::uint32_t high, std::uint32_t low) { return std::uint64_t{high} << 32 | low; }
+std::uint64_t pack(std::uint32_t high, std::uint32_t low) {
+  return std::uint64_t{high} << 32 | low;
+}
 std::uint32_t high_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 std::uint32_t low_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
 
@@ -39,7 +44,8 @@ constinit FlightRecorder recorder;
 
 FlightRecorder& flight_recorder() noexcept { return recorder; }
 
-std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About& about, std::int64_t time) noexcept {
+std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About& about,
+                                    std::int64_t time) noexcept {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const std::uint64_t ticket = next_.fetch_add(1, std::memory_order_relaxed) + 1;
     Slot& slot = slots_[ticket & (kRecords - 1)];
@@ -47,7 +53,9 @@ std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About
     const bool is_writing = version != 0 && phase_of(version) == kWriting;
     if (is_writing || ticket_of(version) > ticket) continue;
     if (phase_of(version) == kOpen && attempt < kSpared) continue;
-    if (!slot.version.compare_exchange_strong(version, version_of(ticket, kWriting), std::memory_order_acq_rel)) continue;
+    if (!slot.version.compare_exchange_strong(version, version_of(ticket, kWriting),
+                                              std::memory_order_acq_rel))
+      continue;
     Record record;
     record.member = member;
     record.kind = kind;
@@ -73,8 +81,12 @@ bool FlightRecorder::end(std::uint64_t ticket, std::int64_t time, const Error* e
   if (ticket == 0) return false;
   Slot& slot = slots_[ticket & (kRecords - 1)];
   std::uint64_t version = version_of(ticket, kOpen);
-  if (!slot.version.compare_exchange_strong(version, version_of(ticket, kWriting), std::memory_order_acq_rel)) return false;
-  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_release); };
+  if (!slot.version.compare_exchange_strong(version, version_of(ticket, kWriting),
+                                            std::memory_order_acq_rel))
+    return false;
+  const auto set = [&](std::size_t word, std::uint64_t value) {
+    slot.words[word].store(value, std::memory_order_release);
+  };
   set(kEndedWord, static_cast<std::uint64_t>(time));
   set(kStateWord, pack(error ? static_cast<std::uint32_t>(error->blame()) : 0,
                        static_cast<std::uint32_t>(error ? State::Failed : State::Done)));
@@ -93,10 +105,13 @@ bool FlightRecorder::end(std::uint64_t ticket, std::int64_t time, const Error* e
 }
 
 void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
-  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_release); };
+  const auto set = [&](std::size_t word, std::uint64_t value) {
+    slot.words[word].store(value, std::memory_order_release);
+  };
   set(kEndedWord, 0);
   set(kStateWord, 0);
-  set(kPeerWord, pack(static_cast<std::uint32_t>(record.peer), static_cast<std::uint32_t>(record.tag)));
+  set(kPeerWord,
+      pack(static_cast<std::uint32_t>(record.peer), static_cast<std::uint32_t>(record.tag)));
   set(kSequenceWord, record.sequence);
   set(kErrorWord, 0);  // empty: the first byte ends the text
   std::size_t next = kRestWord;
@@ -112,7 +127,9 @@ void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
 }
 
 Record FlightRecorder::read(const Slot& slot) noexcept {
-  const auto get = [&](std::size_t word) { return slot.words[word].load(std::memory_order_acquire); };
+  const auto get = [&](std::size_t word) {
+    return slot.words[word].load(std::memory_order_acquire);
+  };
   Record record;
   record.ended = static_cast<std::int64_t>(get(kEndedWord));
   record.state = static_cast<State>(low_of(get(kStateWord)));
@@ -153,7 +170,8 @@ std::pmr::vector<Record> FlightRecorder::read(std::pmr::memory_resource* memory)
     if (record.state != State::Failed) record.error = {};
     records.push_back(record);
   }
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.ticket < b.ticket; });
+  std::sort(records.begin(), records.end(),
+            [](const Record& a, const Record& b) { return a.ticket < b.ticket; });
   return records;
 }
 

@@ -1,6 +1,7 @@
-// The last operations of this process, for when it is asked what it was doing: a ring of fixed size in static memory,
-// written without locks by every thread. A slot whose operation has not ended is passed over a few times before it is used
-// again: what hangs is worth more than what has happened since.
+// The last operations of this process, for when it is asked what it was doing: a ring of fixed size
+// in static memory, written without locks by every thread. A slot whose operation has not ended is
+// passed over a few times before it is used again: what hangs is worth more than what has happened
+// since.
 #pragma once
 
 #include <array>
@@ -47,11 +48,15 @@ class FlightRecorder {
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   // The ticket to end it with; 0 where all of several slots were being written at this moment.
-  std::uint64_t begin(const Member& member, Kind kind, const About& about, std::int64_t time) noexcept;
+  std::uint64_t begin(const Member& member, Kind kind, const About& about,
+                      std::int64_t time) noexcept;
   // False where the record has ended before, or its slot has been used again.
-  bool end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept;
-  // What the ring holds, oldest first; records that are written at this moment are left out. Allocates from `memory` only.
-  std::pmr::vector<Record> read(std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const;
+  bool end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
+           std::uint64_t sequence) noexcept;
+  // What the ring holds, oldest first; records that are written at this moment are left out.
+  // Allocates from `memory` only.
+  std::pmr::vector<Record> read(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const;
   // Forgets what was recorded (by the process that this one was forked from).
   void forget() noexcept { first_.store(next_.load() + 1); }
 

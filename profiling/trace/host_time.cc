@@ -24,7 +24,11 @@ thread_local constinit HostTime::Doing current{};
 HostTime::HostTime(Clock clock) : clock_(clock), last_(clock()) {}
 
 HostTime::HostTime(HostTime* parent, const Doing& of_this_thread)
-    : parent_(parent), clock_(parent->clock_), names_(parent->names_), known_(parent->known_), last_(clock_()) {
+    : parent_(parent),
+      clock_(parent->clock_),
+      names_(parent->names_),
+      known_(parent->known_),
+      last_(clock_()) {
   count(of_this_thread, 1);
 }
 
@@ -46,7 +50,8 @@ std::size_t HostTime::place(std::string_view backend) noexcept {
 // Until now all has been as it was last.
 void HostTime::pass() noexcept {
   const std::int64_t now = clock_();
-  if (serving_ == 0 && waiting_[latest_] > 0) waited_[latest_] += std::max<std::int64_t>(0, now - last_);
+  if (serving_ == 0 && waiting_[latest_] > 0)
+    waited_[latest_] += std::max<std::int64_t>(0, now - last_);
   last_ = now;
 }
 
@@ -56,7 +61,8 @@ void HostTime::count(const Doing& doing, int change) noexcept {
   waiting_[doing.backend] += change;
   if (change > 0) latest_ = doing.backend;
   if (waiting_[latest_] > 0) return;
-  const auto other = std::find_if(waiting_.begin(), waiting_.end(), [](int threads) { return threads > 0; });
+  const auto other =
+      std::find_if(waiting_.begin(), waiting_.end(), [](int threads) { return threads > 0; });
   if (other != waiting_.end()) latest_ = static_cast<std::size_t>(other - waiting_.begin());
 }
 
@@ -95,15 +101,18 @@ double HostTime::share_of_steps() {
   const Mark& first = marks_[(steps_ - std::min(steps_, marks_.size())) % marks_.size()];
   const Mark& last = marks_[(steps_ - 1) % marks_.size()];
   if (last.time <= first.time) return std::numeric_limits<double>::quiet_NaN();
-  return static_cast<double>(last.waited - first.waited) / static_cast<double>(last.time - first.time);
+  return static_cast<double>(last.waited - first.waited) /
+         static_cast<double>(last.time - first.time);
 }
 
-// The reader takes `waiting_since` before and after the sums: they are of one moment if it has not changed.
+// The reader takes `waiting_since` before and after the sums: they are of one moment if it has not
+// changed.
 void HostTime::show() noexcept {
   if (page_ == nullptr) return;
   page_->waiting_since = 0;
   for (std::size_t i = 0; i < known_; ++i) {
-    for (std::size_t letter = 0; letter < names_[i].size(); ++letter) page_->backends[i].name[letter] = names_[i][letter];
+    for (std::size_t letter = 0; letter < names_[i].size(); ++letter)
+      page_->backends[i].name[letter] = names_[i][letter];
     page_->backends[i].waited = static_cast<std::uint64_t>(waited_[i]);
   }
   page_->waiting_for = latest_;
@@ -136,9 +145,11 @@ HostTime*& own() {
 HostTime& host_time() { return *own(); }
 
 void count_host_time() {
-  // The lock is held while the process is forked: the child copies what it guards. Of the threads only this one is there.
-  static const int registered = ::pthread_atfork([] { own()->mutex_.lock(); }, [] { own()->mutex_.unlock(); },
-                                                 [] { own() = new HostTime(own(), current); });
+  // The lock is held while the process is forked: the child copies what it guards. Of the threads
+  // only this one is there.
+  static const int registered =
+      ::pthread_atfork([] { own()->mutex_.lock(); }, [] { own()->mutex_.unlock(); },
+                       [] { own() = new HostTime(own(), current); });
   static_cast<void>(registered);
   is_counted.store(true, std::memory_order_relaxed);
 }

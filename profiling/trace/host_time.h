@@ -1,9 +1,11 @@
-// How much of its time this process waits for other ranks, by the backend that it waits for: what weft-run --status and
-// /metrics show, so that the rank which all others wait for can be seen. It is the one that waits least.
+// How much of its time this process waits for other ranks, by the backend that it waits for: what
+// weft-run --status and /metrics show, so that the rank which all others wait for can be seen. It
+// is the one that waits least.
 //
-// A process waits while one of its threads waits (Work::wait on the host, Work::synchronize, a future) and none works for
-// others (a called function, a continuation, a backward pass, a remote optimizer's step); a thread that waits may run calls
-// meanwhile. What CUDA streams wait is not counted: the host does not wait then, and only events on the stream could tell.
+// A process waits while one of its threads waits (Work::wait on the host, Work::synchronize, a
+// future) and none works for others (a called function, a continuation, a backward pass, a remote
+// optimizer's step); a thread that waits may run calls meanwhile. What CUDA streams wait is not
+// counted: the host does not wait then, and only events on the stream could tell.
 //
 // Nothing is counted, and a scope costs one load, until somebody asks (count_host_time).
 #pragma once
@@ -21,7 +23,8 @@
 
 namespace weft::trace {
 
-// Usable from every thread; nothing here blocks for longer than some instructions, or throws but for want of memory.
+// Usable from every thread; nothing here blocks for longer than some instructions, or throws but
+// for want of memory.
 class HostTime {
  public:
   using Clock = std::int64_t (*)();  // nanoseconds
@@ -35,7 +38,8 @@ class HostTime {
     What what = What::Nothing;
     std::size_t backend = 0;
   };
-  // Of a backend's waits; those of more than Progress::kBackends are counted under the last one's name.
+  // Of a backend's waits; those of more than Progress::kBackends are counted under the last one's
+  // name.
   std::size_t place(std::string_view backend) noexcept;
   // A thread did the one, and does the other from now on.
   void change(const Doing& from, const Doing& to) noexcept;
@@ -47,8 +51,8 @@ class HostTime {
     std::int64_t nanoseconds = 0;
   };
   std::vector<Waited> waited();
-  // The share of the last steps that have ended, at most kSteps of them, in which the process waited: 0 to 1; NaN before
-  // there is one.
+  // The share of the last steps that have ended, at most kSteps of them, in which the process
+  // waited: 0 to 1; NaN before there is one.
   double share_of_steps();
   static constexpr std::size_t kSteps = 32;
 
@@ -65,7 +69,8 @@ class HostTime {
   void show() noexcept;
   std::int64_t total() const noexcept;
 
-  HostTime* const parent_ = nullptr;  // whose mutex another thread may have held; kept, since threads there used it
+  HostTime* const parent_ =
+      nullptr;  // whose mutex another thread may have held; kept, since threads there used it
 
   std::mutex mutex_;  // of all that follows
   Clock clock_;
@@ -75,8 +80,9 @@ class HostTime {
   std::array<std::int64_t, Progress::kBackends> waited_{};  // nanoseconds
   std::array<int, Progress::kBackends> waiting_{};          // threads
   int serving_ = 0;                                         // threads
-  std::size_t latest_ = 0;  // the backend that a thread began to wait for last: a moment counts for one backend only
-  std::int64_t last_ = 0;   // until when it has been counted
+  std::size_t latest_ =
+      0;  // the backend that a thread began to wait for last: a moment counts for one backend only
+  std::int64_t last_ = 0;  // until when it has been counted
   struct Mark {
     std::int64_t time = 0;
     std::int64_t waited = 0;

@@ -1,5 +1,5 @@
-// One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks, one writer, one reader,
-// no locks. Internal to profiling/trace.
+// One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks,
+// one writer, one reader, no locks. Internal to profiling/trace.
 #pragma once
 
 #include <array>
@@ -37,7 +37,10 @@ struct Event {
 class Lane {
  public:
   explicit Lane(int number, std::string name)
-      : number_(number), name_(std::move(name)), write_(std::make_unique<Block>().release()), read_(write_) {}
+      : number_(number),
+        name_(std::move(name)),
+        write_(std::make_unique<Block>().release()),
+        read_(write_) {}
   ~Lane() {
     while (read_ != nullptr) delete std::exchange(read_, read_->next.load());
   }
@@ -47,8 +50,8 @@ class Lane {
   int number() const { return number_; }
   const std::string& name() const { return name_; }
 
-  // By the thread. False where the reader is too far behind; the next that there is room for follows a Lost, whose time is
-  // that of the first that there was none for.
+  // By the thread. False where the reader is too far behind; the next that there is room for
+  // follows a Lost, whose time is that of the first that there was none for.
   bool add(Event event) {
     if (waiting_.load(std::memory_order_relaxed) >= kMost) {
       if (lost_since_ == 0) lost_since_ = event.time;

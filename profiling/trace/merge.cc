@@ -34,7 +34,8 @@ using parts::Spot;
 using parts::ThreadRow;
 using parts::Timeline;
 
-// --- drawing ---------------------------------------------------------------------------------------------------------
+// --- drawing
+// ---------------------------------------------------------------------------------------------------------
 
 constexpr int kRowsOfKind = 1'000'000;  // more than can be under way at a time
 
@@ -47,20 +48,24 @@ int kind_order(const std::string& kind) {
   return static_cast<int>(kOrder.size()) + 1;
 }
 
-// Groups of one name that are not one group have numbers of their own: in processes that call init_process_group again with
-// other ranks both are the first of theirs. As they began; one that is alone keeps what it has.
+// Groups of one name that are not one group have numbers of their own: in processes that call
+// init_process_group again with other ranks both are the first of theirs. As they began; one that
+// is alone keeps what it has.
 void number_groups(Timeline& timeline) {
   using Ranks = std::pair<std::vector<int>, int>;              // and generation
   std::map<std::string, std::map<Ranks, std::int64_t>> begun;  // of each name
   for (const Span& span : timeline.spans) {
     if (span.owner->kind != "group") continue;
-    auto& first =
-        begun[span.owner->name].try_emplace({span.owner->ranks, span.owner->generation}, span.begin).first->second;
+    auto& first = begun[span.owner->name]
+                      .try_emplace({span.owner->ranks, span.owner->generation}, span.begin)
+                      .first->second;
     first = std::min(first, span.begin);
   }
   std::map<std::string, std::map<Ranks, int>> numbers;
   for (const auto& [name, groups] : begun) {
-    const auto is_first = [&](const auto& group) { return group.first.first == groups.begin()->first.first; };
+    const auto is_first = [&](const auto& group) {
+      return group.first.first == groups.begin()->first.first;
+    };
     if (std::all_of(groups.begin(), groups.end(), is_first)) continue;  // generations of one
     std::vector<std::pair<std::int64_t, Ranks>> order;
     for (const auto& [ranks, time] : groups) order.emplace_back(time, ranks);
@@ -80,7 +85,8 @@ void number_groups(Timeline& timeline) {
 
 // Gives each span a row of its kind where it overlaps no other: slices of one row must nest.
 void choose_rows(std::vector<Span>& spans) {
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin < b.begin; });
   struct Row {
     std::string lane;
     std::int64_t taken_until = 0;
@@ -88,8 +94,9 @@ void choose_rows(std::vector<Span>& spans) {
   std::map<std::tuple<int, std::string>, std::vector<Row>> rows_of_kinds;
   for (Span& span : spans) {
     auto& rows = rows_of_kinds[{span.owner->job_rank, span.kind}];
-    const auto free = std::find_if(rows.begin(), rows.end(),
-                                   [&](const Row& row) { return row.lane == span.lane && row.taken_until <= span.begin; });
+    const auto free = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
+      return row.lane == span.lane && row.taken_until <= span.begin;
+    });
     const auto index = static_cast<std::size_t>(free - rows.begin());
     if (free == rows.end()) rows.push_back({span.lane, 0});
     rows[index].taken_until = std::max(span.end, span.begin + 1);
@@ -138,7 +145,10 @@ class Drawing {
 
   void thread(const ThreadRow& row, int tid) {
     for (const Point& point : row.points) {
-      Json json{{"ph", std::string(1, point.phase)}, {"pid", row.rank}, {"tid", tid}, {"ts", microseconds(point.time)}};
+      Json json{{"ph", std::string(1, point.phase)},
+                {"pid", row.rank},
+                {"tid", tid},
+                {"ts", microseconds(point.time)}};
       if (point.phase != 'E') {
         json["name"] = point.name;
         json["cat"] = point.layer;
@@ -156,13 +166,19 @@ class Drawing {
     std::int64_t time = 0;
   };
   static Tip tip(const Span& span, std::int64_t time) {
-    return {span.owner->job_rank, span.row, std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
+    return {span.owner->job_rank, span.row,
+            std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
   }
   // `name` says what it is.
   void flow(const char* name, const Tip& from, const Tip& to) {
     const auto end = [&](const char* phase, const Tip& tip) {
-      Json json{{"ph", phase},   {"id", flows_}, {"pid", tip.pid}, {"tid", tip.tid}, {"ts", microseconds(tip.time)},
-                {"cat", "flow"}, {"name", name}};
+      Json json{{"ph", phase},
+                {"id", flows_},
+                {"pid", tip.pid},
+                {"tid", tip.tid},
+                {"ts", microseconds(tip.time)},
+                {"cat", "flow"},
+                {"name", name}};
       if (*phase == 'f') json["bp"] = "e";
       event(std::move(json));
     };
@@ -170,26 +186,32 @@ class Drawing {
     end("s", from);
     end("f", to);
   }
-  void flow(const char* name, const Span& from, std::int64_t leaves, const Span& to, std::int64_t arrives) {
+  void flow(const char* name, const Span& from, std::int64_t leaves, const Span& to,
+            std::int64_t arrives) {
     flow(name, tip(from, leaves), tip(to, arrives));
   }
 
   void finish(const Json& about) {
-    std::fprintf(file_, "\n],\"otherData\":%s}\n", about.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    std::fprintf(file_, "\n],\"otherData\":%s}\n",
+                 about.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   }
 
  private:
-  double microseconds(std::int64_t time) const { return static_cast<double>(time - origin_) / 1000.0; }
+  double microseconds(std::int64_t time) const {
+    return static_cast<double>(time - origin_) / 1000.0;
+  }
   std::FILE* file_;
   std::int64_t origin_;
   bool is_first_ = true;
   std::uint64_t flows_ = 0;
 };
 
-// What of one number may have been sent, by its beginning: each agent of a process counts its calls and messages anew.
+// What of one number may have been sent, by its beginning: each agent of a process counts its calls
+// and messages anew.
 using Sent = std::vector<const Span*>;
 
-// The newest that had begun when it came, as far as the clocks can tell: those of two machines drift. Or null.
+// The newest that had begun when it came, as far as the clocks can tell: those of two machines
+// drift. Or null.
 const Span* origin_of(const Span& came, const Sent& sent, const std::map<int, RankInfo>& ranks) {
   const auto error_of = [&](const Span& span) {
     const auto found = ranks.find(span.owner->job_rank);
@@ -206,9 +228,9 @@ const Span* origin_of(const Span& came, const Sent& sent, const std::map<int, Ra
 
 void draw_flows(Drawing& drawing, const Timeline& timeline) {
   const std::vector<Span>& spans = timeline.spans;
-  using MessageKey =
-      std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
-  using CallKey = std::tuple<int, int, std::uint64_t>;             // caller, callee, id
+  using MessageKey = std::tuple<std::string, int, int, int, int,
+                                std::uint64_t>;         // group, generation, from, to, tag, number
+  using CallKey = std::tuple<int, int, std::uint64_t>;  // caller, callee, id
   std::map<MessageKey, const Span*> sends;
   std::map<CallKey, Sent> calls;
   std::map<std::tuple<std::string, int, std::uint64_t>, std::vector<const Span*>> collectives;
@@ -218,30 +240,38 @@ void draw_flows(Drawing& drawing, const Timeline& timeline) {
     const Owner& owner = *span.owner;
     if (span.kind == "gradient" && span.name == "send gradient")
       gradients[{owner.rank, span.peer, span.sequence, span.tag}].push_back(&span);
-    if (span.kind == "send") sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
+    if (span.kind == "send")
+      sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
     if (span.kind == "call") calls[{owner.rank, span.peer, span.sequence}].push_back(&span);
-    if (span.kind == "collective") collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
+    if (span.kind == "collective")
+      collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
   }
   for (const Span& span : spans) {
     const Owner& owner = *span.owner;
     if (span.kind == "receive") {
-      const auto sent = sends.find({owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
+      const auto sent = sends.find(
+          {owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
       if (sent != sends.end() && span.state == "done")
         drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
     } else if (span.kind == "gradient" && span.name != "send gradient") {
-      const Span* sent = origin_of(span, gradients[{span.peer, owner.rank, span.sequence, span.tag}], timeline.ranks);
+      const Span* sent = origin_of(
+          span, gradients[{span.peer, owner.rank, span.sequence, span.tag}], timeline.ranks);
       if (sent != nullptr) drawing.flow("gradient", *sent, sent->begin, span, span.begin);
     } else if (span.kind == "served") {
-      const Span* call = origin_of(span, calls[{span.peer, owner.rank, span.sequence}], timeline.ranks);
+      const Span* call =
+          origin_of(span, calls[{span.peer, owner.rank, span.sequence}], timeline.ranks);
       if (call == nullptr) continue;
       drawing.flow("call", *call, call->begin, span, span.begin);
-      if (span.state == "done" && call->state == "done") drawing.flow("reply", span, span.end, *call, call->end);
+      if (span.state == "done" && call->state == "done")
+        drawing.flow("reply", span, span.end, *call, call->end);
     }
   }
   for (const auto& [key, ranks] : collectives) {
-    const Span* last = *std::max_element(ranks.begin(), ranks.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
+    const Span* last = *std::max_element(ranks.begin(), ranks.end(),
+                                         [](auto* a, auto* b) { return a->begin < b->begin; });
     for (const Span* one : ranks) {
-      if (one != last && one->state == "done") drawing.flow("collective", *last, last->begin, *one, one->end);
+      if (one != last && one->state == "done")
+        drawing.flow("collective", *last, last->begin, *one, one->end);
     }
   }
 }
@@ -251,7 +281,8 @@ void draw_arrows(Drawing& drawing, const Timeline& timeline) {
   std::map<std::pair<int, std::uint64_t>, const Span*> spans;
   for (const Span& span : timeline.spans) spans[{span.part, span.ticket}] = &span;
   const auto on_thread = [&](const Spot& spot) {
-    return Drawing::Tip{timeline.threads[spot.thread].rank, static_cast<int>(spot.thread) + 1, spot.time};
+    return Drawing::Tip{timeline.threads[spot.thread].rank, static_cast<int>(spot.thread) + 1,
+                        spot.time};
   };
   for (int part = 0; part < static_cast<int>(timeline.arrows.size()); ++part) {
     const PartArrows& arrows = timeline.arrows[static_cast<std::size_t>(part)];
@@ -261,13 +292,16 @@ void draw_arrows(Drawing& drawing, const Timeline& timeline) {
     };
     for (const auto& [number, spot] : arrows.arrive) {
       const auto from = arrows.leave.find(number);
-      if (from != arrows.leave.end()) drawing.flow("starts", on_thread(from->second), on_thread(spot));
+      if (from != arrows.leave.end())
+        drawing.flow("starts", on_thread(from->second), on_thread(spot));
     }
     for (const auto& [ticket, spot] : arrows.from_operation) {
-      if (const Span* from = span_of(ticket)) drawing.flow("runs", Drawing::tip(*from, from->begin), on_thread(spot));
+      if (const Span* from = span_of(ticket))
+        drawing.flow("runs", Drawing::tip(*from, from->begin), on_thread(spot));
     }
     for (const auto& [ticket, spot] : arrows.to_operation) {
-      if (const Span* to = span_of(ticket)) drawing.flow("issues", on_thread(spot), Drawing::tip(*to, to->begin));
+      if (const Span* to = span_of(ticket))
+        drawing.flow("issues", on_thread(spot), Drawing::tip(*to, to->begin));
     }
     for (const auto& [number, ticket] : arrows.to_device) {
       const auto from = arrows.leave.find(number);
@@ -289,10 +323,11 @@ void draw(const Timeline& timeline, std::FILE* file) {
   Json ranks = Json::array();
   bool is_measured_again = true;
   for (const auto& [rank, info] : timeline.ranks) {
-    processes[rank] = " on " + info.machine +
-                      (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs at the start" +
-                                                  (info.clock_again ? " and the end" : "")
-                                            : "");
+    processes[rank] =
+        " on " + info.machine +
+        (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) +
+                                    " µs at the start" + (info.clock_again ? " and the end" : "")
+                              : "");
     is_measured_again = is_measured_again && (info.clock_again || info.clock_error == 0);
     ranks.push_back({{"rank", rank},
                      {"machine", info.machine},
@@ -311,8 +346,9 @@ void draw(const Timeline& timeline, std::FILE* file) {
   for (const Span& span : timeline.spans) {
     if (named.emplace(span.owner->job_rank, span.row).second) {
       const int more = span.row % kRowsOfKind;
-      const std::string name =
-          !span.lane.empty() ? span.lane : span.kind + (more > 0 ? " " + std::to_string(more + 1) : "");
+      const std::string name = !span.lane.empty()
+                                   ? span.lane
+                                   : span.kind + (more > 0 ? " " + std::to_string(more + 1) : "");
       drawing.meta("thread_name", span.owner->job_rank, span.row, {{"name", name}});
       drawing.meta("thread_sort_index", span.owner->job_rank, span.row, {{"sort_index", span.row}});
     }
@@ -321,18 +357,21 @@ void draw(const Timeline& timeline, std::FILE* file) {
   int tid = 0;
   for (const ThreadRow& row : timeline.threads) {
     drawing.meta("thread_name", row.rank, ++tid, {{"name", "thread " + row.name}});
-    drawing.meta("thread_sort_index", row.rank, tid, {{"sort_index", row.name == "main" ? 0 : tid}});
+    drawing.meta("thread_sort_index", row.rank, tid,
+                 {{"sort_index", row.name == "main" ? 0 : tid}});
     drawing.thread(row, tid);
   }
   draw_flows(drawing, timeline);
   draw_arrows(drawing, timeline);
   drawing.finish({{"weft", "timeline 1"},
                   {"job_ranks", timeline.job_ranks},
-                  {"clock_error_is_of", is_measured_again ? "the job's start and end" : "the job's start"},  // clocks drift
+                  {"clock_error_is_of", is_measured_again ? "the job's start and end"
+                                                          : "the job's start"},  // clocks drift
                   {"ranks", ranks}});
 }
 
-// --- files -----------------------------------------------------------------------------------------------------------
+// --- files
+// -----------------------------------------------------------------------------------------------------------
 
 constexpr const char* kLock = ".lock";  // beside the parts: who holds it merges
 
@@ -340,14 +379,15 @@ std::vector<std::string> parts_of(const std::string& file) {
   std::vector<std::string> parts;
   std::error_code failure;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of_parts(file), failure)) {
-    if (entry.is_regular_file(failure) && entry.path().filename() != kLock) parts.push_back(entry.path().string());
+    if (entry.is_regular_file(failure) && entry.path().filename() != kLock)
+      parts.push_back(entry.path().string());
   }
   std::sort(parts.begin(), parts.end());
   return parts;
 }
 
-// A lock on a file, while it lives; without one where it cannot be had. By NFS's rules one that is exclusive needs a
-// descriptor that is open for writing.
+// A lock on a file, while it lives; without one where it cannot be had. By NFS's rules one that is
+// exclusive needs a descriptor that is open for writing.
 class FileLock {
  public:
   FileLock(const std::string& path, int how, int flags = O_RDONLY)
@@ -367,14 +407,18 @@ class FileLock {
 };
 
 // Of one who merges, on whichever machine.
-FileLock lock_of(const std::string& file) { return {folder_of_parts(file) + "/" + kLock, LOCK_EX, O_RDWR | O_CREAT}; }
+FileLock lock_of(const std::string& file) {
+  return {folder_of_parts(file) + "/" + kLock, LOCK_EX, O_RDWR | O_CREAT};
+}
 
 void write(const Timeline& timeline, const std::string& path) {
-  std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })> out(std::fopen(path.c_str(), "w"));
+  std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })> out(
+      std::fopen(path.c_str(), "w"));
   if (!out) throw system_error(Blame::Caller, "'" + path + "' cannot be written", errno);
   draw(timeline, out.get());
   const bool is_whole = std::ferror(out.get()) == 0;
-  if (std::fclose(out.release()) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + path + "'", errno);
+  if (std::fclose(out.release()) != 0 || !is_whole)
+    throw system_error(Blame::Caller, "writing '" + path + "'", errno);
 }
 
 void put_in_place(const std::string& file, const std::string& fresh) {
@@ -385,27 +429,31 @@ void put_in_place(const std::string& file, const std::string& fresh) {
                                  "; its parts stay in '" + folder_of_parts(file) + "'");
 }
 
-// Two at a time with one WEFT_TIMELINE, or one that was killed on another machine: together they would be of no job at all.
+// Two at a time with one WEFT_TIMELINE, or one that was killed on another machine: together they
+// would be of no job at all.
 void require_one_job(const Timeline& timeline, const std::string& file) {
   if (timeline.jobs.size() <= 1) return;
   std::string jobs;
   for (const auto& [job, parts] : timeline.jobs) {
     jobs += (jobs.empty() ? "" : ", ") + std::to_string(parts) + " of '" + job + "'";
   }
-  throw Error(Blame::Caller,
-              "'" + folder_of_parts(file) + "' holds parts of several jobs, " + jobs +
-                  ", after which the files there are called; remove those of the others, and give each job " +
-                  "a WEFT_TIMELINE of its own");
+  throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds parts of several jobs, " +
+                                 jobs +
+                                 ", after which the files there are called; remove those of the "
+                                 "others, and give each job " +
+                                 "a WEFT_TIMELINE of its own");
 }
 
 // With the lock held, where it can be had.
 Merged merge_alone(const std::string& file) {
   Timeline timeline;
   Merged merged;
-  for (const std::string& part : parts_of(file)) merged.parts += parts::read(part, timeline) ? 1 : 0;
+  for (const std::string& part : parts_of(file))
+    merged.parts += parts::read(part, timeline) ? 1 : 0;
   if (merged.parts == 0) {
-    throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
-                                   "' what WEFT_TIMELINE was set to, and has it been merged before?");
+    throw Error(Blame::Caller,
+                "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
+                    "' what WEFT_TIMELINE was set to, and has it been merged before?");
   }
   require_one_job(timeline, file);
   number_groups(timeline);

@@ -32,27 +32,34 @@ struct Wire {
 };
 
 constexpr nvtxPayloadSchemaEntry_t kWireEntries[] = {
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "NCCL communicator ID", nullptr, 0, offsetof(Wire, communicator), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "Message size [bytes]", nullptr, 0, offsetof(Wire, bytes), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_NVTX_REGISTERED_STRING_HANDLE, "Reduction operation", nullptr, 0, offsetof(Wire, reduction),
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "NCCL communicator ID", nullptr, 0,
+     offsetof(Wire, communicator), nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "Message size [bytes]", nullptr, 0, offsetof(Wire, bytes),
      nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_NVTX_REGISTERED_STRING_HANDLE, "Reduction operation", nullptr, 0,
+     offsetof(Wire, reduction), nullptr, nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Rank", nullptr, 0, offsetof(Wire, rank), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "No. of ranks", nullptr, 0, offsetof(Wire, ranks), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "CUDA device", nullptr, 0, offsetof(Wire, device), nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "No. of ranks", nullptr, 0, offsetof(Wire, ranks), nullptr,
+     nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "CUDA device", nullptr, 0, offsetof(Wire, device), nullptr,
+     nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Root", nullptr, 0, offsetof(Wire, root), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Peer rank", nullptr, 0, offsetof(Wire, peer), nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Peer rank", nullptr, 0, offsetof(Wire, peer), nullptr,
+     nullptr},
 };
 
-constexpr std::uint64_t kWireSchema = NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
+constexpr std::uint64_t kWireSchema =
+    NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
 
 // A domain, with its schema. Null without a tool.
 nvtxDomainHandle_t make_domain(Layer layer) {
   const std::string name = std::string("weft.") + trace::name(layer);
   const nvtxDomainHandle_t fresh = nvtxDomainCreateA(name.c_str());
   nvtxPayloadSchemaAttr_t schema{};
-  schema.fieldMask = NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NAME | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE |
-                     NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ENTRIES | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NUM_ENTRIES |
-                     NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_SCHEMA_ID;
+  schema.fieldMask =
+      NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NAME | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE |
+      NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ENTRIES | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NUM_ENTRIES |
+      NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_SCHEMA_ID;
   schema.name = "weft operation";
   schema.type = NVTX_PAYLOAD_SCHEMA_TYPE_STATIC;
   schema.entries = kWireEntries;
@@ -79,15 +86,16 @@ nvtxStringHandle_t registered(Layer layer, const char* text) {
   static auto& handles = *new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
   {
     std::lock_guard lock(mutex);
-    if (const auto found = handles.find({layer, text}); found != handles.end()) return found->second;
+    if (const auto found = handles.find({layer, text}); found != handles.end())
+      return found->second;
   }
   const nvtxStringHandle_t made = nvtxDomainRegisterStringA(domain(layer), text);
   std::lock_guard lock(mutex);
   return handles.emplace(std::pair(layer, text), made).first->second;
 }
 
-// The same on all ranks of a group, and another for one that is made anew: FNV-1a of what they have in common. (Not what
-// NCCL calls its communicators, which it tells nobody.)
+// The same on all ranks of a group, and another for one that is made anew: FNV-1a of what they have
+// in common. (Not what NCCL calls its communicators, which it tells nobody.)
 std::uint64_t communicator_of(const Member& member) {
   const Party& party = *member.party();
   if (party.kind != "group") return 0;
@@ -110,7 +118,9 @@ struct Attributes {
     event.message.registered = handle(name);
   }
 
-  Attributes(Name& name, const Payload& payload) : Attributes(name) { attach(name.layer(), payload); }
+  Attributes(Name& name, const Payload& payload) : Attributes(name) {
+    attach(name.layer(), payload);
+  }
   Attributes(Layer layer, const char* text, const Payload& payload) {
     event.version = NVTX_VERSION;
     event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
@@ -121,7 +131,8 @@ struct Attributes {
 
   // In the domain of that layer.
   void attach(Layer layer, const Payload& payload) {
-    const nvtxStringHandle_t reduction = *payload.reduction != '\0' ? registered(layer, payload.reduction) : nullptr;
+    const nvtxStringHandle_t reduction =
+        *payload.reduction != '\0' ? registered(layer, payload.reduction) : nullptr;
     wire = {.bytes = payload.bytes,
             .reduction = reduction,
             .rank = payload.rank,
@@ -137,7 +148,8 @@ struct Attributes {
 
   const nvtxEventAttributes_t* get() const { return &event; }
 
-  // Two threads may register a name at once; the tool then gives both the same or two equal handles.
+  // Two threads may register a name at once; the tool then gives both the same or two equal
+  // handles.
   static nvtxStringHandle_t handle(Name& name) {
     void* known = name.registered_.load(std::memory_order_acquire);
     if (known == nullptr) {
@@ -173,7 +185,8 @@ void with(Name& name, const Payload* payload, const Call& call) {
 }  // namespace
 
 void push(Name& name, const Payload* payload) noexcept {
-  with(name, payload, [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainRangePushEx(where, event); });
+  with(name, payload,
+       [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainRangePushEx(where, event); });
 }
 
 void pop(Layer layer) noexcept {
@@ -181,7 +194,8 @@ void pop(Layer layer) noexcept {
 }
 
 void mark(Name& name, const Payload* payload) noexcept {
-  with(name, payload, [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainMarkEx(where, event); });
+  with(name, payload,
+       [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainMarkEx(where, event); });
 }
 
 std::uint64_t start(const Member& member, Kind kind, const About& about) noexcept {

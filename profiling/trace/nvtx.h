@@ -1,5 +1,5 @@
-// Trace's words to a tool, by NVTX. Internal to profiling/trace. Without NVTX's headers, and without a tool, nothing
-// happens.
+// Trace's words to a tool, by NVTX. Internal to profiling/trace. Without NVTX's headers, and
+// without a tool, nothing happens.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,9 @@ std::set<std::string>& texts() {
 
 std::atomic<Observer*> observer{nullptr};
 
-// What was recorded is not what a forked process does, it is none of the members, and nobody asks there what was counted.
-// The parties stay where they are: members that it has inherited point to them.
+// What was recorded is not what a forked process does, it is none of the members, and nobody asks
+// there what was counted. The parties stay where they are: members that it has inherited point to
+// them.
 void forget_in_child() {
   flight_recorder().forget();
   observer.store(nullptr);
@@ -47,7 +48,9 @@ constinit Name training_step{Layer::Engine, "step"};
 }  // namespace
 
 std::int64_t now() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 const char* name(Kind kind) noexcept {
@@ -89,14 +92,17 @@ void Member::withdraw() const {
   if (party_ == nullptr) return;
   std::lock_guard lock(names_mutex);
   const auto found = parties().find(*party_);
-  if (found == parties().end() || &found->first != party_) return;  // it was of the process that this one was forked from
+  if (found == parties().end() || &found->first != party_)
+    return;  // it was of the process that this one was forked from
   if (found->second == generation_ + 1) found->second = generation_;
 }
 
 std::pmr::vector<Member> members(std::pmr::memory_resource* memory) {
   std::lock_guard lock(names_mutex);
-  std::pmr::vector<Member> newest(memory);  // or the only one, which has withdrawn: what it did is on record
-  for (const auto& [party, joined] : parties()) newest.push_back(Member::known(&party, joined > 0 ? joined - 1 : 0));
+  std::pmr::vector<Member> newest(
+      memory);  // or the only one, which has withdrawn: what it did is on record
+  for (const auto& [party, joined] : parties())
+    newest.push_back(Member::known(&party, joined > 0 ? joined - 1 : 0));
   return newest;
 }
 
@@ -144,12 +150,14 @@ void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noe
 }
 
 void Operation::runs_here() const noexcept {
-  if (ticket_ != 0 && timeline::on()) timeline::arrive_from(ticket_);  // (it may end on another thread meanwhile)
+  if (ticket_ != 0 && timeline::on())
+    timeline::arrive_from(ticket_);  // (it may end on another thread meanwhile)
 }
 
 void observe(Observer& watching) noexcept {
   Observer* none = nullptr;
-  if (!observer.compare_exchange_strong(none, &watching)) broken("two trace::observe in one process");
+  if (!observer.compare_exchange_strong(none, &watching))
+    broken("two trace::observe in one process");
 }
 
 void step(int rank) noexcept {

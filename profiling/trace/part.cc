@@ -67,21 +67,27 @@ void append_quoted(String& to, std::string_view text) {
 template void append_quoted(std::string& to, std::string_view text);
 template void append_quoted(std::pmr::string& to, std::string_view text);
 
-Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes) : most_bytes_(most_bytes) {
+Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes)
+    : most_bytes_(most_bytes) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
-  path_ = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
+  path_ = folder + "/" + place.job + "." + std::to_string(place.rank) + "." +
+          std::to_string(::getpid());
   descriptor_ = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written", errno);
+  if (descriptor_ < 0)
+    throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written",
+                       errno);
   ::flock(descriptor_, LOCK_EX | LOCK_NB);  // goes with the process
   line_ = R"({"weft":"timeline part 1","job":)";
   append_quoted(line_, place.job);
-  line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) + ",\"host\":";
+  line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) +
+           ",\"host\":";
   append_quoted(line_, host_identity());
   line_ += ",\"machine\":";
   append_quoted(line_, host_name());
   line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"ranges\":" + kRanges +
-           ",\"offset\":" + std::to_string(place.clock.offset) + ",\"error\":" + std::to_string(place.clock.error) +
+           ",\"offset\":" + std::to_string(place.clock.offset) +
+           ",\"error\":" + std::to_string(place.clock.error) +
            ",\"measured\":" + std::to_string(place.clock.at) + "}";
   write_line();
   flush();
@@ -123,12 +129,15 @@ void Part::put_line() {
 
 void Part::flush() {
   for (std::size_t written = 0; written < waiting_.size() && !failed_;) {
-    const ::ssize_t count = ::write(descriptor_, waiting_.data() + written, waiting_.size() - written);
+    const ::ssize_t count =
+        ::write(descriptor_, waiting_.data() + written, waiting_.size() - written);
     if (count >= 0) {
       written += static_cast<std::size_t>(count);
     } else if (errno != EINTR) {
       failed_ = true;
-      log::warn(system_error(Blame::Caller, "the timeline's part '" + path_ + "' is not whole: writing it", errno).text());
+      log::warn(system_error(Blame::Caller,
+                             "the timeline's part '" + path_ + "' is not whole: writing it", errno)
+                    .text());
     }
   }
   waiting_.clear();
@@ -142,8 +151,8 @@ void Part::add_thread(const Lane& lane) {
 }
 
 int Part::party(const Member& member) {
-  const auto [found, is_new] =
-      parties_.try_emplace({member.party(), member.generation()}, static_cast<int>(parties_.size()));
+  const auto [found, is_new] = parties_.try_emplace({member.party(), member.generation()},
+                                                    static_cast<int>(parties_.size()));
   if (!is_new) return found->second;
   const Party& party = *member.party();
   line_ = "{\"party\":" + std::to_string(found->second) + ",\"kind\":";
@@ -151,14 +160,16 @@ int Part::party(const Member& member) {
   line_ += ",\"name\":";
   append_quoted(line_, party.name);
   line_ += ",\"rank\":" + std::to_string(party.rank) + ",\"ranks\":[";
-  for (std::size_t i = 0; i < party.ranks.size(); ++i) line_ += (i > 0 ? "," : "") + std::to_string(party.ranks[i]);
+  for (std::size_t i = 0; i < party.ranks.size(); ++i)
+    line_ += (i > 0 ? "," : "") + std::to_string(party.ranks[i]);
   line_ += "],\"generation\":" + std::to_string(member.generation()) + "}";
   write_line();
   return found->second;
 }
 
 void Part::add(const Lane& lane, const Event& event) {
-  const int whose = event.what == Event::What::Begin ? party(event.member) : 0;  // may write a line of its own
+  const int whose =
+      event.what == Event::What::Begin ? party(event.member) : 0;  // may write a line of its own
   const auto label = [&](const char* letter) {
     line_ = letter;
     number(lane.number());

@@ -17,19 +17,20 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A part may be of another machine: whatever it holds. Within so much of zero (ns, 73 years) times can be added and
-// subtracted.
+// A part may be of another machine: whatever it holds. Within so much of zero (ns, 73 years) times
+// can be added and subtracted.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 
 std::int64_t bounded(std::int64_t time) { return std::clamp(time, -kFarthest, kFarthest); }
 std::int64_t nanoseconds(const Json& json) { return bounded(json.get<std::int64_t>()); }
 
 bool has_fraction(const Json& json) {
-  return json.is_number_float() || (json.is_structured() && std::any_of(json.begin(), json.end(), has_fraction));
+  return json.is_number_float() ||
+         (json.is_structured() && std::any_of(json.begin(), json.end(), has_fraction));
 }
 
-// A line of a part; discarded where it is no JSON, or has a number that is no integer: no Part writes one, and it may be
-// beyond all integers.
+// A line of a part; discarded where it is no JSON, or has a number that is no integer: no Part
+// writes one, and it may be beyond all integers.
 Json parsed(const std::string& line) {
   Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   return !json.is_discarded() && has_fraction(json) ? Json(Json::value_t::discarded) : json;
@@ -100,9 +101,12 @@ class PartReader {
       if (!line.starts_with("{\"clock\"")) continue;
       const Json json = parsed(line);
       if (!json.is_object()) return;
-      const auto number = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
+      const auto number = [&](const char* key) {
+        return json.contains(key) && json[key].is_number_integer();
+      };
       if (!number("clock") || !number("offset") || !number("error")) continue;
-      again_ = {nanoseconds(json["offset"]), nanoseconds(json["error"]), nanoseconds(json["clock"])};
+      again_ = {nanoseconds(json["offset"]), nanoseconds(json["error"]),
+                nanoseconds(json["clock"])};
     }
   }
 
@@ -112,7 +116,8 @@ class PartReader {
     } else if (json.contains("thread")) {
       threads_[json.at("thread")].name = json.at("name");
     } else if (json.contains("party")) {
-      const Owner owner{json.at("kind"), json.at("name"), json.at("rank"), rank(), json.at("ranks"), json.at("generation")};
+      const Owner owner{json.at("kind"), json.at("name"),  json.at("rank"),
+                        rank(),          json.at("ranks"), json.at("generation")};
       owners_[json.at("party")] = owned(owner);
     } else if (json.contains("lost")) {
       into_.ranks[rank()].lost += json.at("lost").get<std::uint64_t>();
@@ -149,7 +154,8 @@ class PartReader {
     Thread& thread = threads_[json.at(1)];
     const std::int64_t time = at(json.at(2));
     if (letter == "X") {
-      // What is open may have ended, and nobody has written when. (Its end, if it comes, is of no range.)
+      // What is open may have ended, and nobody has written when. (Its end, if it comes, is of no
+      // range.)
       lost_.push_back(time);
       for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', time, "", "", 0});
       return;
@@ -192,10 +198,13 @@ class PartReader {
   void device_span(const Json& json) {
     Span span;
     const int device = json.at(1);
-    const auto stream = streams_.try_emplace({device, json.at(2)}, static_cast<int>(streams_.size()) + 1).first->second;
+    const auto stream =
+        streams_.try_emplace({device, json.at(2)}, static_cast<int>(streams_.size()) + 1)
+            .first->second;
     span.lane = "cuda:" + std::to_string(device) + " stream " + std::to_string(stream);
     auto& owner = device_owners_[{span.lane, json.at(8)}];
-    if (!owner) owner = owned({"device", span.lane, std::max(json.at(8).get<int>(), -1), rank(), {}, 0});
+    if (!owner)
+      owner = owned({"device", span.lane, std::max(json.at(8).get<int>(), -1), rank(), {}, 0});
     span.owner = owner;
     span.kind = "device";
     span.begin = at(json.at(3));
@@ -206,7 +215,8 @@ class PartReader {
     span.state = "done";
     span.part = part_;
     span.ticket = kFirstDevice + device_spans_++;  // of no operation
-    if (json.at(10).get<std::uint64_t>() != 0) arrows().to_device.emplace_back(json.at(10), span.ticket);
+    if (json.at(10).get<std::uint64_t>() != 0)
+      arrows().to_device.emplace_back(json.at(10), span.ticket);
     into_.spans.push_back(std::move(span));
   }
 
@@ -220,21 +230,25 @@ class PartReader {
     ends_[json.at(1)] = std::move(end);
   }
 
-  // Of several ranks that are threads of this process: those that are in one group, or that are agents. A process that is
-  // one rank may have others' numbers in groups of another job than the timeline's.
+  // Of several ranks that are threads of this process: those that are in one group, or that are
+  // agents. A process that is one rank may have others' numbers in groups of another job than the
+  // timeline's.
   std::set<int> ranks_here() const {
     std::map<std::tuple<std::string, std::string, std::vector<int>>, std::set<int>> ranks_of;
     for (const auto& owner : mine_) {
       if (owner->kind == "agent") ranks_of[{owner->kind, "", {}}].insert(owner->rank);
-      if (owner->kind == "group") ranks_of[{owner->kind, owner->name, owner->ranks}].insert(owner->rank);
+      if (owner->kind == "group")
+        ranks_of[{owner->kind, owner->name, owner->ranks}].insert(owner->rank);
     }
     std::set<int> here;
     const auto has_several = [](const auto& party) { return party.second.size() > 1; };
     if (std::none_of(ranks_of.begin(), ranks_of.end(), has_several)) return here;
     for (const auto& owner : mine_) {
-      const bool is_member = owner->rank >= 0 && static_cast<std::size_t>(owner->rank) < owner->ranks.size();
+      const bool is_member =
+          owner->rank >= 0 && static_cast<std::size_t>(owner->rank) < owner->ranks.size();
       if (is_member) owner->job_rank = owner->ranks[static_cast<std::size_t>(owner->rank)];
-      if (owner->kind == "agent" || (owner->kind == "device" && owner->rank >= 0)) owner->job_rank = owner->rank;
+      if (owner->kind == "agent" || (owner->kind == "device" && owner->rank >= 0))
+        owner->job_rank = owner->rank;
       if (owner->kind != "device") here.insert(owner->job_rank);
     }
     return here;
@@ -322,10 +336,10 @@ class PartReader {
   JobTime job_time_;
   std::optional<Clock> again_;
   std::int64_t last_ = 0;
-  std::map<int, std::shared_ptr<Owner>> owners_;                                 // by the part's numbers
+  std::map<int, std::shared_ptr<Owner>> owners_;  // by the part's numbers
   std::map<std::pair<std::string, int>, std::shared_ptr<Owner>> device_owners_;  // by lane and rank
   std::vector<std::shared_ptr<Owner>> mine_;                                     // all of these
-  std::vector<std::int64_t> lost_;                                               // when threads' events began to be missing
+  std::vector<std::int64_t> lost_;  // when threads' events began to be missing
   std::map<int, Thread> threads_;
   std::map<std::uint64_t, Span> open_;
   std::map<std::uint64_t, End> ends_;

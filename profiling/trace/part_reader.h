@@ -1,4 +1,5 @@
-// What the parts of a timeline hold (part.h says how), put together: spans, threads and arrows of all ranks in job time.
+// What the parts of a timeline hold (part.h says how), put together: spans, threads and arrows of
+// all ranks in job time.
 #pragma once
 
 #include <cstddef>
@@ -63,11 +64,13 @@ struct Spot {
 };
 // Arrows that a part draws by itself. Numbers and tickets are the part's.
 struct PartArrows {
-  std::map<std::uint64_t, Spot> leave;                             // by number
-  std::vector<std::pair<std::uint64_t, Spot>> arrive;              // by number
-  std::vector<std::pair<std::uint64_t, Spot>> from_operation;      // by ticket
-  std::vector<std::pair<std::uint64_t, Spot>> to_operation;        // by ticket: begun in a range of that thread
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> to_device;  // by number, and the span's ticket
+  std::map<std::uint64_t, Spot> leave;                         // by number
+  std::vector<std::pair<std::uint64_t, Spot>> arrive;          // by number
+  std::vector<std::pair<std::uint64_t, Spot>> from_operation;  // by ticket
+  std::vector<std::pair<std::uint64_t, Spot>>
+      to_operation;  // by ticket: begun in a range of that thread
+  std::vector<std::pair<std::uint64_t, std::uint64_t>>
+      to_device;  // by number, and the span's ticket
 };
 
 struct RankInfo {
@@ -87,10 +90,12 @@ struct Timeline {
   std::vector<PartArrows> arrows;  // by part
   std::map<int, RankInfo> ranks;   // of processes, and of their threads where these are ranks
   int job_ranks = 0;
-  std::map<std::string, int> jobs;  // how many parts there are of each, by the names that they have drawn
+  std::map<std::string, int>
+      jobs;  // how many parts there are of each, by the names that they have drawn
 };
 
-// Adds what a part holds, up to the first line that no Part writes. False for a file that is no part.
+// Adds what a part holds, up to the first line that no Part writes. False for a file that is no
+// part.
 bool read(const std::string& path, Timeline& into);
 
 }  // namespace weft::trace::timeline::parts

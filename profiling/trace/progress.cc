@@ -18,7 +18,8 @@ namespace {
 // Nobody else's: a new page of weft-run's, or one that this rank has counted in already.
 bool is_ours(const Progress& page) {
   return page.magic == Progress::kMagic ||
-         (page.magic == 0 && page.steps == 0 && page.operations == 0 && page.bytes == 0 && page.failures == 0);
+         (page.magic == 0 && page.steps == 0 && page.operations == 0 && page.bytes == 0 &&
+          page.failures == 0);
 }
 
 constinit Progress own;
@@ -42,7 +43,9 @@ void publish_progress(const char* file) {
   const int descriptor = ::open(file, O_RDWR | O_CLOEXEC);
   if (descriptor < 0) throw system_error(Blame::Caller, what, errno);
   const bool is_large = ::lseek(descriptor, 0, SEEK_END) >= static_cast<off_t>(sizeof(Progress));
-  void* page = is_large ? ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0) : MAP_FAILED;
+  void* page = is_large ? ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED,
+                                 descriptor, 0)
+                        : MAP_FAILED;
   const int number = is_large ? errno : EINVAL;
   ::close(descriptor);
   if (page == MAP_FAILED) throw system_error(Blame::Caller, what, number);

@@ -1,5 +1,6 @@
-// What this process has done so far, as numbers that another process may read: weft-run --status gives each rank a page of
-// a file (WEFT_STATUS_FILE) and reads it; without one the numbers stay here.
+// What this process has done so far, as numbers that another process may read: weft-run --status
+// gives each rank a page of a file (WEFT_STATUS_FILE) and reads it; without one the numbers stay
+// here.
 #pragma once
 
 #include <array>
@@ -19,7 +20,8 @@ struct Progress {
   std::atomic<std::uint64_t> bytes{0};       // of those
   std::atomic<std::uint64_t> failures{0};
 
-  // What host_time.h counts. Whoever reads a page takes no name for text that ends, and no number for a place, unchecked.
+  // What host_time.h counts. Whoever reads a page takes no name for text that ends, and no number
+  // for a place, unchecked.
   static constexpr std::size_t kBackends = 8;
   static constexpr std::size_t kName = 16;
   struct Backend {
@@ -27,8 +29,9 @@ struct Progress {
     std::atomic<std::uint64_t> waited{0};         // nanoseconds, until the last change
   };
   std::array<Backend, kBackends> backends{};
-  std::atomic<std::int64_t> waiting_since{0};  // by CLOCK_MONOTONIC, nanoseconds; 0: it does not wait now
-  std::atomic<std::uint64_t> waiting_for{0};   // the place of the backend for which it does
+  std::atomic<std::int64_t> waiting_since{
+      0};  // by CLOCK_MONOTONIC, nanoseconds; 0: it does not wait now
+  std::atomic<std::uint64_t> waiting_for{0};  // the place of the backend for which it does
 };
 
 Progress& progress() noexcept;
@@ -36,8 +39,8 @@ Progress& progress() noexcept;
 // What this machine calls itself; "unknown" where it does not tell.
 std::string host_name();
 
-// Counts in that file's first page from now on; again for the same file does nothing. Throws Caller where it cannot be
-// mapped, or holds something else.
+// Counts in that file's first page from now on; again for the same file does nothing. Throws Caller
+// where it cannot be mapped, or holds something else.
 void publish_progress(const char* file);
 
 }  // namespace weft::trace

@@ -40,7 +40,8 @@ class Sources {
   }
 
  private:
-  mutable ForkMutex mutex_{ForkOrder::Counts};  // behind `joining`, with which held the thread that takes it is waited for
+  mutable ForkMutex mutex_{ForkOrder::Counts};  // behind `joining`, with which held the thread that
+                                                // takes it is waited for
   std::vector<std::shared_ptr<Source>> all_;
 };
 Sources& sources = *new Sources();  // never destroyed: the timeline may end while the process does
@@ -60,7 +61,8 @@ class Collector {
       std::error_code ignored;
       std::filesystem::remove(path_, ignored);  // nobody would end it
       throw system_error(Blame::Busy,
-                         "the timeline gets no thread; allow this user, or the container, more of them (ulimit -u, "
+                         "the timeline gets no thread; allow this user, or the container, more of "
+                         "them (ulimit -u, "
                          "pids.max)",
                          error.code().value());
     }
@@ -70,7 +72,8 @@ class Collector {
     std::array<char, 16> name{};
     pthread_getname_np(pthread_self(), name.data(), name.size());
     std::lock_guard lock(mutex_);
-    lanes_.push_back(std::make_shared<Lane>(++made_, ::getpid() == ::gettid() ? "main" : name.data()));
+    lanes_.push_back(
+        std::make_shared<Lane>(++made_, ::getpid() == ::gettid() ? "main" : name.data()));
     return lanes_.back();
   }
 
@@ -80,8 +83,10 @@ class Collector {
     if (!is_larger || std::exchange(has_warned_, true)) return;
     log::warn("the timeline of this process is that of " + std::to_string(ranks_) +
               " ranks, which it joined first, and it has joined " + std::to_string(later.ranks) +
-              " now: processes that are only among these make parts of another job, which are not merged with its own; "
-              "join first what all processes share (rpc::init before init_process_group, or the other way round)");
+              " now: processes that are only among these make parts of another job, which are not "
+              "merged with its own; "
+              "join first what all processes share (rpc::init before init_process_group, or the "
+              "other way round)");
   }
 
   const std::string& asked() const { return asked_; }
@@ -166,7 +171,8 @@ class Collector {
 std::atomic<Collector*> collector{nullptr};
 constinit ForkMutex joining(ForkOrder::Timeline);
 
-// This thread's lane. Of a plain type, so that it can be looked at while the thread's objects are destroyed.
+// This thread's lane. Of a plain type, so that it can be looked at while the thread's objects are
+// destroyed.
 thread_local Lane* own = nullptr;
 thread_local const Collector* own_of = nullptr;
 thread_local bool thread_ends = false;
@@ -226,17 +232,22 @@ Collector* take_collector() {
 // With the mutex held.
 void require_here(const std::string& file) {
   const Collector* const made = collector.load();
-  if (made == nullptr || made->asked() == file || made->file() == std::filesystem::absolute(file)) return;
-  throw Error(Blame::Caller, "a timeline was asked for in '" + file + "', and this process makes one in '" + made->asked() +
-                                 "' already; give all its groups and agents one file (WEFT_TIMELINE, or the option "
-                                 "timeline)");
+  if (made == nullptr || made->asked() == file || made->file() == std::filesystem::absolute(file))
+    return;
+  throw Error(
+      Blame::Caller,
+      "a timeline was asked for in '" + file + "', and this process makes one in '" +
+          made->asked() +
+          "' already; give all its groups and agents one file (WEFT_TIMELINE, or the option "
+          "timeline)");
 }
 
 // Before a job runs for hours: what is there already must be a file that may be replaced.
 void require_place(const std::string& file) {
   const auto refuse = [&](const std::string& why) {
-    return Error(Blame::Caller, "a timeline was asked for in '" + file + "', " + why +
-                                    "; WEFT_TIMELINE and the option timeline name a file, such as run.json");
+    return Error(Blame::Caller,
+                 "a timeline was asked for in '" + file + "', " + why +
+                     "; WEFT_TIMELINE and the option timeline name a file, such as run.json");
   };
   const std::filesystem::path path(file);
   std::error_code ignored;
@@ -251,7 +262,9 @@ void require_place(const std::string& file) {
 void forget_in_child() {
   detail::is_on.store(false);
   if (Collector* const parents = collector.exchange(nullptr)) parents->forget_in_child();
-  if (kept.lane) static_cast<void>(new std::shared_ptr<Lane>(std::move(kept.lane)));  // the parent's; left as it is
+  if (kept.lane)
+    static_cast<void>(
+        new std::shared_ptr<Lane>(std::move(kept.lane)));  // the parent's; left as it is
   own_of = nullptr;
 }
 
@@ -263,7 +276,8 @@ void pop() noexcept { add(event_of(Event::What::Pop, {})); }
 
 void mark(const Label& label) noexcept { add(event_of(Event::What::Mark, label)); }
 
-void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::About& about, std::int64_t time) noexcept {
+void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::About& about,
+           std::int64_t time) noexcept {
   Event event;
   event.what = Event::What::Begin;
   event.kind = kind;
@@ -281,7 +295,8 @@ void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::A
   add(std::move(event));
 }
 
-void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept {
+void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
+         std::uint64_t sequence) noexcept {
   Event event;
   event.what = Event::What::End;
   event.time = time;
@@ -315,7 +330,8 @@ std::string host_identity() {
   std::getline(boot, identity);
   // A process in a time namespace of its own has another CLOCK_MONOTONIC.
   std::array<char, 64> clock{};
-  if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0) identity += std::string("/") + clock.data();
+  if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0)
+    identity += std::string("/") + clock.data();
   return identity;
 }
 

@@ -30,7 +30,9 @@ void point(Name& name, const Payload* payload) {
 
 Range::Range(Name& name) noexcept : layer_(name.layer()) { begin(name, nullptr); }
 
-Range::Range(Name& name, const Payload& payload) noexcept : layer_(name.layer()) { begin(name, &payload); }
+Range::Range(Name& name, const Payload& payload) noexcept : layer_(name.layer()) {
+  begin(name, &payload);
+}
 
 Range::~Range() {
   nvtx::pop(layer_);

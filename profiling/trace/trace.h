@@ -1,12 +1,13 @@
-// Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer: "weft.engine") and for the timeline
-// (timeline.h). Without a tool and without a timeline a range costs two calls that look and return; with WEFT_TRACE=OFF it
-// is an empty object and nothing is called. What begins on one thread and ends on another is an Operation (operation.h).
+// Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer: "weft.engine")
+// and for the timeline (timeline.h). Without a tool and without a timeline a range costs two calls
+// that look and return; with WEFT_TRACE=OFF it is an empty object and nothing is called. What
+// begins on one thread and ends on another is an Operation (operation.h).
 //
 //   constinit trace::Name kAllReduce{trace::Layer::Transport, "all_reduce"};
 //   trace::Range range(kAllReduce, {.bytes = slice.bytes, .rank = rank, .ranks = ranks});
 //
-// Everything may be used from every thread; a Range begins and ends on one thread and shows the host's time there, not the
-// device's. Nothing here blocks or throws.
+// Everything may be used from every thread; a Range begins and ends on one thread and shows the
+// host's time there, not the device's. Nothing here blocks or throws.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,8 @@ enum class Layer : std::uint32_t { Base, Cuda, Kernels, Transport, Engine, User 
 constexpr std::size_t kLayers = 6;
 const char* name(Layer layer) noexcept;  // "base", "cuda", …
 
-// Two spellings of the same types, so that a program may mix objects that were compiled with and without tracing.
+// Two spellings of the same types, so that a program may mix objects that were compiled with and
+// without tracing.
 #if WEFT_TRACE_ENABLED
 inline namespace enabled {
 
@@ -38,8 +40,9 @@ class Name {
   std::atomic<void*> registered_{nullptr};  // nvtxStringHandle_t
 };
 
-// What an operation is about. NCCL's own domain calls these "Message size [bytes]", "Reduction operation", "Rank",
-// "No. of ranks" and "CUDA device"; ours are called the same, so that Nsight's tables join. -1: not known.
+// What an operation is about. NCCL's own domain calls these "Message size [bytes]", "Reduction
+// operation", "Rank", "No. of ranks" and "CUDA device"; ours are called the same, so that Nsight's
+// tables join. -1: not known.
 struct Payload {
   std::uint64_t bytes = 0;
   const char* reduction = "";  // "Sum"; has static lifetime
@@ -65,8 +68,8 @@ class [[nodiscard]] Range {
 void mark(Name& name) noexcept;
 void mark(Name& name, const Payload& payload) noexcept;
 
-// An arrow of the timeline, from the range that one thread is in to the one that this or another is in later: from what
-// brought something about to what it started. Nothing without a timeline.
+// An arrow of the timeline, from the range that one thread is in to the one that this or another is
+// in later: from what brought something about to what it started. Nothing without a timeline.
 class Arrow {
  public:
   Arrow() = default;  // none

@@ -43,12 +43,14 @@ TEST(Config, CC009_AnUnknownLevelIsACallerErrorThatListsTheLevels) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.what(), testing::HasSubstr("WEFT_DEBUG is 'verbose'; it takes off, info, detail"));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("WEFT_DEBUG is 'verbose'; it takes off, info, detail"));
   }
 }
 
 TEST(Config, FilesAndAddressesAreTakenAsTheyAre) {
-  const Config config = from({{"WEFT_TIMELINE", "Run.json"}, {"WEFT_DUMP_DIR", "d"}, {"WEFT_METRICS", ":9400"}});
+  const Config config =
+      from({{"WEFT_TIMELINE", "Run.json"}, {"WEFT_DUMP_DIR", "d"}, {"WEFT_METRICS", ":9400"}});
   EXPECT_EQ(config.timeline_file, "Run.json");
   EXPECT_EQ(config.dump_folder, "d");
   EXPECT_EQ(config.metrics_address, ":9400");
@@ -63,7 +65,8 @@ TEST(Config, CrashTracesAreOnOrOff) {
 }
 
 TEST(Config, SplitsLists) {
-  EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces, testing::ElementsAre("eth0", "lo"));
+  EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces,
+              testing::ElementsAre("eth0", "lo"));
 }
 
 TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {

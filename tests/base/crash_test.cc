@@ -61,7 +61,9 @@ Ended run(const std::function<void()>& body) {
 
 int signal_of(const Ended& ended) { return WIFSIGNALED(ended.status) ? WTERMSIG(ended.status) : 0; }
 
-std::string frame(const std::string& function) { return kSymbols ? function : std::string("base_test\\+0x"); }
+std::string frame(const std::string& function) {
+  return kSymbols ? function : std::string("base_test\\+0x");
+}
 
 __attribute__((noinline)) int read_from(const volatile int* where) { return *where + 1; }
 __attribute__((noinline)) int divide(int by) {
@@ -79,7 +81,8 @@ __attribute__((noinline)) int call(Function function) { return function() + 1; }
 class Crash : public testing::Test {
  protected:
   void SetUp() override {
-    if (harness::kSanitized) GTEST_SKIP() << "the sanitizer reports crashes, and Weft leaves its handlers alone";
+    if (harness::kSanitized)
+      GTEST_SKIP() << "the sanitizer reports crashes, and Weft leaves its handlers alone";
   }
 };
 
@@ -90,8 +93,11 @@ TEST_F(Crash, NamesTheFunctionsOfTheThreadThatCrashed) {
     read_from(reinterpret_cast<int*>(16));
   });
   EXPECT_EQ(signal_of(ended), SIGSEGV) << ended.text;
-  EXPECT_THAT(ended.text, ContainsRegex("^weft: rank 7, process [0-9]+, crashed in thread '.*': SIGSEGV, invalid access to "
-                                        "memory, at address 0x10\n  #0 "));
+  EXPECT_THAT(
+      ended.text,
+      ContainsRegex(
+          "^weft: rank 7, process [0-9]+, crashed in thread '.*': SIGSEGV, invalid access to "
+          "memory, at address 0x10\n  #0 "));
   EXPECT_THAT(ended.text, ContainsRegex("#0 .*" + frame("read_from\\(int const volatile\\*\\)")));
   if (kSymbols) EXPECT_THAT(ended.text, HasSubstr("crash_test.cc:"));
   EXPECT_THAT(ended.text, ContainsRegex("base_test\\+0x[0-9a-f]+"));
@@ -107,7 +113,9 @@ TEST_F(Crash, IsReportedForEachSignal) {
   const std::array cases{
       Case{SIGFPE, [] { divide(0); }, frame("divide\\(int\\)")},
       Case{SIGABRT, [] { std::abort(); }, frame("run\\(")},
-      Case{SIGABRT, [] { std::thread([] { throw std::runtime_error("nobody catches this"); }).join(); }, "SIGABRT"},
+      Case{SIGABRT,
+           [] { std::thread([] { throw std::runtime_error("nobody catches this"); }).join(); },
+           "SIGABRT"},
       Case{SIGILL, [] { __builtin_trap(); }, "SIG(ILL|TRAP)"},
       Case{SIGBUS,
            [] {
@@ -175,7 +183,8 @@ TEST_F(Crash, NamesTheCallerOfANullFunction) {
   EXPECT_THAT(ended.text, ContainsRegex("#1 .*" + frame("call\\(int \\(\\*\\)\\(\\)\\)")));
 }
 
-// What malloc() keeps beside blocks is overwritten: it notices, and ends the process while it holds its own lock.
+// What malloc() keeps beside blocks is overwritten: it notices, and ends the process while it holds
+// its own lock.
 TEST_F(Crash, IsReportedWhereTheHeapIsDamaged) {
   const auto ended = run([] {
     crash::report_crashes();
@@ -263,7 +272,8 @@ TEST_F(Crash, IsNotReportedWhereThatIsOff) {
 TEST_F(Crash, WritesWhatElseThereIsAndSaysWhereThatFails) {
   const auto written = run([] {
     crash::report_crashes();
-    crash::at_crash([](const char* reason) { return ::write(STDERR_FILENO, reason, std::strlen(reason)) > 0; });
+    crash::at_crash(
+        [](const char* reason) { return ::write(STDERR_FILENO, reason, std::strlen(reason)) > 0; });
     read_from(nullptr);
   });
   EXPECT_THAT(written.text, HasSubstr("\nSIGSEGV, invalid access to memory"));

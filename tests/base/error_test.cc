@@ -15,7 +15,8 @@ using testing::HasSubstr;
 
 TEST(Error, SaysBlameAndPlace) {
   const Error error(Blame::PeerLost, "send to rank 3: connection reset");
-  EXPECT_THAT(error.what(), HasSubstr("send to rank 3: connection reset [PeerLost at tests/base/error_test.cc:"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("send to rank 3: connection reset [PeerLost at tests/base/error_test.cc:"));
   EXPECT_EQ(error.blame(), Blame::PeerLost);
   EXPECT_EQ(error.text(), "send to rank 3: connection reset");
 }
@@ -30,7 +31,9 @@ TEST(Error, KeepsBlamePlaceAndCodeWithinAContext) {
 }
 
 TEST(Error, OfACaughtExceptionKeepsAnErrorAndWrapsOthers) {
-  const auto caught = [](auto thrown) { return to_error(std::make_exception_ptr(thrown), Blame::Remote); };
+  const auto caught = [](auto thrown) {
+    return to_error(std::make_exception_ptr(thrown), Blame::Remote);
+  };
   EXPECT_EQ(caught(Error(Blame::Timeout, "late")).blame(), Blame::Timeout);
   EXPECT_EQ(caught(std::logic_error("odd")).blame(), Blame::Remote);
   EXPECT_EQ(caught(std::logic_error("odd")).text(), "odd");
@@ -38,13 +41,15 @@ TEST(Error, OfACaughtExceptionKeepsAnErrorAndWrapsOthers) {
 }
 
 TEST(Error, EveryBlameHasAName) {
-  for (const Blame blame : {Blame::Caller, Blame::Busy, Blame::Timeout, Blame::PeerLost, Blame::Unsupported, Blame::Device,
-                            Blame::Cancelled, Blame::Remote}) {
+  for (const Blame blame : {Blame::Caller, Blame::Busy, Blame::Timeout, Blame::PeerLost,
+                            Blame::Unsupported, Blame::Device, Blame::Cancelled, Blame::Remote}) {
     EXPECT_FALSE(name(blame).empty());
   }
 }
 
-TEST(ErrorDeathTest, BrokenInvariantAbortsWithTheText) { EXPECT_DEATH(broken("two owners"), "two owners"); }
+TEST(ErrorDeathTest, BrokenInvariantAbortsWithTheText) {
+  EXPECT_DEATH(broken("two owners"), "two owners");
+}
 
 TEST(Result, HoldsAValueOrThrowsItsError) {
   const Result<int> good(3);
@@ -60,7 +65,9 @@ TEST(Error, HasTheTextOfWhateverWasThrown) {
   struct NoText : std::exception {
     const char* what() const noexcept override { return nullptr; }
   };
-  const auto text_of_thrown = [](const auto& thrown) { return text_of(std::make_exception_ptr(thrown)); };
+  const auto text_of_thrown = [](const auto& thrown) {
+    return text_of(std::make_exception_ptr(thrown));
+  };
   EXPECT_EQ(text_of_thrown(std::runtime_error("plain")), "plain");
   EXPECT_NE(text_of_thrown(NoText()).find("NoText, whose what() is null"), std::string::npos);
   EXPECT_EQ(text_of_thrown(std::string("a string")), "a string");
@@ -86,7 +93,8 @@ TEST(Deadline, NeverDoesNotPassAndLongOnesDoNotOverflow) {
   EXPECT_TRUE(Deadline::in(std::chrono::nanoseconds::max()).is_never());
   EXPECT_TRUE(Deadline::in(milliseconds::max()).is_never()) << "which is no number of nanoseconds";
   EXPECT_TRUE(Deadline::in(std::chrono::hours(24 * 366 * 1000)).is_never());
-  EXPECT_GT(Deadline::in(std::chrono::hours(24 * 365 * 100)).remaining(), std::chrono::hours(24 * 365 * 99));
+  EXPECT_GT(Deadline::in(std::chrono::hours(24 * 365 * 100)).remaining(),
+            std::chrono::hours(24 * 365 * 99));
   EXPECT_TRUE(Deadline::in(milliseconds(-1)).passed());
   EXPECT_EQ(Deadline::in(milliseconds(-1)).remaining(), milliseconds(0));
   EXPECT_GT(Deadline::in(std::chrono::hours(1)).remaining(), std::chrono::minutes(59));

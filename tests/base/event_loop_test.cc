@@ -66,7 +66,8 @@ TEST(EventLoop, SpinsAfterALongTurnToo) {
         return false;
       });
   ASSERT_TRUE(loop.drive([&] { return parked; }, patience()));
-  // The clock is looked at every 16 turns: a loop that counts the long turn as idle parks at the next of these looks.
+  // The clock is looked at every 16 turns: a loop that counts the long turn as idle parks at the
+  // next of these looks.
   EXPECT_GT(looks, 16);
 }
 
@@ -95,7 +96,8 @@ TEST(EventLoop, ST015_ADestroyedTimerDoesNotRunAndReleasesItsTask) {
   auto owned = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = owned;
   bool ran = false;
-  auto timer = loop.at(Deadline::in(seconds(3600)), [&ran, owned = std::move(owned)] { ran = true; });
+  auto timer =
+      loop.at(Deadline::in(seconds(3600)), [&ran, owned = std::move(owned)] { ran = true; });
   timer.reset();
   flush(loop);
   flush(loop);
@@ -267,7 +269,8 @@ TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
           ++total;
           done = true;
         });
-        if (!loop.drive([&] { return done.load(); }, patience())) ADD_FAILURE() << "drive ran out of time";
+        if (!loop.drive([&] { return done.load(); }, patience()))
+          ADD_FAILURE() << "drive ran out of time";
       }
     });
   }
@@ -280,7 +283,8 @@ TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
 class Waiting {
  public:
   Waiting(EventLoop& loop, int threads) : loop_(loop), ones_(static_cast<std::size_t>(threads)) {
-    turner_ = std::thread([this] { EXPECT_TRUE(loop_.drive([this] { return turner_leaves_.load(); }, patience())); });
+    turner_ = std::thread(
+        [this] { EXPECT_TRUE(loop_.drive([this] { return turner_leaves_.load(); }, patience())); });
     flush(loop_);  // it turns
     for (One& one : ones_) {
       one.thread = std::thread([this, &one] {
@@ -434,7 +438,8 @@ TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
     wanted = i;
     loop.recall();
     while (seen < i && !end.passed()) std::this_thread::yield();
-    for (int spins = 0; spins < i % 300; ++spins) static_cast<void>(seen.load());  // at another moment each time
+    for (int spins = 0; spins < i % 300; ++spins)
+      static_cast<void>(seen.load());  // at another moment each time
   }
   EXPECT_EQ(seen, 60000);
   over = true;
@@ -443,7 +448,8 @@ TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
   caller.join();
 }
 
-// A producer on another thread, and a loop that looks for what it makes: as two processes do through shared memory.
+// A producer on another thread, and a loop that looks for what it makes: as two processes do
+// through shared memory.
 struct Mailroom {
   EventLoop& loop;
   std::atomic<int> made{0};
@@ -547,7 +553,8 @@ TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
       room.on_taken = [&] { taken.set_value(); };
       set = true;
     });
-    ASSERT_TRUE(loop.drive([&] { return set.load(); }, patience()));  // this thread turns, and leaves
+    ASSERT_TRUE(
+        loop.drive([&] { return set.load(); }, patience()));  // this thread turns, and leaves
     room.make();
     ASSERT_EQ(rang.get_future().wait_for(seconds(60)), std::future_status::ready);
     ASSERT_EQ(taken.get_future().wait_for(seconds(60)), std::future_status::ready);
@@ -594,7 +601,8 @@ TEST(MadeIn, IsInheritedInAChildAndInItsChildrenAlone) {
               if (!here.is_inherited()) return 1;
               const MadeIn own;
               if (own.is_inherited()) return 2;
-              return exit_code_of_child([&] { return here.is_inherited() && own.is_inherited() ? 0 : 1; });
+              return exit_code_of_child(
+                  [&] { return here.is_inherited() && own.is_inherited() ? 0 : 1; });
             }),
             0);
   EXPECT_FALSE(here.is_inherited());
@@ -606,7 +614,8 @@ TEST(MadeIn, IsInheritedInAChildAndInItsChildrenAlone) {
     }
   }();
   EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_NE(error.text().find("agent worker0 belongs to process " + std::to_string(getpid())), std::string::npos);
+  EXPECT_NE(error.text().find("agent worker0 belongs to process " + std::to_string(getpid())),
+            std::string::npos);
 }
 
 TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {
@@ -636,7 +645,8 @@ TEST(EventLoop, ThatGetsNoThreadIsRefusedWithBusy) {
   std::optional<Error> refused;
   {
     const harness::NoMoreThreads no_more;
-    if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
+    if (harness::can_make_threads())
+      GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
     try {
       EventLoop loop("test");
     } catch (const Error& error) {
@@ -671,7 +681,8 @@ TEST(EventLoop, ST015_AnEndedLoopLetsGoOfWhatItWatched) {
   const std::weak_ptr<int> watched_task = task;
   {
     EventLoop loop("test");
-    owner->registration = loop.poll([owner] { return false; });  // the handler owns its registration's owner
+    owner->registration =
+        loop.poll([owner] { return false; });  // the handler owns its registration's owner
     loop.when(Fence(std::make_shared<Silent>()), [task = std::move(task)] {});
     flush(loop);
     owner.reset();

@@ -32,7 +32,9 @@ TEST(HostFlag, WakesEveryBlockedThread) {
   std::atomic<int> passed{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, fence = Fence(flag)] { passed += fence.synchronize(Deadline::in(std::chrono::seconds(30))); });
+    threads.emplace_back([&, fence = Fence(flag)] {
+      passed += fence.synchronize(Deadline::in(std::chrono::seconds(30)));
+    });
   }
   flag->raise();
   for (auto& thread : threads) thread.join();
@@ -90,7 +92,8 @@ TEST(HostFlag, OfASharedWordPassesAtItsOwnValueAndEveryLaterOne) {
 TEST(HostFlag, OfASharedWordWakesWhoSleepsOnIt) {
   std::atomic<std::uint32_t> word{6};
   SharedWordFlag flag(word, 7);
-  std::thread sleeper([&] { EXPECT_TRUE(flag.synchronize(Deadline::in(std::chrono::seconds(30)))); });
+  std::thread sleeper(
+      [&] { EXPECT_TRUE(flag.synchronize(Deadline::in(std::chrono::seconds(30)))); });
   flag.raise();
   sleeper.join();
 }

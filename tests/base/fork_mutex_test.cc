@@ -20,7 +20,8 @@ constinit ForkMutex inner(ForkOrder::Log);
 int half_of_pair = 0;  // with the other half the same, unless somebody holds `outer`
 int other_half = 0;
 
-// Forks while other threads run `work` over and over; each child runs `in_child`, and has 20 s for it.
+// Forks while other threads run `work` over and over; each child runs `in_child`, and has 20 s for
+// it.
 void fork_beside(const std::function<void()>& work, const std::function<bool()>& in_child) {
   std::atomic<bool> is_over{false};
   std::array<std::thread, 2> others;

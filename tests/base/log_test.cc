@@ -8,7 +8,8 @@ namespace {
 TEST(Log, CaptureSeesEveryLevelAndThenNothing) {
   std::vector<std::pair<LogLevel, std::string>> seen;
   {
-    const log::Capture capture([&](LogLevel level, std::string_view text) { seen.emplace_back(level, text); });
+    const log::Capture capture(
+        [&](LogLevel level, std::string_view text) { seen.emplace_back(level, text); });
     EXPECT_TRUE(log::enabled(LogLevel::Debug));
     log::debug("a detail");
     log::error("a failure");

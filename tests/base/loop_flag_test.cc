@@ -34,18 +34,21 @@ TEST(LoopFlag, RaisedOutsideTheLoopItWakesWhoDrivesThat) {
     std::vector<std::future<bool>> passed;
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < blocked; ++i) {
-      passed.push_back(std::async(std::launch::async, [&] { return Fence(flag).synchronize(patience()); }));
+      passed.push_back(
+          std::async(std::launch::async, [&] { return Fence(flag).synchronize(patience()); }));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they sleep by now
     flag->raise();
     for (auto& one : passed) EXPECT_TRUE(one.get());
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "at the deadline only";
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30))
+        << "at the deadline only";
   }
 }
 
 TEST(LoopFlag, GivesUpAtTheDeadline) {
   const auto loop = std::make_shared<EventLoop>("test");
-  EXPECT_FALSE(Fence(std::make_shared<LoopFlag>(loop)).synchronize(Deadline::in(std::chrono::milliseconds(5))));
+  EXPECT_FALSE(Fence(std::make_shared<LoopFlag>(loop))
+                   .synchronize(Deadline::in(std::chrono::milliseconds(5))));
 }
 
 TEST(LoopFlag, BlocksAsAnyFlagWhenTheLoopIsGone) {

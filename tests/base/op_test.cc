@@ -74,7 +74,8 @@ TEST(Op, TellsWhoAskedWhenItEnds) {
 TEST(Op, ThreadsKnowThatTheyAreEndingOne) {
   Completion completion{Pin()};
   bool inside = false;
-  completion.op().on_ended([&, last = std::shared_ptr<void>(nullptr, [&](void*) { inside = Op::ending(); })] {});
+  completion.op().on_ended(
+      [&, last = std::shared_ptr<void>(nullptr, [&](void*) { inside = Op::ending(); })] {});
   completion.finish();
   EXPECT_TRUE(inside) << "what a task holds goes while the operation ends";
   EXPECT_FALSE(Op::ending());

@@ -9,11 +9,13 @@ namespace {
 
 TEST(Version, LibraryAndHeaderStateTheProjectsVersion) {
   EXPECT_EQ(version(), WEFT_VERSION);
-  EXPECT_STREQ(WEFT_VERSION, WEFT_TEST_PROJECT_VERSION) << "CMakeLists.txt reads another version from base/version.h";
+  EXPECT_STREQ(WEFT_VERSION, WEFT_TEST_PROJECT_VERSION)
+      << "CMakeLists.txt reads another version from base/version.h";
 }
 
 TEST(Version, TextConsistsOfTheThreeNumbers) {
-  EXPECT_EQ(WEFT_VERSION, std::to_string(WEFT_VERSION_MAJOR) + "." + std::to_string(WEFT_VERSION_MINOR) + "." +
+  EXPECT_EQ(WEFT_VERSION, std::to_string(WEFT_VERSION_MAJOR) + "." +
+                              std::to_string(WEFT_VERSION_MINOR) + "." +
                               std::to_string(WEFT_VERSION_PATCH));
 }
 

@@ -101,7 +101,8 @@ TEST_F(OneDevice, RemembersThatItsContextEnded) {
   ASSERT_TRUE(device->lost());
   EXPECT_EQ(device->lost()->blame(), Blame::Device);
   EXPECT_EQ(device->lost()->native_code(), CUDA_ERROR_ECC_UNCORRECTABLE);
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_ECC_UNCORRECTABLE")));
+  EXPECT_THAT(take_logged(),
+              ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_ECC_UNCORRECTABLE")));
   device->lose(CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(device->lost()->native_code(), CUDA_ERROR_ECC_UNCORRECTABLE) << "the first cause stays";
   EXPECT_THAT(take_logged(), testing::IsEmpty()) << "said once";
@@ -133,11 +134,13 @@ TEST_F(OneDevice, StaysAsLongAsAStreamOfIt) {
 TEST_F(OneDevice, AnUnknownErrorEndsTheContextOnlyIfThatSaysSo) {
   const Stream stream(*device);
   fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
-  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(),
+            CUDA_ERROR_UNKNOWN);
   EXPECT_FALSE(device->is_lost());
   fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
   fake.fail(&Driver::event_query, CUDA_ERROR_UNKNOWN);
-  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(),
+            CUDA_ERROR_UNKNOWN);
   EXPECT_TRUE(device->is_lost());
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
 }
@@ -146,7 +149,8 @@ TEST_F(OneDevice, ADriverThatSaysNothingElseEndsItAtOnce) {
   const Stream stream(*device);
   fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
   fake.fail(&Driver::ctx_get_current, CUDA_ERROR_UNKNOWN, 2);
-  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(),
+            CUDA_ERROR_UNKNOWN);
   EXPECT_TRUE(device->is_lost());
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
 }

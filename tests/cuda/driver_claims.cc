@@ -21,7 +21,8 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// to[i] = value for i < count. PTX of an old version, which every driver that Weft accepts compiles for its GPU.
+// to[i] = value for i < count. PTX of an old version, which every driver that Weft accepts compiles
+// for its GPU.
 constexpr char kFillPtx[] = R"(.version 7.8
 .target sm_80
 .address_size 64
@@ -242,11 +243,13 @@ TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
     EXPECT_GE(exported->descriptor(), 0);
     EXPECT_EQ(exported->offset(), address % static_cast<CUdeviceptr>(::sysconf(_SC_PAGESIZE)));
   }
-  if (device->properties().remote_writes != Device::RemoteWrites::Unseen) flush_remote_writes(*device);
+  if (device->properties().remote_writes != Device::RemoteWrites::Unseen)
+    flush_remote_writes(*device);
   EXPECT_TRUE(device->probe());
 }
 
-// --- virtual addresses -------------------------------------------------------------------------------------------------
+// --- virtual addresses
+// -------------------------------------------------------------------------------------------------
 
 TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
   const VirtualMemory memory(*device, 3);
@@ -255,7 +258,8 @@ TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
     const AllocationRange range = allocation_of(*device, memory.address(i) + bytes / 2);
     EXPECT_EQ(range.base, memory.address(i));
     EXPECT_EQ(range.bytes, bytes);
-    EXPECT_FALSE(share_memory(*device, memory.address(i))) << "only cuMemAlloc's has a handle of bytes";
+    EXPECT_FALSE(share_memory(*device, memory.address(i)))
+        << "only cuMemAlloc's has a handle of bytes";
   }
   const auto first = PhysicalMemory::at(*device, memory.address(0));
   const auto same = PhysicalMemory::at(*device, memory.address(0) + bytes - 1);
@@ -308,7 +312,8 @@ TEST_P(DriverClaims, MemoryThatWasNotMadeForItIsNotSharedAndWhatIsNoDescriptorOf
   const Descriptor descriptor = PhysicalMemory::at(*device, shared.address(0))->share();
   const Descriptor other(::dup(STDERR_FILENO));
   EXPECT_THROW(OpenedMemory(*device, other, VirtualMemory::kSegmentBytes), Error);
-  EXPECT_THROW(OpenedMemory(*device, descriptor, 2 * VirtualMemory::kSegmentBytes), Error) << "more than there is";
+  EXPECT_THROW(OpenedMemory(*device, descriptor, 2 * VirtualMemory::kSegmentBytes), Error)
+      << "more than there is";
   EXPECT_THROW(OpenedMemory(*device, descriptor, 0), Error);
   EXPECT_TRUE(device->probe());
 }
@@ -354,14 +359,16 @@ TEST_P(DriverClaims, PreloadedKernelIsLaunchedBehindAClosedGate) {
   const Kernel fill_words = library.kernel("fill_words");
   EXPECT_THAT(fill_words.parameters(), ElementsAre(8u, 4u, 4u));
   const auto closed = gate(stream);
-  launch(stream, fill_words, {kWords / 256}, {256}, 0, memory.slice().data, 0x44u, static_cast<std::uint32_t>(kWords));
+  launch(stream, fill_words, {kWords / 256}, {256}, 0, memory.slice().data, 0x44u,
+         static_cast<std::uint32_t>(kWords));
   copy(stream, host.slice(), memory.slice());
   const Fence done = record(stream);
   EXPECT_FALSE(done.query());
   closed->raise();
   ASSERT_TRUE(done.synchronize(soon()));
   EXPECT_THAT(words(), Each(0x44u));
-  EXPECT_THROW(launch(stream, fill_words, {1}, {256}, 0, memory.slice().data, 0x44u, std::size_t{1}), Error);
+  EXPECT_THROW(
+      launch(stream, fill_words, {1}, {256}, 0, memory.slice().data, 0x44u, std::size_t{1}), Error);
   EXPECT_THROW(library.kernel("no_such_kernel"), Error);
 }
 
@@ -379,7 +386,8 @@ TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
   flag->raise();
 }
 
-// --- graphs ------------------------------------------------------------------------------------------------------------
+// --- graphs
+// ------------------------------------------------------------------------------------------------------------
 
 TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
   Stream stream(*device), other(*device);
@@ -399,7 +407,8 @@ TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
   EXPECT_FALSE(copied.query());
   ASSERT_EQ(graphs->end(stream), CUDA_SUCCESS);
   EXPECT_FALSE(other.is_capturing());
-  EXPECT_TRUE(filled.query()) << "nothing of it will run but by launches, for which the host does not wait";
+  EXPECT_TRUE(filled.query())
+      << "nothing of it will run but by launches, for which the host does not wait";
   EXPECT_TRUE(copied.query());
   EXPECT_THAT(words(), Each(0u)) << "nothing has run";
   for (int launch = 0; launch < 3; ++launch) {

@@ -1,8 +1,9 @@
-// The claims that Weft makes of a CUDA driver, for the real one (driver_claims_gpu.cc) and for the fake with threads
-// (driver_claims_fake.cc) alike: what passes on both is what the other tests may rely on.
+// The claims that Weft makes of a CUDA driver, for the real one (driver_claims_gpu.cc) and for the
+// fake with threads (driver_claims_fake.cc) alike: what passes on both is what the other tests may
+// rely on.
 //
-// A stream is held back by a gate: a flag that the host has not raised yet. What would make the host wait while a gate is
-// closed hangs the test, so passing is the proof that nothing does.
+// A stream is held back by a gate: a flag that the host has not raised yet. What would make the
+// host wait while a gate is closed hangs the test, so passing is the proof that nothing does.
 #pragma once
 
 #include <cstring>
@@ -28,7 +29,8 @@ inline constexpr std::size_t kBytes = kWords * sizeof(std::uint32_t);
 class Graphs {
  public:
   virtual ~Graphs() = default;
-  virtual CUresult begin(const StreamRef& stream) = 0;  // in the driver's default mode, the strictest
+  virtual CUresult begin(
+      const StreamRef& stream) = 0;  // in the driver's default mode, the strictest
   // Ends the capture, which becomes the graph that launch() launches.
   virtual CUresult end(const StreamRef& stream) = 0;
   virtual CUresult launch(const StreamRef& stream) = 0;
@@ -41,7 +43,9 @@ struct DriverSource {
   const char* name;
   Result<std::shared_ptr<const Driver>> (*open)();
   std::unique_ptr<Graphs> (*graphs)();  // of what open() gave last
-  friend std::ostream& operator<<(std::ostream& out, const DriverSource& source) { return out << source.name; }
+  friend std::ostream& operator<<(std::ostream& out, const DriverSource& source) {
+    return out << source.name;
+  }
 };
 
 class DriverClaims : public testing::TestWithParam<DriverSource> {
@@ -87,7 +91,9 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
     flag->wait(stream);
     return flag;
   }
-  std::span<const std::uint32_t> words() const { return {static_cast<const std::uint32_t*>(host.slice().data), kWords}; }
+  std::span<const std::uint32_t> words() const {
+    return {static_cast<const std::uint32_t*>(host.slice().data), kWords};
+  }
 
   std::shared_ptr<const Driver> driver;
   std::unique_ptr<Graphs> graphs;

@@ -26,13 +26,16 @@ std::unique_ptr<Graphs> fake_graphs() { return std::make_unique<FakeGraphs>(); }
 Result<std::shared_ptr<const Driver>> open_fake() {
   auto fake = std::make_shared<harness::FakeDriver>(harness::FakeDriver::Options{.threads = true});
   fake->define_kernel<std::uint32_t*, std::uint32_t, std::uint32_t>(
-      "fill_words", [](std::uint32_t* to, std::uint32_t value, std::uint32_t count) { std::fill_n(to, count, value); });
+      "fill_words", [](std::uint32_t* to, std::uint32_t value, std::uint32_t count) {
+        std::fill_n(to, count, value);
+      });
   last_opened = fake;
   const Driver* const table = fake->driver().get();
   return std::shared_ptr<const Driver>(std::move(fake), table);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fake, DriverClaims, testing::Values(DriverSource{"threads", &open_fake, &fake_graphs}));
+INSTANTIATE_TEST_SUITE_P(Fake, DriverClaims,
+                         testing::Values(DriverSource{"threads", &open_fake, &fake_graphs}));
 
 }  // namespace
 }  // namespace weft::cuda

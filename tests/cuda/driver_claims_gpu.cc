@@ -10,18 +10,22 @@ Result<std::shared_ptr<const Driver>> open_real() { return Driver::open(); }
 class RealGraphs final : public Graphs {
  public:
   ~RealGraphs() override {
-    if (launchable_ != nullptr) call<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy", launchable_);
+    if (launchable_ != nullptr)
+      call<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy", launchable_);
   }
   CUresult begin(const StreamRef& stream) override {
     const DeviceGuard guard(stream.device());
-    return call<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2", stream.native(), CU_STREAM_CAPTURE_MODE_GLOBAL);
+    return call<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2", stream.native(),
+                                                 CU_STREAM_CAPTURE_MODE_GLOBAL);
   }
   CUresult end(const StreamRef& stream) override {
     const DeviceGuard guard(stream.device());
     CUgraph graph = nullptr;
-    CUresult result = call<decltype(&cuStreamEndCapture)>("cuStreamEndCapture", stream.native(), &graph);
+    CUresult result =
+        call<decltype(&cuStreamEndCapture)>("cuStreamEndCapture", stream.native(), &graph);
     if (result == CUDA_SUCCESS)
-      result = call<decltype(&cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags", &launchable_, graph, 0ull);
+      result = call<decltype(&cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags",
+                                                            &launchable_, graph, 0ull);
     if (graph != nullptr) call<decltype(&cuGraphDestroy)>("cuGraphDestroy", graph);
     return result;
   }
@@ -44,7 +48,8 @@ class RealGraphs final : public Graphs {
 
 std::unique_ptr<Graphs> real_graphs() { return std::make_unique<RealGraphs>(); }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, DriverClaims, testing::Values(DriverSource{"libcuda", &open_real, &real_graphs}));
+INSTANTIATE_TEST_SUITE_P(Gpu, DriverClaims,
+                         testing::Values(DriverSource{"libcuda", &open_real, &real_graphs}));
 
 }  // namespace
 }  // namespace weft::cuda

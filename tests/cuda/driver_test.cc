@@ -11,8 +11,8 @@ TEST(Driver, WithoutLibraryIsUnsupportedAndNamesIt) {
   const auto driver = Driver::open("libnothing-like-cuda.so.1");
   ASSERT_FALSE(driver.ok());
   EXPECT_EQ(driver.error().blame(), Blame::Unsupported);
-  EXPECT_THAT(driver.error().text(),
-              AllOf(HasSubstr("no libnothing-like-cuda.so.1"), HasSubstr("cannot open shared object")));
+  EXPECT_THAT(driver.error().text(), AllOf(HasSubstr("no libnothing-like-cuda.so.1"),
+                                           HasSubstr("cannot open shared object")));
 }
 
 TEST(Driver, WithoutAFunctionIsUnsupportedAndNamesIt) {
@@ -27,7 +27,8 @@ TEST(Driver, FindsEveryFunctionUnderTheNameOfItsPrototype) {
   if (stub.empty()) GTEST_SKIP() << "this CUDA toolkit has no stub of libcuda";
   const auto driver = Driver::open(stub.c_str());
   ASSERT_FALSE(driver.ok());
-  EXPECT_THAT(driver.error().text(), HasSubstr("cuInit of ")) << "all functions were found, and the stub refuses to start";
+  EXPECT_THAT(driver.error().text(), HasSubstr("cuInit of "))
+      << "all functions were found, and the stub refuses to start";
   EXPECT_EQ(driver.error().native_code(), CUDA_ERROR_STUB_LIBRARY);
 }
 
@@ -45,7 +46,8 @@ TEST_F(Check, SortsErrorsByWhatTheCallerShouldDo) {
 }
 
 TEST_F(Check, TextNamesTheCallTheErrorAndThePlace) {
-  const Error error = error_from([&] { check(device->driver(), CUDA_ERROR_INVALID_VALUE, "cuSomething"); });
+  const Error error =
+      error_from([&] { check(device->driver(), CUDA_ERROR_INVALID_VALUE, "cuSomething"); });
   EXPECT_EQ(error.text(), "cuSomething: CUDA_ERROR_INVALID_VALUE (invalid argument)");
   EXPECT_EQ(error.native_code(), CUDA_ERROR_INVALID_VALUE);
   EXPECT_THAT(error.place().file, HasSubstr("driver_test.cc"));

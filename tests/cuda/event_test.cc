@@ -53,7 +53,8 @@ TEST_F(Events, PassWhenTheContextEnds) {
   Stream stream(*device);
   event.record(stream);
   fake.lose_context(0);
-  EXPECT_TRUE(event.query()) << "the work will never run; whoever finishes an Op asks Device::lost()";
+  EXPECT_TRUE(event.query())
+      << "the work will never run; whoever finishes an Op asks Device::lost()";
   EXPECT_TRUE(device->is_lost());
   take_logged();
 }

@@ -1,4 +1,5 @@
-// What the tests of cuda/ start from: a fake driver, a device, and a sink that fails the test for errors nobody expected.
+// What the tests of cuda/ start from: a fake driver, a device, and a sink that fails the test for
+// errors nobody expected.
 #pragma once
 
 #include <memory>
@@ -31,7 +32,8 @@ Error error_from(const Call& call) {
 
 class FakeCuda : public testing::Test {
  protected:
-  explicit FakeCuda(harness::FakeDriver::Options options = {}) : fake(options), device(Device::open(fake.driver(), 0)) {}
+  explicit FakeCuda(harness::FakeDriver::Options options = {})
+      : fake(options), device(Device::open(fake.driver(), 0)) {}
 
   void TearDown() override {
     for (const std::string& text : take_logged()) ADD_FAILURE() << "unexpected: " << text;

@@ -1,4 +1,5 @@
-// The fake driver itself: that it does what the driver's documentation says, and complains of what the driver would punish.
+// The fake driver itself: that it does what the driver's documentation says, and complains of what
+// the driver would punish.
 #include <array>
 #include <thread>
 
@@ -132,7 +133,9 @@ TEST_F(Fake, HostFunctionRunsInOrderAndMustNotCallCuda) {
   } seen{&driver, CUDA_SUCCESS};
   driver.launch_host_func(
       stream.native(),
-      [](void* data) { static_cast<Seen*>(data)->result = static_cast<Seen*>(data)->driver->stream_query(nullptr); },
+      [](void* data) {
+        static_cast<Seen*>(data)->result = static_cast<Seen*>(data)->driver->stream_query(nullptr);
+      },
       &seen);
   EXPECT_EQ(seen.result, CUDA_SUCCESS);
   fake.run();
@@ -160,7 +163,8 @@ TEST_F(Impatient, SynchronizingWithWhatNeverEndsIsAnErrorThatNamesIt) {
   record(stream);
   EXPECT_EQ(driver.ctx_synchronize(), CUDA_ERROR_UNKNOWN);
   EXPECT_THAT(fake.take_complaints(),
-              ElementsAre(HasSubstr("cuCtxSynchronize waits for ever: stream 2 of cuda:0 at cuEventRecord (held)")));
+              ElementsAre(HasSubstr(
+                  "cuCtxSynchronize waits for ever: stream 2 of cuda:0 at cuEventRecord (held)")));
   fake.release(stream);
   fake.run();
 }
@@ -168,7 +172,9 @@ TEST_F(Impatient, SynchronizingWithWhatNeverEndsIsAnErrorThatNamesIt) {
 TEST_F(Impatient, FreeingPinnedMemoryWaitsForTheDevice) {
   Stream stream(*device);
   void* memory = nullptr;
-  ASSERT_EQ(driver.mem_host_alloc(&memory, 64, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP), CUDA_SUCCESS);
+  ASSERT_EQ(
+      driver.mem_host_alloc(&memory, 64, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+      CUDA_SUCCESS);
   fake.hold(stream);
   record(stream);
   EXPECT_EQ(driver.mem_free_host(memory), CUDA_ERROR_UNKNOWN);
@@ -183,8 +189,8 @@ TEST_F(Fake, CopyOfPageableMemoryMakesTheHostWait) {
   DeviceMemory memory(stream, 4);
   const std::array<char, 4> pageable{1, 2, 3, 4};
   const int blocks = fake.host_blocks();
-  driver.memcpy_async(reinterpret_cast<CUdeviceptr>(memory.slice().data), reinterpret_cast<CUdeviceptr>(pageable.data()), 4,
-                      stream.native());
+  driver.memcpy_async(reinterpret_cast<CUdeviceptr>(memory.slice().data),
+                      reinterpret_cast<CUdeviceptr>(pageable.data()), 4, stream.native());
   EXPECT_EQ(fake.host_blocks(), blocks + 1);
   EXPECT_EQ(static_cast<const char*>(memory.slice().data)[3], 4);
 }
@@ -219,7 +225,8 @@ TEST_F(Fake, ComplainsOfUseAfterTheFreeing) {
 TEST_F(Fake, ComplainsOfRunningOverTheEnd) {
   Stream stream(*device);
   DeviceMemory memory(stream, 4);
-  EXPECT_EQ(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(memory.slice().data), 0, 5, stream.native()),
+  EXPECT_EQ(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(memory.slice().data), 0, 5,
+                                   stream.native()),
             CUDA_ERROR_INVALID_VALUE);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("runs over the end")));
 }
@@ -302,17 +309,21 @@ TEST_F(Fake, ComplainsOfMisuseOfVirtualAddresses) {
   EXPECT_EQ(driver.mem_free(memory.address(0)), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(driver.mem_free_async(memory.address(0), stream.native()), CUDA_ERROR_INVALID_VALUE);
   memory.unmap(2);
-  EXPECT_EQ(driver.memset_d8_async(memory.address(1), 0, bytes + 1, stream.native()), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.memset_d8_async(memory.address(1), 0, bytes + 1, stream.native()),
+            CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(driver.mem_map(memory.address(2), bytes, 0, held, 0), CUDA_SUCCESS);
-  EXPECT_EQ(driver.memset_d8_async(memory.address(2), 0, 1, stream.native()), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.memset_d8_async(memory.address(2), 0, 1, stream.native()),
+            CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(driver.mem_unmap(memory.address(2), bytes), CUDA_SUCCESS);
   EXPECT_EQ(driver.mem_release(held), CUDA_SUCCESS);
   EXPECT_EQ(driver.mem_release(held + 7), CUDA_ERROR_INVALID_VALUE);
   EXPECT_THAT(fake.take_complaints(),
-              ElementsAre(HasSubstr("over other memory"), HasSubstr("not reserved"), HasSubstr("not mapped so"),
-                          HasSubstr("not mapped so"), HasSubstr("with memory mapped"), HasSubstr("not reserved so"),
-                          HasSubstr("not by cuMemAlloc"), HasSubstr("freed twice"), HasSubstr("runs over the end"),
-                          HasSubstr("cuMemSetAccess"), HasSubstr("nobody holds")));
+              ElementsAre(HasSubstr("over other memory"), HasSubstr("not reserved"),
+                          HasSubstr("not mapped so"), HasSubstr("not mapped so"),
+                          HasSubstr("with memory mapped"), HasSubstr("not reserved so"),
+                          HasSubstr("not by cuMemAlloc"), HasSubstr("freed twice"),
+                          HasSubstr("runs over the end"), HasSubstr("cuMemSetAccess"),
+                          HasSubstr("nobody holds")));
 }
 
 TEST_F(Fake, UnmappingWaitsForTheDevice) {
@@ -339,12 +350,14 @@ TEST_F(Fake, ComplainsOfStaleHandlesAndMissingContexts) {
   driver.ctx_set_current(nullptr);
   EXPECT_EQ(driver.stream_query(nullptr), CUDA_ERROR_INVALID_CONTEXT);
   driver.ctx_set_current(device->context());
-  EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("after it was destroyed"), HasSubstr("without one")));
+  EXPECT_THAT(fake.take_complaints(),
+              ElementsAre(HasSubstr("after it was destroyed"), HasSubstr("without one")));
 }
 
 TEST_F(Fake, RefusesStreamsThatSynchroniseWithTheLegacyOne) {
   CUstream stream = nullptr;
-  EXPECT_EQ(driver.stream_create_with_priority(&stream, CU_STREAM_DEFAULT, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(driver.stream_create_with_priority(&stream, CU_STREAM_DEFAULT, 0),
+            CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("legacy default stream")));
 }
 
@@ -357,11 +370,13 @@ TEST(FakeHang, IsComplainedOfWhenNobodyCanEndItAnyMore) {
     *static_cast<std::uint32_t*>(word.slice().data) = 0;
     Stream stream(*device);
     DeviceGuard guard(*device);
-    device->driver().stream_wait_value32(stream.native(), word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ);
+    device->driver().stream_wait_value32(stream.native(), word.address(), 1,
+                                         CU_STREAM_WAIT_VALUE_GEQ);
   }
   log::Capture quiet([](LogLevel, std::string_view) {});
   device.reset();
-  EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("hangs for ever at cuStreamWaitValue32 wait")));
+  EXPECT_THAT(fake.take_complaints(),
+              ElementsAre(HasSubstr("hangs for ever at cuStreamWaitValue32 wait")));
 }
 
 TEST_F(Fake, LostContextDropsWhatIsEnqueuedAndAnswersEveryCallWithTheCause) {
@@ -434,7 +449,9 @@ TEST_F(Fake, ACaptureIsBrokenByWhatNoLaunchWouldRepeat) {
     EXPECT_EQ(fake.end_capture(stream, graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     EXPECT_FALSE(fake.take_complaints().empty());
   };
-  breaks([&] { EXPECT_EQ(driver.event_query(outside.native()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); });
+  breaks([&] {
+    EXPECT_EQ(driver.event_query(outside.native()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  });
   breaks([&] {
     std::thread([&] {
       DeviceGuard here(*device);

@@ -105,7 +105,8 @@ TEST_F(EventFences, GivenUpUnpassedStillHoldBackTheStreamsThatWait) {
   ASSERT_EQ(device->events().idle(), 0u) << "the same event, recorded anew";
   fake.run();
   EXPECT_TRUE(reuse.query());
-  EXPECT_EQ(fake.pending(consumer), 1u) << "it waits for the producer's work, not for the new record";
+  EXPECT_EQ(fake.pending(consumer), 1u)
+      << "it waits for the producer's work, not for the new record";
   fake.release(producer);
   fake.run();
   EXPECT_EQ(fake.pending(consumer), 0u);
@@ -117,7 +118,8 @@ TEST_F(EventFences, SynchronizeGivesUpAtTheDeadline) {
   EXPECT_FALSE(ready.synchronize(Deadline::in(milliseconds(1))));
   fake.run();
   EXPECT_TRUE(ready.synchronize(Deadline::in(milliseconds(0))));
-  EXPECT_EQ(fake.calls(&Driver::event_synchronize), 0) << "it polls, because the driver's call has no deadline";
+  EXPECT_EQ(fake.calls(&Driver::event_synchronize), 0)
+      << "it polls, because the driver's call has no deadline";
 }
 
 TEST_F(EventFences, SynchronizeReturnsWhenTheWorkIsDone) {

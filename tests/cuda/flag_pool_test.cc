@@ -167,7 +167,8 @@ TEST_F(Flags, RaisedByAStreamPassWhenTheContextEnds) {
   Stream stream(*device);
   const Fence done = flags.signal(stream);
   fake.lose_context(0);
-  EXPECT_TRUE(done.synchronize(Deadline::in(std::chrono::seconds(30)))) << "the word alone would never tell";
+  EXPECT_TRUE(done.synchronize(Deadline::in(std::chrono::seconds(30))))
+      << "the word alone would never tell";
   EXPECT_TRUE(device->is_lost());
   take_logged();
 }
@@ -207,7 +208,8 @@ TEST_F(FlagsOfTwo, PagesAreFreedOnlyWhenNoStreamOfAnyDeviceCanLook) {
   }
   EXPECT_EQ(fake.pending(there), 1u);
   EXPECT_EQ(fake.calls(&Driver::mem_free_host), 0) << "a destructor must not block";
-  // The wait is still enqueued; freeing its word first would be a use of freed memory, which the fake complains of.
+  // The wait is still enqueued; freeing its word first would be a use of freed memory, which the
+  // fake complains of.
   EXPECT_TRUE(device->retirement().reclaim_all(Deadline::never()));
   EXPECT_EQ(fake.pending(there), 0u);
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);

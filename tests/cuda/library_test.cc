@@ -23,11 +23,13 @@ struct Pair {
 class Libraries : public FakeCuda {
  protected:
   Libraries() {
-    fake.define_kernel<float*, float, std::size_t>("scale", [](float* values, float factor, std::size_t count) {
-      for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
-    });
+    fake.define_kernel<float*, float, std::size_t>(
+        "scale", [](float* values, float factor, std::size_t count) {
+          for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
+        });
     fake.define_kernel<Pair, Pair*>("store_pair", [](Pair pair, Pair* to) { *to = pair; });
-    fake.define_kernel("shape", {}, [this](const harness::FakeDriver::Launch& launch) { launched = launch; });
+    fake.define_kernel("shape", {},
+                       [this](const harness::FakeDriver::Launch& launch) { launched = launch; });
     fake.define_kernel("crash", [] { throw std::runtime_error("index out of range"); });
   }
 
@@ -83,7 +85,8 @@ TEST_F(Libraries, ArgumentsThatDoNotFitAreTheCallersError) {
   float* const values = nullptr;
   const Error wrong_size = error_from([&] { launch(stream, scale, {1}, {1}, 0, values, 2.0f, 4); });
   EXPECT_EQ(wrong_size.blame(), Blame::Caller);
-  EXPECT_THAT(wrong_size.text(), AllOf(HasSubstr("'scale'"), HasSubstr("argument 2 has 4 bytes, its parameter has 8")));
+  EXPECT_THAT(wrong_size.text(), AllOf(HasSubstr("'scale'"),
+                                       HasSubstr("argument 2 has 4 bytes, its parameter has 8")));
   const Error wrong_count = error_from([&] { launch(stream, scale, {1}, {1}, 0, values, 2.0f); });
   EXPECT_THAT(wrong_count.text(), HasSubstr("takes 3 arguments, 2 were given"));
   EXPECT_EQ(fake.calls(&Driver::launch_kernel), 0);
@@ -113,11 +116,13 @@ TEST_F(Libraries, ImageWithoutCodeForTheGpuIsUnsupported) {
   EXPECT_EQ(error_from([&] { load(); }).blame(), Blame::Unsupported);
 }
 
-// The trap of reference/gpu.md, section 5: a first launch waits for a device whose streams may wait for this thread.
+// The trap of reference/gpu.md, section 5: a first launch waits for a device whose streams may wait
+// for this thread.
 TEST_F(Libraries, PreloadedKernelsNeverMakeALaunchWait) {
   Library library = load();
   library.preload(*device);
-  EXPECT_EQ(fake.calls(&Driver::func_load), 4) << "every kernel, not only those that were looked up";
+  EXPECT_EQ(fake.calls(&Driver::func_load), 4)
+      << "every kernel, not only those that were looked up";
   Stream blocked(*device);
   fake.hold(blocked);
   const Fence held = record(blocked);
@@ -169,7 +174,8 @@ TEST_F(Libraries, CanBeRetired) {
   auto library = std::make_shared<Library>(load());
   library->preload(*device);
   launch(stream, library->kernel("shape"), {1}, {1}, 0);
-  device->retirement().retire(record(stream), [library = std::move(library)]() mutable { library.reset(); });
+  device->retirement().retire(record(stream),
+                              [library = std::move(library)]() mutable { library.reset(); });
   EXPECT_EQ(device->retirement().reclaim(), 0u);
   fake.run();
   EXPECT_EQ(device->retirement().reclaim(), 1u);

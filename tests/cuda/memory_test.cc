@@ -43,7 +43,8 @@ TEST_F(Memory, IsFreedOnTheStreamThatItWasMovedTo) {
     memory.set_stream(last);
   }
   fake.run();
-  EXPECT_THAT(fake.executed(last), ElementsAre("cuStreamWaitEvent", "cuMemsetD8Async", "cuMemFreeAsync"));
+  EXPECT_THAT(fake.executed(last),
+              ElementsAre("cuStreamWaitEvent", "cuMemsetD8Async", "cuMemFreeAsync"));
 }
 
 TEST_F(Memory, OfNoBytesAsksNothingOfTheDriver) {
@@ -115,8 +116,8 @@ TEST_F(Memory, CopiesOfPageableMemoryAreRefusedBecauseTheHostWouldWait) {
   std::array<char, 16> pageable{};
   const Slice host{pageable.data(), pageable.size(), weft::Device::host()};
   const DeviceMemory memory(stream, 16);
-  for (const Error& error :
-       {error_from([&] { copy(stream, memory.slice(), host); }), error_from([&] { copy(stream, host, memory.slice()); })}) {
+  for (const Error& error : {error_from([&] { copy(stream, memory.slice(), host); }),
+                             error_from([&] { copy(stream, host, memory.slice()); })}) {
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), AllOf(HasSubstr("pageable"), HasSubstr("cuda::PinnedPool")));
   }
@@ -129,7 +130,8 @@ TEST_F(Memory, CopiesOfDifferentSizesAreRefused) {
   const DeviceMemory b(stream, 8);
   const Error error = error_from([&] { copy(stream, a.slice(), b.slice()); });
   EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_THAT(error.text(), AllOf(HasSubstr("(16 bytes)"), HasSubstr("(8 bytes)"), HasSubstr("cuda:0")));
+  EXPECT_THAT(error.text(),
+              AllOf(HasSubstr("(16 bytes)"), HasSubstr("(8 bytes)"), HasSubstr("cuda:0")));
 }
 
 class MemoryOfTwo : public Memory {

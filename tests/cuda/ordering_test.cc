@@ -1,5 +1,6 @@
-// The rules of the whole design, on a transport as small as can be: a data call (Slice, Pin, Fence ready) -> Op on a
-// communication stream of its own, with host code ("the network") in the middle that finishes it.
+// The rules of the whole design, on a transport as small as can be: a data call (Slice, Pin, Fence
+// ready) -> Op on a communication stream of its own, with host code ("the network") in the middle
+// that finishes it.
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -14,8 +15,8 @@
 namespace weft::cuda {
 namespace {
 
-// Sends device memory "to a peer", which is another device buffer: device to pinned memory on the stream, a hop by the
-// host, and from pinned memory to the destination, released by a flag.
+// Sends device memory "to a peer", which is another device buffer: device to pinned memory on the
+// stream, a hop by the host, and from pinned memory to the destination, released by a flag.
 class Wire {
  public:
   explicit Wire(Device& device) : stream_(device), pool_(device), flags_(device) {}
@@ -23,7 +24,8 @@ class Wire {
   // Never blocks. done() passes when `to` has the bytes or the call has failed.
   Op send(Slice to, Slice from, Pin pin, const Fence& ready) {
     auto staging = std::make_shared<PinnedMemory>(pool_.allocate(from.bytes));
-    auto keep = std::make_shared<std::pair<Pin, std::shared_ptr<PinnedMemory>>>(std::move(pin), staging);
+    auto keep =
+        std::make_shared<std::pair<Pin, std::shared_ptr<PinnedMemory>>>(std::move(pin), staging);
     ready.wait(stream_);
     copy(stream_, staging->slice(), from);
     Hop hop{record(stream_), flags_.make(), Completion(Pin()), std::nullopt};
@@ -35,7 +37,8 @@ class Wire {
     return op;
   }
 
-  // The network's turn: passes on what has left the device, or fails it. Returns whether something moved.
+  // The network's turn: passes on what has left the device, or fails it. Returns whether something
+  // moved.
   bool poll(const std::optional<Error>& failure = std::nullopt) {
     bool moved = false;
     for (Hop& hop : hops_) {
@@ -228,7 +231,8 @@ TEST_F(ThreadedOrdering, ManyOpsInFlightArriveWholeAndInOrder) {
   }
   for (const Op& op : ops) settle(op);
   for (int round = 0; round < kRounds; ++round) {
-    const auto* bytes = static_cast<const unsigned char*>(results[static_cast<std::size_t>(round)]->slice().data);
+    const auto* bytes =
+        static_cast<const unsigned char*>(results[static_cast<std::size_t>(round)]->slice().data);
     EXPECT_EQ(bytes[0], round);
     EXPECT_EQ(bytes[4095], round);
   }

@@ -24,7 +24,8 @@ TEST_F(Pinned, BlocksDoNotOverlap) {
   std::vector<PinnedMemory> blocks;
   for (std::size_t bytes : {1, 256, 257, 4000, 4096, 20000, 70000, 100000, 3, 16384})
     blocks.push_back(pool.allocate(bytes));
-  for (int i = 0; i < 20; ++i) blocks.push_back(pool.allocate(10'000));  // more than one slab has room for
+  for (int i = 0; i < 20; ++i)
+    blocks.push_back(pool.allocate(10'000));  // more than one slab has room for
   unsigned char mark = 0;
   for (const auto& block : blocks) std::memset(block.slice().data, ++mark, block.slice().bytes);
   mark = 0;
@@ -53,7 +54,8 @@ TEST_F(Pinned, UsageCountsSlabsAndBlocks) {
   {
     const PinnedMemory small = pool.allocate(300);
     const PinnedMemory large = pool.allocate(1 << 20);
-    EXPECT_EQ(pool.usage().pinned_bytes, (1u << 16) + (1u << 20)) << "a large block has its own slab";
+    EXPECT_EQ(pool.usage().pinned_bytes, (1u << 16) + (1u << 20))
+        << "a large block has its own slab";
     EXPECT_EQ(pool.usage().used_bytes, 320u + (1u << 20));
   }
   EXPECT_EQ(pool.usage().used_bytes, 0u);
@@ -77,7 +79,8 @@ TEST_F(Pinned, SlabsAreRetiredWhenPoolAndBlocksAreGone) {
   EXPECT_EQ(device->retirement().pending(), 0u) << "a block still lives in the slab";
   block.reset();
   EXPECT_EQ(device->retirement().pending(), 1u);
-  EXPECT_EQ(fake.calls(&Driver::mem_free_host), 0) << "freeing waits for the device: not in a destructor";
+  EXPECT_EQ(fake.calls(&Driver::mem_free_host), 0)
+      << "freeing waits for the device: not in a destructor";
   device->retirement().reclaim();
   EXPECT_EQ(fake.calls(&Driver::mem_free_host), 1);
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);

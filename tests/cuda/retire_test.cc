@@ -31,7 +31,8 @@ TEST_F(Retired, TasksRunOnlyWhenReclaimedAndTheirFencesHavePassed) {
 
 TEST_F(Retired, TasksKeepTheirOrder) {
   std::vector<int> freed;
-  for (int i = 0; i < 5; ++i) device->retirement().retire(Fence(), [&freed, i] { freed.push_back(i); });
+  for (int i = 0; i < 5; ++i)
+    device->retirement().retire(Fence(), [&freed, i] { freed.push_back(i); });
   device->retirement().reclaim();
   EXPECT_THAT(freed, ElementsAre(0, 1, 2, 3, 4));
 }
@@ -76,12 +77,14 @@ TEST_F(Retired, OneThatFailsAndComesAgainIsNotTriedForEver) {
 
 TEST_F(Retired, TasksMayRetireMore) {
   int freed = 0;
-  device->retirement().retire(Fence(), [&] { device->retirement().retire(Fence(), [&] { ++freed; }); });
+  device->retirement().retire(Fence(),
+                              [&] { device->retirement().retire(Fence(), [&] { ++freed; }); });
   device->retirement().reclaim();
   EXPECT_EQ(device->retirement().pending(), 1u);
   device->retirement().reclaim();
   EXPECT_EQ(freed, 1);
-  device->retirement().retire(Fence(), [&] { device->retirement().retire(Fence(), [&] { ++freed; }); });
+  device->retirement().retire(Fence(),
+                              [&] { device->retirement().retire(Fence(), [&] { ++freed; }); });
   EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(30))));
   EXPECT_EQ(freed, 2) << "all of them";
 }

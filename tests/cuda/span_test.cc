@@ -65,7 +65,8 @@ TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStat
     EXPECT_GE(shown[i].begin, bounds[i].first - shown[i].error);
     EXPECT_LE(shown[i].end, bounds[i].second + shown[i].error);
     EXPECT_LE(shown[i].begin, shown[i].end);
-    EXPECT_GE(shown[i].end, bounds[i].first + 20'000'000 - shown[i].error) << "the kernel's delay, from its launch";
+    EXPECT_GE(shown[i].end, bounds[i].first + 20'000'000 - shown[i].error)
+        << "the kernel's delay, from its launch";
   }
 }
 
@@ -97,7 +98,8 @@ TEST_F(Spans, OfAStreamThatIsLostAreLeftOut) {
 
 // What waits in line is enqueued by another thread than the one that brought it about.
 TEST_F(Spans, AnArrowComesFromTheRangeAroundThemOrFromWhereTheCallerSays) {
-  constinit static trace::Name bucket{trace::Layer::User, "bucket"}, gradient{trace::Layer::User, "gradient"};
+  constinit static trace::Name bucket{trace::Layer::User, "bucket"},
+      gradient{trace::Layer::User, "gradient"};
   harness::DeviceTimeline timeline;
   const Stream stream(*device);
   trace::Arrow earlier;
@@ -112,7 +114,8 @@ TEST_F(Spans, AnArrowComesFromTheRangeAroundThemOrFromWhereTheCallerSays) {
   }
   Span::begin(stream, "third", trace::Layer::Kernels).end(stream);
   ASSERT_TRUE(record(stream).synchronize(Deadline::in(10s)));
-  EXPECT_THAT(timeline.names(3), testing::ElementsAre("first: 0 bytes", "second: 0 bytes", "third: 0 bytes"));
+  EXPECT_THAT(timeline.names(3),
+              testing::ElementsAre("first: 0 bytes", "second: 0 bytes", "third: 0 bytes"));
   EXPECT_THAT(timeline.arrows(), testing::ElementsAre("bucket -> first", "gradient -> second"));
 }
 

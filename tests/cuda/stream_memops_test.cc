@@ -15,7 +15,9 @@ class MemOps : public FakeCuda {
     memory = pool.allocate(64);
     word() = 0;
   }
-  std::uint32_t& word(std::size_t index = 0) { return static_cast<std::uint32_t*>(memory.slice().data)[index]; }
+  std::uint32_t& word(std::size_t index = 0) {
+    return static_cast<std::uint32_t*>(memory.slice().data)[index];
+  }
   CUdeviceptr address(std::size_t index = 0) const { return memory.address() + 4 * index; }
   void TearDown() override {
     memory = PinnedMemory();
@@ -89,7 +91,8 @@ TEST_F(MemOps, BatchesOfMoreThan255AreSplitInOrder) {
   batch.submit(stream);
   EXPECT_EQ(fake.calls(&Driver::stream_batch_mem_op), 3);
   EXPECT_EQ(fake.pending(stream), 600u);
-  // Each wait is satisfied by the write before it only if nothing was lost or reordered at the seams.
+  // Each wait is satisfied by the write before it only if nothing was lost or reordered at the
+  // seams.
   EXPECT_EQ(fake.run(stream), 600u);
   EXPECT_EQ(word(), 300u);
 }
@@ -128,11 +131,12 @@ class NoMemOps : public MemOps {
 TEST_F(NoMemOps, AreUnsupportedAndSayWhatToUse) {
   MemOpBatch batch;
   batch.wait(address(), 1);
-  for (const Error& error :
-       {error_from([&] { wait_value(stream, address(), 1); }), error_from([&] { write_value(stream, address(), 1); }),
-        error_from([&] { batch.submit(stream); })}) {
+  for (const Error& error : {error_from([&] { wait_value(stream, address(), 1); }),
+                             error_from([&] { write_value(stream, address(), 1); }),
+                             error_from([&] { batch.submit(stream); })}) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);
-    EXPECT_THAT(error.text(), AllOf(HasSubstr("cuda:0 (fake GPU) has no stream memory operations"), HasSubstr("events")));
+    EXPECT_THAT(error.text(), AllOf(HasSubstr("cuda:0 (fake GPU) has no stream memory operations"),
+                                    HasSubstr("events")));
   }
 }
 
@@ -145,7 +149,9 @@ TEST_F(NoFlush, OfRemoteWritesIsUnsupportedBeforeTheDriverIsAsked) {
   MemOpBatch batch;
   batch.wait(address(), 1, Compare::GreaterOrEqual, Flush::RemoteWrites);
   EXPECT_EQ(error_from([&] { batch.submit(stream); }).blame(), Blame::Unsupported);
-  EXPECT_EQ(error_from([&] { wait_value(stream, address(), 1, Compare::Equal, Flush::RemoteWrites); }).blame(),
+  EXPECT_EQ(error_from([&] {
+              wait_value(stream, address(), 1, Compare::Equal, Flush::RemoteWrites);
+            }).blame(),
             Blame::Unsupported);
   EXPECT_EQ(fake.calls(&Driver::stream_wait_value32) + fake.calls(&Driver::stream_batch_mem_op), 0);
 }

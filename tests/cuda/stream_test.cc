@@ -24,7 +24,8 @@ TEST_F(Streams, RunWhatIsEnqueuedInOrderAndOnlyThen) {
   EXPECT_EQ(bytes[3], 2);
   EXPECT_FALSE(fake.step(stream));
   EXPECT_TRUE(stream.query());
-  EXPECT_THAT(fake.executed(stream), ElementsAre("cuMemAllocAsync", "cuMemsetD8Async", "cuMemsetD8Async"));
+  EXPECT_THAT(fake.executed(stream),
+              ElementsAre("cuMemAllocAsync", "cuMemsetD8Async", "cuMemsetD8Async"));
 }
 
 TEST_F(Streams, DestroyedOneStillDoesItsWorkAndNobodyWaits) {

@@ -1,4 +1,5 @@
-// Virtual addresses of a GPU with memory behind them, segment by segment, as libtorch's expandable segments have it.
+// Virtual addresses of a GPU with memory behind them, segment by segment, as libtorch's expandable
+// segments have it.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +35,12 @@ class VirtualMemory {
   VirtualMemory(const VirtualMemory&) = delete;
   VirtualMemory& operator=(const VirtualMemory&) = delete;
 
-  Slice slice() const { return {reinterpret_cast<void*>(base_), mapped_.size() * kSegmentBytes, device_.id()}; }
-  Slice segment(std::size_t index) const { return slice().part(index * kSegmentBytes, kSegmentBytes); }
+  Slice slice() const {
+    return {reinterpret_cast<void*>(base_), mapped_.size() * kSegmentBytes, device_.id()};
+  }
+  Slice segment(std::size_t index) const {
+    return slice().part(index * kSegmentBytes, kSegmentBytes);
+  }
   CUdeviceptr address(std::size_t segment) const { return base_ + segment * kSegmentBytes; }
 
   // New memory, which goes with its mapping.

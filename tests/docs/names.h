@@ -38,7 +38,8 @@ extern at::Tensor loss;
 extern int epoch, epochs;
 void train(int epoch);
 void train(weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
-           weft::ZeroRedundancyOptimizer<torch::optim::Adam>& optimizer, weft::ProcessGroup& group, int& epoch);
+           weft::ZeroRedundancyOptimizer<torch::optim::Adam>& optimizer, weft::ProcessGroup& group,
+           int& epoch);
 }  // namespace docs::data_parallel
 
 namespace docs::rpc {
@@ -57,7 +58,8 @@ namespace weft::transport::copycat {
 struct CopycatStream final : ByteStream {
   CopycatStream(const std::string& address, Deadline deadline);
   std::string peer() const override;
-  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) override;
+  void start(EventLoop& loop, std::function<void()> readable,
+             std::function<void()> writable) override;
   void stop() noexcept override;
   std::size_t write(std::span<const Bytes> pieces) noexcept override;
   Bytes peek(std::size_t wanted) noexcept override;

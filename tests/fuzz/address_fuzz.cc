@@ -1,5 +1,6 @@
-// Addresses come from peers too, by way of a store. Any text is an address, and then says the same when it is written and
-// read again, or is refused with Caller. The first byte says of which transport.
+// Addresses come from peers too, by way of a store. Any text is an address, and then says the same
+// when it is written and read again, or is refused with Caller. The first byte says of which
+// transport.
 #include <cstdint>
 #include <string>
 
@@ -16,7 +17,8 @@ namespace {
 using namespace weft;
 
 void check_blame(const Error& error) {
-  if (error.blame() != Blame::Caller) broken("an address that cannot be read is not the caller's fault");
+  if (error.blame() != Blame::Caller)
+    broken("an address that cannot be read is not the caller's fault");
 }
 
 template <class Address>
@@ -40,10 +42,12 @@ void check_inproc(const std::string& text) {
   // A few numbers at the end of the real one lead to places that there are not.
   for (const std::string& address : {text, listener->address() + text}) {
     const auto why = connector.why_unreachable(address);
-    if (why && why->find("'" + address + "'") == std::string::npos) broken("a refusal does not say of what");
+    if (why && why->find("'" + address + "'") == std::string::npos)
+      broken("a refusal does not say of what");
     const bool is_no_address = why && why->ends_with("is no address of inproc");
     try {
-      connector.connect(address, {loop, Deadline::never()})->close(Error(Blame::Cancelled, "enough"));
+      connector.connect(address, {loop, Deadline::never()})
+          ->close(Error(Blame::Cancelled, "enough"));
       if (is_no_address) broken("what is no address is connected to");
     } catch (const Error& error) {
       check_blame(error);

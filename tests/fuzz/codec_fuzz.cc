@@ -1,5 +1,6 @@
-// Whatever bytes weft::decode is given, it throws an Error, or gives a value that can be used and encoded: tensors lie
-// within what came, sparse ones as well. The first byte says what type is expected.
+// Whatever bytes weft::decode is given, it throws an Error, or gives a value that can be used and
+// encoded: tensors lie within what came, sparse ones as well. The first byte says what type is
+// expected.
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -32,7 +33,8 @@ void use(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().to_dense();  // writes where its indices say
   if (dense.sizes() != tensor.sizes()) broken("a sparse tensor of another shape");
   // Which asks for no strides of the values.
-  const bool sums_up = tensor.layout() == at::kSparseCsr && tensor.dim() == 2 && at::isFloatingType(tensor.scalar_type());
+  const bool sums_up = tensor.layout() == at::kSparseCsr && tensor.dim() == 2 &&
+                       at::isFloatingType(tensor.scalar_type());
   if (sums_up && !tensor.detach().sum(1, true).defined()) broken("a sparse tensor without a sum");
 }
 template <class T>
@@ -68,11 +70,13 @@ void check(std::span<const std::byte> bytes) {
   try {
     value.emplace(weft::decode<T>(bytes));
   } catch (const weft::Error& error) {
-    if (error.blame() != weft::Blame::Caller && error.blame() != weft::Blame::Busy) broken("bytes are blamed on a peer");
+    if (error.blame() != weft::Blame::Caller && error.blame() != weft::Blame::Busy)
+      broken("bytes are blamed on a peer");
     return;
   }
   use(*value);
-  // What was decoded can be encoded; of tensors only while they are small, for gaps between strides travel as well.
+  // What was decoded can be encoded; of tensors only while they are small, for gaps between strides
+  // travel as well.
   if (weft::encode(*value).empty()) broken("a value that has no bytes");
 }
 
@@ -85,7 +89,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     case 0: check<at::Tensor>(input); break;
     case 1: check<std::vector<at::Tensor>>(input); break;
     case 2: check<Record>(input); break;
-    case 3: check<std::variant<std::int64_t, std::string, at::Tensor, std::vector<double>>>(input); break;
+    case 3:
+      check<std::variant<std::int64_t, std::string, at::Tensor, std::vector<double>>>(input);
+      break;
     case 4: check<std::vector<c10::Scalar>>(input); break;
     default: check<std::map<std::int64_t, std::optional<std::chrono::milliseconds>>>(input); break;
   }

@@ -48,14 +48,16 @@ std::map<std::string, Bytes> encoded_corpus() {
   all["csr"] = with_type(0, encode(at::eye(4).to_sparse_csr()));
   all["csc"] = with_type(0, encode(at::eye(4).to_sparse_csc()));
   all["bsr"] = with_type(0, encode(at::eye(4).to_sparse_bsr({2, 2})));
-  all["shared"] =
-      with_type(1, encode(std::vector<at::Tensor>{base, base.t(), base.select(0, 2), at::ones({2}, at::kByte)}));
+  all["shared"] = with_type(1, encode(std::vector<at::Tensor>{base, base.t(), base.select(0, 2),
+                                                              at::ones({2}, at::kByte)}));
   all["record"] = with_type(2, encode(Record{"name", {{"a", {base, coo}}, {"b", {}}}, 0.5}));
   all["variant"] = with_type(3, encode(Choice(at::ones({2}))));
   all["text"] = with_type(3, encode(Choice("text")));
-  all["scalars"] = with_type(4, encode(std::vector<c10::Scalar>{1, 0.5, true, c10::complex<double>(1, 2)}));
-  all["durations"] = with_type(5, encode(std::map<std::int64_t, std::optional<std::chrono::milliseconds>>{
-                                      {1, std::chrono::milliseconds(5)}, {-2, std::nullopt}}));
+  all["scalars"] =
+      with_type(4, encode(std::vector<c10::Scalar>{1, 0.5, true, c10::complex<double>(1, 2)}));
+  all["durations"] =
+      with_type(5, encode(std::map<std::int64_t, std::optional<std::chrono::milliseconds>>{
+                       {1, std::chrono::milliseconds(5)}, {-2, std::nullopt}}));
   return all;
 }
 

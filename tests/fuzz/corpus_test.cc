@@ -1,5 +1,5 @@
-// Drives a target without libFuzzer: its corpus, and inputs made of that by changes which are the same in every run. That
-// the target's own checks hold is what is tested; a broken one aborts.
+// Drives a target without libFuzzer: its corpus, and inputs made of that by changes which are the
+// same in every run. That the target's own checks hold is what is tested; a broken one aborts.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -21,7 +21,8 @@ using Input = std::vector<std::uint8_t>;
 
 std::vector<Input> corpus() {
   std::vector<std::filesystem::path> files;
-  for (const auto& file : std::filesystem::directory_iterator(FUZZ_CORPUS)) files.push_back(file.path());
+  for (const auto& file : std::filesystem::directory_iterator(FUZZ_CORPUS))
+    files.push_back(file.path());
   std::sort(files.begin(), files.end());
   std::vector<Input> inputs;
   for (const auto& path : files) {
@@ -40,7 +41,9 @@ TEST(FUZZ_TARGET, WithstandsItsCorpus) {
 
 TEST(FUZZ_TARGET, WithstandsChangesOfItsCorpus) {
   std::mt19937 random(20240229);
-  const auto upto = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit)(random); };
+  const auto upto = [&](std::size_t limit) {
+    return std::uniform_int_distribution<std::size_t>(0, limit)(random);
+  };
   const auto inputs = corpus();
   const int rounds = harness::runs_all_settings() ? 20'000 : 4'000;
   for (int round = 0; round < rounds; ++round) {
@@ -50,9 +53,13 @@ TEST(FUZZ_TARGET, WithstandsChangesOfItsCorpus) {
       const auto at = static_cast<std::ptrdiff_t>(upto(input.size() - 1));
       switch (upto(4)) {
         case 0: input[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(upto(255)); break;
-        case 1: input[static_cast<std::size_t>(at)] ^= static_cast<std::uint8_t>(1u << upto(7)); break;
+        case 1:
+          input[static_cast<std::size_t>(at)] ^= static_cast<std::uint8_t>(1u << upto(7));
+          break;
         case 2: input.erase(input.begin() + at); break;
-        case 3: input.insert(input.begin() + at, upto(9), static_cast<std::uint8_t>(upto(255))); break;
+        case 3:
+          input.insert(input.begin() + at, upto(9), static_cast<std::uint8_t>(upto(255)));
+          break;
         default: input.resize(static_cast<std::size_t>(at)); break;
       }
     }

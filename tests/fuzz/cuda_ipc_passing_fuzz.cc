@@ -1,6 +1,7 @@
-// Whatever comes over the socket on which a peer passes descriptors: what is kept was passed, is found once, and nothing
-// else is left open; where it ends, that is the peer's fault or that of this process's limits. The input is a script: a
-// byte for what happens next, then what belongs to it.
+// Whatever comes over the socket on which a peer passes descriptors: what is kept was passed, is
+// found once, and nothing else is left open; where it ends, that is the peer's fault or that of
+// this process's limits. The input is a script: a byte for what happens next, then what belongs to
+// it.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -40,7 +41,8 @@ ino_t number_of(const Descriptor& file) {
 }
 
 // A stranger's message: words that are whole numbers or not, with any number of descriptors.
-void say(const Descriptor& socket, std::span<const std::uint8_t> words, std::size_t descriptors, std::size_t first) {
+void say(const Descriptor& socket, std::span<const std::uint8_t> words, std::size_t descriptors,
+         std::size_t first) {
   iovec piece{const_cast<std::uint8_t*>(words.data()), words.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
   msghdr message{};
@@ -59,7 +61,8 @@ void say(const Descriptor& socket, std::span<const std::uint8_t> words, std::siz
     }
   }
   const bool is_sent = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
-  if (!is_sent && errno != EAGAIN && errno != EPIPE && errno != ETOOMANYREFS) broken("a fuzzer cannot send to itself");
+  if (!is_sent && errno != EAGAIN && errno != EPIPE && errno != ETOOMANYREFS)
+    broken("a fuzzer cannot send to itself");
 }
 
 void check_found(TakingEnd& end, std::uint64_t allocation) {
@@ -72,7 +75,8 @@ void check_found(TakingEnd& end, std::uint64_t allocation) {
 
 void play(std::span<const std::uint8_t> script) {
   const ListeningSocket listening = listen_for_this_user("fuzz");
-  TakingEnd end(static_cast<std::uint64_t>(::getpid()), static_cast<std::uint32_t>(listening.name.get()));
+  TakingEnd end(static_cast<std::uint64_t>(::getpid()),
+                static_cast<std::uint32_t>(listening.name.get()));
   Descriptor stranger = accept_from(listening.socket, "fuzz");
   bool goes_on = true;
   const auto byte = [&script]() -> std::uint8_t {
@@ -110,7 +114,8 @@ void play(std::span<const std::uint8_t> script) {
     }
   }
   end.take();
-  if (end.failure() && end.failure()->blame() != Blame::PeerLost && end.failure()->blame() != Blame::Busy) {
+  if (end.failure() && end.failure()->blame() != Blame::PeerLost &&
+      end.failure()->blame() != Blame::Busy) {
     broken("a stranger's words are blamed on somebody else");
   }
 }

@@ -1,6 +1,7 @@
-// Whatever a process tells another over the lane below a cuda_ipc lane is refused as the peer's fault, or is within the
-// limits and says the same when it is written again. The first byte says what is expected: a hello, what it reaches, or a
-// message; of that, the next two how many payloads came with it, and their size.
+// Whatever a process tells another over the lane below a cuda_ipc lane is refused as the peer's
+// fault, or is within the limits and says the same when it is written again. The first byte says
+// what is expected: a hello, what it reaches, or a message; of that, the next two how many payloads
+// came with it, and their size.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -18,7 +19,8 @@ using namespace weft::transport::cuda_ipc;
 template <class T>
 bool is_refused(const Result<T>& result) {
   if (result) return false;
-  if (result.error().blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+  if (result.error().blame() != Blame::PeerLost)
+    broken("a peer's bytes are blamed on somebody else");
   return true;
 }
 
@@ -26,7 +28,9 @@ void check_same(Bytes again, Bytes input) {
   if (!std::ranges::equal(again, input)) broken("what came changes when it is read and written");
 }
 
-Bytes without_kind(Bytes message) { return message.subspan(1); }  // whoever passes it on has looked at that
+Bytes without_kind(Bytes message) {
+  return message.subspan(1);
+}  // whoever passes it on has looked at that
 
 void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
   Capabilities below;
@@ -52,7 +56,8 @@ void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
     for (const Piece& piece : payload.pieces) {
       if (piece.bytes == 0 || piece.bytes > left) broken("pieces that are not a payload");
       left -= piece.bytes;
-      const bool is_inside = piece.bytes <= piece.passed && piece.offset <= piece.passed - piece.bytes;
+      const bool is_inside =
+          piece.bytes <= piece.passed && piece.offset <= piece.passed - piece.bytes;
       if (piece.passed > 0 && !is_inside) broken("a piece of more than was passed");
     }
     if (left > 0) broken("a part of a payload that is nowhere");

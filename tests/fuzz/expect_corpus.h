@@ -1,4 +1,5 @@
-// A corpus that a test can write again: what real encoders give, so that changes of it reach beyond the first checks.
+// A corpus that a test can write again: what real encoders give, so that changes of it reach beyond
+// the first checks.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,14 @@
 
 namespace weft::fuzz {
 
-// The corpus's files hold these bytes, by name. With WEFT_FUZZ_WRITE in the environment they are written first.
+// The corpus's files hold these bytes, by name. With WEFT_FUZZ_WRITE in the environment they are
+// written first.
 inline void expect_corpus(const std::map<std::string, std::vector<std::byte>>& files) {
   for (const auto& [name, bytes] : files) {
     const std::string path = std::string(FUZZ_CORPUS) + "/" + name;
     const std::string expected(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    if (std::getenv("WEFT_FUZZ_WRITE") != nullptr) std::ofstream(path, std::ios::binary) << expected;
+    if (std::getenv("WEFT_FUZZ_WRITE") != nullptr)
+      std::ofstream(path, std::ios::binary) << expected;
     std::ifstream file(path, std::ios::binary);
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), expected) << name;
   }

@@ -1,6 +1,6 @@
-// Whatever bytes a stranger sends, in whatever pieces, an inbox shows only messages within its limits, reads nothing it was
-// not given, and ends the lane or waits for more. The first byte of the input says how much each read moves, and where it
-// is odd the stream has a unit.
+// Whatever bytes a stranger sends, in whatever pieces, an inbox shows only messages within its
+// limits, reads nothing it was not given, and ends the lane or waits for more. The first byte of
+// the input says how much each read moves, and where it is odd the stream has a unit.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -16,12 +16,15 @@ namespace {
 // Bytes that have all come, then the end.
 class Given final : public ByteStream {
  public:
-  Given(Bytes bytes, std::size_t at_most, std::size_t unit) : bytes_(bytes), at_most_(at_most), unit_(unit) {}
+  Given(Bytes bytes, std::size_t at_most, std::size_t unit)
+      : bytes_(bytes), at_most_(at_most), unit_(unit) {}
   std::string peer() const override { return "stranger"; }
   void start(EventLoop&, std::function<void()>, std::function<void()>) override {}
   void stop() noexcept override {}
   std::size_t write(std::span<const Bytes>) noexcept override { return 0; }
-  Bytes peek(std::size_t) noexcept override { return bytes_.first(std::min(bytes_.size(), at_most_)); }
+  Bytes peek(std::size_t) noexcept override {
+    return bytes_.first(std::min(bytes_.size(), at_most_));
+  }
   void consume(std::size_t bytes) noexcept override {
     if (bytes > bytes_.size()) broken("an inbox consumes what has not come");
     bytes_ = bytes_.subspan(bytes);

@@ -1,4 +1,5 @@
-// Drives the target without libFuzzer: seeds of whole lanes, cut and changed at random, the same ones in every run.
+// Drives the target without libFuzzer: seeds of whole lanes, cut and changed at random, the same
+// ones in every run.
 #include <random>
 #include <string_view>
 #include <utility>
@@ -21,9 +22,12 @@ using Input = std::vector<std::byte>;
 
 void append(Input& to, frame::Bytes bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); }
 // The input's first byte is not the lane's.
-void pad(Input& to, std::size_t unit) { to.resize(to.size() + frame::padding(to.size() - 1, unit)); }
+void pad(Input& to, std::size_t unit) {
+  to.resize(to.size() + frame::padding(to.size() - 1, unit));
+}
 
-// A lane of messages that keep the target's limits, with a goodbye at its end. The first byte is the piece size.
+// A lane of messages that keep the target's limits, with a goodbye at its end. The first byte is
+// the piece size.
 Input lane(unsigned messages, std::uint8_t pieces) {
   const std::size_t unit = pieces % 2 == 0 ? 1 : 64;
   Input input{std::byte{pieces}};
@@ -31,7 +35,8 @@ Input lane(unsigned messages, std::uint8_t pieces) {
   std::vector<std::byte> memory(64, std::byte{7});
   for (unsigned i = 0; i < messages; ++i) {
     std::vector<Slice> payloads;
-    for (unsigned k = 0; k < i % 5; ++k) payloads.push_back({memory.data(), (i * 13 + k * 7) % memory.size(), {}});
+    for (unsigned k = 0; k < i % 5; ++k)
+      payloads.push_back({memory.data(), (i * 13 + k * 7) % memory.size(), {}});
     std::vector<std::byte> front;
     frame::encode_front(i % 50, payloads, front);
     pad(input, unit);
@@ -55,7 +60,9 @@ TEST(FrameFuzz, TargetShowsTheMessagesOfAWholeLaneInPiecesOfAnySize) {
 
 TEST(FrameFuzz, RandomAndChangedLanesNeverBreakTheInbox) {
   std::mt19937 random(20240229);
-  const auto upto = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit)(random); };
+  const auto upto = [&](std::size_t limit) {
+    return std::uniform_int_distribution<std::size_t>(0, limit)(random);
+  };
   constexpr int kRounds = 60'000;
   for (int round = 0; round < kRounds; ++round) {
     Input input = lane(static_cast<unsigned>(upto(12)), static_cast<std::uint8_t>(upto(255)));
@@ -66,7 +73,8 @@ TEST(FrameFuzz, RandomAndChangedLanesNeverBreakTheInbox) {
         case 1: input[at] ^= std::byte{0x80}; break;
         case 2: input.resize(at + 1); break;
         case 3:
-          input.insert(input.begin() + static_cast<std::ptrdiff_t>(at), upto(20), static_cast<std::byte>(upto(255)));
+          input.insert(input.begin() + static_cast<std::ptrdiff_t>(at), upto(20),
+                       static_cast<std::byte>(upto(255)));
           break;
         default: input.erase(input.begin() + static_cast<std::ptrdiff_t>(at)); break;
       }

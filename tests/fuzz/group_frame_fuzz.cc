@@ -1,6 +1,7 @@
-// Anybody who reaches a group's port may say anything there. It is refused, or is frames within their limits that say the
-// same when they are written again, in whatever pieces the bytes come; and the ledger takes whatever ranks say of their
-// leaving. The first byte says how large the pieces are.
+// Anybody who reaches a group's port may say anything there. It is refused, or is frames within
+// their limits that say the same when they are written again, in whatever pieces the bytes come;
+// and the ledger takes whatever ranks say of their leaving. The first byte says how large the
+// pieces are.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -24,7 +25,8 @@ struct Heard {
 };
 
 bool is_same(const Frame& a, const Frame& b) {
-  return a.type == b.type && a.rank == b.rank && a.number == b.number && a.group == b.group && a.text == b.text;
+  return a.type == b.type && a.rank == b.rank && a.number == b.number && a.group == b.group &&
+         a.text == b.text;
 }
 
 Heard hear(std::span<const char> bytes, std::size_t piece) {
@@ -46,29 +48,35 @@ Heard hear(std::span<const char> bytes, std::size_t piece) {
 }
 
 void check(const Frame& frame) {
-  if (frame.type < FrameType::Hello || frame.type > FrameType::Called) broken("a type that there is not");
+  if (frame.type < FrameType::Hello || frame.type > FrameType::Called)
+    broken("a type that there is not");
   if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that there is not");
-  if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText) broken("beyond the limits");
+  if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText)
+    broken("beyond the limits");
   const std::string written = encode(frame);
   const Heard again = hear(written, written.size());
-  if (again.frames.size() != 1 || !is_same(again.frames[0], frame)) broken("a frame changes when it is written");
+  if (again.frames.size() != 1 || !is_same(again.frames[0], frame))
+    broken("a frame changes when it is written");
   const auto call = decode_wait_call(frame.text);
   if (!call) return;
   const auto read = decode_wait_call(encode(*call));
   if (call->number == 0 || call->call.size() > kMostSaid) broken("a call beyond the limits");
-  if (!read || read->number != call->number || read->call != call->call) broken("a call changes when it is written");
+  if (!read || read->number != call->number || read->call != call->call)
+    broken("a call changes when it is written");
 }
 
 // As membership passes them on.
 void tell(Ledger& ledger, const Frame& frame) {
   if (frame.type == FrameType::Leaving) {
     ledger.on_leaving(frame);
-    if (frame.rank != 0 && !ledger.has_left(frame.rank)) broken("who says that it leaves is still there");
+    if (frame.rank != 0 && !ledger.has_left(frame.rank))
+      broken("who says that it leaves is still there");
   } else if (frame.type == FrameType::Completed) {
     ledger.on_completed(frame.rank, static_cast<int>(frame.number));
   }
   const auto why = ledger.left_behind();
-  if (why && why->blame() != Blame::PeerLost) broken("a rank that leaves is nobody's fault but its own");
+  if (why && why->blame() != Blame::PeerLost)
+    broken("a rank that leaves is nobody's fault but its own");
 }
 
 }  // namespace
@@ -78,7 +86,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const std::span input(reinterpret_cast<const char*>(data + 1), bytes - 1);
   const Heard whole = hear(input, input.size());
   const Heard pieces = hear(input, 1 + data[0]);
-  if (whole.is_refused != pieces.is_refused || !std::ranges::equal(whole.frames, pieces.frames, is_same)) {
+  if (whole.is_refused != pieces.is_refused ||
+      !std::ranges::equal(whole.frames, pieces.frames, is_same)) {
     broken("how the bytes are cut makes a difference");
   }
   Ledger ledger("group", 0, {0, 1, 2, 3}, [](const Frame&) {});

@@ -1,8 +1,10 @@
-// Whatever headers and sizes a peer sends in a mesh, in whatever order, a communicator neither crashes nor reads or writes
-// what is not its own: it takes them, holds them back, or breaks, and then everything pending ends with an error.
+// Whatever headers and sizes a peer sends in a mesh, in whatever order, a communicator neither
+// crashes nor reads or writes what is not its own: it takes them, holds them back, or breaks, and
+// then everything pending ends with an error.
 //
-// Input: records of 36 bytes. The first says what happens: a message on one of the lanes (its header is the last 32 bytes,
-// and byte 1 and 2 its payload's size), or a call of this rank. The peer is rank 1 of two.
+// Input: records of 36 bytes. The first says what happens: a message on one of the lanes (its
+// header is the last 32 bytes, and byte 1 and 2 its payload's size), or a call of this rank. The
+// peer is rank 1 of two.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -23,7 +25,8 @@ class Scripted final : public Connection {
   std::string peer() const override { return "the input"; }
   const Capabilities& capabilities() const override { return capabilities_; }
   void receive(Handlers) override {}
-  Op send(std::span<const std::byte>, std::span<const Slice> payloads, Pin, Fence) noexcept override {
+  Op send(std::span<const std::byte>, std::span<const Slice> payloads, Pin,
+          Fence) noexcept override {
     if (closed_) return Op::failed(Error(Blame::Cancelled, "closed"));
     for (const Slice& payload : payloads) read_all(payload);
     return Op();
@@ -54,7 +57,8 @@ class Scripted final : public Connection {
  private:
   static void read_all(const Slice& slice) {
     unsigned sum = 0;
-    for (std::size_t i = 0; i < slice.bytes; ++i) sum += std::to_integer<unsigned>(static_cast<std::byte*>(slice.data)[i]);
+    for (std::size_t i = 0; i < slice.bytes; ++i)
+      sum += std::to_integer<unsigned>(static_cast<std::byte*>(slice.data)[i]);
     volatile unsigned seen = sum;
     static_cast<void>(seen);
   }
@@ -97,7 +101,8 @@ class Rank {
       case 0: return keep(communicator_->all_reduce(floats, ReduceOp::Sum, memory, Fence()));
       case 1: return keep(communicator_->broadcast(floats, 1, memory, Fence()));
       case 2: return keep(communicator_->reduce(floats, 0, ReduceOp::Max, memory, Fence()));
-      case 3: return keep(communicator_->all_gather(halves, {whole, Dtype::UInt8}, memory, Fence()));
+      case 3:
+        return keep(communicator_->all_gather(halves, {whole, Dtype::UInt8}, memory, Fence()));
       case 4: return keep(communicator_->all_to_all(halves, halves, Dtype::UInt8, memory, Fence()));
       case 5: return keep(communicator_->barrier(Fence()));
       case 6: return keep(communicator_->send(floats, 1, 0, memory, Fence()));
@@ -140,10 +145,12 @@ Outcome fuzz_mesh(Bytes input) {
   decode_hello(input).ok();
   for (int records = 0; input.size() >= kRecordBytes && records < 200; ++records) {
     const auto what = std::to_integer<unsigned>(input[0]);
-    const std::size_t bytes = std::to_integer<std::size_t>(input[1]) | std::to_integer<std::size_t>(input[2]) << 8;
+    const std::size_t bytes =
+        std::to_integer<std::size_t>(input[1]) | std::to_integer<std::size_t>(input[2]) << 8;
     if (what < 128) {
       const std::size_t cut = std::to_integer<unsigned>(input[3]) % 64 == 63 ? 5 : 0;
-      rank.message(static_cast<Lane>(what & 1), input.subspan(4, kHeaderBytes - cut), bytes, (what & 2) != 0);
+      rank.message(static_cast<Lane>(what & 1), input.subspan(4, kHeaderBytes - cut), bytes,
+                   (what & 2) != 0);
     } else {
       rank.call(what, bytes);
     }

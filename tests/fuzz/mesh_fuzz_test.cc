@@ -1,4 +1,5 @@
-// Drives the target without libFuzzer: dialogues that make sense, changed at random, the same ones in every run.
+// Drives the target without libFuzzer: dialogues that make sense, changed at random, the same ones
+// in every run.
 #include <random>
 #include <vector>
 
@@ -20,7 +21,8 @@ void add_record(Input& input, unsigned what, std::size_t bytes, const Header& he
   input.insert(input.end(), encoded.begin(), encoded.end());
 }
 
-void add_message(Input& input, Lane lane, bool in_place, std::size_t payload, const Header& header) {
+void add_message(Input& input, Lane lane, bool in_place, std::size_t payload,
+                 const Header& header) {
   add_record(input, static_cast<unsigned>(lane) | (in_place ? 2u : 0u), payload, header);
 }
 
@@ -43,8 +45,10 @@ Input dialogue(bool in_place, bool peer_first) {
   constexpr std::size_t kBytes = 64;
   constexpr std::size_t kLarge = 60'000;
   std::uint64_t sequence = 0;
-  const auto collective = [&](unsigned which, const Call& call, std::size_t payload, std::uint32_t parts = 1) {
-    if (!peer_first) add_record(input, call_number(which), call.kind == Kind::AllToAll ? kBytes : call.bytes);
+  const auto collective = [&](unsigned which, const Call& call, std::size_t payload,
+                              std::uint32_t parts = 1) {
+    if (!peer_first)
+      add_record(input, call_number(which), call.kind == Kind::AllToAll ? kBytes : call.bytes);
     for (std::uint32_t part = 0; part < parts; ++part) {
       Header header;
       header.call = call;
@@ -88,7 +92,9 @@ TEST(MeshFuzz, TargetEndsEveryOperationOfADialogueThatMakesSense) {
 
 TEST(MeshFuzz, ChangedDialoguesNeverBreakMoreThanTheCommunicator) {
   std::mt19937 random(20240311);
-  const auto upto = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit)(random); };
+  const auto upto = [&](std::size_t limit) {
+    return std::uniform_int_distribution<std::size_t>(0, limit)(random);
+  };
   constexpr int kRounds = 8000;
   std::size_t failed = 0, done = 0;
   for (int round = 0; round < kRounds; ++round) {
@@ -96,7 +102,9 @@ TEST(MeshFuzz, ChangedDialoguesNeverBreakMoreThanTheCommunicator) {
     for (std::size_t changes = 1 + upto(3); changes > 0; --changes) {
       const std::size_t records = input.size() / kRecordBytes;
       if (records == 0) break;
-      const auto record = [&] { return input.begin() + static_cast<std::ptrdiff_t>(upto(records - 1) * kRecordBytes); };
+      const auto record = [&] {
+        return input.begin() + static_cast<std::ptrdiff_t>(upto(records - 1) * kRecordBytes);
+      };
       switch (upto(5)) {
         case 0: input[upto(input.size() - 1)] = static_cast<std::byte>(upto(255)); break;
         case 1: input[upto(input.size() - 1)] ^= static_cast<std::byte>(1u << upto(7)); break;

@@ -1,6 +1,6 @@
-// The state of a job's rendezvous comes from other machines, by way of a store. Any text is one, and then says the same
-// when it is written and read again, or is refused with PeerLost; and whatever it says, nodes that come, go, fail and end
-// leave one that can be written.
+// The state of a job's rendezvous comes from other machines, by way of a store. Any text is one,
+// and then says the same when it is written and read again, or is refused with PeerLost; and
+// whatever it says, nodes that come, go, fail and end leave one that can be written.
 #include <cstdint>
 #include <string>
 
@@ -15,7 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   try {
     state = decode(text);
   } catch (const Error& error) {
-    if (error.blame() != Blame::PeerLost) broken("a state that cannot be read is not the peer's fault");
+    if (error.blame() != Blame::PeerLost)
+      broken("a state that cannot be read is not the peer's fault");
     return 0;
   }
   if (decode(encode(state)) != state) broken("a state changes when it is written");
@@ -23,7 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const Node self{.id = "self", .address = "here", .port = 1, .ranks = 1};
   come(state, self, limits);
   run_if_ready(state, limits, true);
-  if (state.is_running && find(state, self.id) != nullptr && !state.end) fail(state, limits, "a rank failed", 1);
+  if (state.is_running && find(state, self.id) != nullptr && !state.end)
+    fail(state, limits, "a rank failed", 1);
   come(state, self, limits);
   for (const std::string& id : all_ids(state)) remove(state, limits, id, "is lost");
   come(state, self, limits);

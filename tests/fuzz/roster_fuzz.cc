@@ -1,6 +1,6 @@
-// Anybody on the network may send a datagram to a rendezvous by multicast. One is refused, or says the same when it is
-// written again; a roster that hears it goes on to announce what can be read. The input: datagrams, each behind a byte that
-// says how long it is.
+// Anybody on the network may send a datagram to a rendezvous by multicast. One is refused, or says
+// the same when it is written again; a roster that hears it goes on to announce what can be read.
+// The input: datagrams, each behind a byte that says how long it is.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   std::span<const std::uint8_t> left(data, bytes);
   while (!left.empty()) {
     const std::size_t count = std::min<std::size_t>(left[0], left.size() - 1);
-    const std::string datagram(left.begin() + 1, left.begin() + 1 + static_cast<std::ptrdiff_t>(count));
+    const std::string datagram(left.begin() + 1,
+                               left.begin() + 1 + static_cast<std::ptrdiff_t>(count));
     left = left.subspan(1 + count);
     now += std::chrono::milliseconds(100);
     const auto heard = decode(datagram);
@@ -29,7 +30,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (encode(*heard) != datagram) broken("a datagram changes when it is written");
     roster.hear(*heard, "10.0.0.1", now);
     const auto mine = decode(encode(roster.to_announce(now)));
-    if (!mine || mine->nonce != self.nonce || mine->world_size != 2) broken("what is announced cannot be read");
+    if (!mine || mine->nonce != self.nonce || mine->world_size != 2)
+      broken("what is announced cannot be read");
   }
   return 0;
 }

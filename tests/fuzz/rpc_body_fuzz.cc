@@ -1,6 +1,7 @@
-// The bodies of messages between agents: greetings, failures, RRefs, and the arguments of creations, of operators and
-// scripts by name, and of the calls that Weft makes by itself. Whatever a peer writes there, it is refused as its sender's
-// fault, or is a value that can be used and sent; where it holds no tensors, what is read of that is the same.
+// The bodies of messages between agents: greetings, failures, RRefs, and the arguments of
+// creations, of operators and scripts by name, and of the calls that Weft makes by itself. Whatever
+// a peer writes there, it is refused as its sender's fault, or is a value that can be used and
+// sent; where it holds no tensors, what is read of that is the same.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -40,7 +41,8 @@ bool read(Input input, const Convert& convert) {
     codec::Reader(std::move(split.parts)).read(split.body, convert);
     return true;
   } catch (const Error& error) {
-    if (error.blame() != Blame::Caller && error.blame() != Blame::Busy) broken("bytes are blamed on somebody else");
+    if (error.blame() != Blame::Caller && error.blame() != Blame::Busy)
+      broken("bytes are blamed on somebody else");
     return false;
   }
 }
@@ -82,10 +84,12 @@ void check_failure(Input input) {
 
 void check_outcome(Input input) {
   const auto outcome = check<Outcome>(input);
-  if (outcome && outcome->failed() && name(outcome->error().blame()).empty()) broken("an error without a blame");
+  if (outcome && outcome->failed() && name(outcome->error().blame()).empty())
+    broken("an error without a blame");
 }
 
-// The arguments behind those of the reference: read as the function's own, while the message is there.
+// The arguments behind those of the reference: read as the function's own, while the message is
+// there.
 void check_creation(Input input) {
   using Body = detail::FunctionBody<&made_of>;
   read(input, [](const msgpack::object& object) {
@@ -104,17 +108,23 @@ void check(BodyKind kind, Input input) {
     case BodyKind::Outcome: return check_outcome(input);
     case BodyKind::Reference: check<rref::ReferenceRecord>(input); return;
     case BodyKind::Fork: check<ArgumentsOf<&rref::internal::fork>>(input); return;
-    case BodyKind::ChildAccepted: check<ArgumentsOf<&rref::internal::child_accepted>>(input); return;
+    case BodyKind::ChildAccepted:
+      check<ArgumentsOf<&rref::internal::child_accepted>>(input);
+      return;
     case BodyKind::UserDelete: check<ArgumentsOf<&rref::internal::user_delete>>(input); return;
     case BodyKind::WillNotCome: check<ArgumentsOf<&rref::internal::will_not_come>>(input); return;
     case BodyKind::GiveBack: check<ArgumentsOf<&rref::internal::give_back>>(input); return;
-    case BodyKind::TakeBackReply: check<ArgumentsOf<&rref::internal::take_back_reply>>(input); return;
+    case BodyKind::TakeBackReply:
+      check<ArgumentsOf<&rref::internal::take_back_reply>>(input);
+      return;
     case BodyKind::Fetch: check<rref::FetchBody<at::Tensor>::Arguments>(input); return;
     case BodyKind::CopyTo: check<rref::CopyBody<at::Tensor>::Arguments>(input); return;
-    case BodyKind::Copy: return check_with_tensors<rref::ArrivedCopyBody<at::Tensor>::Arguments>(input);
+    case BodyKind::Copy:
+      return check_with_tensors<rref::ArrivedCopyBody<at::Tensor>::Arguments>(input);
     case BodyKind::Create: return check_creation(input);
     case BodyKind::Operator: return check_with_tensors<ArgumentsOf<&run_operator>>(input);
-    case BodyKind::Gradient: return check_with_tensors<ArgumentsOf<&autograd::internal::gradient>>(input);
+    case BodyKind::Gradient:
+      return check_with_tensors<ArgumentsOf<&autograd::internal::gradient>>(input);
     case BodyKind::Reach: check<ArgumentsOf<&autograd::internal::reach>>(input); return;
     case BodyKind::PassFailed: check<ArgumentsOf<&autograd::internal::pass_failed>>(input); return;
     case BodyKind::CleanUp: check<ArgumentsOf<&autograd::internal::clean_up>>(input); return;

@@ -1,5 +1,5 @@
-// What rpc_body_fuzz.cc takes its input for: the first byte says which of these, and what follows is written as
-// weft::encode writes it.
+// What rpc_body_fuzz.cc takes its input for: the first byte says which of these, and what follows
+// is written as weft::encode writes it.
 #pragma once
 
 #include <cstdint>

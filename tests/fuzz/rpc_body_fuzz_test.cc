@@ -56,27 +56,36 @@ std::map<std::string, Bytes> corpus() {
   const HelloRecord hello{3, "token", {"worker1", 1}, {"worker0", 0}, 0, 2};
   std::map<std::string, Bytes> all;
   all["hello"] = body(BodyKind::Hello, hello);
-  all["failure"] = body(BodyKind::Failure, FailureRecord{1, static_cast<int>(Blame::Remote), "it threw"});
+  all["failure"] =
+      body(BodyKind::Failure, FailureRecord{1, static_cast<int>(Blame::Remote), "it threw"});
   all["activity"] = body(BodyKind::Activity, Activity{1000, 2, 3});
   all["well"] = body(BodyKind::Outcome, Outcome());
   all["lost"] = body(BodyKind::Outcome, lost);
-  all["reference"] = body(BodyKind::Reference, rref::ReferenceRecord{id, 1, "worker1", 0, fork, 0x1122334455667788});
+  all["reference"] = body(BodyKind::Reference,
+                          rref::ReferenceRecord{id, 1, "worker1", 0, fork, 0x1122334455667788});
   all["fork"] = body(BodyKind::Fork, std::tuple(id, fork));
   all["child_accepted"] = body(BodyKind::ChildAccepted, std::tuple(fork));
   all["user_delete"] = body(BodyKind::UserDelete, std::tuple(id, fork));
   all["will_not_come"] = body(BodyKind::WillNotCome, std::tuple(id, lost));
-  all["give_back"] = body(BodyKind::GiveBack, std::tuple(owned, std::vector<rref::ForkId>{fork + 2}));
+  all["give_back"] =
+      body(BodyKind::GiveBack, std::tuple(owned, std::vector<rref::ForkId>{fork + 2}));
   all["take_back_reply"] = body(BodyKind::TakeBackReply, std::tuple(std::uint64_t{77}));
   all["fetch"] = body(BodyKind::Fetch, std::tuple(id));
   all["copy_to"] = body(BodyKind::CopyTo, std::tuple(id, 2, 0, id + 1, fork));
   all["copy"] = body(BodyKind::Copy, std::tuple(id, fork, tensor));
-  all["create"] = body(BodyKind::Create, std::tuple(id, fork, std::tuple(tensor, std::int64_t{4}, std::string("name"))));
+  all["create"] =
+      body(BodyKind::Create,
+           std::tuple(id, fork, std::tuple(tensor, std::int64_t{4}, std::string("name"))));
   all["operator"] = body(BodyKind::Operator, std::tuple(std::string("aten::add"), operands));
-  const auto arguments = script_arguments(tensor, 2, std::vector<std::string>{"a"}, std::pair(0.5, true),
-                                          keyword("named", std::map<std::string, int>{{"b", 3}}));
+  const auto arguments =
+      script_arguments(tensor, 2, std::vector<std::string>{"a"}, std::pair(0.5, true),
+                       keyword("named", std::map<std::string, int>{{"b", 3}}));
   all["script"] = body(BodyKind::Script, std::tuple(std::string("net.forward"), arguments));
-  all["gradient"] = body(BodyKind::Gradient, std::tuple(autograd::GradientMessage{pass, message, {tensor, at::Tensor()}}));
-  all["reach"] = body(BodyKind::Reach, std::tuple(pass, std::vector<autograd::MessageId>{message, {0, 78, false}}));
+  all["gradient"] =
+      body(BodyKind::Gradient,
+           std::tuple(autograd::GradientMessage{pass, message, {tensor, at::Tensor()}}));
+  all["reach"] = body(BodyKind::Reach,
+                      std::tuple(pass, std::vector<autograd::MessageId>{message, {0, 78, false}}));
   all["pass_failed"] = body(BodyKind::PassFailed, std::tuple(pass, lost));
   all["clean_up"] = body(BodyKind::CleanUp, std::tuple(id));
   return all;

@@ -1,6 +1,7 @@
-// What the job's store says of the workers was written by all of them. Whatever stands there: a worker that joins, and one
-// that looks for others, gets an Error, or records that can be used. The first byte says whether workers come and go, the
-// second how long the text is that stands for a worker's rank; what is left is the record of each worker.
+// What the job's store says of the workers was written by all of them. Whatever stands there: a
+// worker that joins, and one that looks for others, gets an Error, or records that can be used. The
+// first byte says whether workers come and go, the second how long the text is that stands for a
+// worker's rank; what is left is the record of each worker.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -21,8 +22,12 @@ class HostileStore final : public transport::Bootstrap {
   void erase(const std::string&) override {}
   bool exists(const std::string&) override { return true; }
   // Every second claim fails, as if another worker had been faster.
-  bool compare_set(const std::string&, const Bytes&, const Bytes&) override { return ++claims_ % 2 == 0; }
-  Bytes get(const std::string& key, Deadline) override { return key.starts_with("worker/") ? record_ : rank_; }
+  bool compare_set(const std::string&, const Bytes&, const Bytes&) override {
+    return ++claims_ % 2 == 0;
+  }
+  Bytes get(const std::string& key, Deadline) override {
+    return key.starts_with("worker/") ? record_ : rank_;
+  }
   // As if this worker were the first of its rank and name, and others there.
   long add(const std::string& key, long) override {
     if (key.starts_with("kind/")) return 0;
@@ -50,8 +55,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const auto input = std::as_bytes(std::span(data + 2, bytes - 2));
   const auto rank = input.first(std::min<std::size_t>(data[1], input.size()));
   const auto record = input.subspan(rank.size());
-  const auto store = std::make_shared<HostileStore>(transport::Bootstrap::Bytes(rank.begin(), rank.end()),
-                                                    transport::Bootstrap::Bytes(record.begin(), record.end()));
+  const auto store =
+      std::make_shared<HostileStore>(transport::Bootstrap::Bytes(rank.begin(), rank.end()),
+                                     transport::Bootstrap::Bytes(record.begin(), record.end()));
   const auto size = data[0] % 2 == 0 ? std::optional<int>() : 2;
   Directory directory(store, {"self", 0}, size, /*has_secret=*/false, {});
   allow_errors([&] { directory.join({}, {}, Deadline::in(std::chrono::seconds(1))); });

@@ -1,6 +1,7 @@
-// Whatever a peer sends as a message, it is delivered as it came, delivered as lacking with a reason, or refused; its lane
-// goes on in each case. No memory is reserved for more than came, nor of a device that the lane does not carry. The input:
-// how many payloads, for each a byte of which its size is made, and the header.
+// Whatever a peer sends as a message, it is delivered as it came, delivered as lacking with a
+// reason, or refused; its lane goes on in each case. No memory is reserved for more than came, nor
+// of a device that the lane does not carry. The input: how many payloads, for each a byte of which
+// its size is made, and the header.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -23,7 +24,9 @@ namespace weft::rpc {
 namespace {
 
 // 255 stands for more than any message may have.
-std::uint64_t size_of(std::uint8_t code) { return code == 255 ? std::uint64_t{1} << 39 : code * std::uint64_t{7}; }
+std::uint64_t size_of(std::uint8_t code) {
+  return code == 255 ? std::uint64_t{1} << 39 : code * std::uint64_t{7};
+}
 
 // Has one message, whose payloads are ones.
 class Lane final : public transport::Connection {
@@ -33,14 +36,17 @@ class Lane final : public transport::Connection {
   std::string peer() const override { return "nobody"; }
   const transport::Capabilities& capabilities() const override { return capabilities_; }
   void receive(Handlers) override {}
-  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override { return Op(); }
+  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override {
+    return Op();
+  }
   Op accept(std::span<const Slice> destinations, Pin, Fence) noexcept override {
     if (accepted_) broken("a message is accepted twice");
     accepted_ = true;
     if (destinations.empty()) return Op();
     if (destinations.size() != sizes_.size()) broken("not a place for each payload");
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
-      if (destinations[i].bytes != sizes_[i] || !destinations[i].device.is_host()) broken("a place that does not fit");
+      if (destinations[i].bytes != sizes_[i] || !destinations[i].device.is_host())
+        broken("a place that does not fit");
       if (sizes_[i] > 0) std::memset(destinations[i].data, 1, sizes_[i]);
     }
     return Op();
@@ -62,7 +68,8 @@ void use(Message message) {
       codec::Writer().write([&](codec::Packer& packer) { packer.pack(tensors); });
     });
   } catch (const Error& error) {
-    if (error.blame() != Blame::Caller && error.blame() != Blame::Busy) broken("a body is blamed on somebody else");
+    if (error.blame() != Blame::Caller && error.blame() != Blame::Busy)
+      broken("a body is blamed on somebody else");
   }
 }
 
@@ -70,7 +77,8 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
   static const auto pool = std::make_shared<ReceivePool>();
   static const std::vector<int> no_gpus;
   const transport::Arrival arrival{.header = header, .sizes = sizes, .in_place = {}};
-  if (const auto body = challenge_in(arrival); body && (!sizes.empty() || body->size() > header.size()))
+  if (const auto body = challenge_in(arrival);
+      body && (!sizes.empty() || body->size() > header.size()))
     broken("a challenge that did not come so");
   Lane lane(sizes);
   int ends = 0;

@@ -1,5 +1,6 @@
-// Whatever a peer sends as the head of a message, it is refused as the peer's fault, or says no more than came and is the
-// same when it is written again. The first byte says how many payloads came with it.
+// Whatever a peer sends as the head of a message, it is refused as the peer's fault, or says no
+// more than came and is the same when it is written again. The first byte says how many payloads
+// came with it.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -15,11 +16,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const auto input = std::as_bytes(std::span(data + 1, bytes - 1));
   const auto parsed = rpc::parse_head(input, payloads);
   if (!parsed) {
-    if (parsed.error().blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+    if (parsed.error().blame() != Blame::PeerLost)
+      broken("a peer's bytes are blamed on somebody else");
     return 0;
   }
   const auto& [head, table, rest] = parsed.value();
-  if (head.kind < rpc::FrameKind::Hello || head.kind > rpc::FrameKind::Cancel) broken("a kind that there is not");
+  if (head.kind < rpc::FrameKind::Hello || head.kind > rpc::FrameKind::Cancel)
+    broken("a kind that there is not");
   if (head.time_left < 0) broken("a deadline in the past");
   const bool aside = (head.flags & rpc::kBodyAside) != 0;
   if (table.size() + (aside ? 1 : 0) != payloads) broken("more or fewer storages than payloads");

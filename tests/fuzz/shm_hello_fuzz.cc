@@ -1,6 +1,7 @@
-// Whatever connects to a listener of shm and says: a segment is taken only where exactly one sealed segment of the right
-// size was passed with the right words; everything else is refused, and no descriptor is left open. The first byte says
-// which descriptors come along, the rest is what is said.
+// Whatever connects to a listener of shm and says: a segment is taken only where exactly one sealed
+// segment of the right size was passed with the right words; everything else is refused, and no
+// descriptor is left open. The first byte says which descriptors come along, the rest is what is
+// said.
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -19,7 +20,8 @@ namespace {
 
 Descriptor memory_of(std::size_t bytes, int seals) {
   Descriptor memory(memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 || fcntl(memory.get(), F_ADD_SEALS, seals) != 0) {
+  if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(memory.get(), F_ADD_SEALS, seals) != 0) {
     broken("no memory for a fuzzer's file");
   }
   return memory;
@@ -72,7 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   ::close(lowest_before);
   if (bytes > 1) {
     int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) broken("no sockets for a fuzzer");
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+      broken("no sockets for a fuzzer");
     const Descriptor here(ends[0]);
     {
       const Descriptor there(ends[1]);

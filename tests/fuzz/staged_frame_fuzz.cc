@@ -1,5 +1,6 @@
-// Whatever arrives on the lane below a staged one is refused with a reason, or is a message within the limits that says the
-// same when it is written again. The input: how many payloads came, 4 bytes for the size of each, then the header.
+// Whatever arrives on the lane below a staged one is refused with a reason, or is a message within
+// the limits that says the same when it is written again. The input: how many payloads came, 4
+// bytes for the size of each, then the header.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -22,7 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   std::vector<std::uint64_t> came;
   std::uint64_t total = 0;
   for (std::size_t count = data[0] % 8; count > 0 && left.size() >= 4; --count) {
-    const std::uint64_t size = left[0] | left[1] << 8 | left[2] << 16 | std::uint64_t{left[3]} << 24;
+    const std::uint64_t size =
+        left[0] | left[1] << 8 | left[2] << 16 | std::uint64_t{left[3]} << 24;
     left = left.subspan(4);
     if (size > below.max_message - total) return 0;
     total += size;
@@ -36,14 +38,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     return 0;
   }
   if (decoded.kind == staged::Kind::Chunk) {
-    if (decoded.total == 0 || decoded.total > staged::kChunkBytes) broken("a chunk beyond its limits");
+    if (decoded.total == 0 || decoded.total > staged::kChunkBytes)
+      broken("a chunk beyond its limits");
     return 0;
   }
   std::uint64_t sum = 0;
   for (const std::uint64_t size : sizes) sum += size;
   if (sum != decoded.total || sum > limits.max_message) broken("sizes that are not their sum");
   if (decoded.header.size() > header.size()) broken("a header beyond what came");
-  if (!decoded.header.empty() && decoded.header.data() + decoded.header.size() != header.data() + header.size()) {
+  if (!decoded.header.empty() &&
+      decoded.header.data() + decoded.header.size() != header.data() + header.size()) {
     broken("a header that lies elsewhere");
   }
   std::vector<std::byte> again;
@@ -51,9 +55,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (decoded.total > staged::kChunkBytes) broken("a whole message that should come in chunks");
     staged::encode_whole(decoded.header, again);
   } else {
-    if (sizes.size() > limits.max_payloads || decoded.header.size() > limits.max_header) broken("a lead beyond the limits");
+    if (sizes.size() > limits.max_payloads || decoded.header.size() > limits.max_header)
+      broken("a lead beyond the limits");
     std::vector<Slice> payloads;
-    for (const std::uint64_t size : sizes) payloads.push_back({nullptr, static_cast<std::size_t>(size), {}});
+    for (const std::uint64_t size : sizes)
+      payloads.push_back({nullptr, static_cast<std::size_t>(size), {}});
     again = staged::encode_lead(decoded.header, payloads);
   }
   if (!std::ranges::equal(again, header)) broken("a message changes when it is read and written");

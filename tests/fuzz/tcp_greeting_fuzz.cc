@@ -1,5 +1,5 @@
-// Whatever a stranger sends first, in whatever pieces, a greeting is whole, foreign or unfinished, and nothing beyond it is
-// read. The first byte says how long the pieces are.
+// Whatever a stranger sends first, in whatever pieces, a greeting is whole, foreign or unfinished,
+// and nothing beyond it is read. The first byte says how long the pieces are.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -17,13 +17,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const std::size_t piece = data[0] % 32 + std::size_t{1};
   const std::size_t total = std::min<std::size_t>(bytes - 1, 200);
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) weft::broken("no sockets for a fuzzer");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    weft::broken("no sockets for a fuzzer");
   Greeting greeting;
   auto progress = Greeting::Progress::Wants;
   std::size_t sent = 0;
   while (sent < total && progress == Greeting::Progress::Wants) {
     const std::size_t count = std::min(piece, total - sent);
-    if (::send(ends[1], data + 1 + sent, count, MSG_NOSIGNAL) != static_cast<ssize_t>(count)) weft::broken("a short send");
+    if (::send(ends[1], data + 1 + sent, count, MSG_NOSIGNAL) != static_cast<ssize_t>(count))
+      weft::broken("a short send");
     sent += count;
     progress = greeting.receive(ends[0]);
   }
@@ -34,7 +36,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
   } else if (progress == Greeting::Progress::Whole) {
     const auto part = greeting.part();
-    if (part.count < 1 || part.count > weft::transport::tcp::kMaxSockets || part.index >= part.count) {
+    if (part.count < 1 || part.count > weft::transport::tcp::kMaxSockets ||
+        part.index >= part.count) {
       weft::broken("a socket of a lane that cannot be");
     }
     // A greeting says nothing that encoding it again would not say.
@@ -48,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
       left += static_cast<std::size_t>(got);
     if (left != sent - Greeting::kBytes) weft::broken("more than the greeting was read");
   }
-  if (progress != Greeting::Progress::Whole && greeting.failure().empty()) weft::broken("a refusal without a reason");
+  if (progress != Greeting::Progress::Whole && greeting.failure().empty())
+    weft::broken("a refusal without a reason");
   ::close(ends[0]);
   return 0;
 }

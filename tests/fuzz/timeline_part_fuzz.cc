@@ -1,5 +1,6 @@
-// Parts of the timeline come from other machines, by way of the store. Whatever stands in them: they are no parts, or are
-// merged, and what is made of them is JSON. The input is two parts with a zero byte between them.
+// Parts of the timeline come from other machines, by way of the store. Whatever stands in them:
+// they are no parts, or are merged, and what is made of them is JSON. The input is two parts with a
+// zero byte between them.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +18,8 @@
 namespace {
 
 void write(const std::string& path, std::span<const std::uint8_t> bytes) {
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
 }
 
 }  // namespace
@@ -38,7 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   try {
     if (trace::timeline::merge(file).parts > 2) broken("more parts than there are files");
   } catch (const Error& error) {
-    if (error.blame() != Blame::Caller) broken("a part that cannot be read is the fault of who merges");
+    if (error.blame() != Blame::Caller)
+      broken("a part that cannot be read is the fault of who merges");
     return 0;
   }
   std::ifstream merged(file);

@@ -1,6 +1,6 @@
-// Whatever a peer says on a queue pair, in whatever order with what this end does: both halves of a lane take it or give a
-// reason, touch nothing that is not theirs, and keep the contract of ByteStream. The input is a script: a byte for what
-// happens next, then what belongs to it.
+// Whatever a peer says on a queue pair, in whatever order with what this end does: both halves of a
+// lane take it or give a reason, touch nothing that is not theirs, and keep the contract of
+// ByteStream. The input is a script: a byte for what happens next, then what belongs to it.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -71,7 +71,8 @@ struct Lane {
     note.bytes = std::uint64_t{script.number()} << ((wrong & 15) == 4 ? script.byte() % 40 : 0);
     note.address = ends.b.reader.ring_address() + script.byte();
     const auto bytes = encode(note);
-    ends.fake.send_to(ends.a.pair.number(), bytes.data(), std::min<std::size_t>(bytes.size(), 40 - script.byte() / 200));
+    ends.fake.send_to(ends.a.pair.number(), bytes.data(),
+                      std::min<std::size_t>(bytes.size(), 40 - script.byte() / 200));
   }
 };
 

@@ -17,7 +17,8 @@ namespace {
 TEST(VerbsFuzz, TargetGoesThroughAWholeScript) {
   std::vector<std::byte> script;
   for (int i = 0; i < 20; ++i) {
-    for (const int step : {3, 100, 8, 7, 0, 0, 0, 4, 8, 5, 1}) script.push_back(static_cast<std::byte>(step));
+    for (const int step : {3, 100, 8, 7, 0, 0, 0, 4, 8, 5, 1})
+      script.push_back(static_cast<std::byte>(step));
   }
   EXPECT_GT(fuzz_lane(script), 100u);
 }
@@ -28,10 +29,12 @@ TEST(VerbsFuzz, RandomScriptsNeverBreakALane) {
   const int rounds = harness::runs_all_settings() ? 2000 : 500;
   for (int round = 0; round < rounds; ++round) {
     std::vector<std::uint8_t> script(random() % 200 + 1);
-    for (std::uint8_t& byte : script) byte = static_cast<std::uint8_t>(random() % 4 == 0 ? random() : random() % 11);
+    for (std::uint8_t& byte : script)
+      byte = static_cast<std::uint8_t>(random() % 4 == 0 ? random() : random() % 11);
     steps += fuzz_lane({reinterpret_cast<const std::byte*>(script.data()), script.size()});
   }
-  EXPECT_GT(steps, 5u * static_cast<unsigned>(rounds));  // else the lanes end before anything happens
+  EXPECT_GT(steps,
+            5u * static_cast<unsigned>(rounds));  // else the lanes end before anything happens
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ TEST(Rdma, IsTheWayToAnotherHostWhereTcpIsOneToo) {
 }
 
 // Closes so many turns of its loop from now.
-void close_after(int turns, const std::shared_ptr<EventLoop>& loop, const std::shared_ptr<Connection>& connection) {
+void close_after(int turns, const std::shared_ptr<EventLoop>& loop,
+                 const std::shared_ptr<Connection>& connection) {
   if (turns == 0) return connection->close(Error(Blame::Cancelled, "enough"));
   loop->post([=] { close_after(turns - 1, loop, connection); });
 }
@@ -92,8 +93,10 @@ TEST(Rdma, AStrangerWhoSpeaksTcpOnlyEndsNoneButItself) {
   const std::string address = verbs.harbour.address();
   const auto tcp = transport::open("tcp");
   std::vector<std::byte> hello(64, std::byte{0x57});
-  for (const auto& words : {std::vector<std::byte>(), std::vector<std::byte>(1), hello, std::vector<std::byte>(60'000)}) {
-    const auto stranger = tcp->connector()->connect(address.substr(address.find('/') + 1), {verbs.near_loop, patience()});
+  for (const auto& words : {std::vector<std::byte>(), std::vector<std::byte>(1), hello,
+                            std::vector<std::byte>(60'000)}) {
+    const auto stranger = tcp->connector()->connect(address.substr(address.find('/') + 1),
+                                                    {verbs.near_loop, patience()});
     Mailbox mail(*stranger, verbs.near_loop);
     stranger->send(words, {}, nullptr, {});
     const auto guest = verbs.harbour.next();
@@ -155,8 +158,12 @@ TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
   const Registration local(path.device, slice_of(from), Access::Read);
   const Registration remote(path.device, slice_of(to), Access::RemoteWrite);
   const auto write = [&](std::uint32_t key) {
-    EXPECT_TRUE(
-        a.post_write(7, {from.data(), 8192, local.local_key(), reinterpret_cast<std::uintptr_t>(to.data()), key, {}}));
+    EXPECT_TRUE(a.post_write(7, {from.data(),
+                                 8192,
+                                 local.local_key(),
+                                 reinterpret_cast<std::uintptr_t>(to.data()),
+                                 key,
+                                 {}}));
     std::array<ibv_wc, 1> room{};
     const Deadline deadline = patience();
     while (completions.poll(room).empty()) {
@@ -176,13 +183,16 @@ TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
   EXPECT_TRUE(same(to, std::vector<std::byte>(to.size())));
 }
 
-// Two devices and a cable between them, which verbs.sh has laid: packets get lost on it from here on, all of them, in both
-// directions. The kernel keeps both ports up, as with a switch between.
+// Two devices and a cable between them, which verbs.sh has laid: packets get lost on it from here
+// on, all of them, in both directions. The kernel keeps both ports up, as with a switch between.
 class VerbsCable : public testing::Test {
  protected:
   static void cut() {
     for (const char* end : {"va", "vb"}) {
-      ASSERT_EQ(std::system(("/bin/tc qdisc replace dev " + std::string(end) + " root netem loss 100%").c_str()), 0);
+      ASSERT_EQ(
+          std::system(
+              ("/bin/tc qdisc replace dev " + std::string(end) + " root netem loss 100%").c_str()),
+          0);
     }
   }
   void TearDown() override {
@@ -210,8 +220,8 @@ TEST_F(VerbsCable, CutBeforeALaneConnectsEndsTheAttemptAtItsDeadline) {
   Verbs verbs;
   const std::string address = verbs.harbour.address();
   cut();
-  const auto near =
-      verbs.transport->connector()->connect(address, {verbs.near_loop, Deadline::in(std::chrono::milliseconds(500))});
+  const auto near = verbs.transport->connector()->connect(
+      address, {verbs.near_loop, Deadline::in(std::chrono::milliseconds(500))});
   Mailbox mail(*near, verbs.near_loop);
   EXPECT_EQ(mail.wait_closed().blame(), Blame::Timeout);
 }

@@ -20,7 +20,9 @@ namespace {
 constexpr const char* kRank = "WEFT_TEST_RANK_AGAIN";
 constexpr const char* kFolder = "WEFT_TEST_FOLDER_AGAIN";
 
-std::string name_of(const testing::TestInfo& test) { return std::string(test.test_suite_name()) + "." + test.name(); }
+std::string name_of(const testing::TestInfo& test) {
+  return std::string(test.test_suite_name()) + "." + test.name();
+}
 
 // Those of this program that end so and are to run, from the current one on.
 std::vector<std::string> tests_from_here(const std::string& end) {
@@ -32,7 +34,8 @@ std::vector<std::string> tests_from_here(const std::string& end) {
     for (int i = 0; i < tests.total_test_count(); ++i) {
       const auto& test = *tests.GetTestInfo(i);
       const std::string name = name_of(test);
-      if (test.should_run() && name.size() >= end.size() && name.substr(name.size() - end.size()) == end)
+      if (test.should_run() && name.size() >= end.size() &&
+          name.substr(name.size() - end.size()) == end)
         names.push_back(name);
     }
   }
@@ -51,7 +54,9 @@ std::filesystem::path report_of(const std::filesystem::path& folder, int rank) {
 
 std::filesystem::path begin_of(const std::filesystem::path& folder) { return folder / "begin"; }
 
-std::string log_of(const std::string& folder, int rank) { return folder + "/rank" + std::to_string(rank) + ".log"; }
+std::string log_of(const std::string& folder, int rank) {
+  return folder + "/rank" + std::to_string(rank) + ".log";
+}
 
 // What a rank leaves behind of a test.
 class Report {
@@ -86,9 +91,11 @@ void Again::run(const std::function<void(int, const std::string&)>& body) {
 
 void Again::be(int rank, const std::function<void(int, const std::string&)>& body) const {
   static const pid_t parent = ::getppid();
-  const auto folder = folder_of(std::getenv(kFolder), name_of(*testing::UnitTest::GetInstance()->current_test_info()));
+  const auto folder = folder_of(std::getenv(kFolder),
+                                name_of(*testing::UnitTest::GetInstance()->current_test_info()));
   while (!std::filesystem::exists(begin_of(folder))) {
-    if (::getppid() != parent) throw Error(Blame::PeerLost, "the process that started this rank has ended");
+    if (::getppid() != parent)
+      throw Error(Blame::PeerLost, "the process that started this rank has ended");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const Report report(folder, rank);
@@ -101,7 +108,8 @@ void Again::be(int rank, const std::function<void(int, const std::string&)>& bod
 
 void Again::start() {
   std::string filter;
-  for (const std::string& test : tests_from_here(tests_)) filter += (filter.empty() ? "" : ":") + test;
+  for (const std::string& test : tests_from_here(tests_))
+    filter += (filter.empty() ? "" : ":") + test;
   folder_ = std::make_unique<Folder>();
   children_ = std::make_unique<launch::Children>();
   processes_.clear();
@@ -122,15 +130,17 @@ void Again::wait_for(const std::string& test) {
   const Deadline deadline = Deadline::in(options_.limit);
   const bool is_last = tests_from_here(tests_).size() == 1;
   for (;;) {
-    const auto ended =
-        children_->running().empty() ? launch::Children::Ended() : children_->wait(std::chrono::milliseconds(5));
+    const auto ended = children_->running().empty() ? launch::Children::Ended()
+                                                    : children_->wait(std::chrono::milliseconds(5));
     int left = 0;
     for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
       if (processes_[rank] == ended.process) ends_[rank] = ended.status;
       const bool has_report = std::filesystem::exists(report_of(folder, static_cast<int>(rank)));
-      if (has_report && text_of_file(report_of(folder, static_cast<int>(rank))) != "passed") return fail("a rank failed");
+      if (has_report && text_of_file(report_of(folder, static_cast<int>(rank))) != "passed")
+        return fail("a rank failed");
       if (ends_[rank] && (!has_report || (is_last && *ends_[rank] != 0))) {
-        return fail("rank " + std::to_string(rank) + " ended with " + launch::describe_status(*ends_[rank]));
+        return fail("rank " + std::to_string(rank) + " ended with " +
+                    launch::describe_status(*ends_[rank]));
       }
       if (is_last ? !ends_[rank].has_value() : !has_report) ++left;
     }

@@ -1,6 +1,6 @@
-// Ranks that share one GPU: processes of their own, as each GPU wants it. Streams that wait for a rank block whoever shares
-// a process with it: libtorch's default stream and its thread for a GPU's gradients are one for all, and the driver, where
-// it waits, lets no other thread in.
+// Ranks that share one GPU: processes of their own, as each GPU wants it. Streams that wait for a
+// rank block whoever shares a process with it: libtorch's default stream and its thread for a GPU's
+// gradients are one for all, and the driver, where it waits, lets no other thread in.
 #pragma once
 
 #include <chrono>
@@ -15,13 +15,16 @@
 
 namespace weft::harness {
 
-// This program again, once for each rank, for all tests of some name: what a process loads at its start is loaded once. The
-// processes run these tests in their order, each when this one has come to it, which says how it ended.
+// This program again, once for each rank, for all tests of some name: what a process loads at its
+// start is loaded once. The processes run these tests in their order, each when this one has come
+// to it, which says how it ended.
 class Again {
  public:
   struct Options {
     // "NAME=value", behind this process's own.
-    std::function<std::vector<std::string>(int rank)> variables = [](int) { return std::vector<std::string>(); };
+    std::function<std::vector<std::string>(int rank)> variables = [](int) {
+      return std::vector<std::string>();
+    };
     std::chrono::seconds limit{60};  // for each test
   };
 
@@ -29,9 +32,9 @@ class Again {
   Again(int ranks, std::string tests) : Again(ranks, std::move(tests), Options()) {}
   Again(int ranks, std::string tests, Options options);
 
-  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test). Elsewhere starts the ranks, if
-  // they are not there, and waits for the end of that; each failure is one of the current test's, with what the ranks have
-  // printed.
+  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test).
+  // Elsewhere starts the ranks, if they are not there, and waits for the end of that; each failure
+  // is one of the current test's, with what the ranks have printed.
   void run(const std::function<void(int rank, const std::string& folder)>& body);
   // Whether this process is a rank.
   static bool is_rank();

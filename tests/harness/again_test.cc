@@ -13,8 +13,9 @@ namespace {
 constexpr auto kSoon = std::chrono::seconds(20);
 
 Again& shared() {
-  static Again again(2, "OfTheSameRanks",
-                     {.variables = [](int rank) { return std::vector{"NUMBER=" + std::to_string(rank)}; }});
+  static Again again(2, "OfTheSameRanks", {.variables = [](int rank) {
+                       return std::vector{"NUMBER=" + std::to_string(rank)};
+                     }});
   return again;
 }
 
@@ -54,7 +55,8 @@ TEST(Again, TheSecondOfTheSameRanks) {
 }
 
 // What the test says whose rank 1 does that.
-void expect_failure(const std::function<void()>& of_rank_1, const char* text, std::chrono::seconds limit = kSoon) {
+void expect_failure(const std::function<void()>& of_rank_1, const char* text,
+                    std::chrono::seconds limit = kSoon) {
   const auto run = [&] {
     Again(2, testing::UnitTest::GetInstance()->current_test_info()->name(), {.limit = limit})
         .run([&](int rank, const std::string&) {
@@ -86,7 +88,8 @@ TEST(Again, ARankThatEndsFails) {
 }
 
 TEST(Again, ARankThatHangsFails) {
-  expect_failure([] { std::this_thread::sleep_for(kSoon); }, "the ranks did not end within 1 s", std::chrono::seconds(1));
+  expect_failure([] { std::this_thread::sleep_for(kSoon); }, "the ranks did not end within 1 s",
+                 std::chrono::seconds(1));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The everyday run checks each claim on every backend, but not in every setting; ./dev test --all checks every setting.
+// The everyday run checks each claim on every backend, but not in every setting; ./dev test --all
+// checks every setting.
 #pragma once
 
 #include <cstdlib>

@@ -16,14 +16,18 @@ using Json = nlohmann::json;
 
 namespace {
 
-std::pair<int, int> row_of(const Json& event) { return {event.at("pid").get<int>(), event.at("tid").get<int>()}; }
+std::pair<int, int> row_of(const Json& event) {
+  return {event.at("pid").get<int>(), event.at("tid").get<int>()};
+}
 
 // The ranges of a thread's row that are open at that time, the outermost first.
 std::string ranges_at(const Json& events, const Json& tip) {
   std::vector<std::string> open;
   for (const Json& event : events) {
     const auto phase = event.at("ph").get<std::string>();
-    if ((phase != "B" && phase != "E") || row_of(event) != row_of(tip) || event.at("ts") > tip.at("ts")) continue;
+    if ((phase != "B" && phase != "E") || row_of(event) != row_of(tip) ||
+        event.at("ts") > tip.at("ts"))
+      continue;
     if (phase == "B") {
       open.push_back(event.at("name"));
     } else {
@@ -37,7 +41,8 @@ std::string ranges_at(const Json& events, const Json& tip) {
 
 std::string span_at(const Json& events, const Json& tip) {
   for (const Json& event : events) {
-    if (event.at("ph") == "X" && row_of(event) == row_of(tip) && event.at("ts") == tip.at("ts")) return event.at("name");
+    if (event.at("ph") == "X" && row_of(event) == row_of(tip) && event.at("ts") == tip.at("ts"))
+      return event.at("name");
   }
   return "";
 }
@@ -53,13 +58,15 @@ std::vector<DeviceTimeline::Shown> DeviceTimeline::ended(std::size_t count) {
   while (read(part).size() < count) std::this_thread::yield();
   EXPECT_EQ(trace::timeline::end_part(), part);
   auto all = read(part);
-  std::stable_sort(all.begin(), all.end(), [](const Shown& a, const Shown& b) { return a.begin < b.begin; });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Shown& a, const Shown& b) { return a.begin < b.begin; });
   return all;
 }
 
 std::vector<std::string> DeviceTimeline::names(std::size_t count) {
   std::vector<std::string> names;
-  for (const Shown& shown : ended(count)) names.push_back(shown.name + ": " + std::to_string(shown.bytes) + " bytes");
+  for (const Shown& shown : ended(count))
+    names.push_back(shown.name + ": " + std::to_string(shown.bytes) + " bytes");
   return names;
 }
 
@@ -91,7 +98,8 @@ std::vector<std::string> DeviceTimeline::arrows() const {
   for (const Json& event : events) {
     if (event.value("name", "") != "launches") continue;
     if (event.at("ph") == "s") begins[event.at("id")] = ranges_at(events, event);
-    if (event.at("ph") == "f") arrows.push_back(begins.at(event.at("id")) + " -> " + span_at(events, event));
+    if (event.at("ph") == "f")
+      arrows.push_back(begins.at(event.at("id")) + " -> " + span_at(events, event));
   }
   std::sort(arrows.begin(), arrows.end());
   return arrows;

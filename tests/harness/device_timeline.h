@@ -1,5 +1,5 @@
-// A timeline of a test's own, with one rank, and what stands in it of GPUs (cuda/span.h): also of fake ones, which must
-// live until ended() has returned. One at a time.
+// A timeline of a test's own, with one rank, and what stands in it of GPUs (cuda/span.h): also of
+// fake ones, which must live until ended() has returned. One at a time.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +28,13 @@ class DeviceTimeline {
     std::int64_t end = 0;
     std::int64_t error = 0;
   };
-  // Ends the timeline when it has so many (ctest's time limit ends the waiting); all there are then, by their beginnings.
+  // Ends the timeline when it has so many (ctest's time limit ends the waiting); all there are
+  // then, by their beginnings.
   std::vector<Shown> ended(std::size_t count);
   // The same, each as "copy to host: 4 bytes".
   std::vector<std::string> names(std::size_t count);
-  // After ended(): its arrows to what GPUs did, each as "outer range > inner range -> copy to host", sorted. An arrow that
-  // begins in no range has nothing before its "->".
+  // After ended(): its arrows to what GPUs did, each as "outer range > inner range -> copy to
+  // host", sorted. An arrow that begins in no range has nothing before its "->".
   std::vector<std::string> arrows() const;
 
  private:

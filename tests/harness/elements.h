@@ -20,7 +20,8 @@ struct Float8 {
     constexpr int kFractions = 1 << kMantissaBits;
     const int exponent = (bits & 0x7f) >> kMantissaBits;
     const double fraction = static_cast<double>(bits % kFractions) / kFractions;
-    const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - kBias) : std::ldexp(1 + fraction, exponent - kBias);
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - kBias)
+                                           : std::ldexp(1 + fraction, exponent - kBias);
     return (bits & 0x80) != 0 ? -magnitude : magnitude;
   }
   // The nearest finite one.
@@ -29,7 +30,8 @@ struct Float8 {
     Float8 best;
     for (int code = 0; code <= kLargest; ++code) {
       const Float8 candidate{static_cast<std::uint8_t>(code | (number < 0 ? 0x80 : 0))};
-      if (std::abs(candidate.number() - number) < std::abs(best.number() - number)) best = candidate;
+      if (std::abs(candidate.number() - number) < std::abs(best.number() - number))
+        best = candidate;
     }
     return best;
   }
@@ -37,7 +39,8 @@ struct Float8 {
 using Float8E4M3 = Float8<3, 7>;
 using Float8E5M2 = Float8<2, 15>;
 
-// Calls `body` with a value of the type that the dtype's elements have in memory; of complex numbers, their parts'.
+// Calls `body` with a value of the type that the dtype's elements have in memory; of complex
+// numbers, their parts'.
 template <class Body>
 auto with_type(Dtype dtype, const Body& body) {
   switch (dtype) {
@@ -62,7 +65,9 @@ auto with_type(Dtype dtype, const Body& body) {
   broken("no such Dtype");
 }
 
-inline bool is_complex(Dtype dtype) { return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64; }
+inline bool is_complex(Dtype dtype) {
+  return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
+}
 
 // The index-th number in the memory; complex numbers count as two.
 inline double load(Dtype dtype, const void* data, std::size_t index) {

@@ -10,7 +10,8 @@ namespace weft::harness {
 
 namespace {
 
-// What is current on this thread. The fake driver that set it is noted, so that the next one starts with nothing current.
+// What is current on this thread. The fake driver that set it is noted, so that the next one starts
+// with nothing current.
 struct Current {
   const FakeState* driver = nullptr;
   FakeContext* context = nullptr;
@@ -32,11 +33,13 @@ constexpr ErrorText kErrors[] = {
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+    {CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE",
+     "uncorrectable ECC error encountered"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
+     "an illegal memory access was encountered"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {CUDA_ERROR_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
@@ -45,8 +48,8 @@ constexpr ErrorText kErrors[] = {
 };
 
 const ErrorText* find_error(CUresult code) {
-  const auto* const found =
-      std::find_if(std::begin(kErrors), std::end(kErrors), [&](const auto& e) { return e.code == code; });
+  const auto* const found = std::find_if(std::begin(kErrors), std::end(kErrors),
+                                         [&](const auto& e) { return e.code == code; });
   return found == std::end(kErrors) ? nullptr : found;
 }
 
@@ -75,7 +78,8 @@ FakeState::~FakeState() {
 CUresult FakeState::enter(Function function) {
   ++calls[static_cast<std::size_t>(function)];
   if (inside_host_function) {
-    return refuse(CUDA_ERROR_NOT_PERMITTED, std::string(name(function)) + " was called inside a host function or a kernel");
+    return refuse(CUDA_ERROR_NOT_PERMITTED,
+                  std::string(name(function)) + " was called inside a host function or a kernel");
   }
   for (auto failure = failures.begin(); failure != failures.end(); ++failure) {
     if (failure->function != function || --failure->after > 0) continue;
@@ -92,9 +96,11 @@ CUresult FakeState::refuse(CUresult result, const std::string& why) {
 }
 
 FakeContext* FakeState::current(CUresult& error) {
-  FakeContext* const context = current_of_thread.driver == this ? current_of_thread.context : nullptr;
+  FakeContext* const context =
+      current_of_thread.driver == this ? current_of_thread.context : nullptr;
   if (context == nullptr) {
-    error = refuse(CUDA_ERROR_INVALID_CONTEXT, "a call that needs a current context was made without one");
+    error = refuse(CUDA_ERROR_INVALID_CONTEXT,
+                   "a call that needs a current context was made without one");
     return nullptr;
   }
   error = context->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context->lost;
@@ -145,14 +151,17 @@ CUresult FakeState::device_get_attribute(int* value, CUdevice_attribute attribut
     case CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES: *value = options.flush_remote_writes; break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = options.memory_pools; break;
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED: *value = options.dma_buf; break;
-    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING: *value = options.remote_writes_order; break;
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+      *value = options.remote_writes_order;
+      break;
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
       *value = options.host_flushes ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST : 0;
       break;
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: *value = 1; break;
     default:
-      return refuse(CUDA_ERROR_INVALID_VALUE, "the fake driver has no device attribute " + std::to_string(attribute));
+      return refuse(CUDA_ERROR_INVALID_VALUE,
+                    "the fake driver has no device attribute " + std::to_string(attribute));
   }
   return CUDA_SUCCESS;
 }
@@ -174,27 +183,32 @@ CUresult FakeState::device_primary_ctx_retain(CUcontext* context, CUdevice devic
 
 CUresult FakeState::device_primary_ctx_release(CUdevice device) {
   FakeContext*& here = primary.at(static_cast<std::size_t>(device));
-  if (here == nullptr) return refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context was released that nobody retained");
+  if (here == nullptr)
+    return refuse(CUDA_ERROR_INVALID_CONTEXT,
+                  "a primary context was released that nobody retained");
   if (--here->retained > 0) return CUDA_SUCCESS;
   complain_of_hung(here);
   lose(*here, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   // What runs on another thread at this moment still uses the context's memory.
   std::unique_lock lock(mutex, std::adopt_lock);
   changed.wait(lock, [this, here] {
-    return std::none_of(streams.begin(), streams.end(), [here](const auto& s) { return s->context == here && s->running; });
+    return std::none_of(streams.begin(), streams.end(),
+                        [here](const auto& s) { return s->context == here && s->running; });
   });
   lock.release();
   here->destroyed = true;
   legacy_streams.erase(here);
   for (auto& [base, allocation] : allocations) {
-    if (allocation.context == here && allocation.state != Allocation::State::Freed) unmap(allocation);
+    if (allocation.context == here && allocation.state != Allocation::State::Freed)
+      unmap(allocation);
   }
   here = nullptr;
   return CUDA_SUCCESS;
 }
 
 CUresult FakeState::ctx_get_current(CUcontext* context) {
-  *context = handle_of<CUcontext>(current_of_thread.driver == this ? current_of_thread.context : nullptr);
+  *context =
+      handle_of<CUcontext>(current_of_thread.driver == this ? current_of_thread.context : nullptr);
   return CUDA_SUCCESS;
 }
 
@@ -218,7 +232,8 @@ CUresult FakeState::ctx_synchronize() {
   CUresult error = CUDA_SUCCESS;
   FakeContext* const context = current(error);
   if (context == nullptr) return error;
-  return block_until([this, context] { return idle(*context); }, *context, Function::ctx_synchronize);
+  return block_until([this, context] { return idle(*context); }, *context,
+                     Function::ctx_synchronize);
 }
 
 }  // namespace weft::harness

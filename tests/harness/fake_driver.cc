@@ -28,15 +28,18 @@ struct Entry<Method, Which> {
 
 cuda::Driver make_table() {
   cuda::Driver table;
-#define WEFT_FAKE_ENTRY(member, symbol) table.member = &Entry<&FakeState::member, Function::member>::call;
+#define WEFT_FAKE_ENTRY(member, symbol) \
+  table.member = &Entry<&FakeState::member, Function::member>::call;
   WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_FAKE_ENTRY)
 #undef WEFT_FAKE_ENTRY
   return table;
 }
 
-static_assert(sizeof(cuda::Driver) == kFunctions * sizeof(void*), "FakeDriver::index_of counts pointers");
+static_assert(sizeof(cuda::Driver) == kFunctions * sizeof(void*),
+              "FakeDriver::index_of counts pointers");
 
-// Under the lock. The stream that the view names, which tests may ask for whatever context is current.
+// Under the lock. The stream that the view names, which tests may ask for whatever context is
+// current.
 FakeStream& stream_of(FakeState& state, const cuda::StreamRef& view) {
   FakeContext* const context = state.primary.at(static_cast<std::size_t>(view.device().index()));
   if (context != nullptr && view.native() == nullptr) return *state.legacy_streams.at(context);
@@ -56,10 +59,12 @@ const char* name(Function function) {
 }
 
 FakeDriver::FakeDriver(Options options)
-    : state_(std::make_unique<FakeState>(options)), table_(std::make_shared<const cuda::Driver>(make_table())) {
+    : state_(std::make_unique<FakeState>(options)),
+      table_(std::make_shared<const cuda::Driver>(make_table())) {
   FakeState* none = nullptr;
   if (!active.compare_exchange_strong(none, state_.get())) {
-    throw Error(Blame::Caller, "a FakeDriver is active already; the driver's functions cannot tell two apart");
+    throw Error(Blame::Caller,
+                "a FakeDriver is active already; the driver's functions cannot tell two apart");
   }
 }
 
@@ -69,7 +74,8 @@ FakeDriver::~FakeDriver() {
     state_->complain_of_hung(nullptr);
   }
   active = nullptr;
-  for (const std::string& complaint : take_complaints()) ADD_FAILURE() << "fake CUDA driver: " << complaint;
+  for (const std::string& complaint : take_complaints())
+    ADD_FAILURE() << "fake CUDA driver: " << complaint;
 }
 
 std::shared_ptr<const cuda::Driver> FakeDriver::driver() const { return table_; }
@@ -99,7 +105,8 @@ std::size_t FakeDriver::pending(const cuda::StreamRef& stream) const {
 std::size_t FakeDriver::pending() const {
   std::lock_guard lock(state_->mutex);
   std::size_t count = 0;
-  for (const auto& stream : state_->streams) count += static_cast<std::size_t>(stream->enqueued - stream->finished);
+  for (const auto& stream : state_->streams)
+    count += static_cast<std::size_t>(stream->enqueued - stream->finished);
   return count;
 }
 
@@ -133,7 +140,8 @@ void FakeDriver::fail_function(std::size_t index, CUresult result, int nth) {
 void FakeDriver::lose_context(int device, CUresult result) {
   std::lock_guard lock(state_->mutex);
   FakeContext* const context = state_->primary.at(static_cast<std::size_t>(device));
-  if (context == nullptr) throw Error(Blame::Caller, "cuda:" + std::to_string(device) + " has no context to lose");
+  if (context == nullptr)
+    throw Error(Blame::Caller, "cuda:" + std::to_string(device) + " has no context to lose");
   state_->lose(*context, result);
 }
 
@@ -217,7 +225,9 @@ void FakeDriver::forget() {
 
 FakeDriver::Alive FakeDriver::alive() const {
   std::lock_guard lock(state_->mutex);
-  const auto is_alive = [](const auto& object) { return !object->destroyed && !object->context->destroyed; };
+  const auto is_alive = [](const auto& object) {
+    return !object->destroyed && !object->context->destroyed;
+  };
   Alive alive;
   for (const auto& stream : state_->streams) alive.streams += is_alive(stream);
   alive.streams -= state_->legacy_streams.size();
@@ -233,7 +243,8 @@ FakeDriver::Alive FakeDriver::alive() const {
     if (handle.memory != nullptr) held.insert(handle.memory);
   }
   alive.physical_memories = held.size();
-  for (const auto& [base, reservation] : state_->reservations) alive.reservations += !reservation.freed;
+  for (const auto& [base, reservation] : state_->reservations)
+    alive.reservations += !reservation.freed;
   for (const auto& pool : state_->pools) alive.pools += !pool->destroyed;
   for (const auto& library : state_->libraries) alive.libraries += !library->unloaded;
   for (const FakeContext* context : state_->primary) alive.contexts += context != nullptr;

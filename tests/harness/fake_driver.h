@@ -1,22 +1,25 @@
-// A CUDA driver made of host memory and queues, behind the same table as the real one (cuda/driver.h). With it every rule
-// of ordering and lifetime is tested on machines without a GPU.
+// A CUDA driver made of host memory and queues, behind the same table as the real one
+// (cuda/driver.h). With it every rule of ordering and lifetime is tested on machines without a GPU.
 //
-// Streams are ordered queues. They are stepped by the test (the default: nothing runs unless the test says so, so every
-// interleaving can be written down), or each runs on a thread of its own (Options::threads: for races and sanitizers).
-// Device memory is host memory, so a test reads it with a pointer; freed memory is unmapped from reading and writing.
+// Streams are ordered queues. They are stepped by the test (the default: nothing runs unless the
+// test says so, so every interleaving can be written down), or each runs on a thread of its own
+// (Options::threads: for races and sanitizers). Device memory is host memory, so a test reads it
+// with a pointer; freed memory is unmapped from reading and writing.
 //
-// It behaves as the driver's documentation says: an event that was never recorded has passed, a waiting stream keeps the
-// record it was given, a destroyed stream finishes its work, freeing pinned memory waits for the device, a kernel that was
-// not loaded waits for the device at its first launch, an error inside a kernel ends the context. In three places it is
-// stricter than the driver: a call needs the context of its stream to be current, a handle that was destroyed is recognised
-// for ever, and blocking streams (without CU_STREAM_NON_BLOCKING) and the per-thread default stream are refused. Because no
-// stream blocks, the legacy default stream is an ordinary queue.
+// It behaves as the driver's documentation says: an event that was never recorded has passed, a
+// waiting stream keeps the record it was given, a destroyed stream finishes its work, freeing
+// pinned memory waits for the device, a kernel that was not loaded waits for the device at its
+// first launch, an error inside a kernel ends the context. In three places it is stricter than the
+// driver: a call needs the context of its stream to be current, a handle that was destroyed is
+// recognised for ever, and blocking streams (without CU_STREAM_NON_BLOCKING) and the per-thread
+// default stream are refused. Because no stream blocks, the legacy default stream is an ordinary
+// queue.
 //
-// What a program did that the real driver would punish with a crash, a hang or garbage is a complaint: complaints that no
-// test took fail it when the FakeDriver ends.
+// What a program did that the real driver would punish with a crash, a hang or garbage is a
+// complaint: complaints that no test took fail it when the FakeDriver ends.
 //
-// One at a time: the driver's functions carry no pointer to their driver. A second one throws. Every function may be called
-// from every thread.
+// One at a time: the driver's functions carry no pointer to their driver. A second one throws.
+// Every function may be called from every thread.
 #pragma once
 
 #include <chrono>
@@ -40,20 +43,24 @@ class FakeDriver {
  public:
   struct Options {
     int devices = 1;
-    bool threads = false;                             // a thread for each stream, instead of step() and run()
+    bool threads = false;  // a thread for each stream, instead of step() and run()
     std::size_t device_bytes = std::size_t{1} << 30;  // of each device
     bool stream_mem_ops = true;
     bool flush_remote_writes = true;
     bool memory_pools = true;
     bool dma_buf = true;
-    // How the GPUs see what cards write: CU_GPU_DIRECT_RDMA_WRITES_ORDERING_…; and whether the host can flush it.
+    // How the GPUs see what cards write: CU_GPU_DIRECT_RDMA_WRITES_ORDERING_…; and whether the host
+    // can flush it.
     int remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
     bool host_flushes = true;
     bool peer_access = true;  // between the devices
-    // Whether this process may open the handles that it made itself, as if it were another process; the driver refuses.
+    // Whether this process may open the handles that it made itself, as if it were another process;
+    // the driver refuses.
     bool is_two_processes = false;
-    bool reuses_addresses = false;  // cuMemAlloc gives the address of freed memory of that size again
-    // The host faults where it touches device memory, as it does at a GPU's; tests look through behind().
+    bool reuses_addresses =
+        false;  // cuMemAlloc gives the address of freed memory of that size again
+    // The host faults where it touches device memory, as it does at a GPU's; tests look through
+    // behind().
     bool is_out_of_reach = false;
     // A call that makes the host wait longer than this counts as one that waits for ever.
     std::chrono::milliseconds longest_block = std::chrono::seconds(20);
@@ -69,18 +76,22 @@ class FakeDriver {
   // The table. Calls through it return CUDA_ERROR_DEINITIALIZED when the FakeDriver is gone.
   std::shared_ptr<const cuda::Driver> driver() const;
 
-  // --- running (without threads) -----------------------------------------------------------------------------------
+  // --- running (without threads)
+  // -----------------------------------------------------------------------------------
 
-  // Runs the next operation of the stream; false if there is none, or it is held, or it waits for something.
+  // Runs the next operation of the stream; false if there is none, or it is held, or it waits for
+  // something.
   bool step(const cuda::StreamRef& stream);
-  // Steps the stream, or all streams in turn, until nothing can go on; returns how many operations ran.
+  // Steps the stream, or all streams in turn, until nothing can go on; returns how many operations
+  // ran.
   std::size_t run(const cuda::StreamRef& stream);
   std::size_t run();
   // How many operations wait in the stream, the running one included; in all streams.
   std::size_t pending(const cuda::StreamRef& stream) const;
   std::size_t pending() const;
 
-  // --- holding back and failing; functions are named as &cuda::Driver::memcpy_async -----------------------------------
+  // --- holding back and failing; functions are named as &cuda::Driver::memcpy_async
+  // -----------------------------------
 
   // Keeps the stream, or every operation of that function, from running until it is released.
   void hold(const cuda::StreamRef& stream);
@@ -103,26 +114,33 @@ class FakeDriver {
   void fail(F cuda::Driver::*function, CUresult result, int nth = 1) {
     fail_function(index_of(function), result, nth);
   }
-  // As if a kernel had crashed: the device's context ends with that error, and what was enqueued never runs.
+  // As if a kernel had crashed: the device's context ends with that error, and what was enqueued
+  // never runs.
   void lose_context(int device, CUresult result = CUDA_ERROR_ILLEGAL_ADDRESS);
 
-  // --- other libraries -----------------------------------------------------------------------------------------------
+  // --- other libraries
+  // -----------------------------------------------------------------------------------------------
 
-  // Enqueues what a library that brings its own kernels puts on a stream, whatever context is current: it runs once `ready`
-  // (asked under the driver's lock; null: always) is true. Held back and delayed together with launch_kernel.
+  // Enqueues what a library that brings its own kernels puts on a stream, whatever context is
+  // current: it runs once `ready` (asked under the driver's lock; null: always) is true. Held back
+  // and delayed together with launch_kernel.
   CUresult enqueue(CUstream stream, const std::string& name, std::function<void()> run,
                    std::function<bool()> ready = nullptr);
 
-  // --- graphs ---------------------------------------------------------------------------------------------------------
+  // --- graphs
+  // ---------------------------------------------------------------------------------------------------------
 
-  // What a program does, or libtorch for it: cuStreamBeginCapture, cuStreamEndCapture, cuGraphLaunch. Work and events can
-  // be captured; memory cannot. Branches of a graph run on streams of their own.
+  // What a program does, or libtorch for it: cuStreamBeginCapture, cuStreamEndCapture,
+  // cuGraphLaunch. Work and events can be captured; memory cannot. Branches of a graph run on
+  // streams of their own.
   using Graph = std::shared_ptr<FakeGraph>;
-  CUresult begin_capture(const cuda::StreamRef& stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL);
+  CUresult begin_capture(const cuda::StreamRef& stream,
+                         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL);
   CUresult end_capture(const cuda::StreamRef& stream, Graph& graph);
   CUresult launch(const Graph& graph, const cuda::StreamRef& stream);
 
-  // --- kernels ----------------------------------------------------------------------------------------------------------
+  // --- kernels
+  // ----------------------------------------------------------------------------------------------------------
 
   struct Launch {
     cuda::Dim3 grid;
@@ -130,31 +148,38 @@ class FakeDriver {
     unsigned shared_bytes = 0;
     std::vector<void*> parameters;  // to copies that were made when the kernel was launched
   };
-  // Gives every library a kernel of that name: one call of `body` stands for the whole grid. A body that throws ends the
-  // context. Defined before the library is loaded.
+  // Gives every library a kernel of that name: one call of `body` stands for the whole grid. A body
+  // that throws ends the context. Defined before the library is loaded.
   void define_kernel(const std::string& name, std::vector<std::size_t> parameter_sizes,
                      std::function<void(const Launch&)> body);
-  // The same with types: define_kernel<float*, float, std::size_t>("scale", [](float* x, float factor, std::size_t n) {…}).
+  // The same with types: define_kernel<float*, float, std::size_t>("scale", [](float* x, float
+  // factor, std::size_t n) {…}).
   template <class... Parameters, class Body>
   requires std::is_invocable_v<Body, Parameters...>
   void define_kernel(const std::string& name, Body body) {
-    define_kernel(name, {sizeof(Parameters)...}, [body = std::move(body)](const Launch& launch) mutable {
-      [&]<std::size_t... I>(std::index_sequence<I...>) { body(*static_cast<Parameters*>(launch.parameters[I])...); }
-      (std::index_sequence_for<Parameters...>{});
-    });
+    define_kernel(name, {sizeof(Parameters)...},
+                  [body = std::move(body)](const Launch& launch) mutable {
+                    [&]<std::size_t... I>(std::index_sequence<I...>) {
+                      body(*static_cast<Parameters*>(launch.parameters[I])...);
+                    }
+                    (std::index_sequence_for<Parameters...>{});
+                  });
   }
 
-  // --- looking ----------------------------------------------------------------------------------------------------------
+  // --- looking
+  // ----------------------------------------------------------------------------------------------------------
 
   // How often the function was called, failed calls included.
   template <class F>
   int calls(F cuda::Driver::*function) const {
     return calls_of(index_of(function));
   }
-  // How many calls made the host wait for the device, or may have: the three synchronising functions, allocating and
-  // freeing pinned memory, unloading code, launching a kernel that was not loaded, copies of pageable memory.
+  // How many calls made the host wait for the device, or may have: the three synchronising
+  // functions, allocating and freeing pinned memory, unloading code, launching a kernel that was
+  // not loaded, copies of pageable memory.
   int host_blocks() const;
-  // What was enqueued, and what has run, in that order over all streams or of one: "cuMemcpyAsync", "cuLaunchKernel scale".
+  // What was enqueued, and what has run, in that order over all streams or of one: "cuMemcpyAsync",
+  // "cuLaunchKernel scale".
   std::vector<std::string> enqueued() const;
   std::vector<std::string> executed() const;
   std::vector<std::string> executed(const cuda::StreamRef& stream) const;
@@ -186,7 +211,8 @@ class FakeDriver {
     static_assert(std::is_pointer_v<F>, "name a function of the table");
     const cuda::Driver table;
     const auto* slot = reinterpret_cast<const std::byte*>(&(table.*function));
-    return static_cast<std::size_t>(slot - reinterpret_cast<const std::byte*>(&table)) / sizeof(void*);
+    return static_cast<std::size_t>(slot - reinterpret_cast<const std::byte*>(&table)) /
+           sizeof(void*);
   }
   void hold_function(std::size_t index, bool held);
   void delay_function(std::size_t index, std::chrono::milliseconds time);

@@ -1,4 +1,5 @@
-// The fake driver's graphs: what streams enqueue between cuStreamBeginCapture and cuStreamEndCapture, and its launches.
+// The fake driver's graphs: what streams enqueue between cuStreamBeginCapture and
+// cuStreamEndCapture, and its launches.
 #include <algorithm>
 
 #include <weft/tests/harness/fake_state.h>
@@ -68,9 +69,10 @@ CUresult FakeState::check_captures(Function function) {
   if (!is_unsafe(function) || mode_of_thread == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   for (const auto& capture : captures) {
-    const bool here = capture->thread == std::this_thread::get_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool elsewhere =
-        mode_of_thread == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    const bool here = capture->thread == std::this_thread::get_id() &&
+                      capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    const bool elsewhere = mode_of_thread == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                           capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (!here && !elsewhere) continue;
     result = break_capture(*capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
                            std::string(name(function)) + " was called while a stream is captured");
@@ -91,9 +93,12 @@ CUresult FakeState::wait_captured(FakeStream& stream, const std::shared_ptr<Reco
                          "a stream that is captured waits for an event that was recorded outside");
   }
   FakeGraph& capture = *record->capture;
-  if (capture.ended) return refuse(CUDA_ERROR_CAPTURED_EVENT, "a stream waits for an event of a capture that has ended");
+  if (capture.ended)
+    return refuse(CUDA_ERROR_CAPTURED_EVENT,
+                  "a stream waits for an event of a capture that has ended");
   if (stream.capture && stream.capture != record->capture) {
-    break_capture(*stream.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE, "two captures wait for each other");
+    break_capture(*stream.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE,
+                  "two captures wait for each other");
     capture.invalidated = true;
     return CUDA_ERROR_STREAM_CAPTURE_MERGE;
   }
@@ -107,7 +112,8 @@ CUresult FakeState::wait_captured(FakeStream& stream, const std::shared_ptr<Reco
 CUresult FakeState::begin_capture(FakeStream& stream, CUstreamCaptureMode mode) {
   if (stream.capture) return refuse(CUDA_ERROR_ILLEGAL_STATE, "a stream is captured twice");
   if (&stream == legacy_streams.at(stream.context)) {
-    return refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the legacy default stream cannot be captured");
+    return refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                  "the legacy default stream cannot be captured");
   }
   auto capture = std::make_shared<FakeGraph>();
   capture->origin = &stream;
@@ -124,7 +130,8 @@ CUresult FakeState::end_capture(FakeStream& stream, std::shared_ptr<FakeGraph>& 
   if (!capture) return refuse(CUDA_ERROR_ILLEGAL_STATE, "a capture was ended that was not begun");
   if (capture->origin != &stream)
     return refuse(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "a capture was ended on another stream");
-  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
+  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+      capture->thread != std::this_thread::get_id()) {
     return refuse(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "a capture was ended by another thread");
   }
   std::erase(captures, capture);
@@ -137,14 +144,16 @@ CUresult FakeState::end_capture(FakeStream& stream, std::shared_ptr<FakeGraph>& 
   }
   if (capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!joined) {
-    return refuse(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "a capture ended before its first stream had waited for the others");
+    return refuse(CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+                  "a capture ended before its first stream had waited for the others");
   }
   graph = capture;
   return CUDA_SUCCESS;
 }
 
 CUresult FakeState::launch(FakeGraph& graph, FakeStream& stream) {
-  if (stream.capture) return refuse(CUDA_ERROR_NOT_SUPPORTED, "the fake driver captures no launches of graphs");
+  if (stream.capture)
+    return refuse(CUDA_ERROR_NOT_SUPPORTED, "the fake driver captures no launches of graphs");
   std::map<const Record*, std::shared_ptr<Record>> fresh;
   CUresult result = CUDA_SUCCESS;
   for (const FakeGraph::Node& node : graph.nodes) {
@@ -166,7 +175,9 @@ CUresult FakeState::launch(FakeGraph& graph, FakeStream& stream) {
         record = std::make_shared<Record>();
         record->context = node.record->context;
       }
-      const auto passed = [record] { return record->done || record->context->lost != CUDA_SUCCESS; };
+      const auto passed = [record] {
+        return record->done || record->context->lost != CUDA_SUCCESS;
+      };
       const auto pass = [record] {
         record->passed = Clock::now();
         record->done = true;
@@ -175,7 +186,8 @@ CUresult FakeState::launch(FakeGraph& graph, FakeStream& stream) {
       if (node.kind == FakeGraph::Kind::Record) {
         operation = {Function::event_record, name(Function::event_record), pass};
       } else {
-        operation = {Function::stream_wait_event, name(Function::stream_wait_event), nullptr, passed};
+        operation = {Function::stream_wait_event, name(Function::stream_wait_event), nullptr,
+                     passed};
       }
     }
     if (result == CUDA_SUCCESS) result = enqueue(*on, std::move(operation));

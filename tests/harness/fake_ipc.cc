@@ -1,4 +1,5 @@
-// The fake driver's sharing between processes. There is one process only, which may be allowed to play both.
+// The fake driver's sharing between processes. There is one process only, which may be allowed to
+// play both.
 #include <algorithm>
 #include <cstring>
 
@@ -47,7 +48,8 @@ CUresult FakeState::mem_alloc(CUdeviceptr* address, std::size_t bytes) {
   ++host_blocks;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   Allocation* made = options.reuses_addresses ? allocate_again(context, bytes) : nullptr;
-  if (made == nullptr) made = allocate(Allocation::Kind::Device, Allocation::State::Live, context, bytes);
+  if (made == nullptr)
+    made = allocate(Allocation::Kind::Device, Allocation::State::Live, context, bytes);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   made->shareable = true;
   *address = made->base;
@@ -59,19 +61,25 @@ CUresult FakeState::mem_free(CUdeviceptr address) {
   FakeContext* const context = current(error);
   if (context == nullptr) return error;
   Allocation* const found = allocation_of(address);
-  if (found == nullptr || found->base != address || !found->shareable || found->state != Allocation::State::Live) {
-    return refuse(CUDA_ERROR_INVALID_VALUE, "device memory was freed that is not allocated, or not by cuMemAlloc");
+  if (found == nullptr || found->base != address || !found->shareable ||
+      found->state != Allocation::State::Live) {
+    return refuse(CUDA_ERROR_INVALID_VALUE,
+                  "device memory was freed that is not allocated, or not by cuMemAlloc");
   }
-  const CUresult waited = block_until([this, context] { return idle(*context); }, *context, Function::mem_free);
-  if (waited == CUDA_SUCCESS) unmap(*found);  // stricter than the driver, for whom it lives on where it is open
+  const CUresult waited =
+      block_until([this, context] { return idle(*context); }, *context, Function::mem_free);
+  if (waited == CUDA_SUCCESS)
+    unmap(*found);  // stricter than the driver, for whom it lives on where it is open
   return waited;
 }
 
-CUresult FakeState::mem_get_address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
+CUresult FakeState::mem_get_address_range(CUdeviceptr* base, std::size_t* bytes,
+                                          CUdeviceptr address) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   const Allocation* const found = allocation_of(address);
-  if (found == nullptr || found->state == Allocation::State::Freed || found->kind != Allocation::Kind::Device) {
+  if (found == nullptr || found->state == Allocation::State::Freed ||
+      found->kind != Allocation::Kind::Device) {
     return CUDA_ERROR_NOT_FOUND;
   }
   if (base != nullptr) *base = found->base;
@@ -83,12 +91,14 @@ CUresult FakeState::ipc_get_mem_handle(CUipcMemHandle* handle, CUdeviceptr addre
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   const Allocation* const found = allocation_of(address);
-  if (found == nullptr || found->state != Allocation::State::Live || !found->shareable) return CUDA_ERROR_INVALID_VALUE;
+  if (found == nullptr || found->state != Allocation::State::Live || !found->shareable)
+    return CUDA_ERROR_INVALID_VALUE;
   put(*handle, found->base, found->id);
   return CUDA_SUCCESS;
 }
 
-CUresult FakeState::ipc_open_mem_handle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+CUresult FakeState::ipc_open_mem_handle(CUdeviceptr* address, CUipcMemHandle handle,
+                                        unsigned flags) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   if (!options.is_two_processes) return CUDA_ERROR_INVALID_CONTEXT;  // this process made it
@@ -112,7 +122,8 @@ CUresult FakeState::ipc_close_mem_handle(CUdeviceptr address) {
   if (found == nullptr || found->base != address || found->opened == 0) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "shared memory was closed that is not open");
   }
-  const CUresult waited = block_until([this, context] { return idle(*context); }, *context, Function::ipc_close_mem_handle);
+  const CUresult waited = block_until([this, context] { return idle(*context); }, *context,
+                                      Function::ipc_close_mem_handle);
   if (waited == CUDA_SUCCESS) --found->opened;
   return waited;
 }
@@ -121,7 +132,8 @@ CUresult FakeState::ipc_get_event_handle(CUipcEventHandle* handle, CUevent nativ
   CUresult error = CUDA_SUCCESS;
   const FakeEvent* const event = find(native, error);
   if (event == nullptr) return error;
-  if (!event->interprocess) return refuse(CUDA_ERROR_INVALID_VALUE, "an event was shared that was not made for it");
+  if (!event->interprocess)
+    return refuse(CUDA_ERROR_INVALID_VALUE, "an event was shared that was not made for it");
   put(*handle, reinterpret_cast<std::uintptr_t>(event), 0);
   return CUDA_SUCCESS;
 }
@@ -132,7 +144,8 @@ CUresult FakeState::ipc_open_event_handle(CUevent* native, CUipcEventHandle hand
   if (context == nullptr) return error;
   if (!options.is_two_processes) return CUDA_ERROR_INVALID_CONTEXT;
   FakeEvent* const original = object_of(events, reinterpret_cast<void*>(get(handle).first));
-  if (original == nullptr || original->destroyed || !original->interprocess) return CUDA_ERROR_INVALID_HANDLE;
+  if (original == nullptr || original->destroyed || !original->interprocess)
+    return CUDA_ERROR_INVALID_HANDLE;
   auto& made = events.emplace_back(std::make_unique<FakeEvent>());
   made->context = context;
   made->original = original;
@@ -140,27 +153,32 @@ CUresult FakeState::ipc_open_event_handle(CUevent* native, CUipcEventHandle hand
   return CUDA_SUCCESS;
 }
 
-// --- memory for network cards ------------------------------------------------------------------------------------------
+// --- memory for network cards
+// ------------------------------------------------------------------------------------------
 
 // The descriptor is of a file that says where the memory lies, for the card that is fake as well.
-CUresult FakeState::mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes,
-                                                     CUmemRangeHandleType type, unsigned long long flags) {
+CUresult FakeState::mem_get_handle_for_address_range(void* handle, CUdeviceptr address,
+                                                     std::size_t bytes, CUmemRangeHandleType type,
+                                                     unsigned long long flags) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || address % page != 0 || bytes == 0 || bytes % page != 0) {
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || address % page != 0 ||
+      bytes == 0 || bytes % page != 0) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "a dma-buf of what are no whole pages");
   }
   if (!options.dma_buf) return CUDA_ERROR_NOT_SUPPORTED;
   const auto covers = [&](const auto& entry) {
     const auto begin = reinterpret_cast<std::uintptr_t>(entry.second.mapping);
-    return entry.second.kind == Allocation::Kind::Device && entry.second.state == Allocation::State::Live &&
-           address >= begin && address + bytes <= begin + entry.second.mapping_bytes;
+    return entry.second.kind == Allocation::Kind::Device &&
+           entry.second.state == Allocation::State::Live && address >= begin &&
+           address + bytes <= begin + entry.second.mapping_bytes;
   };
   if (std::none_of(allocations.begin(), allocations.end(), covers)) return CUDA_ERROR_INVALID_VALUE;
   const int file = ::memfd_create("weft-fake-dma-buf", MFD_CLOEXEC);
   const std::uint64_t where[2] = {address, bytes};
-  if (file < 0 || ::pwrite(file, where, sizeof where, 0) != sizeof where) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (file < 0 || ::pwrite(file, where, sizeof where, 0) != sizeof where)
+    return CUDA_ERROR_OPERATING_SYSTEM;
   std::memcpy(handle, &file, sizeof file);
   return CUDA_SUCCESS;
 }
@@ -170,9 +188,10 @@ CUresult FakeState::flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarge
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   if (!options.host_flushes) return CUDA_ERROR_NOT_SUPPORTED;
-  const bool is_known =
-      target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX && scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
-  return is_known ? CUDA_SUCCESS : refuse(CUDA_ERROR_INVALID_VALUE, "a flush that the fake driver does not know");
+  const bool is_known = target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
+                        scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+  return is_known ? CUDA_SUCCESS
+                  : refuse(CUDA_ERROR_INVALID_VALUE, "a flush that the fake driver does not know");
 }
 
 }  // namespace weft::harness

@@ -1,4 +1,5 @@
-// The fake driver's libraries and kernels: any image will do, its kernels are those that the test defined.
+// The fake driver's libraries and kernels: any image will do, its kernels are those that the test
+// defined.
 #include <algorithm>
 #include <cstring>
 
@@ -14,8 +15,8 @@ FakeLibrary* FakeState::find(CUlibrary handle, CUresult& error) {
   return nullptr;
 }
 
-CUresult FakeState::library_load_data(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned,
-                                      CUlibraryOption*, void**, unsigned) {
+CUresult FakeState::library_load_data(CUlibrary* library, const void* image, CUjit_option*, void**,
+                                      unsigned, CUlibraryOption*, void**, unsigned) {
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto& made = libraries.emplace_back(std::make_unique<FakeLibrary>());
   for (const auto& [text, definition] : definitions) {
@@ -35,7 +36,8 @@ CUresult FakeState::library_unload(CUlibrary handle) {
   ++host_blocks;
   for (const auto& stream : streams) {
     for (const Operation& operation : stream->queue) {
-      if (operation.function == Function::launch_kernel) complain("a library was unloaded while kernels are enqueued");
+      if (operation.function == Function::launch_kernel)
+        complain("a library was unloaded while kernels are enqueued");
     }
   }
   library->unloaded = true;
@@ -83,7 +85,8 @@ CUresult FakeState::kernel_get_function(CUfunction* function, CUkernel handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeState::kernel_get_param_info(CUkernel handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+CUresult FakeState::kernel_get_param_info(CUkernel handle, std::size_t index, std::size_t* offset,
+                                          std::size_t* bytes) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   const FakeKernel* const kernel = object_of(kernels, handle);
@@ -112,8 +115,9 @@ CUresult FakeState::func_load(CUfunction handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeState::launch_kernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                  unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
+CUresult FakeState::launch_kernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
+                                  unsigned grid_z, unsigned block_x, unsigned block_y,
+                                  unsigned block_z, unsigned shared_bytes, CUstream stream,
                                   void** parameters, void** extra) {
   CUresult error = CUDA_SUCCESS;
   const FakeStream* const found = find(stream, error);
@@ -131,7 +135,8 @@ CUresult FakeState::launch_kernel(CUfunction handle, unsigned grid_x, unsigned g
   auto& loaded = kernel->loaded;
   if (std::find(loaded.begin(), loaded.end(), context) == loaded.end()) {
     // Loading at the first launch waits for the device.
-    const CUresult waited = block_until([this, context] { return idle(*context); }, *context, Function::launch_kernel);
+    const CUresult waited =
+        block_until([this, context] { return idle(*context); }, *context, Function::launch_kernel);
     if (waited != CUDA_SUCCESS) return waited;
     loaded.push_back(context);
   }
@@ -141,7 +146,8 @@ CUresult FakeState::launch_kernel(CUfunction handle, unsigned grid_x, unsigned g
     const auto* const bytes = static_cast<const std::byte*>(parameters[i]);
     copies->emplace_back(bytes, bytes + kernel->definition->sizes[i]);
   }
-  FakeDriver::Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, {}};
+  FakeDriver::Launch launch{
+      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, {}};
   for (auto& copy : *copies) launch.parameters.push_back(copy.data());
   return enqueue(stream, {Function::launch_kernel, "cuLaunchKernel " + kernel->definition->name,
                           [copies, launch = std::move(launch), body = kernel->definition->body] {

@@ -24,7 +24,8 @@ enum class Call : std::size_t {
 constexpr auto kCalls = static_cast<std::size_t>(Call::Count);
 static_assert(sizeof(Library) == kCalls * sizeof(void*), "FakeNccl::index_of counts pointers");
 
-// Which of its operations a rank has come to, in the order in which its stream does: a graph brings the same ones again.
+// Which of its operations a rank has come to, in the order in which its stream does: a graph brings
+// the same ones again.
 struct Counters {
   std::mutex mutex;
   std::size_t collectives = 0;
@@ -36,7 +37,8 @@ struct FakeComm {
   std::size_t world_number = 0;
   int rank = 0;
   int size = 0;
-  std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);  // its kernels look at it
+  std::shared_ptr<std::atomic<bool>> aborted =
+      std::make_shared<std::atomic<bool>>(false);  // its kernels look at it
   bool freed = false;
   bool in_progress = false;
   bool initialising = false;
@@ -116,13 +118,15 @@ class FakeNcclState {
       placed->push_back({call, 0});
       text += (text.empty() ? "" : "+") + std::string(name(call.kind));
     }
-    const auto arrive = [complaining = late, counters = comm.counters, world = comm.world, rank = comm.rank, placed] {
+    const auto arrive = [complaining = late, counters = comm.counters, world = comm.world,
+                         rank = comm.rank, placed] {
       for (Placed& one : *placed) {
         {
           const bool is_send = one.call.kind == Kind::Send;
           std::lock_guard lock(counters->mutex);
           const bool is_message = is_send || one.call.kind == Kind::Recv;
-          one.number = (is_message ? counters->messages[{is_send, one.call.root}] : counters->collectives)++;
+          one.number =
+              (is_message ? counters->messages[{is_send, one.call.root}] : counters->collectives)++;
         }
         const std::string disagreement = world->arrive(rank, one);
         if (disagreement.empty()) continue;
@@ -130,7 +134,8 @@ class FakeNcclState {
         complaining->texts.push_back(disagreement);
       }
     };
-    const auto is_complete = [world = comm.world, rank = comm.rank, placed, aborted = comm.aborted] {
+    const auto is_complete = [world = comm.world, rank = comm.rank, placed,
+                              aborted = comm.aborted] {
       if (*aborted) return true;
       for (const Placed& one : *placed) {
         if (!world->complete(rank, one)) return false;
@@ -153,7 +158,8 @@ class FakeNcclState {
     FakeComm* const comm = find(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (failed != ncclSuccess) return failed;
-    if (comm->in_progress) return refuse(std::string(name(call.kind)) + " was called before the last call had settled");
+    if (comm->in_progress)
+      return refuse(std::string(name(call.kind)) + " was called before the last call had settled");
     if (call.root < 0 || call.root >= comm->size)
       return refuse(std::string(name(call.kind)) + " names a rank that is not there");
     if (group.depth > 0) {
@@ -166,8 +172,9 @@ class FakeNcclState {
 
   FakeDriver& driver;
   std::mutex mutex;
-  std::vector<std::unique_ptr<FakeComm>> comms;  // freed ones stay, so that a stale handle is recognised
-  std::map<std::size_t, Birth> births;           // by the number in the unique id
+  std::vector<std::unique_ptr<FakeComm>>
+      comms;                            // freed ones stay, so that a stale handle is recognised
+  std::map<std::size_t, Birth> births;  // by the number in the unique id
   std::array<int, kCalls> calls{};
   std::vector<Failure> failures;
   std::set<int> held;
@@ -223,21 +230,26 @@ ncclResult_t get_unique_id(ncclUniqueId* id) {
   });
 }
 
-ncclResult_t comm_init_rank_config(ncclComm_t* handle, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+ncclResult_t comm_init_rank_config(ncclComm_t* handle, int size, ncclUniqueId id, int rank,
+                                   ncclConfig_t* config) {
   return on_state([&](FakeNcclState& state) {
     const ncclResult_t failed = state.enter(Call::comm_init_rank_config);
     if (failed != ncclSuccess) return failed;
-    if (config->blocking != 0) return state.refuse("a blocking communicator was asked for, which waits without a limit");
+    if (config->blocking != 0)
+      return state.refuse("a blocking communicator was asked for, which waits without a limit");
     std::size_t number = 0;
     std::memcpy(&number, id.internal, sizeof number);
     const auto birth = state.births.find(number);
-    if (birth == state.births.end()) return state.refuse("a communicator was made with an id that nobody gave out");
+    if (birth == state.births.end())
+      return state.refuse("a communicator was made with an id that nobody gave out");
     if (!birth->second.world) {
       birth->second.world = std::make_shared<FakeWorld>(size);
       birth->second.size = size;
     }
-    if (birth->second.size != size || rank < 0 || rank >= size || !birth->second.ranks.insert(rank).second) {
-      return state.refuse("rank " + std::to_string(rank) + " of " + std::to_string(size) + " joins where it has no place");
+    if (birth->second.size != size || rank < 0 || rank >= size ||
+        !birth->second.ranks.insert(rank).second) {
+      return state.refuse("rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                          " joins where it has no place");
     }
     FakeComm& comm = *state.comms.emplace_back(std::make_unique<FakeComm>());
     comm.world = birth->second.world;
@@ -262,7 +274,9 @@ ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* result) {
       *result = broken->second;
     } else if (comm->in_progress) {
       *result = ncclInProgress;
-      const bool alone = comm->initialising && static_cast<int>(state.births[comm->world_number].ranks.size()) < comm->size;
+      const bool alone =
+          comm->initialising &&
+          static_cast<int>(state.births[comm->world_number].ranks.size()) < comm->size;
       if (alone || state.held.contains(comm->rank) || --comm->polls > 0) return ncclSuccess;
       comm->initialising = false;
       *result = state.settle(*comm);
@@ -277,8 +291,9 @@ ncclResult_t comm_finalize(ncclComm_t handle) {
     FakeComm* const comm = state.find(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (failed != ncclSuccess) return failed;
-    return comm->in_progress ? state.refuse("ncclCommFinalize was called before the last call had settled")
-                             : state.begin(*comm);
+    return comm->in_progress
+               ? state.refuse("ncclCommFinalize was called before the last call had settled")
+               : state.begin(*comm);
   });
 }
 
@@ -288,7 +303,8 @@ ncclResult_t end(ncclComm_t handle, Call which, bool is_abort) {
     FakeComm* const comm = state.find(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (failed != ncclSuccess) return failed;
-    if (!is_abort && comm->in_progress) return state.refuse("ncclCommDestroy was called before the last call had settled");
+    if (!is_abort && comm->in_progress)
+      return state.refuse("ncclCommDestroy was called before the last call had settled");
     if (is_abort) *comm->aborted = true;
     comm->freed = true;
     return ncclSuccess;
@@ -300,31 +316,33 @@ ncclResult_t comm_abort(ncclComm_t handle) { return end(handle, Call::comm_abort
 ncclResult_t call(Call which, ncclComm_t comm, cudaStream_t stream, const FakeCall& made) {
   return on_state([&](FakeNcclState& state) { return state.launch(comm, which, made, stream); });
 }
-ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                        cudaStream_t stream) {
+ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return call(Call::all_reduce, comm, stream, {Kind::AllReduce, from, to, count, type, op});
 }
-ncclResult_t reduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                    ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t reduce(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                    ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   return call(Call::reduce, comm, stream, {Kind::Reduce, from, to, count, type, op, root});
 }
-ncclResult_t broadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-  return call(Call::broadcast, comm, stream, {Kind::Broadcast, from, to, count, type, ncclSum, root});
+ncclResult_t broadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
+                       ncclComm_t comm, cudaStream_t stream) {
+  return call(Call::broadcast, comm, stream,
+              {Kind::Broadcast, from, to, count, type, ncclSum, root});
 }
-ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclComm_t comm,
-                        cudaStream_t stream) {
+ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                        ncclComm_t comm, cudaStream_t stream) {
   return call(Call::all_gather, comm, stream, {Kind::AllGather, from, to, count, type});
 }
-ncclResult_t reduce_scatter(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
-                            ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t reduce_scatter(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return call(Call::reduce_scatter, comm, stream, {Kind::ReduceScatter, from, to, count, type, op});
 }
-ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                  cudaStream_t stream) {
+ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
+                  ncclComm_t comm, cudaStream_t stream) {
   return call(Call::send, comm, stream, {Kind::Send, from, nullptr, count, type, ncclSum, peer});
 }
-ncclResult_t recv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t recv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                  cudaStream_t stream) {
   return call(Call::recv, comm, stream, {Kind::Recv, nullptr, to, count, type, ncclSum, peer});
 }
 
@@ -363,17 +381,20 @@ Library make_table() {
 }  // namespace
 
 FakeNccl::FakeNccl(FakeDriver& driver)
-    : state_(std::make_unique<FakeNcclState>(driver)), table_(std::make_shared<const Library>(make_table())) {
+    : state_(std::make_unique<FakeNcclState>(driver)),
+      table_(std::make_shared<const Library>(make_table())) {
   FakeNcclState* none = nullptr;
   if (!active.compare_exchange_strong(none, state_.get())) {
-    throw Error(Blame::Caller, "a FakeNccl is active already; NCCL's functions cannot tell two apart");
+    throw Error(Blame::Caller,
+                "a FakeNccl is active already; NCCL's functions cannot tell two apart");
   }
 }
 
 FakeNccl::~FakeNccl() {
   EXPECT_EQ(alive(), 0) << "communicators that nobody freed";
   active = nullptr;
-  for (const std::string& complaint : take_complaints()) ADD_FAILURE() << "fake NCCL: " << complaint;
+  for (const std::string& complaint : take_complaints())
+    ADD_FAILURE() << "fake NCCL: " << complaint;
 }
 
 std::shared_ptr<const FakeNccl::Library> FakeNccl::library() const { return table_; }
@@ -410,14 +431,14 @@ int FakeNccl::calls_of(std::size_t index) const {
 
 int FakeNccl::alive() const {
   std::lock_guard lock(state_->mutex);
-  return static_cast<int>(
-      std::count_if(state_->comms.begin(), state_->comms.end(), [](const auto& c) { return !c->freed; }));
+  return static_cast<int>(std::count_if(state_->comms.begin(), state_->comms.end(),
+                                        [](const auto& c) { return !c->freed; }));
 }
 
 int FakeNccl::aborted() const {
   std::lock_guard lock(state_->mutex);
-  return static_cast<int>(
-      std::count_if(state_->comms.begin(), state_->comms.end(), [](const auto& c) { return c->aborted->load(); }));
+  return static_cast<int>(std::count_if(state_->comms.begin(), state_->comms.end(),
+                                        [](const auto& c) { return c->aborted->load(); }));
 }
 
 void FakeNccl::forget_alive() {

@@ -1,14 +1,17 @@
-// NCCL over the fake CUDA driver: the same table (transport/nccl/library.h), for ranks that are threads of one process.
-// Kernels are operations on the fake driver's streams: one that says the rank has come, with a copy of its input, and one
-// that waits for the others and writes the output. So an operation hangs its stream as long as a peer has not come, and a
-// receive as long as its send has not.
+// NCCL over the fake CUDA driver: the same table (transport/nccl/library.h), for ranks that are
+// threads of one process. Kernels are operations on the fake driver's streams: one that says the
+// rank has come, with a copy of its input, and one that waits for the others and writes the output.
+// So an operation hangs its stream as long as a peer has not come, and a receive as long as its
+// send has not.
 //
-// Every communicator is non-blocking: a call is in progress until it was asked for a few times, or as long as a test holds
-// it. What the real library answers with garbage, a hang or a crash is a complaint: a call before the last one has settled,
-// ranks that disagree about an operation, a handle that was freed. Complaints that no test took fail it when the FakeNccl
-// ends, and so do communicators that nobody freed.
+// Every communicator is non-blocking: a call is in progress until it was asked for a few times, or
+// as long as a test holds it. What the real library answers with garbage, a hang or a crash is a
+// complaint: a call before the last one has settled, ranks that disagree about an operation, a
+// handle that was freed. Complaints that no test took fail it when the FakeNccl ends, and so do
+// communicators that nobody freed.
 //
-// One at a time, as the FakeDriver, which must outlive it. Every function may be called from every thread.
+// One at a time, as the FakeDriver, which must outlive it. Every function may be called from every
+// thread.
 #pragma once
 
 #include <memory>
@@ -35,7 +38,8 @@ class FakeNccl {
 
   // How often a call must be asked for before it has settled; 0: calls settle at once. At first 2.
   void settle_after(int polls);
-  // Keeps the calls that this rank makes from now on in progress until it is released, as if a peer had to be connected.
+  // Keeps the calls that this rank makes from now on in progress until it is released, as if a peer
+  // had to be connected.
   void hold(int rank);
   void release(int rank);
   // The rank's communicators report the error from now on.
@@ -63,7 +67,8 @@ class FakeNccl {
   static std::size_t index_of(F Library::*function) {
     const Library table;
     const auto* slot = reinterpret_cast<const std::byte*>(&(table.*function));
-    return static_cast<std::size_t>(slot - reinterpret_cast<const std::byte*>(&table)) / sizeof(void*);
+    return static_cast<std::size_t>(slot - reinterpret_cast<const std::byte*>(&table)) /
+           sizeof(void*);
   }
   void fail_function(std::size_t index, ncclResult_t result, int nth);
   int calls_of(std::size_t index) const;

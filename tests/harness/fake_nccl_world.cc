@@ -37,7 +37,8 @@ double combine(ncclRedOp_t op, double a, double b) {
 }
 
 // Elements [begin, begin + count) of all inputs, reduced in the order of the ranks.
-void reduce_into(void* to, const FakeCall& call, std::size_t begin, const std::vector<std::vector<std::byte>>& inputs) {
+void reduce_into(void* to, const FakeCall& call, std::size_t begin,
+                 const std::vector<std::vector<std::byte>>& inputs) {
   const Dtype dtype = dtype_of(call.type);
   for (std::size_t i = 0; i < call.count; ++i) {
     double value = load(dtype, inputs.front().data(), begin + i);
@@ -88,11 +89,13 @@ std::string FakeWorld::arrive(int rank, const Placed& placed) {
   if (meeting.arrived == 0) {
     meeting.first = call;
     meeting.inputs.resize(static_cast<std::size_t>(ranks_));
-  } else if (meeting.first.kind != call.kind || meeting.first.count != call.count || meeting.first.type != call.type ||
-             meeting.first.op != call.op || meeting.first.root != call.root) {
-    disagreement = "rank " + std::to_string(rank) + " comes with " + name(call.kind) + " of " + std::to_string(call.count) +
-                   " elements where another came with " + name(meeting.first.kind) + " of " +
-                   std::to_string(meeting.first.count) + ", or type, operator or root differ";
+  } else if (meeting.first.kind != call.kind || meeting.first.count != call.count ||
+             meeting.first.type != call.type || meeting.first.op != call.op ||
+             meeting.first.root != call.root) {
+    disagreement = "rank " + std::to_string(rank) + " comes with " + name(call.kind) + " of " +
+                   std::to_string(call.count) + " elements where another came with " +
+                   name(meeting.first.kind) + " of " + std::to_string(meeting.first.count) +
+                   ", or type, operator or root differ";
   }
   meeting.inputs[static_cast<std::size_t>(rank)] = std::move(input);
   ++meeting.arrived;
@@ -124,7 +127,9 @@ void FakeWorld::finish(int rank, const Placed& placed) {
     case Kind::Reduce:
       if (call.root == rank) reduce_into(call.to, call, 0, meeting.inputs);
       break;
-    case Kind::Broadcast: copy_into(call.to, meeting.inputs[static_cast<std::size_t>(call.root)]); break;
+    case Kind::Broadcast:
+      copy_into(call.to, meeting.inputs[static_cast<std::size_t>(call.root)]);
+      break;
     case Kind::AllGather:
       for (std::size_t from = 0; from < meeting.inputs.size(); ++from) {
         copy_into(static_cast<std::byte*>(call.to) + from * bytes_of(call), meeting.inputs[from]);

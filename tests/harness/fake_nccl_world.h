@@ -1,5 +1,5 @@
-// What the ranks of one fake NCCL communicator share: the operations in which they meet, and the messages between them.
-// Only fake_nccl*.cc includes this.
+// What the ranks of one fake NCCL communicator share: the operations in which they meet, and the
+// messages between them. Only fake_nccl*.cc includes this.
 #pragma once
 
 #include <map>
@@ -37,7 +37,8 @@ class FakeWorld {
  public:
   explicit FakeWorld(int ranks) : ranks_(ranks) {}
 
-  // The rank's stream has come to the operation: its input is copied. Returns what ranks disagree about, if they do.
+  // The rank's stream has come to the operation: its input is copied. Returns what ranks disagree
+  // about, if they do.
   std::string arrive(int rank, const Placed& placed);
   // Whether the output can be written.
   bool complete(int rank, const Placed& placed);
@@ -55,7 +56,8 @@ class FakeWorld {
   const int ranks_;
   std::mutex mutex_;
   std::map<std::size_t, Meeting> meetings_;
-  std::map<std::pair<int, int>, std::map<std::size_t, Message>> messages_;  // by sender and receiver
+  std::map<std::pair<int, int>, std::map<std::size_t, Message>>
+      messages_;  // by sender and receiver
 };
 
 }  // namespace weft::harness

@@ -1,5 +1,5 @@
-// The inside of the fake driver: one lock, the objects behind the handles, and one member function for each function of the
-// table. Only fake_*.cc includes this.
+// The inside of the fake driver: one lock, the objects behind the handles, and one member function
+// for each function of the table. Only fake_*.cc includes this.
 #pragma once
 
 #include <array>
@@ -68,8 +68,9 @@ struct FakeGraph {
   bool ended = false;
   bool invalidated = false;
   std::vector<Node> nodes;
-  std::map<FakeStream*, Reach> reaches;         // of the streams in it
-  std::map<FakeStream*, FakeStream*> branches;  // where a launch runs what was not captured from the origin
+  std::map<FakeStream*, Reach> reaches;  // of the streams in it
+  std::map<FakeStream*, FakeStream*>
+      branches;  // where a launch runs what was not captured from the origin
 };
 
 struct FakeStream {
@@ -85,7 +86,8 @@ struct FakeStream {
   std::thread worker;  // with Options::threads, from the first operation on
 };
 
-// What one cuEventRecord captured. Streams and the event hold it, so a later record changes nothing for who waits already.
+// What one cuEventRecord captured. Streams and the event hold it, so a later record changes nothing
+// for who waits already.
 struct Record {
   std::atomic<bool> done{false};
   Clock::time_point passed;  // before done
@@ -105,7 +107,11 @@ struct FakeEvent {
 
 struct Allocation {
   enum class Kind { Device, Pinned };
-  enum class State { Coming, Live, Freed };  // Coming: the stream has not reached the allocation yet
+  enum class State {
+    Coming,
+    Live,
+    Freed
+  };  // Coming: the stream has not reached the allocation yet
   Kind kind;
   State state;
   FakeContext* context;
@@ -114,16 +120,18 @@ struct Allocation {
   bool freeing = false;  // the freeing is enqueued
   void* mapping;
   std::size_t mapping_bytes;
-  std::ptrdiff_t behind = 0;  // from there to a mapping of the same bytes, where that one is out of reach
-  std::uint64_t id = 0;       // never given twice
-  bool shareable = false;     // by cuMemAlloc; what comes from a pool is not
-  int opened = 0;             // by "other processes"
+  std::ptrdiff_t behind =
+      0;  // from there to a mapping of the same bytes, where that one is out of reach
+  std::uint64_t id = 0;    // never given twice
+  bool shareable = false;  // by cuMemAlloc; what comes from a pool is not
+  int opened = 0;          // by "other processes"
   // Where it is mapped to virtual addresses: what is, and the GPUs that may touch it.
   CUmemGenericAllocationHandle mapped = 0;
   std::vector<int> users;
 };
 
-// Memory of cuMemCreate: a file. Remembered when it is gone, because what was exported of it may be imported late.
+// Memory of cuMemCreate: a file. Remembered when it is gone, because what was exported of it may be
+// imported late.
 struct FakePhysical {
   int device = 0;
   std::size_t bytes = 0;
@@ -131,7 +139,8 @@ struct FakePhysical {
   std::pair<std::uint64_t, std::uint64_t> file;  // which one it is: device and inode
 };
 
-// What the driver gives out for such memory. A number comes again once neither references nor mappings are left.
+// What the driver gives out for such memory. A number comes again once neither references nor
+// mappings are left.
 struct FakeHandle {
   const FakePhysical* memory = nullptr;  // null: free
   int file = -1;
@@ -202,8 +211,10 @@ class FakeState {
   CUresult stream_synchronize(CUstream stream);
   CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags);
   CUresult stream_wait_value32(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags);
-  CUresult stream_write_value32(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags);
-  CUresult stream_batch_mem_op(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags);
+  CUresult stream_write_value32(CUstream stream, CUdeviceptr word, cuuint32_t value,
+                                unsigned flags);
+  CUresult stream_batch_mem_op(CUstream stream, unsigned count,
+                               CUstreamBatchMemOpParams* operations, unsigned flags);
   CUresult event_create(CUevent* event, unsigned flags);
   CUresult event_destroy(CUevent event);
   CUresult event_record(CUevent event, CUstream stream);
@@ -212,15 +223,16 @@ class FakeState {
   CUresult stream_is_capturing(CUstream stream, CUstreamCaptureStatus* status);
   CUresult thread_exchange_stream_capture_mode(CUstreamCaptureMode* mode);
   CUresult event_synchronize(CUevent event);
-  CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                         unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
-                         void** extra);
+  CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                         unsigned block_x, unsigned block_y, unsigned block_z,
+                         unsigned shared_bytes, CUstream stream, void** parameters, void** extra);
   CUresult launch_host_func(CUstream stream, CUhostFn function, void* data);
   CUresult mem_host_alloc(void** memory, std::size_t bytes, unsigned flags);
   CUresult mem_free_host(void* memory);
   CUresult mem_host_get_device_pointer(CUdeviceptr* address, void* memory, unsigned flags);
   CUresult mem_alloc_async(CUdeviceptr* address, std::size_t bytes, CUstream stream);
-  CUresult mem_alloc_from_pool_async(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream);
+  CUresult mem_alloc_from_pool_async(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                                     CUstream stream);
   CUresult mem_free_async(CUdeviceptr address, CUstream stream);
   CUresult mem_pool_create(CUmemoryPool* pool, const CUmemPoolProps* properties);
   CUresult mem_pool_destroy(CUmemoryPool pool);
@@ -236,34 +248,39 @@ class FakeState {
   CUresult ipc_close_mem_handle(CUdeviceptr address);
   CUresult ipc_get_event_handle(CUipcEventHandle* handle, CUevent event);
   CUresult ipc_open_event_handle(CUevent* event, CUipcEventHandle handle);
-  CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
-                      unsigned long long flags);
+  CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                      const CUmemAllocationProp* properties, unsigned long long flags);
   CUresult mem_release(CUmemGenericAllocationHandle handle);
-  CUresult mem_address_reserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
-                               unsigned long long flags);
+  CUresult mem_address_reserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment,
+                               CUdeviceptr hint, unsigned long long flags);
   CUresult mem_address_free(CUdeviceptr address, std::size_t bytes);
-  CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
-                   unsigned long long flags);
+  CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                   CUmemGenericAllocationHandle handle, unsigned long long flags);
   CUresult mem_unmap(CUdeviceptr address, std::size_t bytes);
-  CUresult mem_set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* users, std::size_t count);
+  CUresult mem_set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* users,
+                          std::size_t count);
   CUresult mem_retain_allocation_handle(CUmemGenericAllocationHandle* handle, void* address);
   CUresult mem_export_to_shareable_handle(void* exported, CUmemGenericAllocationHandle handle,
                                           CUmemAllocationHandleType type, unsigned long long flags);
   CUresult mem_import_from_shareable_handle(CUmemGenericAllocationHandle* handle, void* exported,
                                             CUmemAllocationHandleType type);
-  CUresult mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes, CUmemRangeHandleType type,
-                                            unsigned long long flags);
-  CUresult flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
+  CUresult mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes,
+                                            CUmemRangeHandleType type, unsigned long long flags);
+  CUresult flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarget target,
+                                        CUflushGPUDirectRDMAWritesScope scope);
   CUresult memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);
-  CUresult memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream);
-  CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
-                             unsigned jit_count, CUlibraryOption* options, void** values, unsigned count);
+  CUresult memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes,
+                           CUstream stream);
+  CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options,
+                             void** jit_values, unsigned jit_count, CUlibraryOption* options,
+                             void** values, unsigned count);
   CUresult library_unload(CUlibrary library);
   CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* text);
   CUresult library_get_kernel_count(unsigned* count, CUlibrary library);
   CUresult library_enumerate_kernels(CUkernel* kernels, unsigned count, CUlibrary library);
   CUresult kernel_get_function(CUfunction* function, CUkernel kernel);
-  CUresult kernel_get_param_info(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes);
+  CUresult kernel_get_param_info(CUkernel kernel, std::size_t index, std::size_t* offset,
+                                 std::size_t* bytes);
   CUresult func_load(CUfunction function);
 
   // --- what the functions share; under the lock unless said otherwise ---
@@ -281,7 +298,8 @@ class FakeState {
   FakeEvent* find(CUevent handle, CUresult& error);
   FakeLibrary* find(CUlibrary handle, CUresult& error);
 
-  // Graphs. A call that ends captures: those of this thread, and of others, that the thread's mode does not spare.
+  // Graphs. A call that ends captures: those of this thread, and of others, that the thread's mode
+  // does not spare.
   CUresult begin_capture(FakeStream& stream, CUstreamCaptureMode mode);
   CUresult end_capture(FakeStream& stream, std::shared_ptr<FakeGraph>& graph);
   CUresult launch(FakeGraph& graph, FakeStream& stream);
@@ -300,7 +318,8 @@ class FakeState {
   bool idle(const FakeStream& stream) const { return stream.queue.empty() && !stream.running; }
   bool idle(const FakeContext& context) const;
   // The host waits, as in cuCtxSynchronize. A wait that can never end is a complaint and an error.
-  CUresult block_until(const std::function<bool()>& done, const FakeContext& context, Function function);
+  CUresult block_until(const std::function<bool()>& done, const FakeContext& context,
+                       Function function);
   // The context has ended: drops what is queued there. Whoever waits for it elsewhere goes on.
   void lose(FakeContext& context, CUresult result);
   void work(FakeStream& stream);
@@ -308,18 +327,20 @@ class FakeState {
   std::string describe_pending() const;
   // Complains about every stream of the context (null: all) that waits for what nobody did.
   void complain_of_hung(const FakeContext* context);
-  CUresult enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value, unsigned flags);
+  CUresult enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value,
+                        unsigned flags);
   CUresult enqueue_write(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value);
   CUresult check_word(CUdeviceptr word, CUstream stream);
 
   // The allocation that holds the address, freed ones included; null if there is none.
   Allocation* allocation_of(CUdeviceptr address);
-  Allocation* allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context, std::size_t bytes);
+  Allocation* allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context,
+                       std::size_t bytes);
   Allocation* allocate_again(FakeContext* context, std::size_t bytes);
   std::byte* behind(CUdeviceptr address);
   void unmap(Allocation& allocation);
-  // At the call: whether [address, address + bytes) lies in one allocation, or in what is mapped to adjacent addresses and
-  // the stream's GPU may touch. At the run: whether that is usable.
+  // At the call: whether [address, address + bytes) lies in one allocation, or in what is mapped to
+  // adjacent addresses and the stream's GPU may touch. At the run: whether that is usable.
   CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what, CUstream stream);
   CUresult check_use(CUdeviceptr address, std::size_t bytes, const char* what);
   // Virtual memory.
@@ -329,7 +350,8 @@ class FakeState {
   FakeReservation* reservation_of(CUdeviceptr address, std::size_t bytes, CUdeviceptr& base);
   // Every mapping that begins in the range, live ones only.
   std::vector<Allocation*> mapped_in(CUdeviceptr address, std::size_t bytes);
-  CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, Function function);
+  CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream,
+                          Function function);
 
   const FakeDriver::Options options;
   std::mutex mutex;

@@ -5,7 +5,8 @@ namespace weft::harness {
 
 namespace {
 
-constexpr auto kPoll = std::chrono::microseconds(100);  // a word in memory, or a delay, changes without notice
+constexpr auto kPoll =
+    std::chrono::microseconds(100);  // a word in memory, or a delay, changes without notice
 
 // Marks the thread as one that must not call CUDA, while a host function or a kernel runs on it.
 struct HostFunctionScope {
@@ -21,14 +22,14 @@ FakeStream* FakeState::find(CUstream handle, CUresult& error) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY) return legacy_streams.at(context);
   FakeStream* const stream = object_of(streams, handle);
   if (stream == nullptr || stream->destroyed) {
-    error = refuse(CUDA_ERROR_INVALID_HANDLE,
-                   stream ? "a stream was used after it was destroyed" : "an unknown stream was used");
+    error = refuse(CUDA_ERROR_INVALID_HANDLE, stream ? "a stream was used after it was destroyed"
+                                                     : "an unknown stream was used");
     return nullptr;
   }
   if (stream->context != context) {
-    error =
-        refuse(CUDA_ERROR_INVALID_CONTEXT, "a stream of cuda:" + std::to_string(stream->context->device) +
-                                               " was used while cuda:" + std::to_string(context->device) + " was current");
+    error = refuse(CUDA_ERROR_INVALID_CONTEXT,
+                   "a stream of cuda:" + std::to_string(stream->context->device) +
+                       " was used while cuda:" + std::to_string(context->device) + " was current");
     return nullptr;
   }
   return stream;
@@ -38,12 +39,13 @@ FakeEvent* FakeState::find(CUevent handle, CUresult& error) {
   FakeEvent* const event = object_of(events, handle);
   error = CUDA_SUCCESS;
   if (event != nullptr && !event->destroyed) return event;
-  error =
-      refuse(CUDA_ERROR_INVALID_HANDLE, event ? "an event was used after it was destroyed" : "an unknown event was used");
+  error = refuse(CUDA_ERROR_INVALID_HANDLE,
+                 event ? "an event was used after it was destroyed" : "an unknown event was used");
   return nullptr;
 }
 
-// --- the engine ------------------------------------------------------------------------------------------------------
+// --- the engine
+// ------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::enqueue(CUstream handle, Operation operation) {
   CUresult error = CUDA_SUCCESS;
@@ -63,7 +65,8 @@ CUresult FakeState::enqueue(FakeStream& stream, Operation operation) {
   enqueued.push_back(operation.text);
   stream.queue.push_back(std::move(operation));
   ++stream.enqueued;
-  if (options.threads && !stream.worker.joinable()) stream.worker = std::thread([this, &stream] { work(stream); });
+  if (options.threads && !stream.worker.joinable())
+    stream.worker = std::thread([this, &stream] { work(stream); });
   changed.notify_all();
   return CUDA_SUCCESS;
 }
@@ -135,7 +138,8 @@ bool FakeState::idle(const FakeContext& context) const {
   return true;
 }
 
-CUresult FakeState::block_until(const std::function<bool()>& done, const FakeContext& context, Function function) {
+CUresult FakeState::block_until(const std::function<bool()>& done, const FakeContext& context,
+                                Function function) {
   ++host_blocks;
   std::unique_lock lock(mutex, std::adopt_lock);
   const auto limit = Clock::now() + options.longest_block;
@@ -146,7 +150,8 @@ CUresult FakeState::block_until(const std::function<bool()>& done, const FakeCon
   lock.release();
   if (context.lost != CUDA_SUCCESS) return context.lost;
   if (done()) return CUDA_SUCCESS;
-  return refuse(CUDA_ERROR_UNKNOWN, std::string(name(function)) + " waits for ever:" + describe_pending());
+  return refuse(CUDA_ERROR_UNKNOWN,
+                std::string(name(function)) + " waits for ever:" + describe_pending());
 }
 
 void FakeState::lose(FakeContext& context, CUresult result) {
@@ -164,9 +169,10 @@ std::string FakeState::describe_pending() const {
   std::string text;
   for (const auto& stream : streams) {
     if (idle(*stream)) continue;
-    text += " stream " + std::to_string(stream->number) + " of cuda:" + std::to_string(stream->context->device) + " at " +
-            (stream->queue.empty() ? "a running operation" : stream->queue.front().text) + (stream->held ? " (held)" : "") +
-            ";";
+    text += " stream " + std::to_string(stream->number) +
+            " of cuda:" + std::to_string(stream->context->device) + " at " +
+            (stream->queue.empty() ? "a running operation" : stream->queue.front().text) +
+            (stream->held ? " (held)" : "") + ";";
   }
   return text;
 }
@@ -176,13 +182,14 @@ void FakeState::complain_of_hung(const FakeContext* context) {
     if ((context != nullptr && stream->context != context) || stream->queue.empty()) continue;
     const Operation& next = stream->queue.front();
     if (next.ready && !next.ready()) {
-      complain("stream " + std::to_string(stream->number) + " of cuda:" + std::to_string(stream->context->device) +
-               " hangs for ever at " + next.text);
+      complain("stream " + std::to_string(stream->number) + " of cuda:" +
+               std::to_string(stream->context->device) + " hangs for ever at " + next.text);
     }
   }
 }
 
-// --- streams -----------------------------------------------------------------------------------------------------------
+// --- streams
+// -----------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::stream_create_with_priority(CUstream* stream, unsigned flags, int) {
   CUresult error = CUDA_SUCCESS;
@@ -227,13 +234,15 @@ CUresult FakeState::stream_synchronize(CUstream handle) {
 }
 
 CUresult FakeState::launch_host_func(CUstream stream, CUhostFn function, void* data) {
-  return enqueue(stream, {Function::launch_host_func, name(Function::launch_host_func), [function, data] {
-                            function(data);
-                            return CUDA_SUCCESS;
-                          }});
+  return enqueue(stream,
+                 {Function::launch_host_func, name(Function::launch_host_func), [function, data] {
+                    function(data);
+                    return CUDA_SUCCESS;
+                  }});
 }
 
-// --- events --------------------------------------------------------------------------------------------------------------
+// --- events
+// --------------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::event_create(CUevent* event, unsigned flags) {
   CUresult error = CUDA_SUCCESS;
@@ -262,7 +271,8 @@ CUresult FakeState::event_record(CUevent handle, CUstream stream_handle) {
   FakeEvent* const event = find(handle, error);
   if (event == nullptr) return error;
   if (event->context != stream->context) {
-    return refuse(CUDA_ERROR_INVALID_HANDLE, "an event was recorded on a stream of another context");
+    return refuse(CUDA_ERROR_INVALID_HANDLE,
+                  "an event was recorded on a stream of another context");
   }
   event->last = std::make_shared<Record>();
   event->last->context = stream->context;
@@ -270,11 +280,12 @@ CUresult FakeState::event_record(CUevent handle, CUstream stream_handle) {
     record_captured(*stream, *event);
     return stream->capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
   }
-  return enqueue(stream_handle, {Function::event_record, name(Function::event_record), [record = event->last] {
-                                   record->passed = Clock::now();
-                                   record->done = true;
-                                   return CUDA_SUCCESS;
-                                 }});
+  return enqueue(stream_handle,
+                 {Function::event_record, name(Function::event_record), [record = event->last] {
+                    record->passed = Clock::now();
+                    record->done = true;
+                    return CUDA_SUCCESS;
+                  }});
 }
 
 CUresult FakeState::event_query(CUevent handle) {
@@ -291,7 +302,8 @@ CUresult FakeState::event_query(CUevent handle) {
   return !event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult FakeState::event_elapsed_time(float* milliseconds, CUevent from_handle, CUevent to_handle) {
+CUresult FakeState::event_elapsed_time(float* milliseconds, CUevent from_handle,
+                                       CUevent to_handle) {
   CUresult error = CUDA_SUCCESS;
   const FakeContext* const context = current(error);
   if (context == nullptr) return error;
@@ -302,9 +314,11 @@ CUresult FakeState::event_elapsed_time(float* milliseconds, CUevent from_handle,
   if (context->lost != CUDA_SUCCESS) return context->lost;
   if (!from->timed || !to->timed)
     return refuse(CUDA_ERROR_INVALID_HANDLE, "an event without timing was asked for its time");
-  if (!from->last || !to->last) return refuse(CUDA_ERROR_INVALID_HANDLE, "an event was asked for its time before a record");
+  if (!from->last || !to->last)
+    return refuse(CUDA_ERROR_INVALID_HANDLE, "an event was asked for its time before a record");
   if (!from->last->done || !to->last->done) return CUDA_ERROR_NOT_READY;
-  *milliseconds = std::chrono::duration<float, std::milli>(to->last->passed - from->last->passed).count();
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(to->last->passed - from->last->passed).count();
   return CUDA_SUCCESS;
 }
 
@@ -314,7 +328,8 @@ CUresult FakeState::event_synchronize(CUevent handle) {
   const FakeEvent* const event = find(handle, error);
   if (event == nullptr) return error;
   if (event->last && event->last->capture) {
-    return break_capture(*event->last->capture, CUDA_ERROR_CAPTURED_EVENT, "the host waits for an event of a capture");
+    return break_capture(*event->last->capture, CUDA_ERROR_CAPTURED_EVENT,
+                         "the host waits for an event of a capture");
   }
   return block_until([record = event->last] { return !record || record->done; }, *event->context,
                      Function::event_synchronize);
@@ -330,7 +345,9 @@ CUresult FakeState::stream_wait_event(CUstream stream, CUevent handle, unsigned)
   if (!event->last) return CUDA_SUCCESS;  // an empty set of work
   if (found->capture || event->last->capture) return wait_captured(*found, event->last);
   return enqueue(stream, {Function::stream_wait_event, name(Function::stream_wait_event), nullptr,
-                          [record = event->last] { return record->done || record->context->lost != CUDA_SUCCESS; }});
+                          [record = event->last] {
+                            return record->done || record->context->lost != CUDA_SUCCESS;
+                          }});
 }
 
 }  // namespace weft::harness

@@ -48,7 +48,9 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  cuda::Device& device(c10::DeviceIndex index) const { return *devices_.at(static_cast<std::size_t>(index)); }
+  cuda::Device& device(c10::DeviceIndex index) const {
+    return *devices_.at(static_cast<std::size_t>(index));
+  }
   cuda::StreamRef view(const c10::Stream& stream) const {
     return {device(stream.device_index()), static_cast<CUstream>(getStreamNativeHandle(stream))};
   }
@@ -65,14 +67,20 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device next) const noexcept override {
     if (next.has_index()) current_device = next.index();
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(devices_.size()); }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(devices_.size());
+  }
 
   c10::Stream getStream(c10::Device on) const override {
     const c10::DeviceIndex index = on.has_index() ? on.index() : current_device;
     return c10::Stream(c10::Stream::UNSAFE, {c10::kCUDA, index}, current_streams[index]);
   }
-  c10::Stream getDefaultStream(c10::Device on) const override { return c10::Stream(c10::Stream::DEFAULT, on); }
-  c10::Stream getNewStream(c10::Device on, int) const override { return getStreamFromGlobalPool(on, false); }
+  c10::Stream getDefaultStream(c10::Device on) const override {
+    return c10::Stream(c10::Stream::DEFAULT, on);
+  }
+  c10::Stream getNewStream(c10::Device on, int) const override {
+    return getStreamFromGlobalPool(on, false);
+  }
   c10::Stream getStreamFromGlobalPool(c10::Device on, bool) const override {
     std::lock_guard lock(mutex_);
     streams_.push_back(std::make_unique<cuda::Stream>(device(on.index())));
@@ -85,21 +93,27 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     std::lock_guard lock(mutex_);
-    return stream.id() == 0 ? nullptr : streams_.at(static_cast<std::size_t>(stream.id()) - 1)->native();
+    return stream.id() == 0 ? nullptr
+                            : streams_.at(static_cast<std::size_t>(stream.id()) - 1)->native();
   }
 
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
     if (*event == nullptr) *event = new cuda::Event(device(stream.device_index()));
     static_cast<cuda::Event*>(*event)->record(view(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) static_cast<cuda::Event*>(event)->wait(view(stream));
   }
-  bool queryEvent(void* event) const override { return event == nullptr || static_cast<cuda::Event*>(event)->query(); }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || static_cast<cuda::Event*>(event)->query();
+  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<cuda::Event*>(event);
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override { ++recorded_; }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {
+    ++recorded_;
+  }
 
  private:
   std::vector<std::shared_ptr<cuda::Device>> devices_;
@@ -108,8 +122,9 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   mutable std::atomic<int> recorded_{0};
 };
 
-// Memory for the current stream of the current device, which is freed in that stream's order: what libtorch's allocator
-// would do with it later. Use on other streams must be over by then, recorded or not.
+// Memory for the current stream of the current device, which is freed in that stream's order: what
+// libtorch's allocator would do with it later. Use on other streams must be over by then, recorded
+// or not.
 class FakeTorchCuda::Allocator final : public c10::Allocator {
  public:
   Allocator(std::shared_ptr<Guard> guard, Memory kind) : guard_(std::move(guard)), kind_(kind) {}
@@ -130,7 +145,9 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
     void* const address = memory->slice().data;
     return {address, memory.release(), &release, stream.device()};
   }
-  void copy_data(void*, const void*, std::size_t) const override { throw std::logic_error("nobody copies so"); }
+  void copy_data(void*, const void*, std::size_t) const override {
+    throw std::logic_error("nobody copies so");
+  }
 
  private:
   struct Shared {
@@ -149,12 +166,14 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
 };
 
 FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver, Memory memory)
-    : guard_(std::make_shared<Guard>(driver)), allocator_(std::make_shared<Allocator>(guard_, memory)) {
+    : guard_(std::make_shared<Guard>(driver)),
+      allocator_(std::make_shared<Allocator>(guard_, memory)) {
   // They stay: libtorch looks for them once in a process, at its first question.
   if (!at::CUDAHooksRegistry()->Has("CUDAHooks")) {
-    at::CUDAHooksRegistry()->Register("CUDAHooks", [](at::CUDAHooksArgs) -> std::unique_ptr<at::CUDAHooksInterface> {
-      return std::make_unique<Hooks>();
-    });
+    at::CUDAHooksRegistry()->Register(
+        "CUDAHooks", [](at::CUDAHooksArgs) -> std::unique_ptr<at::CUDAHooksInterface> {
+          return std::make_unique<Hooks>();
+        });
   }
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
   c10::SetAllocator(c10::kCUDA, allocator_.get());
@@ -169,17 +188,20 @@ at::Tensor FakeTorchCuda::empty(at::IntArrayRef sizes, at::ScalarType type, int 
   std::size_t bytes = c10::elementSize(type);
   for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
   c10::DataPtr data = allocator_->on(current(device), std::max<std::size_t>(bytes, 1));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(data),
-                       nullptr, false);
+  c10::Storage storage(c10::Storage::use_byte_size_t(),
+                       c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(data), nullptr,
+                       false);
   const c10::DispatchKeySet keys(
       {c10::DispatchKey::CUDA, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCUDA});
-  at::Tensor tensor(c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(type)));
+  at::Tensor tensor(c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys,
+                                                         c10::scalarTypeToTypeMeta(type)));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }
 
 c10::Stream FakeTorchCuda::new_stream(int device) {
-  return guard_->getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)}, false);
+  return guard_->getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)},
+                                         false);
 }
 
 cuda::StreamRef FakeTorchCuda::view(const c10::Stream& stream) { return guard_->view(stream); }

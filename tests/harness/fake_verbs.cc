@@ -37,8 +37,8 @@ struct Pair : ibv_qp {
   int port = 0;
   bool is_cut = false;
 
-  void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode, std::uint32_t bytes = 0,
-                std::uint32_t immediate = 0) const {
+  void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode,
+                std::uint32_t bytes = 0, std::uint32_t immediate = 0) const {
     ibv_wc completion{};
     completion.wr_id = number;
     completion.status = status;
@@ -93,7 +93,8 @@ struct FakeVerbs::World {
   bool lets_at(std::uint32_t key, std::uint64_t address, std::uint64_t bytes, int access) {
     std::lock_guard lock(mutex);
     const auto region = regions.find(key);
-    return region != regions.end() && region->second->covers(address, bytes) && (region->second->access & access) == access;
+    return region != regions.end() && region->second->covers(address, bytes) &&
+           (region->second->access & access) == access;
   }
 };
 
@@ -107,14 +108,16 @@ int refusal(FakeVerbs::Thing thing) {
   return std::exchange(the_world->refused[thing], 0);
 }
 
-bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t count, std::uint32_t immediate) {
+bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t count,
+             std::uint32_t immediate) {
   if (to.receives.empty()) return false;
   const ibv_recv_wr receive = to.receives.front();
   const ibv_sge piece = to.receive_pieces.front();
   to.receives.pop_front();
   to.receive_pieces.erase(to.receive_pieces.begin());
   if (count > piece.length) return false;
-  if (count > 0 && !the_world->lets_at(piece.lkey, piece.addr, count, IBV_ACCESS_LOCAL_WRITE)) return false;
+  if (count > 0 && !the_world->lets_at(piece.lkey, piece.addr, count, IBV_ACCESS_LOCAL_WRITE))
+    return false;
   if (count > 0) std::memcpy(reinterpret_cast<void*>(piece.addr), bytes, count);
   to.complete(to.recv_cq, receive.wr_id, IBV_WC_SUCCESS, opcode, count, immediate);
   return true;
@@ -136,9 +139,12 @@ int carry_out(Pair& pair, const ibv_send_wr* request) {
                             : from == reinterpret_cast<const std::byte*>(piece.addr);
   if (!may_read) return finish(IBV_WC_LOC_PROT_ERR);
   if (request->opcode == IBV_WR_SEND) {
-    return finish(deliver(*peer->second, IBV_WC_RECV, from, piece.length, 0) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR);
+    return finish(deliver(*peer->second, IBV_WC_RECV, from, piece.length, 0)
+                      ? IBV_WC_SUCCESS
+                      : IBV_WC_RNR_RETRY_EXC_ERR);
   }
-  if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length, IBV_ACCESS_REMOTE_WRITE)) {
+  if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length,
+                          IBV_ACCESS_REMOTE_WRITE)) {
     return finish(IBV_WC_REM_ACCESS_ERR);
   }
   std::byte* const to = the_world->look_at(request->wr.rdma.remote_addr);
@@ -148,7 +154,8 @@ int carry_out(Pair& pair, const ibv_send_wr* request) {
   if (!the_world->pairs.contains(pair.peer)) return finish(IBV_WC_RETRY_EXC_ERR);
   std::memcpy(to + half, from + half, piece.length - half);
   const bool tells = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-  if (tells && !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
+  if (tells &&
+      !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
     return finish(IBV_WC_RNR_RETRY_EXC_ERR);
   }
   return finish(IBV_WC_SUCCESS);
@@ -178,7 +185,8 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr**) {
   pair.receive_pieces.push_back(*request->sg_list);
   if (pair.qp_num == the_world->spoken_to && !pair.is_cut && the_world->left_to_send > 0) {
     --the_world->left_to_send;
-    deliver(pair, IBV_WC_RECV, the_world->spoken.data(), static_cast<std::uint32_t>(the_world->spoken.size()), 0);
+    deliver(pair, IBV_WC_RECV, the_world->spoken.data(),
+            static_cast<std::uint32_t>(the_world->spoken.size()), 0);
   }
   return 0;
 }
@@ -240,8 +248,8 @@ ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int access) {
   return made;
 }
 
-ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t address, int file,
-                      int access) {
+ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
+                      std::uint64_t address, int file, int access) {
   if (the_world->refuses_dma_bufs) {
     errno = EOPNOTSUPP;
     return nullptr;
@@ -295,7 +303,8 @@ void fill(Library& library) {
     port.max_msg_sz = 1 << 30;
     return 0;
   };
-  library.query_gid_table = [](ibv_context*, ibv_gid_entry* to, std::size_t, std::uint32_t, std::size_t) -> ssize_t {
+  library.query_gid_table = [](ibv_context*, ibv_gid_entry* to, std::size_t, std::uint32_t,
+                               std::size_t) -> ssize_t {
     for (int port = 1; port <= the_world->ports; ++port, ++to) {
       *to = {};
       to->port_num = static_cast<std::uint32_t>(port);
@@ -399,11 +408,17 @@ std::size_t FakeVerbs::registrations() const {
   return world_->regions.size();
 }
 
-void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) { world_->behind = std::move(behind); }
+void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) {
+  world_->behind = std::move(behind);
+}
 
-void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_registration = std::move(call); }
+void FakeVerbs::at_next_registration(std::function<void()> call) {
+  world_->at_registration = std::move(call);
+}
 
-void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write = std::move(call); }
+void FakeVerbs::in_the_next_write(std::function<void()> call) {
+  world_->in_write = std::move(call);
+}
 
 void FakeVerbs::refuse_to_end(Thing thing, int error) {
   std::lock_guard lock(world_->mutex);
@@ -412,7 +427,8 @@ void FakeVerbs::refuse_to_end(Thing thing, int error) {
 
 std::size_t FakeVerbs::queue_pairs() const { return world_->pairs.size(); }
 
-void FakeVerbs::go_on_sending(std::uint32_t queue_pair, const void* bytes, std::size_t count, std::size_t times) {
+void FakeVerbs::go_on_sending(std::uint32_t queue_pair, const void* bytes, std::size_t count,
+                              std::size_t times) {
   const auto* const begin = static_cast<const std::byte*>(bytes);
   world_->spoken.assign(begin, begin + count);
   world_->spoken_to = queue_pair;
@@ -447,8 +463,8 @@ void FakeVerbs::refuse_dma_bufs(bool is_refusing) { world_->refuses_dma_bufs = i
 
 std::size_t FakeVerbs::dma_bufs() const {
   std::lock_guard lock(world_->mutex);
-  return static_cast<std::size_t>(
-      std::ranges::count_if(world_->regions, [](const auto& entry) { return entry.second->is_dma_buf; }));
+  return static_cast<std::size_t>(std::ranges::count_if(
+      world_->regions, [](const auto& entry) { return entry.second->is_dma_buf; }));
 }
 
 void FakeVerbs::map_read_only(const void* address, std::size_t bytes) {
@@ -458,10 +474,13 @@ void FakeVerbs::map_read_only(const void* address, std::size_t bytes) {
 
 void FakeVerbs::limit_locked_memory(bool is_limited) { world_->is_limited = is_limited; }
 
-std::size_t FakeVerbs::receives_of(std::uint32_t queue_pair) const { return world_->pairs.at(queue_pair)->receives.size(); }
+std::size_t FakeVerbs::receives_of(std::uint32_t queue_pair) const {
+  return world_->pairs.at(queue_pair)->receives.size();
+}
 
 bool FakeVerbs::send_to(std::uint32_t queue_pair, const void* bytes, std::size_t count) const {
-  return deliver(*world_->pairs.at(queue_pair), IBV_WC_RECV, bytes, static_cast<std::uint32_t>(count), 0);
+  return deliver(*world_->pairs.at(queue_pair), IBV_WC_RECV, bytes,
+                 static_cast<std::uint32_t>(count), 0);
 }
 
 bool FakeVerbs::write_to(std::uint32_t queue_pair, std::uint32_t immediate) const {

@@ -27,7 +27,8 @@ class FileBootstrap : public transport::Bootstrap {
     draft += ".draft" + std::to_string(getpid());
     {
       std::ofstream file(draft, std::ios::binary);
-      file.write(reinterpret_cast<const char*>(value.data()), static_cast<std::streamsize>(value.size()));
+      file.write(reinterpret_cast<const char*>(value.data()),
+                 static_cast<std::streamsize>(value.size()));
     }
     std::filesystem::rename(draft, path);  // appears whole
   }

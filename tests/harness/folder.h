@@ -13,7 +13,8 @@ namespace weft::harness {
 class Folder {
  public:
   Folder() {
-    if (::mkdtemp(path_.data()) == nullptr) throw system_error(Blame::Busy, "no folder for the test", errno);
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw system_error(Blame::Busy, "no folder for the test", errno);
   }
   ~Folder() {
     std::error_code ignored;

@@ -13,7 +13,8 @@
 
 namespace weft::harness {
 
-// Runs the body in a forked child, which then ends by exit(). Fails the test unless it ends well, within a time.
+// Runs the body in a forked child, which then ends by exit(). Fails the test unless it ends well,
+// within a time.
 inline void expect_child_to_end_well(const std::function<void()>& body) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

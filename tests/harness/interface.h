@@ -1,4 +1,5 @@
-// Where tests listen: WEFT_TEST_INTERFACE puts a real link between two ends of one machine (tests/guest).
+// Where tests listen: WEFT_TEST_INTERFACE puts a real link between two ends of one machine
+// (tests/guest).
 #pragma once
 
 #include <cstdlib>

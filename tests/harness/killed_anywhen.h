@@ -21,7 +21,8 @@ inline std::string killed_name(const ::testing::TestParamInfo<KilledCase>& one) 
 }
 
 // Kills the victim within `limit` after all have said "ready"; the others must end well.
-inline void kill_anywhen(Processes& processes, int ranks, int victim, int seed, std::chrono::microseconds limit) {
+inline void kill_anywhen(Processes& processes, int ranks, int victim, int seed,
+                         std::chrono::microseconds limit) {
   for (int rank = 0; rank < ranks; ++rank) processes.wait_for(rank, "ready");
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   std::this_thread::sleep_for(limit * static_cast<int>(random() % 1000) / 1000);

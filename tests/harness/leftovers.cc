@@ -8,7 +8,8 @@
 #include <weft/tests/harness/sanitized.h>
 
 #ifdef WEFT_TEST_SANITIZED
-extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // its header comes with clang only
+extern "C" std::size_t
+__sanitizer_get_current_allocated_bytes();  // its header comes with clang only
 #endif
 
 namespace weft::harness {
@@ -25,7 +26,8 @@ std::size_t live_bytes() {
 std::ptrdiff_t open_descriptors() {
   static std::mutex counting;
   std::lock_guard lock(counting);
-  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                       std::filesystem::directory_iterator());
 }
 
 }  // namespace weft::harness

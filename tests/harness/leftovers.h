@@ -5,7 +5,8 @@
 
 namespace weft::harness {
 
-// Bytes that the program has allocated and not given back. (Not the resident set: that of a sanitizer only grows.)
+// Bytes that the program has allocated and not given back. (Not the resident set: that of a
+// sanitizer only grows.)
 std::size_t live_bytes();
 // Counted one thread at a time: counting takes one itself.
 std::ptrdiff_t open_descriptors();

@@ -20,8 +20,9 @@ namespace weft::harness {
 class LentDevices {
  public:
   // `here`: what the agent says its process is; null: this one.
-  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver,
-                                            std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
+  std::shared_ptr<tensor::CudaDevices> lend(
+      const FakeDriver& driver,
+      std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
     auto devices = std::make_shared<tensor::CudaDevices>(driver.driver(), std::move(here));
     std::lock_guard lock(mutex_);
     lent_.push_back(devices);
@@ -43,7 +44,8 @@ class LentDevices {
 
 // Agents that take each other for other processes read each other's memory where it is.
 inline std::shared_ptr<const transport::cuda_ipc::Identity> other_process(int rank) {
-  auto here = std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());
+  auto here =
+      std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());
   here->started += static_cast<std::uint64_t>(rank);
   return here;
 }

@@ -1,4 +1,5 @@
-// What tests do with connections: patterns of bytes that are told from each other, and a Mailbox that keeps whatever comes.
+// What tests do with connections: patterns of bytes that are told from each other, and a Mailbox
+// that keeps whatever comes.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +21,8 @@
 
 namespace weft::harness {
 
-// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where packets are lost
-// (tests/guest).
+// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where
+// packets are lost (tests/guest).
 inline std::chrono::seconds longest_wait() {
   const char* const given = std::getenv("WEFT_TEST_PATIENCE_S");
   return std::chrono::seconds(given == nullptr ? 60 : std::atoi(given));
@@ -54,12 +55,15 @@ struct Letter {
   bool was_in_place = false;
 };
 
-// Receives all that comes on a connection, and keeps it. Its functions are for the test's thread, which turns the loop
-// while it waits.
+// Receives all that comes on a connection, and keeps it. Its functions are for the test's thread,
+// which turns the loop while it waits.
 class Mailbox {
  public:
-  Mailbox(transport::Connection& connection, std::shared_ptr<EventLoop> loop) : loop_(std::move(loop)) {
-    connection.receive({[kept = kept_, &connection](const transport::Arrival& arrival) { keep(kept, connection, arrival); },
+  Mailbox(transport::Connection& connection, std::shared_ptr<EventLoop> loop)
+      : loop_(std::move(loop)) {
+    connection.receive({[kept = kept_, &connection](const transport::Arrival& arrival) {
+                          keep(kept, connection, arrival);
+                        },
                         [kept = kept_](const Error& error) {
                           std::lock_guard lock(kept->mutex);
                           ++kept->closings;
@@ -72,14 +76,16 @@ class Mailbox {
     const bool came = loop_->drive([this] { return count() > taken_ || closed(); }, patience());
     std::lock_guard lock(kept_->mutex);
     if (!came || kept_->whole.size() <= taken_) {
-      ADD_FAILURE() << "no letter came" << (kept_->closed ? std::string(": ") + kept_->closed->what() : "");
+      ADD_FAILURE() << "no letter came"
+                    << (kept_->closed ? std::string(": ") + kept_->closed->what() : "");
       return {};
     }
     return std::move(*kept_->whole[taken_++]);
   }
   // Blocks until the lane has ended; says why.
   Error wait_closed() {
-    EXPECT_TRUE(loop_->drive([this] { return closed().has_value(); }, patience())) << "the lane does not end";
+    EXPECT_TRUE(loop_->drive([this] { return closed().has_value(); }, patience()))
+        << "the lane does not end";
     return closed().value_or(Error(Blame::Cancelled, "the lane has not ended"));
   }
   std::optional<Error> closed() const {
@@ -107,7 +113,8 @@ class Mailbox {
   static void keep(const std::shared_ptr<Kept>& kept, transport::Connection& connection,
                    const transport::Arrival& arrival) {
     const auto letter = std::make_shared<Letter>();
-    letter->header.assign(reinterpret_cast<const char*>(arrival.header.data()), arrival.header.size());
+    letter->header.assign(reinterpret_cast<const char*>(arrival.header.data()),
+                          arrival.header.size());
     letter->was_in_place = !arrival.in_place.empty();
     std::vector<Slice> destinations;
     for (const std::uint64_t size : arrival.sizes) {

@@ -35,7 +35,8 @@ class MemoryBootstrap : public transport::Bootstrap {
     {
       std::lock_guard lock(mutex_);
       Bytes& value = values_[key];
-      if (!value.empty()) sum = std::stol(std::string(reinterpret_cast<const char*>(value.data()), value.size()));
+      if (!value.empty())
+        sum = std::stol(std::string(reinterpret_cast<const char*>(value.data()), value.size()));
       sum += amount;
       const std::string text = std::to_string(sum);
       const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());

@@ -1,5 +1,5 @@
-// A ByteStream that costs next to nothing, so that what is left is the connection's own: it takes whatever is written, and
-// has come whatever was given to it.
+// A ByteStream that costs next to nothing, so that what is left is the connection's own: it takes
+// whatever is written, and has come whatever was given to it.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,8 @@ namespace weft::harness {
 
 namespace {
 
-// What the injection knows of this process. Never destroyed: threads may trace while the process ends.
+// What the injection knows of this process. Never destroyed: threads may trace while the process
+// ends.
 struct Tool {
   std::mutex mutex;
   NvtxRecording recording;  // a domain's handle is a place in its list, from 1
@@ -42,7 +43,8 @@ std::string text_of(nvtxDomainHandle_t domain, nvtxStringHandle_t handle) {
 }
 
 // Decodes a payload by the schema that was registered, as a tool does.
-std::map<std::string, std::string> decode(nvtxDomainHandle_t domain, const nvtxPayloadData_t& data) {
+std::map<std::string, std::string> decode(nvtxDomainHandle_t domain,
+                                          const nvtxPayloadData_t& data) {
   EXPECT_EQ(data.schemaId, tool().schemas.at(name_of(domain)));
   std::map<std::string, std::string> fields;
   const auto* bytes = static_cast<const std::byte*>(data.payload);
@@ -68,15 +70,18 @@ std::map<std::string, std::string> decode(nvtxDomainHandle_t domain, const nvtxP
 void record(const char* kind, nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) {
   std::lock_guard lock(tool().mutex);
   ASSERT_EQ(event->messageType, NVTX_MESSAGE_TYPE_REGISTERED);
-  NvtxRecording::Event seen{std::string(kind) + " " + name_of(domain) + " " + text_of(domain, event->message.registered),
-                            {}};
+  NvtxRecording::Event seen{
+      std::string(kind) + " " + name_of(domain) + " " + text_of(domain, event->message.registered),
+      {}};
   if (event->payloadType == NVTX_PAYLOAD_TYPE_EXT) {
-    seen.fields = decode(domain, *reinterpret_cast<const nvtxPayloadData_t*>(event->payload.ullValue));
+    seen.fields =
+        decode(domain, *reinterpret_cast<const nvtxPayloadData_t*>(event->payload.ullValue));
   }
   tool().recording.events.push_back(std::move(seen));
 }
 
-// --- what the injection puts into NVTX's tables -------------------------------------------------------------------------
+// --- what the injection puts into NVTX's tables
+// -------------------------------------------------------------------------
 
 nvtxDomainHandle_t on_domain(const char* name) {
   std::lock_guard lock(tool().mutex);
@@ -106,7 +111,9 @@ void on_end(nvtxDomainHandle_t domain, nvtxRangeId_t range) {
   std::lock_guard lock(tool().mutex);
   tool().recording.events.push_back({"end " + name_of(domain) + " " + std::to_string(range), {}});
 }
-void on_mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) { record("mark", domain, event); }
+void on_mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) {
+  record("mark", domain, event);
+}
 std::uint64_t on_schema(nvtxDomainHandle_t domain, const nvtxPayloadSchemaAttr_t* schema) {
   std::lock_guard lock(tool().mutex);
   tool().entries[name_of(domain)].assign(schema->entries, schema->entries + schema->numEntries);
@@ -115,10 +122,12 @@ std::uint64_t on_schema(nvtxDomainHandle_t domain, const nvtxPayloadSchemaAttr_t
 }
 
 int inject(NvtxGetExportTableFunc_t get_table) {
-  const auto* callbacks = static_cast<const NvtxExportTableCallbacks*>(get_table(NVTX_ETID_CALLBACKS));
+  const auto* callbacks =
+      static_cast<const NvtxExportTableCallbacks*>(get_table(NVTX_ETID_CALLBACKS));
   NvtxFunctionTable table = nullptr;
   unsigned int count = 0;
-  if (!callbacks || !callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &count)) return 0;
+  if (!callbacks || !callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &count))
+    return 0;
   const auto install = [&](NvtxCallbackIdCore2 id, auto* function) {
     *table[id] = reinterpret_cast<NvtxFunctionPointer>(function);
   };
@@ -136,7 +145,8 @@ int inject_payloads(nvtxExtModuleInfo_t* module) {
   for (std::size_t i = 0; i < module->segmentsCount; ++i) {
     auto& segment = module->segments[i];
     if (segment.slotCount > NVTX3EXT_CBID_nvtxPayloadSchemaRegister) {
-      segment.functionSlots[NVTX3EXT_CBID_nvtxPayloadSchemaRegister] = reinterpret_cast<std::intptr_t>(&on_schema);
+      segment.functionSlots[NVTX3EXT_CBID_nvtxPayloadSchemaRegister] =
+          reinterpret_cast<std::intptr_t>(&on_schema);
     }
   }
   return 1;
@@ -150,7 +160,8 @@ std::vector<std::string> NvtxRecording::texts() const {
   return texts;
 }
 
-std::vector<std::map<std::string, std::string>> NvtxRecording::payloads(const std::string& text) const {
+std::vector<std::map<std::string, std::string>> NvtxRecording::payloads(
+    const std::string& text) const {
   std::vector<std::map<std::string, std::string>> payloads;
   for (const Event& event : events) {
     if (event.text == text) payloads.push_back(event.fields);

@@ -1,5 +1,5 @@
-// A tool that NVTX's calls of this process reach, as Nsight Systems would be: an injection that writes down what comes. One
-// for a process, and for all of its threads.
+// A tool that NVTX's calls of this process reach, as Nsight Systems would be: an injection that
+// writes down what comes. One for a process, and for all of its threads.
 #pragma once
 
 #include <map>
@@ -10,8 +10,9 @@ namespace weft::harness {
 
 struct NvtxRecording {
   struct Event {
-    std::string text;                           // "push weft.cuda copy", "pop weft.cuda"
-    std::map<std::string, std::string> fields;  // of its payload, decoded by the schema that was registered
+    std::string text;  // "push weft.cuda copy", "pop weft.cuda"
+    std::map<std::string, std::string>
+        fields;  // of its payload, decoded by the schema that was registered
   };
   std::vector<std::string> domains;
   std::map<std::string, int> registered;  // "weft.cuda copy", and how often

@@ -22,7 +22,8 @@ namespace weft::harness {
 
 namespace {
 
-// Ends the process, with a word about who hangs and where, when its time is over. By a signal: threads may all be stuck.
+// Ends the process, with a word about who hangs and where, when its time is over. By a signal:
+// threads may all be stuck.
 class Watchdog {
  public:
   explicit Watchdog(const std::string& who) {
@@ -30,7 +31,8 @@ class Watchdog {
                   static_cast<int>(kLimit.count()));
     prepare_stacks();
     std::signal(SIGALRM, [](int) {
-      [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message(), std::char_traits<char>::length(message()));
+      [[maybe_unused]] const auto written =
+          ::write(STDERR_FILENO, message(), std::char_traits<char>::length(message()));
       print_stacks();
       std::abort();
     });
@@ -53,7 +55,8 @@ void guarded(const std::string& who, const std::function<void()>& body) {
     LogWatch watch;
     body();
   }
-  if (testing::Test::HasFailure()) throw Error(Blame::Remote, who + " has failed expectations (above)");
+  if (testing::Test::HasFailure())
+    throw Error(Blame::Remote, who + " has failed expectations (above)");
 }
 
 int report_descriptor = -1;  // in a forked rank
@@ -77,7 +80,8 @@ std::atomic<LogWatch*> watching{nullptr};
 LogWatch& LogWatch::current() { return *watching.load(); }
 
 LogWatch::LogWatch()
-    : lines_(std::make_shared<Lines>()), capture_([lines = lines_](LogLevel level, std::string_view text) {
+    : lines_(std::make_shared<Lines>()),
+      capture_([lines = lines_](LogLevel level, std::string_view text) {
         if (level != LogLevel::Error && level != LogLevel::Warn) return;
         std::fprintf(stderr, "log: %.*s\n", static_cast<int>(text.size()), text.data());
         std::lock_guard lock(lines->mutex);
@@ -92,7 +96,8 @@ LogWatch::~LogWatch() {
   std::lock_guard lock(lines_->mutex);
   for (const std::string& error : lines_->errors) {
     bool expected = false;
-    for (const std::string& text : lines_->allowed) expected |= error.find(text) != std::string::npos;
+    for (const std::string& text : lines_->allowed)
+      expected |= error.find(text) != std::string::npos;
     if (!expected) ADD_FAILURE() << "unexpected error in the log: " << error;
   }
 }
@@ -110,8 +115,8 @@ std::string LogWatch::text() const {
 void run_threads(int ranks, const std::function<void(int)>& body) {
   const Watchdog watchdog("a rank of " + std::to_string(ranks) + " threads");
   LogWatch watch;
-  // Of several threads that are the first to use MKL's tanh some get results that are right to 16 bits only; libtorch alone
-  // shows it.
+  // Of several threads that are the first to use MKL's tanh some get results that are right to 16
+  // bits only; libtorch alone shows it.
   at::linspace(0, 1, 12).tanh_();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -155,12 +160,16 @@ void meet(ProcessGroup& group) {
   group.barrier().wait();
   const auto store = group.store();
   const std::string place =
-      "harness/met/" + std::to_string(store->add("harness/meetings/" + std::to_string(group.rank()), 1));
+      "harness/met/" +
+      std::to_string(store->add("harness/meetings/" + std::to_string(group.rank()), 1));
   store->set(place + "/" + std::to_string(group.rank()), std::string("here"));
-  for (int rank = 0; rank < group.size(); ++rank) store->wait({place + "/" + std::to_string(rank)}, kLimit);
+  for (int rank = 0; rank < group.size(); ++rank)
+    store->wait({place + "/" + std::to_string(rank)}, kLimit);
   // Rank 0 may host the store, and must not end while others look into it.
-  if (group.rank() != 0) return store->set(place + "/through/" + std::to_string(group.rank()), std::string("it is"));
-  for (int rank = 1; rank < group.size(); ++rank) store->wait({place + "/through/" + std::to_string(rank)}, kLimit);
+  if (group.rank() != 0)
+    return store->set(place + "/through/" + std::to_string(group.rank()), std::string("it is"));
+  for (int rank = 1; rank < group.size(); ++rank)
+    store->wait({place + "/through/" + std::to_string(rank)}, kLimit);
 }
 
 Processes::Processes(int ranks, const std::function<void(int)>& body) {
@@ -176,11 +185,12 @@ Processes::Processes(int ranks, const std::function<void(int)>& body) {
       ::close(ends[0]);
       for (const Rank& other : ranks_) ::close(other.from);
       report_descriptor = ends[1];
-      for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
-                                                                          {"LOCAL_RANK", std::to_string(rank)},
-                                                                          {"WORLD_SIZE", std::to_string(ranks)},
-                                                                          {"MASTER_ADDR", "127.0.0.1"},
-                                                                          {"MASTER_PORT", port}}) {
+      for (const auto& [name, value] :
+           std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                              {"LOCAL_RANK", std::to_string(rank)},
+                                              {"WORLD_SIZE", std::to_string(ranks)},
+                                              {"MASTER_ADDR", "127.0.0.1"},
+                                              {"MASTER_PORT", port}}) {
         ::setenv(name.c_str(), value.c_str(), 1);
       }
       int code = 0;
@@ -224,7 +234,8 @@ std::string Processes::next_word(int rank) {
     char buffer[256];
     const auto count = ::read(one.from, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " ended and said nothing more");
+    if (count <= 0)
+      throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " ended and said nothing more");
     one.said.append(buffer, static_cast<std::size_t>(count));
   }
 }
@@ -234,7 +245,9 @@ void Processes::wait_for(int rank, const std::string& word) {
   }
 }
 
-void Processes::signal(int rank, int number) { ::kill(ranks_.at(static_cast<std::size_t>(rank)).process, number); }
+void Processes::signal(int rank, int number) {
+  ::kill(ranks_.at(static_cast<std::size_t>(rank)).process, number);
+}
 
 void Processes::expect_success(const std::set<int>& but) {
   std::size_t left = ranks_.size() - but.size();
@@ -245,7 +258,8 @@ void Processes::expect_success(const std::set<int>& but) {
       ranks_[i].running = false;
       if (but.contains(static_cast<int>(i))) continue;
       --left;
-      if (ended.status != 0) ADD_FAILURE() << "rank " << i << " ended with " << launch::describe_status(ended.status);
+      if (ended.status != 0)
+        ADD_FAILURE() << "rank " << i << " ended with " << launch::describe_status(ended.status);
     }
   }
 }

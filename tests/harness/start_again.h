@@ -1,5 +1,6 @@
-// A test with several processes whose first one has used CUDA, so that it must not fork: it starts its program again, with
-// the same test as its only one, which finds out from its environment that it is one of them.
+// A test with several processes whose first one has used CUDA, so that it must not fork: it starts
+// its program again, with the same test as its only one, which finds out from its environment that
+// it is one of them.
 #pragma once
 
 #include <array>
@@ -19,27 +20,31 @@
 
 namespace weft::harness {
 
-// Its output goes to the log; the variables ("NAME=value") come behind this process's own. The tests are a filter of
-// GoogleTest's; none: the current one. Throws Busy.
+// Its output goes to the log; the variables ("NAME=value") come behind this process's own. The
+// tests are a filter of GoogleTest's; none: the current one. Throws Busy.
 inline pid_t start_again(const std::string& log, const std::vector<std::string>& more_variables,
                          const std::string& tests = {}) {
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string filter =
-      "--gtest_filter=" + (tests.empty() ? std::string(test->test_suite_name()) + "." + test->name() : tests);
+      "--gtest_filter=" +
+      (tests.empty() ? std::string(test->test_suite_name()) + "." + test->name() : tests);
   std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::array<char*, 3> arguments{program.data(), const_cast<char*>(filter.data()), nullptr};
   std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    variables.emplace_back(*variable);
   variables.insert(variables.end(), more_variables.begin(), more_variables.end());
   std::vector<char*> environment;
   for (std::string& variable : variables) environment.push_back(variable.data());
   environment.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
+                                   O_CREAT | O_WRONLY | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   pid_t process = 0;
-  const int failed = posix_spawn(&process, program.c_str(), &actions, nullptr, arguments.data(), environment.data());
+  const int failed = posix_spawn(&process, program.c_str(), &actions, nullptr, arguments.data(),
+                                 environment.data());
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw system_error(Blame::Busy, "starting " + program, failed);
   return process;

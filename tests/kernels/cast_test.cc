@@ -17,11 +17,13 @@ namespace {
 
 using testing::HasSubstr;
 
-// fp32 values around every rounding decision of the 16-bit types: each upper half with lower halves at, beside and between
-// the ties. Among them are infinities, NaNs, subnormals of all three types and both zeros.
+// fp32 values around every rounding decision of the 16-bit types: each upper half with lower halves
+// at, beside and between the ties. Among them are infinities, NaNs, subnormals of all three types
+// and both zeros.
 at::Tensor all_kinds_of_float() {
-  const std::uint32_t lower[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x17ff, 0x1fff, 0x2000, 0x2fff, 0x3000, 0x3001,
-                                 0x5000, 0x6fff, 0x7000, 0x7001, 0x7fff, 0x8000, 0x8001, 0xb000, 0xefff, 0xf000, 0xffff};
+  const std::uint32_t lower[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x17ff, 0x1fff, 0x2000,
+                                 0x2fff, 0x3000, 0x3001, 0x5000, 0x6fff, 0x7000, 0x7001, 0x7fff,
+                                 0x8000, 0x8001, 0xb000, 0xefff, 0xf000, 0xffff};
   std::vector<std::uint32_t> bits;
   for (std::uint32_t upper = 0; upper < 0x10000; ++upper) {
     for (const std::uint32_t low : lower) bits.push_back(upper << 16 | low);
@@ -33,7 +35,8 @@ at::Tensor all_16_bit_patterns(at::ScalarType type) {
   return at::arange(0, 0x10000, at::kInt).to(at::kShort).view(type).clone();
 }
 
-at::Tensor cast_with_weft(const at::Tensor& from, Dtype from_dtype, Dtype to_dtype, double scale = 1) {
+at::Tensor cast_with_weft(const at::Tensor& from, Dtype from_dtype, Dtype to_dtype,
+                          double scale = 1) {
   const at::Tensor to = at::empty(from.sizes(), scalar_type(to_dtype));
   const Slice source = slice_of(from);
   const Slice destination = slice_of(to);
@@ -51,16 +54,18 @@ TEST_P(SixteenBits, WidenAsInLibtorch) {
 
 TEST_P(SixteenBits, NarrowAsInLibtorch) {
   const at::Tensor values = all_kinds_of_float();
-  expect_same(cast_with_weft(values, Dtype::Float32, GetParam()), values.to(scalar_type(GetParam())));
+  expect_same(cast_with_weft(values, Dtype::Float32, GetParam()),
+              values.to(scalar_type(GetParam())));
 }
 
 TEST_P(SixteenBits, NarrowFromDoubleByWayOfFloatAsInLibtorch) {
   const at::Tensor values = all_kinds_of_float().to(at::kDouble) * (1 + 0x1p-40);
-  expect_same(cast_with_weft(values, Dtype::Float64, GetParam()), values.to(scalar_type(GetParam())));
+  expect_same(cast_with_weft(values, Dtype::Float64, GetParam()),
+              values.to(scalar_type(GetParam())));
 }
 
-// The processor's own conversions run over groups of eight; what is left over, and every machine without them, takes the
-// integer arithmetic. Both must agree.
+// The processor's own conversions run over groups of eight; what is left over, and every machine
+// without them, takes the integer arithmetic. Both must agree.
 TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
   const Dtype dtype = GetParam();
   const at::Tensor values = all_kinds_of_float();
@@ -68,7 +73,8 @@ TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
   const auto* value = static_cast<const float*>(values.const_data_ptr());
   const auto* bits = static_cast<const std::uint16_t*>(narrowed.const_data_ptr());
   for (std::int64_t i = 0; i < values.numel(); ++i) {
-    const std::uint16_t one = dtype == Dtype::Float16 ? narrow<Half>(value[i]).bits : narrow<BFloat16>(value[i]).bits;
+    const std::uint16_t one =
+        dtype == Dtype::Float16 ? narrow<Half>(value[i]).bits : narrow<BFloat16>(value[i]).bits;
     const float back = dtype == Dtype::Float16 ? widen(Half{one}) : widen(BFloat16{one});
     if (value[i] != value[i]) {
       ASSERT_TRUE(back != back) << "element " << i;
@@ -82,11 +88,13 @@ TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
     const auto pattern = static_cast<std::uint16_t>(i);
     const float one = dtype == Dtype::Float16 ? widen(Half{pattern}) : widen(BFloat16{pattern});
     const float other = widened.data_ptr<float>()[i];
-    ASSERT_TRUE(one != one ? other != other : std::bit_cast<int>(one) == std::bit_cast<int>(other)) << "pattern " << i;
+    ASSERT_TRUE(one != one ? other != other : std::bit_cast<int>(one) == std::bit_cast<int>(other))
+        << "pattern " << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, SixteenBits, testing::Values(Dtype::Float16, Dtype::BFloat16), case_name);
+INSTANTIATE_TEST_SUITE_P(Types, SixteenBits, testing::Values(Dtype::Float16, Dtype::BFloat16),
+                         case_name);
 
 TEST(Cast, ScalesInTheWiderTypeAndRoundsOnce) {
   const double scale = 1.0 / 3;
@@ -104,8 +112,10 @@ TEST(Cast, ScalesInTheWiderTypeAndRoundsOnce) {
 
 TEST(Cast, ComplexScalesBothParts) {
   const at::Tensor values = at::randn({37}, at::kComplexDouble);
-  expect_same(cast_with_weft(values, Dtype::ComplexFloat64, Dtype::ComplexFloat64, 0.25), values * 0.25);
-  expect_same(cast_with_weft(values, Dtype::ComplexFloat64, Dtype::ComplexFloat32), values.to(at::kComplexFloat));
+  expect_same(cast_with_weft(values, Dtype::ComplexFloat64, Dtype::ComplexFloat64, 0.25),
+              values * 0.25);
+  expect_same(cast_with_weft(values, Dtype::ComplexFloat64, Dtype::ComplexFloat32),
+              values.to(at::kComplexFloat));
 }
 
 TEST(Cast, OfEveryTypeToItselfKeepsTheBytes) {
@@ -133,8 +143,10 @@ TEST(Cast, RefusesWhatHasNoConversion) {
     }
     return "";
   };
-  EXPECT_THAT(refusal(Dtype::Int32, Dtype::Float32, 1), HasSubstr("cast: no conversion from int32 to float32"));
-  EXPECT_THAT(refusal(Dtype::Int32, Dtype::Int32, 0.5), HasSubstr("int32 to int32 with a scale of 0.5"));
+  EXPECT_THAT(refusal(Dtype::Int32, Dtype::Float32, 1),
+              HasSubstr("cast: no conversion from int32 to float32"));
+  EXPECT_THAT(refusal(Dtype::Int32, Dtype::Int32, 0.5),
+              HasSubstr("int32 to int32 with a scale of 0.5"));
   EXPECT_THAT(refusal(Dtype::ComplexFloat32, Dtype::Float32, 1), HasSubstr("complex64 to float32"));
   EXPECT_THAT(refusal(Dtype::Float8E4M3, Dtype::Float32, 1), HasSubstr("float8_e4m3fn"));
 }

@@ -8,21 +8,27 @@ namespace weft::kernels {
 namespace {
 
 constexpr Dtype kFloatTypes[] = {Dtype::Float16, Dtype::BFloat16, Dtype::Float32, Dtype::Float64};
-constexpr Dtype kAllTypes[] = {
-    Dtype::UInt8,      Dtype::Int8,       Dtype::Int16,          Dtype::Int32,          Dtype::Int64, Dtype::Float16,
-    Dtype::Float32,    Dtype::Float64,    Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::Bool,  Dtype::BFloat16,
-    Dtype::Float8E4M3, Dtype::Float8E5M2, Dtype::UInt16,         Dtype::UInt32,         Dtype::UInt64};
-constexpr ReduceOp kAllOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
-                                ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
+constexpr Dtype kAllTypes[] = {Dtype::UInt8,          Dtype::Int8,       Dtype::Int16,
+                               Dtype::Int32,          Dtype::Int64,      Dtype::Float16,
+                               Dtype::Float32,        Dtype::Float64,    Dtype::ComplexFloat32,
+                               Dtype::ComplexFloat64, Dtype::Bool,       Dtype::BFloat16,
+                               Dtype::Float8E4M3,     Dtype::Float8E5M2, Dtype::UInt16,
+                               Dtype::UInt32,         Dtype::UInt64};
+constexpr ReduceOp kAllOps[] = {ReduceOp::Sum,   ReduceOp::Avg,   ReduceOp::Product,
+                                ReduceOp::Min,   ReduceOp::Max,   ReduceOp::BitAnd,
+                                ReduceOp::BitOr, ReduceOp::BitXor};
 
-constexpr std::pair<Dtype, Dtype> kOptimizerTypes[] = {{Dtype::Float16, Dtype::Float16}, {Dtype::BFloat16, Dtype::BFloat16},
-                                                       {Dtype::Float32, Dtype::Float32}, {Dtype::Float64, Dtype::Float64},
-                                                       {Dtype::Float32, Dtype::Float16}, {Dtype::Float32, Dtype::BFloat16}};
+constexpr std::pair<Dtype, Dtype> kOptimizerTypes[] = {
+    {Dtype::Float16, Dtype::Float16}, {Dtype::BFloat16, Dtype::BFloat16},
+    {Dtype::Float32, Dtype::Float32}, {Dtype::Float64, Dtype::Float64},
+    {Dtype::Float32, Dtype::Float16}, {Dtype::Float32, Dtype::BFloat16}};
 
-// Around every border: nothing, one element, vectors, chunks, more chunks than one; and small ones between.
+// Around every border: nothing, one element, vectors, chunks, more chunks than one; and small ones
+// between.
 std::vector<std::size_t> sizes(std::size_t tensors) {
   std::vector<std::size_t> result = {0, 1, 3, 4, 8, 255, 1024, 4096, 4097, 16384, 20001};
-  for (std::size_t i = 0; result.size() < tensors; ++i) result.push_back(i % 7 == 0 ? 0 : 1 + i * 37 % 200);
+  for (std::size_t i = 0; result.size() < tensors; ++i)
+    result.push_back(i % 7 == 0 ? 0 : 1 + i * 37 % 200);
   result.resize(tensors);
   return result;
 }
@@ -33,8 +39,8 @@ std::size_t sum(const std::vector<std::size_t>& values) {
 
 }  // namespace
 
-void CudaKernelsClaims::check_pack(Dtype from, Dtype to, double scale, const std::vector<std::size_t>& elements,
-                                   std::size_t skew) {
+void CudaKernelsClaims::check_pack(Dtype from, Dtype to, double scale,
+                                   const std::vector<std::size_t>& elements, std::size_t skew) {
   const auto tensors = add(from, elements, skew);
   const Part flat = add(to, {sum(elements)}, 3 * skew)[0];
   const auto back = add(from, elements, 2 * skew);
@@ -43,7 +49,8 @@ void CudaKernelsClaims::check_pack(Dtype from, Dtype to, double scale, const std
   kernels_->pack(on_device(tensors), from, on_device(flat), to, scale, *stream_);
   unpack(on_host(flat), to, on_host(back), from, 1);
   kernels_->unpack(on_device(flat), to, on_device(back), from, 1, *stream_);
-  SCOPED_TRACE(std::string(name(from)) + " to " + std::string(name(to)) + ", " + std::to_string(skew) + " elements off");
+  SCOPED_TRACE(std::string(name(from)) + " to " + std::string(name(to)) + ", " +
+               std::to_string(skew) + " elements off");
   expect_equal();
 }
 
@@ -72,13 +79,15 @@ TEST_P(CudaKernelsClaims, CastFillsSlotsAndScaleWorksInPlace) {
   const Part values = add(Dtype::BFloat16, {5001})[0];
   upload();
   cast(on_host(from), Dtype::ComplexFloat64, on_host(to), Dtype::ComplexFloat32, 3);
-  kernels_->cast(on_device(from), Dtype::ComplexFloat64, on_device(to), Dtype::ComplexFloat32, 3, *stream_);
+  kernels_->cast(on_device(from), Dtype::ComplexFloat64, on_device(to), Dtype::ComplexFloat32, 3,
+                 *stream_);
   scale(on_host(values), Dtype::BFloat16, 0.3);
   kernels_->scale(on_device(values), Dtype::BFloat16, 0.3, *stream_);
   expect_equal();
 }
 
-void CudaKernelsClaims::check_reduce(ReduceOp op, Dtype dtype, std::size_t elements, std::size_t skew) {
+void CudaKernelsClaims::check_reduce(ReduceOp op, Dtype dtype, std::size_t elements,
+                                     std::size_t skew) {
   const Part a = add(dtype, {elements}, skew)[0];
   const Part b = add(dtype, {elements})[0];
   const Part out = add(dtype, {elements}, 2 * skew)[0];
@@ -87,7 +96,8 @@ void CudaKernelsClaims::check_reduce(ReduceOp op, Dtype dtype, std::size_t eleme
   kernels_->reduce(on_device(out), on_device(a), on_device(b), dtype, op, *stream_);
   reduce(on_host(a), on_host(b), dtype, op);
   kernels_->reduce(on_device(a), on_device(b), dtype, op, *stream_);
-  SCOPED_TRACE(std::string(name(op)) + " of " + std::to_string(elements) + " " + std::string(name(dtype)));
+  SCOPED_TRACE(std::string(name(op)) + " of " + std::to_string(elements) + " " +
+               std::string(name(dtype)));
   expect_equal();
 }
 
@@ -95,7 +105,8 @@ TEST_P(CudaKernelsClaims, ReduceGivesTheSameBits) {
   for (const ReduceOp op : kAllOps) {
     for (const Dtype dtype : kAllTypes) {
       if (!supports(op, dtype)) continue;
-      for (const std::size_t elements : {0, 1, 7, 4096, 9001}) check_reduce(op, dtype, elements, elements % 2);
+      for (const std::size_t elements : {0, 1, 7, 4096, 9001})
+        check_reduce(op, dtype, elements, elements % 2);
     }
   }
 }
@@ -106,9 +117,11 @@ TEST_P(CudaKernelsClaims, ANanWinsOnEitherSide) {
       const Part a = add(dtype, {1000})[0];
       const Part b = add(dtype, {1000})[0];
       const std::vector<double> nans(30, std::numeric_limits<double>::quiet_NaN());
-      const Slice from{const_cast<double*>(nans.data()), nans.size() * sizeof(double), Device::host()};
+      const Slice from{const_cast<double*>(nans.data()), nans.size() * sizeof(double),
+                       Device::host()};
       const Slice in_a = on_host(a).part(100 * size_of(dtype), nans.size() * size_of(dtype));
-      const Slice in_b = on_host(b).part(115 * size_of(dtype), nans.size() * size_of(dtype));  // some are in both
+      const Slice in_b =
+          on_host(b).part(115 * size_of(dtype), nans.size() * size_of(dtype));  // some are in both
       cast({&from, 1}, Dtype::Float64, {&in_a, 1}, dtype);
       cast({&from, 1}, Dtype::Float64, {&in_b, 1}, dtype);
       upload();
@@ -130,7 +143,8 @@ void CudaKernelsClaims::check_sgd(Dtype dtype, Dtype gradient_dtype, const SgdOp
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool first = i % 3 == 0;
     here.push_back({on_host(parameters[i]), on_host(gradients[i]), on_host(buffers[i]), first});
-    there.push_back({on_device(parameters[i]), on_device(gradients[i]), on_device(buffers[i]), first});
+    there.push_back(
+        {on_device(parameters[i]), on_device(gradients[i]), on_device(buffers[i]), first});
   }
   sgd_step(here, dtype, gradient_dtype, options);
   kernels_->sgd_step(there, dtype, gradient_dtype, options, *stream_);
@@ -142,17 +156,21 @@ TEST_P(CudaKernelsClaims, SgdGivesTheSameBits) {
   for (const auto& [dtype, gradient_dtype] : kOptimizerTypes) {
     check_sgd(dtype, gradient_dtype, {.lr = 0.1, .weight_decay = 0.01, .maximize = true});
     check_sgd(dtype, gradient_dtype, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1});
-    check_sgd(dtype, gradient_dtype, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
+    check_sgd(dtype, gradient_dtype,
+              {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
   }
 }
 
-void CudaKernelsClaims::check_adamw(Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options) {
+void CudaKernelsClaims::check_adamw(Dtype dtype, Dtype gradient_dtype,
+                                    const AdamWOptions& options) {
   const auto parameters = add(dtype, sizes(40));
   const auto gradients = add(gradient_dtype, sizes(40));
   const auto exp_avg = add(dtype, sizes(40), 1);
   // Squares of Float16 values below 1; any bits but those of negative numbers would do.
-  const auto exp_avg_sq = add(Dtype::Bool, std::vector<std::size_t>(1, sum(sizes(40)) * size_of(dtype)))[0];
-  const auto max_exp_avg_sq = add(Dtype::Bool, std::vector<std::size_t>(1, sum(sizes(40)) * size_of(dtype)))[0];
+  const auto exp_avg_sq =
+      add(Dtype::Bool, std::vector<std::size_t>(1, sum(sizes(40)) * size_of(dtype)))[0];
+  const auto max_exp_avg_sq =
+      add(Dtype::Bool, std::vector<std::size_t>(1, sum(sizes(40)) * size_of(dtype)))[0];
   upload();
   std::vector<AdamWTensor> here;
   std::vector<AdamWTensor> there;
@@ -162,10 +180,10 @@ void CudaKernelsClaims::check_adamw(Dtype dtype, Dtype gradient_dtype, const Ada
     const Part largest{max_exp_avg_sq.offset + offset, parameters[i].bytes};
     offset += parameters[i].bytes;
     const auto step = static_cast<std::int64_t>(1 + i % 3 * 5);
-    here.push_back(
-        {on_host(parameters[i]), on_host(gradients[i]), on_host(exp_avg[i]), on_host(second), on_host(largest), step});
-    there.push_back({on_device(parameters[i]), on_device(gradients[i]), on_device(exp_avg[i]), on_device(second),
-                     on_device(largest), step});
+    here.push_back({on_host(parameters[i]), on_host(gradients[i]), on_host(exp_avg[i]),
+                    on_host(second), on_host(largest), step});
+    there.push_back({on_device(parameters[i]), on_device(gradients[i]), on_device(exp_avg[i]),
+                     on_device(second), on_device(largest), step});
   }
   adamw_step(here, dtype, gradient_dtype, options);
   kernels_->adamw_step(there, dtype, gradient_dtype, options, *stream_);
@@ -176,8 +194,10 @@ void CudaKernelsClaims::check_adamw(Dtype dtype, Dtype gradient_dtype, const Ada
 TEST_P(CudaKernelsClaims, AdamWGivesTheSameBits) {
   for (const auto& [dtype, gradient_dtype] : kOptimizerTypes) {
     check_adamw(dtype, gradient_dtype, {.lr = 0.01});
-    check_adamw(dtype, gradient_dtype, {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true, .maximize = true});
-    check_adamw(dtype, gradient_dtype, {.lr = 0.01, .weight_decay = 0.1, .decoupled_weight_decay = false});
+    check_adamw(dtype, gradient_dtype,
+                {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true, .maximize = true});
+    check_adamw(dtype, gradient_dtype,
+                {.lr = 0.01, .weight_decay = 0.1, .decoupled_weight_decay = false});
   }
 }
 

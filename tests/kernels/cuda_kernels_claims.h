@@ -1,5 +1,6 @@
-// The claim that CudaKernels makes: the bits of the CPU implementation. For the fake driver, where the kernels' own code
-// runs on the host (cuda_kernels_claims_fake.cc), and for the machine's GPU (cuda_kernels_claims_gpu.cc) alike.
+// The claim that CudaKernels makes: the bits of the CPU implementation. For the fake driver, where
+// the kernels' own code runs on the host (cuda_kernels_claims_fake.cc), and for the machine's GPU
+// (cuda_kernels_claims_gpu.cc) alike.
 #pragma once
 
 #include <algorithm>
@@ -27,16 +28,18 @@ inline Bytes random_values(Dtype dtype, std::size_t elements) {
   static std::mt19937 random(3);
   const bool is_complex = dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
   const bool is_double = dtype == Dtype::Float64 || dtype == Dtype::ComplexFloat64;
-  const bool is_float =
-      is_complex || is_double || dtype == Dtype::Float32 || dtype == Dtype::Float16 || dtype == Dtype::BFloat16;
+  const bool is_float = is_complex || is_double || dtype == Dtype::Float32 ||
+                        dtype == Dtype::Float16 || dtype == Dtype::BFloat16;
   Bytes bytes(elements * size_of(dtype));
   if (!is_float) {
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(dtype == Dtype::Bool ? random() % 2 : random());
+    for (std::byte& byte : bytes)
+      byte = static_cast<std::byte>(dtype == Dtype::Bool ? random() % 2 : random());
     return bytes;
   }
   const std::size_t parts = elements * (is_complex ? 2 : 1);
   std::vector<double> values(parts);
-  for (double& value : values) value = std::normal_distribution<double>()(random) * (random() % 50 == 0 ? 1e-6 : 1);
+  for (double& value : values)
+    value = std::normal_distribution<double>()(random) * (random() % 50 == 0 ? 1e-6 : 1);
   const Slice from{values.data(), parts * sizeof(double), Device::host()};
   const Slice to{bytes.data(), bytes.size(), Device::host()};
   const Dtype part = is_double ? Dtype::Float64 : is_complex ? Dtype::Float32 : dtype;
@@ -50,8 +53,9 @@ struct Part {
   std::size_t bytes = 0;
 };
 
-// One piece of host memory and a piece of the device with the same contents. An operation is run on both, over the same
-// parts of them, and they must be equal afterwards: what it should write and what it must leave alone.
+// One piece of host memory and a piece of the device with the same contents. An operation is run on
+// both, over the same parts of them, and they must be equal afterwards: what it should write and
+// what it must leave alone.
 class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
  protected:
   void SetUp() override {
@@ -72,8 +76,10 @@ class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
     EXPECT_TRUE(device_->retirement().reclaim_all(Deadline::in(std::chrono::seconds(60))));
   }
 
-  // Adds arrays of random values of so many elements, each `skew` elements off a multiple of 64 bytes, with a gap between.
-  std::vector<Part> add(Dtype dtype, const std::vector<std::size_t>& elements, std::size_t skew = 0) {
+  // Adds arrays of random values of so many elements, each `skew` elements off a multiple of 64
+  // bytes, with a gap between.
+  std::vector<Part> add(Dtype dtype, const std::vector<std::size_t>& elements,
+                        std::size_t skew = 0) {
     std::vector<Part> parts;
     for (const std::size_t count : elements) {
       const std::size_t offset = (host_.size() + 64) / 64 * 64 + skew * size_of(dtype);
@@ -100,7 +106,8 @@ class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
     synchronize();
     const auto* actual = static_cast<const std::byte*>(pinned.slice().data);
     const auto difference = std::mismatch(host_.begin(), host_.end(), actual);
-    ASSERT_EQ(difference.first, host_.end()) << "byte " << difference.first - host_.begin() << " of " << host_.size();
+    ASSERT_EQ(difference.first, host_.end())
+        << "byte " << difference.first - host_.begin() << " of " << host_.size();
     host_.clear();
   }
 
@@ -117,12 +124,15 @@ class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
     return slices;
   }
 
-  void check_pack(Dtype from, Dtype to, double scale, const std::vector<std::size_t>& elements, std::size_t skew);
+  void check_pack(Dtype from, Dtype to, double scale, const std::vector<std::size_t>& elements,
+                  std::size_t skew);
   void check_reduce(ReduceOp op, Dtype dtype, std::size_t elements, std::size_t skew);
   void check_sgd(Dtype dtype, Dtype gradient_dtype, const SgdOptions& options);
   void check_adamw(Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options);
 
-  void synchronize() { ASSERT_TRUE(cuda::record(*stream_).synchronize(Deadline::in(std::chrono::seconds(60)))); }
+  void synchronize() {
+    ASSERT_TRUE(cuda::record(*stream_).synchronize(Deadline::in(std::chrono::seconds(60))));
+  }
 
   std::shared_ptr<cuda::Device> device_;
   std::unique_ptr<cuda::PinnedPool> staging_;

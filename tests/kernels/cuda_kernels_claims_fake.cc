@@ -12,7 +12,8 @@ Result<std::shared_ptr<const cuda::Driver>> open_fake() {
   return std::shared_ptr<const cuda::Driver>(std::move(fake), table);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fake, CudaKernelsClaims, testing::Values(cuda::DriverSource{"threads", &open_fake}));
+INSTANTIATE_TEST_SUITE_P(Fake, CudaKernelsClaims,
+                         testing::Values(cuda::DriverSource{"threads", &open_fake}));
 
 }  // namespace
 }  // namespace weft::kernels

@@ -5,7 +5,8 @@ namespace {
 
 Result<std::shared_ptr<const cuda::Driver>> open_real() { return cuda::Driver::open(); }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, CudaKernelsClaims, testing::Values(cuda::DriverSource{"libcuda", &open_real}));
+INSTANTIATE_TEST_SUITE_P(Gpu, CudaKernelsClaims,
+                         testing::Values(cuda::DriverSource{"libcuda", &open_real}));
 
 }  // namespace
 }  // namespace weft::kernels

@@ -1,5 +1,5 @@
-// What CudaKernels enqueues: how many launches, of which kernels and grids, and that the host never waits. Over the fake
-// driver, whose streams this test steps.
+// What CudaKernels enqueues: how many launches, of which kernels and grids, and that the host never
+// waits. Over the fake driver, whose streams this test steps.
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
@@ -39,7 +39,8 @@ class CudaLaunch : public cuda::FakeCuda {
   // So many tensors of so many floats in the device's memory.
   std::vector<Slice> tensors(std::size_t count, std::size_t floats) const {
     std::vector<Slice> slices;
-    for (std::size_t i = 0; i < count; ++i) slices.push_back(memory_.slice().part(i * floats * 4, floats * 4));
+    for (std::size_t i = 0; i < count; ++i)
+      slices.push_back(memory_.slice().part(i * floats * 4, floats * 4));
     return slices;
   }
 
@@ -75,9 +76,9 @@ TEST_F(CudaLaunch, AsManyAsTheParameterNeeds) {
   kernels_->pack(tensors(fit, 1), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
   EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float32_float16_many"));
   kernels_->pack(tensors(2 * fit + 1, 1), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
-  EXPECT_THAT(enqueued(),
-              ElementsAre("cuLaunchKernel weft_cast_float32_float16_many", "cuLaunchKernel weft_cast_float32_float16_many",
-                          "cuLaunchKernel weft_cast_float32_float16"));
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float32_float16_many",
+                                      "cuLaunchKernel weft_cast_float32_float16_many",
+                                      "cuLaunchKernel weft_cast_float32_float16"));
 }
 
 TEST_F(CudaLaunch, NoneForNothing) {
@@ -99,8 +100,8 @@ TEST_F(CudaLaunch, OptimizersGroupTensorsByTheirState) {
     adamw.push_back({slices[0], slices[1], slices[2], slices[3], {}, 1 + i % 3});
   }
   kernels_->sgd_step(sgd, Dtype::Float32, Dtype::Float32, {.momentum = 0.9}, *stream_);
-  EXPECT_THAT(enqueued(),
-              ElementsAre("cuLaunchKernel weft_sgd_momentum_float32", "cuLaunchKernel weft_sgd_momentum_float32"));
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_sgd_momentum_float32",
+                                      "cuLaunchKernel weft_sgd_momentum_float32"));
   kernels_->sgd_step(sgd, Dtype::Float32, Dtype::Float32, {}, *stream_);
   EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_sgd_float32"));
   kernels_->adamw_step(adamw, Dtype::Float32, Dtype::Float32, {}, *stream_);
@@ -134,9 +135,13 @@ TEST_F(CudaLaunch, RefusesBeforeAnythingIsEnqueued) {
     EXPECT_EQ(error.blame(), Blame::Caller);
     return error.text();
   };
-  EXPECT_THAT(refusal([&] { kernels_->reduce(slices[0], on_host, Dtype::Float32, ReduceOp::Sum, *stream_); }),
+  EXPECT_THAT(refusal([&] {
+                kernels_->reduce(slices[0], on_host, Dtype::Float32, ReduceOp::Sum, *stream_);
+              }),
               HasSubstr("the second operand lies on cpu; this call takes memory of cuda:0"));
-  EXPECT_THAT(refusal([&] { kernels_->reduce(slices[0], slices[1], Dtype::Float32, ReduceOp::BitOr, *stream_); }),
+  EXPECT_THAT(refusal([&] {
+                kernels_->reduce(slices[0], slices[1], Dtype::Float32, ReduceOp::BitOr, *stream_);
+              }),
               HasSubstr("reduce: BitOr is not defined for float32"));
   EXPECT_THAT(refusal([&] { kernels_->scale(slices[0], Dtype::Float32, 2, elsewhere); }),
               HasSubstr("these kernels are loaded on cuda:0, the stream is of cuda:1"));
@@ -152,7 +157,8 @@ TEST_F(CudaLaunchInATimeline, IsOneSpanForACallWithAnArrowFromWhatBroughtItAbout
   const CudaKernels kernels(device);
   const cuda::Stream stream(*device);
   const cuda::DeviceMemory memory(stream, 64 << 10);
-  const Slice flat = memory.slice().part(0, 32 << 10), other = memory.slice().part(32 << 10, 32 << 10);
+  const Slice flat = memory.slice().part(0, 32 << 10),
+              other = memory.slice().part(32 << 10, 32 << 10);
   std::vector<Slice> many(2 * ManyLaunch<Cast<float, Half>>::kSegments + 1, other.part(0, 4));
   const AdamWTensor tensor{flat, flat, other, other, {}};
   harness::DeviceTimeline timeline;
@@ -163,9 +169,10 @@ TEST_F(CudaLaunchInATimeline, IsOneSpanForACallWithAnArrowFromWhatBroughtItAbout
   kernels.cast({&flat, 1}, Dtype::Float32, {&other, 1}, Dtype::Float32, 1, stream);
   kernels.adamw_step({&tensor, 1}, Dtype::Float32, Dtype::Float32, {}, stream);
   ASSERT_TRUE(cuda::record(stream).synchronize(Deadline::in(std::chrono::seconds(60))));
-  EXPECT_THAT(timeline.names(3), ElementsAre("pack: " + std::to_string(many.size() * 2) + " bytes", "cast: 32768 bytes",
-                                             "adamw_step: 32768 bytes"));
-  EXPECT_THAT(timeline.arrows(), ElementsAre("adamw_step -> adamw_step", "cast -> cast", "gradient > pack -> pack"));
+  EXPECT_THAT(timeline.names(3), ElementsAre("pack: " + std::to_string(many.size() * 2) + " bytes",
+                                             "cast: 32768 bytes", "adamw_step: 32768 bytes"));
+  EXPECT_THAT(timeline.arrows(),
+              ElementsAre("adamw_step -> adamw_step", "cast -> cast", "gradient > pack -> pack"));
 }
 #endif
 

@@ -17,7 +17,8 @@ void define_kernel(harness::FakeDriver& fake, const char* name) {
     }
     const auto& launch = *static_cast<const LaunchType*>(grid.parameters[0]);
     for (unsigned block = 0; block < grid.grid.x; ++block) {
-      for (unsigned thread = 0; thread < kThreads; ++thread) run_block(launch, block, grid.grid.x, thread);
+      for (unsigned thread = 0; thread < kThreads; ++thread)
+        run_block(launch, block, grid.grid.x, thread);
     }
   });
 }

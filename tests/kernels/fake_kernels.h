@@ -1,5 +1,5 @@
-// Weft's own kernels for the fake driver: each runs the code of its .cu on the host, every block and thread of the grid,
-// over the parameter that was launched.
+// Weft's own kernels for the fake driver: each runs the code of its .cu on the host, every block
+// and thread of the grid, over the parameter that was launched.
 #pragma once
 
 #include <weft/tests/harness/fake_driver.h>

@@ -19,19 +19,23 @@ namespace {
 
 constexpr int kSteps = 25;
 
-// What every test runs on: parameters of odd sizes, a copy of them for libtorch, and gradients. Of a 16-bit type,
-// libtorch's copies are fp32: it rounds after every operation there, while Weft and libtorch's own fused kernels compute in
-// fp32; so the expected result is fp32's, rounded when stored.
+// What every test runs on: parameters of odd sizes, a copy of them for libtorch, and gradients. Of
+// a 16-bit type, libtorch's copies are fp32: it rounds after every operation there, while Weft and
+// libtorch's own fused kernels compute in fp32; so the expected result is fp32's, rounded when
+// stored.
 struct Model {
-  Model(Dtype of_parameters, Dtype of_gradients) : dtype(of_parameters), gradient_dtype(of_gradients) {
+  Model(Dtype of_parameters, Dtype of_gradients)
+      : dtype(of_parameters), gradient_dtype(of_gradients) {
     is_16_bit = size_of(dtype) == 2;
     for (const std::int64_t elements : {1, 3, 64, 1000, 0, 257}) {
       parameters.push_back(at::randn({elements}, at::kDouble).to(scalar_type(dtype)));
-      references.push_back(parameters.back().to(is_16_bit ? at::kFloat : scalar_type(dtype), false, true));
+      references.push_back(
+          parameters.back().to(is_16_bit ? at::kFloat : scalar_type(dtype), false, true));
     }
   }
 
-  // New gradients, the same for both sides; those of parameters for which `skip` is true are left out.
+  // New gradients, the same for both sides; those of parameters for which `skip` is true are left
+  // out.
   void draw_gradients(bool maximize, const std::vector<bool>& skip) {
     gradients.assign(parameters.size(), {});
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -49,11 +53,13 @@ struct Model {
     if (is_16_bit && tensor.defined()) tensor.copy_(tensor.to(scalar_type(dtype)));
   }
 
-  // Within the difference that fused multiply-adds make over so many steps; for 16-bit types, that they make where a value
-  // lies at a rounding tie.
+  // Within the difference that fused multiply-adds make over so many steps; for 16-bit types, that
+  // they make where a value lies at a rounding tie.
   void expect_equal() const {
     const double tolerance = dtype == Dtype::Float64 ? 1e-13 : dtype == Dtype::Float32 ? 2e-6 : 0;
-    const double last_place = dtype == Dtype::Float16 ? 0x1p-10 : dtype == Dtype::BFloat16 ? 0x1p-7 : tolerance;
+    const double last_place = dtype == Dtype::Float16    ? 0x1p-10
+                              : dtype == Dtype::BFloat16 ? 0x1p-7
+                                                         : tolerance;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor actual = parameters[i].to(at::kDouble);
       const at::Tensor expected = references[i].to(at::kDouble);
@@ -82,7 +88,8 @@ void run_sgd(Dtype dtype, Dtype gradient_dtype, const SgdOptions& options, bool 
                                                     .nesterov(options.nesterov));
   std::vector<at::Tensor> buffers;
   for (const at::Tensor& parameter : model.parameters) {
-    buffers.push_back(at::zeros_like(parameter).fill_(std::numeric_limits<double>::quiet_NaN()));  // never read in step 1
+    buffers.push_back(at::zeros_like(parameter).fill_(
+        std::numeric_limits<double>::quiet_NaN()));  // never read in step 1
   }
   std::vector<bool> stepped(buffers.size(), false);
   for (int step = 0; step < kSteps; ++step) {
@@ -135,12 +142,14 @@ TEST(SgdStep, Takes16BitParametersAndGradients) {
 }
 
 TEST(SgdStep, StateOfSkippedParametersRests) {
-  run_sgd(Dtype::Float64, Dtype::Float64, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.01}, true);
+  run_sgd(Dtype::Float64, Dtype::Float64,
+          {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.01}, true);
 }
 
 // libtorch's optimizer for the options: Adam where the decay is L2, AdamW where it is decoupled.
 template <class Optimizer, class Options>
-std::unique_ptr<torch::optim::Optimizer> make_adam(const std::vector<at::Tensor>& parameters, const AdamWOptions& options) {
+std::unique_ptr<torch::optim::Optimizer> make_adam(const std::vector<at::Tensor>& parameters,
+                                                   const AdamWOptions& options) {
   return std::make_unique<Optimizer>(parameters, Options(options.lr)
                                                      .betas({options.beta1, options.beta2})
                                                      .eps(options.eps)
@@ -151,28 +160,33 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(const std::vector<at::Tensor>
 template <class State>
 void round_state(const Model& model, torch::optim::OptimizerParamState& state) {
   auto& adam = static_cast<State&>(state);
-  for (const at::Tensor& tensor : {adam.exp_avg(), adam.exp_avg_sq(), adam.max_exp_avg_sq()}) model.round(tensor);
+  for (const at::Tensor& tensor : {adam.exp_avg(), adam.exp_avg_sq(), adam.max_exp_avg_sq()})
+    model.round(tensor);
 }
 
-void run_adamw(Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options, bool skipping = false) {
+void run_adamw(Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options,
+               bool skipping = false) {
   Model model(dtype, gradient_dtype);
-  const auto reference = options.decoupled_weight_decay
-                             ? make_adam<torch::optim::AdamW, torch::optim::AdamWOptions>(model.references, options)
-                             : make_adam<torch::optim::Adam, torch::optim::AdamOptions>(model.references, options);
+  const auto reference =
+      options.decoupled_weight_decay
+          ? make_adam<torch::optim::AdamW, torch::optim::AdamWOptions>(model.references, options)
+          : make_adam<torch::optim::Adam, torch::optim::AdamOptions>(model.references, options);
   struct State {
     at::Tensor exp_avg, exp_avg_sq, max_exp_avg_sq;
     std::int64_t step = 0;
   };
   std::vector<State> states;
-  for (const at::Tensor& p : model.parameters) states.push_back({at::zeros_like(p), at::zeros_like(p), at::zeros_like(p)});
+  for (const at::Tensor& p : model.parameters)
+    states.push_back({at::zeros_like(p), at::zeros_like(p), at::zeros_like(p)});
   for (int step = 0; step < kSteps; ++step) {
     model.draw_gradients(options.maximize, skips(step, states.size(), skipping));
     std::vector<AdamWTensor> tensors;
     for (std::size_t i = 0; i < states.size(); ++i) {
       if (!model.gradients[i].defined()) continue;
       const Slice largest = options.amsgrad ? slice_of(states[i].max_exp_avg_sq) : Slice();
-      tensors.push_back({slice_of(model.parameters[i]), slice_of(model.gradients[i]), slice_of(states[i].exp_avg),
-                         slice_of(states[i].exp_avg_sq), largest, ++states[i].step});
+      tensors.push_back({slice_of(model.parameters[i]), slice_of(model.gradients[i]),
+                         slice_of(states[i].exp_avg), slice_of(states[i].exp_avg_sq), largest,
+                         ++states[i].step});
     }
     adamw_step(tensors, dtype, gradient_dtype, options);
     reference->step();
@@ -180,8 +194,9 @@ void run_adamw(Dtype dtype, Dtype gradient_dtype, const AdamWOptions& options, b
       model.round(parameter);
       const auto state = reference->state().find(parameter.unsafeGetTensorImpl());
       if (state == reference->state().end()) continue;
-      options.decoupled_weight_decay ? round_state<torch::optim::AdamWParamState>(model, *state->second)
-                                     : round_state<torch::optim::AdamParamState>(model, *state->second);
+      options.decoupled_weight_decay
+          ? round_state<torch::optim::AdamWParamState>(model, *state->second)
+          : round_state<torch::optim::AdamParamState>(model, *state->second);
     }
   }
   model.expect_equal();
@@ -195,7 +210,11 @@ TEST(AdamWStep, EqualsLibtorchForEveryOption) {
       {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true},
       {.lr = 0.01, .weight_decay = 0.1, .maximize = true},
       {.lr = 0.01, .weight_decay = 0.1, .decoupled_weight_decay = false},
-      {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true, .maximize = true, .decoupled_weight_decay = false},
+      {.lr = 0.01,
+       .weight_decay = 0.1,
+       .amsgrad = true,
+       .maximize = true,
+       .decoupled_weight_decay = false},
   };
   for (std::size_t i = 0; i < std::size(cases); ++i) {
     SCOPED_TRACE("case " + std::to_string(i));
@@ -213,7 +232,9 @@ TEST(AdamWStep, Takes16BitParametersAndGradients) {
   run_adamw(Dtype::Float32, Dtype::BFloat16, {.lr = 0.01});
 }
 
-TEST(AdamWStep, ParametersMayBeAtDifferentSteps) { run_adamw(Dtype::Float64, Dtype::Float64, {.lr = 0.01}, true); }
+TEST(AdamWStep, ParametersMayBeAtDifferentSteps) {
+  run_adamw(Dtype::Float64, Dtype::Float64, {.lr = 0.01}, true);
+}
 
 TEST(OptimizerStep, TakesThousandsOfTensors) {
   const at::Tensor parameters = at::randn({5000}, at::kFloat);
@@ -248,15 +269,17 @@ TEST_F(OptimizerRefuses, WhatTorchRefuses) {
     return refusal([&] { sgd_step({}, Dtype::Float32, Dtype::Float32, options); });
   };
   EXPECT_THAT(with({.nesterov = true}), testing::HasSubstr("Nesterov"));
-  EXPECT_THAT(with({.momentum = 0.9, .dampening = 0.1, .nesterov = true}), testing::HasSubstr("Nesterov"));
+  EXPECT_THAT(with({.momentum = 0.9, .dampening = 0.1, .nesterov = true}),
+              testing::HasSubstr("Nesterov"));
 }
 
 TEST_F(OptimizerRefuses, MissingOrUnequalState) {
   const SgdTensor no_buffer = {slice_, slice_, {}};
-  EXPECT_THAT(refusal([&] {
-                sgd_step({&no_buffer, 1}, Dtype::Float32, Dtype::Float32, {.momentum = 0.9});
-              }),
-              testing::HasSubstr("sgd_step: momentum buffer 0 has 0 elements of float32; 4 are needed"));
+  EXPECT_THAT(
+      refusal([&] {
+        sgd_step({&no_buffer, 1}, Dtype::Float32, Dtype::Float32, {.momentum = 0.9});
+      }),
+      testing::HasSubstr("sgd_step: momentum buffer 0 has 0 elements of float32; 4 are needed"));
   const AdamWTensor short_state = {slice_, slice_, slice_, slice_.part(0, 8), {}};
   EXPECT_THAT(refusal([&] {
                 adamw_step({&short_state, 1}, Dtype::Float32, Dtype::Float32, {});
@@ -272,7 +295,8 @@ TEST_F(OptimizerRefuses, MissingOrUnequalState) {
 TEST_F(OptimizerRefuses, OtherTypes) {
   EXPECT_THAT(refusal([&] { sgd_step({}, Dtype::Float16, Dtype::Float32, {}); }),
               testing::HasSubstr("parameters of float16 with gradients of float32"));
-  EXPECT_THAT(refusal([&] { adamw_step({}, Dtype::Int32, Dtype::Int32, {}); }), testing::HasSubstr("int32"));
+  EXPECT_THAT(refusal([&] { adamw_step({}, Dtype::Int32, Dtype::Int32, {}); }),
+              testing::HasSubstr("int32"));
 }
 
 }  // namespace

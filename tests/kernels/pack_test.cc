@@ -34,7 +34,8 @@ TEST_P(Pack, EqualsConcatenatingScalingAndCasting) {
   for (const Dtype to : kFloatTypes) {
     const double scale = from == to ? 1 : 0.1;
     const bool in_double = from == Dtype::Float64 || to == Dtype::Float64;
-    const at::Tensor expected = (whole.to(in_double ? at::kDouble : at::kFloat) * scale).to(scalar_type(to));
+    const at::Tensor expected =
+        (whole.to(in_double ? at::kDouble : at::kFloat) * scale).to(scalar_type(to));
     const at::Tensor flat = at::zeros(whole.sizes(), scalar_type(to));
     pack(slices_of(tensors), from, slice_of(flat), to, scale);
     SCOPED_TRACE("to " + std::string(name(to)));
@@ -49,10 +50,12 @@ TEST_P(Pack, UnpackBringsItBack) {
     const at::Tensor flat = at::zeros(at::cat(tensors).sizes(), scalar_type(to));
     pack(slices_of(tensors), from, slice_of(flat), to, 4);
     std::vector<at::Tensor> back;
-    for (const at::Tensor& tensor : tensors) back.push_back(at::zeros(tensor.sizes(), tensor.scalar_type()));
+    for (const at::Tensor& tensor : tensors)
+      back.push_back(at::zeros(tensor.sizes(), tensor.scalar_type()));
     unpack(slice_of(flat), to, slices_of(back), from, 0.25);
     // Rounded to the flat buffer's type and back; the powers of two lose nothing.
-    const at::Tensor expected = (at::cat(tensors).to(at::kDouble) * 4).to(scalar_type(to)).to(at::kDouble) * 0.25;
+    const at::Tensor expected =
+        (at::cat(tensors).to(at::kDouble) * 4).to(scalar_type(to)).to(at::kDouble) * 0.25;
     SCOPED_TRACE("by way of " + std::string(name(to)));
     expect_same(at::cat(back), expected.to(scalar_type(from)));
   }
@@ -66,7 +69,8 @@ TEST(PackBuffer, MayStartAndEndAnywhereAndKeepsTheRest) {
   for (const std::size_t skipped : {1, 2, 3, 5, 7}) {
     const at::Tensor flat = at::zeros({whole.numel() + 16}, at::kHalf).fill_(-1);
     const std::size_t bytes = skipped * sizeof(std::uint16_t);
-    pack(slices_of(tensors), Dtype::Float32, slice_of(flat).part(bytes, flat.nbytes() - bytes), Dtype::Float16, 2);
+    pack(slices_of(tensors), Dtype::Float32, slice_of(flat).part(bytes, flat.nbytes() - bytes),
+         Dtype::Float16, 2);
     const auto first = static_cast<std::int64_t>(skipped);
     expect_same(flat.slice(0, first, first + whole.numel()), (whole * 2).to(at::kHalf));
     expect_same(flat.slice(0, 0, first), at::zeros({first}, at::kHalf).fill_(-1));
@@ -130,7 +134,8 @@ TEST_F(PackRefuses, MemoryOfAnotherDevice) {
 }
 
 TEST_F(PackRefuses, MissingMemory) {
-  EXPECT_THAT(refusal({Slice{nullptr, 8, Device::host()}}, slice_of(flat_)), HasSubstr("has no address"));
+  EXPECT_THAT(refusal({Slice{nullptr, 8, Device::host()}}, slice_of(flat_)),
+              HasSubstr("has no address"));
 }
 
 TEST_F(PackRefuses, UnequalPairs) {

@@ -17,8 +17,9 @@
 namespace weft::kernels {
 namespace {
 
-constexpr ReduceOp kAllOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
-                                ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
+constexpr ReduceOp kAllOps[] = {ReduceOp::Sum,   ReduceOp::Avg,   ReduceOp::Product,
+                                ReduceOp::Min,   ReduceOp::Max,   ReduceOp::BitAnd,
+                                ReduceOp::BitOr, ReduceOp::BitXor};
 
 // Random bytes for integers (so that sums and products wrap around), random values for the others.
 at::Tensor random_values(Dtype dtype, std::int64_t elements) {
@@ -26,11 +27,13 @@ at::Tensor random_values(Dtype dtype, std::int64_t elements) {
   if (dtype == Dtype::Bool) return at::randint(0, 2, {elements}, at::kByte).to(at::kBool);
   if (at::isComplexType(type)) return at::randn({elements}, at::kComplexDouble).to(type);
   if (at::isFloatingType(type)) return at::randn({elements}, at::kDouble).to(type);
-  return at::randint(0, 256, {elements * static_cast<std::int64_t>(size_of(dtype))}, at::kByte).view(type);
+  return at::randint(0, 256, {elements * static_cast<std::int64_t>(size_of(dtype))}, at::kByte)
+      .view(type);
 }
 
-// libtorch lacks arithmetic on uint16 to uint64, but defines it through that of the signed types: the bits of sums and
-// products are the same, and flipping the highest bit maps the unsigned order to the signed one.
+// libtorch lacks arithmetic on uint16 to uint64, but defines it through that of the signed types:
+// the bits of sums and products are the same, and flipping the highest bit maps the unsigned order
+// to the signed one.
 at::ScalarType signed_type(at::ScalarType type) {
   if (type == at::kUInt16) return at::kShort;
   if (type == at::kUInt32) return at::kInt;
@@ -41,7 +44,8 @@ at::Tensor libtorch_result(const at::Tensor& a, const at::Tensor& b, ReduceOp op
   const at::ScalarType type = a.scalar_type();
   if (signed_type(type) != type) {
     const bool ordered = op == ReduceOp::Min || op == ReduceOp::Max;
-    const std::int64_t highest = ordered ? std::numeric_limits<std::int64_t>::min() >> (64 - 8 * a.element_size()) : 0;
+    const std::int64_t highest =
+        ordered ? std::numeric_limits<std::int64_t>::min() >> (64 - 8 * a.element_size()) : 0;
     const at::Tensor flipped_a = at::bitwise_xor(a.view(signed_type(type)), highest);
     const at::Tensor flipped_b = at::bitwise_xor(b.view(signed_type(type)), highest);
     return at::bitwise_xor(libtorch_result(flipped_a, flipped_b, op), highest).view(type);
@@ -74,7 +78,8 @@ void Reduce::check(ReduceOp op, Dtype dtype, std::int64_t elements) {
   }
   reduce(slice_of(out), slice_of(a), slice_of(b), dtype, op);
   const at::Tensor expected = libtorch_result(a, b, op);
-  if (op == ReduceOp::Product && out.is_complex()) {  // libtorch fuses multiplications and additions here
+  if (op == ReduceOp::Product &&
+      out.is_complex()) {  // libtorch fuses multiplications and additions here
     EXPECT_TRUE(out.allclose(expected, 1e-5, 1e-6));
   } else {
     expect_same(out, expected);
@@ -87,7 +92,8 @@ void Reduce::check(ReduceOp op, Dtype dtype, std::int64_t elements) {
 TEST_P(Reduce, EqualsLibtorchOrIsRefused) {
   for (const Dtype dtype : kAllTypes) {
     SCOPED_TRACE(name(dtype));
-    for (const std::int64_t elements : {0, 1, 7, 8, 64, 1000, 4099}) check(GetParam(), dtype, elements);
+    for (const std::int64_t elements : {0, 1, 7, 8, 64, 1000, 4099})
+      check(GetParam(), dtype, elements);
   }
 }
 
@@ -131,8 +137,8 @@ TEST(ReduceUnaligned, WorksAtEveryElement) {
   for (std::int64_t skipped = 0; skipped < 8; ++skipped) {
     const at::Tensor out = at::zeros({100}, at::kFloat);
     const auto bytes = static_cast<std::size_t>(skipped) * sizeof(float);
-    reduce(slice_of(out).part(4, 91 * 4), slice_of(a).part(bytes, 91 * 4), slice_of(b).part(8, 91 * 4), Dtype::Float32,
-           ReduceOp::Sum);
+    reduce(slice_of(out).part(4, 91 * 4), slice_of(a).part(bytes, 91 * 4),
+           slice_of(b).part(8, 91 * 4), Dtype::Float32, ReduceOp::Sum);
     expect_same(out.slice(0, 1, 92), a.slice(0, skipped, skipped + 91) + b.slice(0, 2, 93));
     EXPECT_EQ(out[0].item<float>(), 0);
     EXPECT_EQ(out[92].item<float>(), 0);
@@ -146,7 +152,9 @@ TEST(ReduceRefuses, OperandsOfAnotherSize) {
     reduce(slice_of(a), slice_of(b), Dtype::Float32, ReduceOp::Sum);
     FAIL() << "not refused";
   } catch (const Error& error) {
-    EXPECT_THAT(error.text(), testing::HasSubstr("reduce: the second operand has 5 elements of float32; 4 are needed"));
+    EXPECT_THAT(
+        error.text(),
+        testing::HasSubstr("reduce: the second operand has 5 elements of float32; 4 are needed"));
   }
 }
 

@@ -26,7 +26,8 @@
 
 namespace weft::kernels {
 
-// libtorch computes on the test's own thread: the thread sanitizer cannot see how its workers synchronise.
+// libtorch computes on the test's own thread: the thread sanitizer cannot see how its workers
+// synchronise.
 inline const bool kOnOneThread = (at::set_num_threads(1), true);
 
 inline at::ScalarType scalar_type(Dtype dtype) {
@@ -53,16 +54,20 @@ inline at::ScalarType scalar_type(Dtype dtype) {
 }
 
 constexpr Dtype kFloatTypes[] = {Dtype::Float16, Dtype::BFloat16, Dtype::Float32, Dtype::Float64};
-constexpr Dtype kAllTypes[] = {
-    Dtype::UInt8,      Dtype::Int8,       Dtype::Int16,          Dtype::Int32,          Dtype::Int64, Dtype::Float16,
-    Dtype::Float32,    Dtype::Float64,    Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::Bool,  Dtype::BFloat16,
-    Dtype::Float8E4M3, Dtype::Float8E5M2, Dtype::UInt16,         Dtype::UInt32,         Dtype::UInt64};
+constexpr Dtype kAllTypes[] = {Dtype::UInt8,          Dtype::Int8,       Dtype::Int16,
+                               Dtype::Int32,          Dtype::Int64,      Dtype::Float16,
+                               Dtype::Float32,        Dtype::Float64,    Dtype::ComplexFloat32,
+                               Dtype::ComplexFloat64, Dtype::Bool,       Dtype::BFloat16,
+                               Dtype::Float8E4M3,     Dtype::Float8E5M2, Dtype::UInt16,
+                               Dtype::UInt32,         Dtype::UInt64};
 
 // Names parameterised tests after their parameter.
 constexpr auto case_name = [](const auto& chosen) { return std::string(name(chosen.param)); };
 
 // The tensor must be contiguous and outlive the slice.
-inline Slice slice_of(const at::Tensor& tensor) { return {tensor.data_ptr(), tensor.nbytes(), Device::host()}; }
+inline Slice slice_of(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.nbytes(), Device::host()};
+}
 
 inline std::vector<Slice> slices_of(const std::vector<at::Tensor>& tensors) {
   std::vector<Slice> slices;
@@ -79,7 +84,8 @@ void expect_same_bits(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor expected_nan = expected.isnan();
   for (std::int64_t i = 0; i < actual.numel(); ++i) {
     const bool both_nan = actual_nan.data_ptr<bool>()[i] && expected_nan.data_ptr<bool>()[i];
-    ASSERT_TRUE(both_nan || a[i] == e[i]) << "element " << i << ": " << std::hex << +a[i] << " and not " << +e[i];
+    ASSERT_TRUE(both_nan || a[i] == e[i])
+        << "element " << i << ": " << std::hex << +a[i] << " and not " << +e[i];
   }
 }
 
@@ -90,7 +96,8 @@ inline void expect_same(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor e = expected.is_complex() ? at::view_as_real(expected) : expected;
   if (!at::isFloatingType(a.scalar_type()) || at::isFloat8Type(a.scalar_type())) {
     const auto* bytes = static_cast<const std::byte*>(a.const_data_ptr());
-    ASSERT_TRUE(std::equal(bytes, bytes + a.nbytes(), static_cast<const std::byte*>(e.const_data_ptr())));
+    ASSERT_TRUE(
+        std::equal(bytes, bytes + a.nbytes(), static_cast<const std::byte*>(e.const_data_ptr())));
     return;
   }
   switch (a.element_size()) {

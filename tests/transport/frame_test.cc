@@ -21,7 +21,8 @@ TEST(Frame, PreambleIsRecognisedWholeAndInPart) {
 }
 
 TEST(Frame, StrangersAreToldByTheirFirstBytes) {
-  for (const std::string_view text : {"GET / HTTP/1.1\r\n", "G", "WEFX", "weft", "\x16\x03\x01\x02", "SSH-2.0-"}) {
+  for (const std::string_view text :
+       {"GET / HTTP/1.1\r\n", "G", "WEFX", "weft", "\x16\x03\x01\x02", "SSH-2.0-"}) {
     EXPECT_TRUE(why_stranger(bytes_of(text))) << text;
   }
   const auto why = why_stranger(bytes_of("GET / HTTP/1.1"));
@@ -44,7 +45,8 @@ TEST(Frame, FrontIsLittleEndianAndReadsBack) {
   const std::vector<Slice> payloads{{memory.data(), 300, {}}, {nullptr, 0, {}}};
   std::vector<std::byte> front;
   encode_front(5, payloads, front);
-  const unsigned char expected[] = {5, 0, 0, 0, 2, 0, 0, 0, 0x2c, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const unsigned char expected[] = {5, 0, 0, 0, 2, 0, 0, 0, 0x2c, 1, 0, 0,
+                                    0, 0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0};
   ASSERT_EQ(front.size(), sizeof expected);
   EXPECT_EQ(std::memcmp(front.data(), expected, sizeof expected), 0);
   const Head head = decode_head(front);
@@ -103,8 +105,9 @@ TEST(Frame, AMessageToSendIsMeasuredAgainstTheLimits) {
   limits.max_payloads = 2;
   limits.max_message = 100;
   EXPECT_FALSE(why_too_large(10, 2, 100, limits));
-  for (const auto& why : {why_too_large(11, 0, 0, limits), why_too_large(0, 3, 0, limits), why_too_large(0, 1, 101, limits),
-                          why_too_large(0, 1, std::nullopt, limits)}) {
+  for (const auto& why :
+       {why_too_large(11, 0, 0, limits), why_too_large(0, 3, 0, limits),
+        why_too_large(0, 1, 101, limits), why_too_large(0, 1, std::nullopt, limits)}) {
     ASSERT_TRUE(why);
     EXPECT_NE(why->find("max_"), std::string::npos) << "names the limit: " << *why;
   }

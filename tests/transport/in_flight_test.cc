@@ -28,7 +28,8 @@ void spin(microseconds time) {
 class InFlightOperations : public cuda::FakeCuda {
  protected:
   struct Owner {
-    Owner(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<EventLoop>& loop, microseconds looks)
+    Owner(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<EventLoop>& loop,
+          microseconds looks)
         : flight(device, loop, {}, looks) {}
     InFlight flight;
   };
@@ -42,13 +43,15 @@ class InFlightOperations : public cuda::FakeCuda {
     return std::make_shared<Owner>(device, loop, between_looks);
   }
 
-  static Begun begin(const std::shared_ptr<Owner>& owner, bool in_line = false, bool has_passed = false) {
+  static Begun begin(const std::shared_ptr<Owner>& owner, bool in_line = false,
+                     bool has_passed = false) {
     const auto done = std::make_shared<HostFlag>();
     if (has_passed) done->raise();
     Pin pin = std::make_shared<int>();
     const std::weak_ptr<const void> held = pin;
     const Completion completion(pin, Fence(done));
-    owner->flight.add({"operation", completion, std::move(pin), Fence(), Fence(done), in_line}, owner);
+    owner->flight.add({"operation", completion, std::move(pin), Fence(), Fence(done), in_line},
+                      owner);
     return {completion.op(), done, held};
   }
 
@@ -67,7 +70,8 @@ TEST_F(InFlightOperations, EndInWhateverRhythmTheyCome) {
       one.done->raise();
     }
     for (const Begun& one : begun) {
-      ASSERT_TRUE(comes_true([&] { return one.op.ended() && one.pin.expired(); })) << "nobody looks, round " << round;
+      ASSERT_TRUE(comes_true([&] { return one.op.ended() && one.pin.expired(); }))
+          << "nobody looks, round " << round;
       EXPECT_FALSE(one.op.error());
     }
   }
@@ -132,7 +136,9 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
    private:
     std::atomic<int>& questions_;
   };
-  constexpr std::size_t kOperations = 64, kMostQuestions = 8;  // the first, the last, and half of what is left each time
+  constexpr std::size_t kOperations = 64,
+                        kMostQuestions =
+                            8;  // the first, the last, and half of what is left each time
   for (std::size_t passed = 0; passed <= kOperations; ++passed) {
     std::atomic<int> questions{0};
     std::vector<std::shared_ptr<HostFlag>> flags;
@@ -142,19 +148,23 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
     }
     questions = 0;  // raising asks as well
     std::vector<Op> ops;
-    auto owner = make_owner(std::chrono::minutes(10));  // the loop looks once, behind what was posted
+    auto owner =
+        make_owner(std::chrono::minutes(10));  // the loop looks once, behind what was posted
     loop->post([&] {
       for (const auto& flag : flags) {
         const Completion completion(nullptr, Fence(flag));
         ops.push_back(completion.op());
-        owner->flight.add({.name = "operation", .completion = completion, .done = Fence(flag), .is_behind = true}, owner);
+        owner->flight.add(
+            {.name = "operation", .completion = completion, .done = Fence(flag), .is_behind = true},
+            owner);
       }
     });
     std::atomic<bool> looked{false};
     ASSERT_TRUE(comes_true([&] { return questions > 0; }));
     loop->post([&] { looked = true; });  // runs in a turn behind that of the look
     ASSERT_TRUE(comes_true([&] { return looked.load(); }));
-    for (std::size_t i = 0; i < kOperations; ++i) EXPECT_EQ(ops[i].ended(), i < passed) << i << " of " << passed;
+    for (std::size_t i = 0; i < kOperations; ++i)
+      EXPECT_EQ(ops[i].ended(), i < passed) << i << " of " << passed;
     EXPECT_LE(questions, kMostQuestions) << passed << " have passed";
     for (const auto& flag : flags) flag->raise();
     owner.reset();

@@ -23,11 +23,12 @@ using testing::HasSubstr;
 // A process that listens on some transports, and what it hears.
 struct Host {
   explicit Host(const std::vector<std::string>& names) : routes(names) {
-    offers = routes.listen({.loop = loop, .interface_address = {}, .accepted = [this](auto connection) {
-                              accepted.push_back(std::move(connection));
-                              mail = std::make_unique<Mailbox>(*accepted.back(), loop);
-                              has_mail = true;
-                            }});
+    offers =
+        routes.listen({.loop = loop, .interface_address = {}, .accepted = [this](auto connection) {
+                         accepted.push_back(std::move(connection));
+                         mail = std::make_unique<Mailbox>(*accepted.back(), loop);
+                         has_mail = true;
+                       }});
   }
   ~Host() { routes.close(); }
 
@@ -36,7 +37,8 @@ struct Host {
   std::vector<Offer> offers;
   std::vector<std::shared_ptr<Connection>> accepted;
   std::unique_ptr<Mailbox> mail;
-  std::atomic<bool> has_mail{false};  // drive() asks on the test's thread while the loop's thread accepts
+  std::atomic<bool> has_mail{
+      false};  // drive() asks on the test's thread while the loop's thread accepts
 };
 
 Error refusal(const std::function<void()>& call) {
@@ -51,26 +53,30 @@ Error refusal(const std::function<void()>& call) {
 
 std::string chosen(const Routes& routes, const std::vector<Offer>& offers) {
   const auto loop = std::make_shared<EventLoop>("caller");
-  const auto connection = routes.connect(offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
+  const auto connection =
+      routes.connect(offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
   return std::string(connection->transport());
 }
 
 // The programs of these tests are built without libtorch, so without Gloo.
 TEST(Registry, SaysWhyABackendOfTheTreeIsNotInTheProgram) {
   const auto all = left_out();
-  const auto gloo = std::find_if(all.begin(), all.end(), [](const LeftOut& one) { return one.name == "gloo"; });
+  const auto gloo =
+      std::find_if(all.begin(), all.end(), [](const LeftOut& one) { return one.name == "gloo"; });
   ASSERT_NE(gloo, all.end());
   EXPECT_FALSE(gloo->why.empty());
   for (const LeftOut& one : all) {
-    EXPECT_TRUE(std::ranges::none_of(backends(), [&](const Backend& backend) { return backend.name == one.name; }))
-        << one.name;
+    EXPECT_TRUE(std::ranges::none_of(backends(), [&](const Backend& backend) {
+      return backend.name == one.name;
+    })) << one.name;
   }
   try {
     open("gloo");
     FAIL() << "it was opened";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr("no backend 'gloo' in this build (" + std::string(gloo->why) + ")"));
+    EXPECT_THAT(error.text(),
+                HasSubstr("no backend 'gloo' in this build (" + std::string(gloo->why) + ")"));
   }
 }
 
@@ -82,7 +88,8 @@ TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
   std::reverse(host.offers.begin(), host.offers.end());
   EXPECT_EQ(chosen(all, host.offers), "shm");
   EXPECT_EQ(chosen(Routes({"tcp"}), host.offers), "tcp");
-  EXPECT_EQ(chosen(Routes({"tcp", "shm"}), host.offers), "tcp") << "a list is in the caller's order";
+  EXPECT_EQ(chosen(Routes({"tcp", "shm"}), host.offers), "tcp")
+      << "a list is in the caller's order";
   std::erase_if(host.offers, [](const Offer& offer) { return offer.transport == "shm"; });
   EXPECT_EQ(chosen(all, host.offers), "tcp");
 }
@@ -90,7 +97,8 @@ TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
 TEST(Routes, WhatIsSentOverTheChosenOneArrives) {
   Host host({"shm", "tcp"});
   const auto loop = std::make_shared<EventLoop>("caller");
-  const auto connection = Routes().connect(host.offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
+  const auto connection = Routes().connect(
+      host.offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
   connection->send(bytes_of("hello"), {}, nullptr, {});
   host.loop->drive([&] { return host.has_mail.load(); }, Deadline::in(std::chrono::seconds(10)));
   ASSERT_TRUE(host.mail);
@@ -105,7 +113,9 @@ TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
   std::atomic<int> said{0};
   {
     const log::Capture capture([&](LogLevel level, std::string_view text) {
-      if (text == "transport 'shm' is passed over for 'tcp': it is on another host" && level == LogLevel::Info) ++said;
+      if (text == "transport 'shm' is passed over for 'tcp': it is on another host" &&
+          level == LogLevel::Info)
+        ++said;
     });
     const Routes all;
     EXPECT_EQ(chosen(all, host.offers), "tcp");
@@ -128,7 +138,8 @@ TEST(Routes, PassesOverWhatHasFailedAsLongAsAnotherIsLeft) {
   };
   EXPECT_EQ(taken({{"shm", "it broke"}}), "tcp");
   EXPECT_EQ(taken({{"tcp", "it broke"}}), "shm");
-  EXPECT_EQ(taken({{"shm", "it broke"}, {"tcp", "as well"}}), "shm") << "the best of those that have failed";
+  EXPECT_EQ(taken({{"shm", "it broke"}, {"tcp", "as well"}}), "shm")
+      << "the best of those that have failed";
 }
 
 // Each process says it once, so this is one of its own.
@@ -137,13 +148,14 @@ TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
   for (const Backend& backend : backends()) {
     const auto opened = backend.open();
     if (opened) continue;
-    reasons.push_back(
-        HasSubstr("a transport is of no use here; " + std::string(backend.name) + ": " + opened.error().text()));
+    reasons.push_back(HasSubstr("a transport is of no use here; " + std::string(backend.name) +
+                                ": " + opened.error().text()));
   }
   if (reasons.empty()) GTEST_SKIP() << "every backend can be used here";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto be_made = [] {
-    const log::Capture capture([](LogLevel, std::string_view text) { std::cerr << text << std::endl; });
+    const log::Capture capture(
+        [](LogLevel, std::string_view text) { std::cerr << text << std::endl; });
     const Routes all;
     std::exit(0);
   };
@@ -151,7 +163,9 @@ TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
 }
 
 TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {
-  const Error why = refusal([] { chosen(Routes({"shm", "tcp"}), {{"tcp", "nonsense"}, {"pigeon", "loft"}}); });
+  const Error why = refusal([] {
+    chosen(Routes({"shm", "tcp"}), {{"tcp", "nonsense"}, {"pigeon", "loft"}});
+  });
   EXPECT_EQ(why.blame(), Blame::Unsupported);
   EXPECT_THAT(why.text(), HasSubstr("shm: the peer does not offer it"));
   EXPECT_THAT(why.text(), HasSubstr("tcp: "));

@@ -15,7 +15,8 @@ int interruptions = 0;  // calls that a signal is to end
 
 }  // namespace
 
-// In the place of the C library's: before Linux 6.14 a signal ends it, and the test is for every kernel.
+// In the place of the C library's: before Linux 6.14 a signal ends it, and the test is for every
+// kernel.
 extern "C" int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
   if (interruptions > 0) {
     --interruptions;
@@ -34,7 +35,8 @@ TEST(SharedMemory, IsThereFromTheBeginningAndKeepsItsSize) {
   EXPECT_FALSE(is_shared_memory(memory, kBytes - 1));
   struct stat about {};
   ASSERT_EQ(fstat(memory.get(), &about), 0);
-  EXPECT_GE(static_cast<std::size_t>(about.st_blocks) * 512, kBytes) << "to touch it may be a SIGBUS";
+  EXPECT_GE(static_cast<std::size_t>(about.st_blocks) * 512, kBytes)
+      << "to touch it may be a SIGBUS";
   EXPECT_NE(ftruncate(memory.get(), 10), 0);
   EXPECT_NE(ftruncate(memory.get(), 2 * kBytes), 0);
 }

@@ -1,5 +1,5 @@
-// Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is in
-// tests/conformance/connection.
+// Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is
+// in tests/conformance/connection.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -35,7 +35,8 @@ class StagedConnectionTest : public cuda::ThreadedCuda {
   StagedConnectionTest() {
     auto streams = inproc::make_streams(64 << 10);
     raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", raw_loop);
-    far = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop), stage, loop);
+    far = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop),
+                       stage, loop);
   }
   // The near end as the far one's peer should be.
   void stage_near() { near = staged::over(std::move(raw), stage, raw_loop); }
@@ -77,7 +78,8 @@ TEST_F(StagedConnectionTest, CopiesNoFurtherAheadThanItHasChunks) {
   const Op sent = near->send({}, std::array{a->slice()}, a, {});
   const int at_once = copies() - before;
   EXPECT_GE(at_once, 3) << "nothing is copied while the first chunk is sent";
-  for (int i = 0; i < 20; ++i) raw_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
+  for (int i = 0; i < 20; ++i)
+    raw_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
   EXPECT_LE(copies() - before, at_once + 1) << "nobody has taken a chunk";
   Mailbox mail(*far, loop);
   EXPECT_EQ(mail.next().payloads.at(0), pattern(1, 64 * kChunkBytes));
@@ -104,9 +106,10 @@ TEST_F(StagedConnectionTest, EachPieceIsASpanOfTheTimelineOnItsWayOutAndOnItsWay
   expect_good(sent);
   std::map<std::string, std::vector<std::uint64_t>> bytes;
   for (const auto& span : timeline.ended(4)) bytes[span.name].push_back(span.bytes);
-  EXPECT_EQ(bytes, (std::map<std::string, std::vector<std::uint64_t>>{{"copy to host", {kChunkBytes, 7}},
-                                                                      {"copy to device", {kChunkBytes, 7}}}));
-  EXPECT_THAT(timeline.arrows(), testing::Contains("send gradient > enqueue copies -> copy to host"));
+  EXPECT_EQ(bytes, (std::map<std::string, std::vector<std::uint64_t>>{
+                       {"copy to host", {kChunkBytes, 7}}, {"copy to device", {kChunkBytes, 7}}}));
+  EXPECT_THAT(timeline.arrows(),
+              testing::Contains("send gradient > enqueue copies -> copy to host"));
 }
 #endif
 
@@ -183,8 +186,9 @@ TEST_F(StagedConnectionTest, AnEndedLoopFailsWhatIsUnderWay) {
 }
 
 TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMemory) {
-  near =
-      staged::over(std::move(raw), std::make_shared<staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>()), raw_loop);
+  near = staged::over(std::move(raw),
+                      std::make_shared<staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>()),
+                      raw_loop);
   Mailbox mail(*near, raw_loop);
   const auto a = on_device(3 * kChunkBytes + 1);
   far->send(bytes_of("chunks"), std::array{a->slice()}, a, {});
@@ -195,7 +199,8 @@ TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMe
 }
 
 TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
-  const auto lead = staged::encode_lead(bytes_of("x"), std::array{Slice{nullptr, 2 * kChunkBytes, Device::host()}});
+  const auto lead = staged::encode_lead(
+      bytes_of("x"), std::array{Slice{nullptr, 2 * kChunkBytes, Device::host()}});
   const auto chunk = std::make_shared<const std::vector<std::byte>>(pattern(1, kChunkBytes + 1));
   const auto kind = [](int number) { return std::vector{static_cast<std::byte>(number)}; };
   struct Case {
@@ -221,12 +226,15 @@ TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
   for (const Case& one : cases) {
     SCOPED_TRACE(one.text);
     auto streams = inproc::make_streams(64 << 10);
-    const auto stranger = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", raw_loop);
-    const auto end = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop), stage, loop);
+    const auto stranger =
+        connect_over(std::move(streams.a), inproc::capabilities(), "inproc", raw_loop);
+    const auto end = staged::over(
+        connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop), stage, loop);
     Mailbox mail(*end, loop);
     for (std::size_t i = 0; i < one.headers.size(); ++i) {
       const bool is_last = i + 1 == one.headers.size();
-      const std::vector<Slice> payloads(is_last && one.payload > 0 ? 1 : 0, slice_of(*chunk).part(0, one.payload));
+      const std::vector<Slice> payloads(is_last && one.payload > 0 ? 1 : 0,
+                                        slice_of(*chunk).part(0, one.payload));
       stranger->send(one.headers[i], payloads, chunk, {});
     }
     const Error why = mail.wait_closed();
@@ -255,12 +263,15 @@ class StagedConnectionOfTwoGpus : public cuda::FakeCuda {
 // TP-016: none of them the default one of the thread that sends or accepts.
 TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
   const auto stage = std::make_shared<staged::Stage>(std::vector{device, other});
-  const auto near_loop = std::make_shared<EventLoop>("near"), far_loop = std::make_shared<EventLoop>("far");
+  const auto near_loop = std::make_shared<EventLoop>("near"),
+             far_loop = std::make_shared<EventLoop>("far");
   auto streams = inproc::make_streams(64 << 10);
   const auto near =
-      staged::over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop), stage, near_loop);
+      staged::over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop),
+                   stage, near_loop);
   const auto far =
-      staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop);
+      staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop),
+                   stage, far_loop);
   const auto arrived = std::make_shared<std::atomic<int>>(0);
   far->receive({[arrived](const Arrival&) { ++*arrived; }, [](const Error&) {}});
   const cuda::Stream first_stream(*device), second_stream(*other);
@@ -273,17 +284,20 @@ TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
     ASSERT_TRUE(cuda::record(second_stream).synchronize(patience()));
     std::memcpy(first.slice().data, pattern(1, bytes).data(), bytes);
     std::memcpy(second.slice().data, pattern(2, bytes).data(), bytes);
-    const Op sent = near->send({}, std::array{first.slice(), second.slice()}, nullptr, cuda::record(second_stream));
+    const Op sent = near->send({}, std::array{first.slice(), second.slice()}, nullptr,
+                               cuda::record(second_stream));
     ++messages;
     ASSERT_TRUE(far_loop->drive([&] { return *arrived == messages; }, patience()));
-    expect_good(far->accept(std::array{to_second.slice(), to_first.slice()}, nullptr, cuda::record(first_stream)));
+    expect_good(far->accept(std::array{to_second.slice(), to_first.slice()}, nullptr,
+                            cuda::record(first_stream)));
     expect_good(sent);
     EXPECT_EQ(read(to_second), pattern(1, bytes));
     EXPECT_EQ(read(to_first), pattern(2, bytes));
   }
 }
 
-// A lane of host memory whose network moves memory of GPUs as well, as verbs does; here the fake GPU's is the host's.
+// A lane of host memory whose network moves memory of GPUs as well, as verbs does; here the fake
+// GPU's is the host's.
 class ReachingLane final : public Connection {
  public:
   static constexpr std::size_t kLeast = 128 << 10;
@@ -296,13 +310,15 @@ class ReachingLane final : public Connection {
   std::string peer() const override { return below_->peer(); }
   const Capabilities& capabilities() const override { return capabilities_; }
   void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     return below_->send(header, as_host(payloads), std::move(pin), std::move(ready));
   }
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
     const auto on_host = as_host(destinations);
-    const bool is_refused =
-        refuses && std::ranges::any_of(destinations, [](const Slice& to) { return !to.device.is_host(); });
+    const bool is_refused = refuses && std::ranges::any_of(destinations, [](const Slice& to) {
+                              return !to.device.is_host();
+                            });
     if (is_refused) return Op::failed(Error(Blame::Caller, "the lane below reaches it no longer"));
     return below_->accept(on_host, std::move(pin), std::move(ready));
   }
@@ -339,14 +355,15 @@ class StagedOverAReachingLane : public StagedConnectionOfTwoGpus {
   StagedOverAReachingLane() {
     auto streams = inproc::make_streams(64 << 10);
     const auto open = [&](auto stream, const auto& loop) {
-      return std::make_shared<ReachingLane>(connect_over(std::move(stream), inproc::capabilities(), "inproc", loop));
+      return std::make_shared<ReachingLane>(
+          connect_over(std::move(stream), inproc::capabilities(), "inproc", loop));
     };
     near_below = open(std::move(streams.a), near_loop);
     far_below = open(std::move(streams.b), far_loop);
     near = staged::over(near_below, stage, near_loop);
     far = staged::over(far_below, stage, far_loop);
-    far->receive(
-        {[arrived = arrived](const Arrival&) { ++*arrived; }, [closed = closed](const Error&) { *closed = true; }});
+    far->receive({[arrived = arrived](const Arrival&) { ++*arrived; },
+                  [closed = closed](const Error&) { *closed = true; }});
   }
   void TearDown() override {
     near.reset();
@@ -359,7 +376,8 @@ class StagedOverAReachingLane : public StagedConnectionOfTwoGpus {
   bool drive_until_arrived(int messages) {
     return far_loop->drive([&] { return *arrived == messages; }, patience());
   }
-  static std::shared_ptr<cuda::DeviceMemory> on(const cuda::Stream& stream, std::size_t bytes, unsigned seed) {
+  static std::shared_ptr<cuda::DeviceMemory> on(const cuda::Stream& stream, std::size_t bytes,
+                                                unsigned seed) {
     auto memory = std::make_shared<cuda::DeviceMemory>(stream, bytes);
     EXPECT_TRUE(cuda::record(stream).synchronize(patience()));
     std::memcpy(memory->slice().data, pattern(seed, bytes).data(), bytes);
@@ -368,8 +386,10 @@ class StagedOverAReachingLane : public StagedConnectionOfTwoGpus {
   int copies() const { return fake.calls(&cuda::Driver::memcpy_async); }
 
   cuda::Stream first{*device}, second{*other};
-  std::shared_ptr<EventLoop> near_loop = std::make_shared<EventLoop>("near"), far_loop = std::make_shared<EventLoop>("far");
-  std::shared_ptr<staged::Stage> stage = std::make_shared<staged::Stage>(std::vector{device, other});
+  std::shared_ptr<EventLoop> near_loop = std::make_shared<EventLoop>("near"),
+                             far_loop = std::make_shared<EventLoop>("far");
+  std::shared_ptr<staged::Stage> stage =
+      std::make_shared<staged::Stage>(std::vector{device, other});
   std::shared_ptr<ReachingLane> near_below, far_below;
   std::shared_ptr<Connection> near, far;
   std::shared_ptr<std::atomic<int>> arrived = std::make_shared<std::atomic<int>>(0);
@@ -386,8 +406,11 @@ TEST_F(StagedOverAReachingLane, CopiesOnlyWhatTheLaneBelowDoesNotReach) {
   };
   const std::vector<Case> cases{
       {{kLeast}, -1, 0, 1},
-      {{kLeast - 1}, -1, 2, 0},                    // to a chunk and from one
-      {{kLeast, 100, kLeast + 7}, -1, 2, 2},       // one message: its small part alone goes through a chunk
+      {{kLeast - 1}, -1, 2, 0},  // to a chunk and from one
+      {{kLeast, 100, kLeast + 7},
+       -1,
+       2,
+       2},  // one message: its small part alone goes through a chunk
       {{2 * kChunkBytes + kLeast}, -1, 0, 3},      // three chunks
       {{2 * kChunkBytes + kLeast - 1}, -1, 2, 2},  // the last is too small
       {{kLeast, kLeast}, 1, 1, 1},                 // the far end reaches what the near one does not
@@ -423,7 +446,8 @@ TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotRea
   const auto from = on(first, ReachingLane::kLeast, 1), to = on(first, ReachingLane::kLeast, 2);
   near_below->unreached = 0;
   int messages = 0;
-  for (const Blame blame : {Blame::Unsupported, Blame::Busy, Blame::Caller, Blame::Device, Blame::PeerLost}) {
+  for (const Blame blame :
+       {Blame::Unsupported, Blame::Busy, Blame::Caller, Blame::Device, Blame::PeerLost}) {
     near_below->why_unreached = blame;
     const Op sent = near->send({}, std::array{from->slice()}, from, {});
     ASSERT_TRUE(drive_until_arrived(++messages));
@@ -437,12 +461,15 @@ TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotRea
 // It shows nothing more before that one is taken: silence would be the other way.
 TEST_F(StagedOverAReachingLane, ALaneBelowThatRefusesWhatItReachedEnds) {
   const auto to = on(first, ReachingLane::kLeast, 1);
-  const auto content = std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
-  near->send({}, std::array{slice_of(*content)}, content, {});  // is being written still when the other side has ended
+  const auto content =
+      std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
+  near->send({}, std::array{slice_of(*content)}, content,
+             {});  // is being written still when the other side has ended
   near->send({}, {}, nullptr, {});
   ASSERT_TRUE(drive_until_arrived(1));
   far_below->refuses = true;
-  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("reaches it no longer"));
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(),
+              HasSubstr("reaches it no longer"));
   EXPECT_TRUE(far_loop->drive([&] { return closed->load(); }, patience()));
   EXPECT_EQ(failure_of(far->send({}, {}, nullptr, {})).blame(), Blame::Caller);
 }
@@ -454,8 +481,9 @@ TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
   gate->wait(first);
   const Op direct = near->send({}, std::array{a->slice()}, a, cuda::record(first));
   fake.lose_context(0);
-  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);                        // from now on it is known
-  const Op mixed = near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
+  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);  // from now on it is known
+  const Op mixed =
+      near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
   EXPECT_EQ(failure_of(mixed).blame(), Blame::Device);
   near->send({}, {}, nullptr, {});
   EXPECT_TRUE(drive_until_arrived(1)) << "nothing but the message without payloads";
@@ -466,7 +494,8 @@ TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
 
 TEST_F(StagedOverAReachingLane, AGpuThatIsLostReceivesNothing) {
   const auto to = on(first, ReachingLane::kLeast, 1);
-  const auto content = std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
+  const auto content =
+      std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
   near->send({}, std::array{slice_of(*content)}, content, {});
   ASSERT_TRUE(drive_until_arrived(1));
   fake.lose_context(0);

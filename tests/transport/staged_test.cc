@@ -1,5 +1,5 @@
-// Device memory through a communicator of the host, whose every step the test takes itself. (That the results are right is
-// claimed in tests/conformance, over Gloo.)
+// Device memory through a communicator of the host, whose every step the test takes itself. (That
+// the results are right is claimed in tests/conformance, over Gloo.)
 #include <cstring>
 #include <mutex>
 
@@ -50,11 +50,23 @@ class ScriptedHost final : public Communicator, public PointToPoint {
   }
   // Not asked for here.
   Op reduce(const Elements&, int, ReduceOp, Pin, Fence) noexcept override { return {}; }
-  Op all_gather(std::span<const Slice>, const Elements&, Pin, Fence) noexcept override { return {}; }
-  Op gather(std::span<const Slice>, const Elements&, int, Pin, Fence) noexcept override { return {}; }
-  Op scatter(const Elements&, std::span<const Slice>, int, Pin, Fence) noexcept override { return {}; }
-  Op reduce_scatter(const Elements&, std::span<const Slice>, ReduceOp, Pin, Fence) noexcept override { return {}; }
-  Op all_to_all(std::span<const Slice>, std::span<const Slice>, Dtype, Pin, Fence) noexcept override { return {}; }
+  Op all_gather(std::span<const Slice>, const Elements&, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op gather(std::span<const Slice>, const Elements&, int, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op scatter(const Elements&, std::span<const Slice>, int, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op reduce_scatter(const Elements&, std::span<const Slice>, ReduceOp, Pin,
+                    Fence) noexcept override {
+    return {};
+  }
+  Op all_to_all(std::span<const Slice>, std::span<const Slice>, Dtype, Pin,
+                Fence) noexcept override {
+    return {};
+  }
 
   void abort(const Error& why) noexcept override {
     std::vector<Call> pending;
@@ -106,7 +118,9 @@ class StagedTest : public cuda::ThreadedCuda {
     std::memcpy(&value, memory.slice().data, sizeof value);
     return value;
   }
-  static Elements floats(const cuda::DeviceMemory& memory) { return {memory.slice(), Dtype::Float32}; }
+  static Elements floats(const cuda::DeviceMemory& memory) {
+    return {memory.slice(), Dtype::Float32};
+  }
 
   // Drives the loop until the host has been called so often.
   ScriptedHost::Call wait_for_call(std::size_t index) {
@@ -210,10 +224,13 @@ TEST_F(StagedTest, EachCopyIsOneSpanOfTheTimelineWithItsBytes) {
   ops.push_back(staged->point_to_point()->recv(floats(*b), 1, 9, b, Fence()));
   wait_for_call(3).completion->finish();
   for (const Op& op : ops) EXPECT_TRUE(op.done().synchronize(soon()));
-  EXPECT_THAT(timeline.names(4), testing::UnorderedElementsAre("copy to host: 4 bytes", "copy to device: 4 bytes",
-                                                               "copy to host: 4 bytes", "copy to device: 4 bytes"));
-  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("bucket > stage -> copy to device", "bucket > stage -> copy to host",
-                                                      "stage -> copy to device", "stage -> copy to host"));
+  EXPECT_THAT(timeline.names(4),
+              testing::UnorderedElementsAre("copy to host: 4 bytes", "copy to device: 4 bytes",
+                                            "copy to host: 4 bytes", "copy to device: 4 bytes"));
+  EXPECT_THAT(
+      timeline.arrows(),
+      testing::ElementsAre("bucket > stage -> copy to device", "bucket > stage -> copy to host",
+                           "stage -> copy to device", "stage -> copy to host"));
 }
 #endif
 
@@ -364,7 +381,8 @@ class StagedWithoutMemOps : public cuda::FakeCuda {
 
 TEST_F(StagedWithoutMemOps, IsRefusedByName) {
   const auto loop = std::make_shared<EventLoop>("staged test");
-  const Error error = cuda::error_from([&] { staged::over(std::make_shared<ScriptedHost>(), device, loop); });
+  const Error error =
+      cuda::error_from([&] { staged::over(std::make_shared<ScriptedHost>(), device, loop); });
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("no stream memory operations"));
   EXPECT_TRUE(device->retirement().reclaim_all(soon()));

@@ -1,4 +1,5 @@
-// Connections over streams that misbehave on purpose. What every transport must do is in tests/conformance/connection.
+// Connections over streams that misbehave on purpose. What every transport must do is in
+// tests/conformance/connection.
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -85,7 +86,8 @@ TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime)
   Mailbox mail(*ends.b, ends.loop_b);
   const auto large = pattern(4, 3 * kRing + 1);
   const auto send_all = [&] {
-    for (int i = 0; i < 3; ++i) ends.a->send(bytes_of(std::to_string(i)), std::array{slice_of(large)}, nullptr, {});
+    for (int i = 0; i < 3; ++i)
+      ends.a->send(bytes_of(std::to_string(i)), std::array{slice_of(large)}, nullptr, {});
   };
   const auto receive_all = [&] {
     for (int i = 0; i < 3; ++i) {
@@ -116,7 +118,8 @@ TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
   const trace::Depth& waiting = trace::depth(trace::Queue::Messages, "inproc");
   const auto large = pattern(1, 2 * kRing);
   constexpr int kMessages = 5;
-  for (int i = 0; i < kMessages; ++i) ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
+  for (int i = 0; i < kMessages; ++i)
+    ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
   EXPECT_EQ(waiting.now, kMessages) << "nobody receives, and none fits";
   {
     Mailbox mail(*ends.b, ends.loop_b);
@@ -124,13 +127,15 @@ TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
   }
   flush(*ends.loop_a);
   EXPECT_EQ(waiting.now, 0);
-  for (int i = 0; i < kMessages; ++i) ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
+  for (int i = 0; i < kMessages; ++i)
+    ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
   ends.a->close(Error(Blame::Cancelled, "enough"));
   flush(*ends.loop_a);
   EXPECT_EQ(waiting.now, 0) << "what fails waits no more";
 }
 
-// Takes the preamble and what fits into 10 bytes. Then its peer is gone, but more may be read for ever.
+// Takes the preamble and what fits into 10 bytes. Then its peer is gone, but more may be read for
+// ever.
 struct DeafStream : ByteStream {
   struct State {
     std::atomic<bool> is_deaf{false};
@@ -160,7 +165,8 @@ struct DeafStream : ByteStream {
   }
   std::optional<Error> end() const noexcept override { return std::nullopt; }
   std::optional<Error> write_end() const noexcept override {
-    return state->is_deaf ? std::optional(Error(Blame::PeerLost, "it hears nothing")) : std::nullopt;
+    return state->is_deaf ? std::optional(Error(Blame::PeerLost, "it hears nothing"))
+                          : std::nullopt;
   }
   void finish_writing() noexcept override {}
 
@@ -170,7 +176,8 @@ struct DeafStream : ByteStream {
 TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsPinGoes) {
   const auto state = std::make_shared<DeafStream::State>();
   const auto loop = std::make_shared<EventLoop>("near");
-  const auto near = connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
+  const auto near =
+      connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
   flush(*loop);
   const auto payload = pattern(1, kRing);
   std::promise<bool> withdrawn_first;
@@ -190,7 +197,8 @@ TEST(StreamConnection, MemoryThatADeviceCannotBeKeptFromStaysForGood) {
     const auto state = std::make_shared<DeafStream::State>();
     state->is_stuck = true;
     const auto loop = std::make_shared<EventLoop>("near");
-    const auto near = connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
+    const auto near =
+        connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
     flush(*loop);
     auto payload = std::make_shared<const std::vector<std::byte>>(pattern(1, kRing));
     const std::weak_ptr<const void> seen = payload;
@@ -198,7 +206,8 @@ TEST(StreamConnection, MemoryThatADeviceCannotBeKeptFromStaysForGood) {
     const Op sent = near->send({}, std::array{slice}, std::move(payload), {});
     flush(*loop);
     state->is_deaf = by_peer;
-    by_peer ? loop->post([&] { state->writable(); }) : near->close(Error(Blame::Cancelled, "enough"));
+    by_peer ? loop->post([&] { state->writable(); })
+            : near->close(Error(Blame::Cancelled, "enough"));
     failure_of(sent);
     EXPECT_TRUE(state->withdrawn);
     EXPECT_FALSE(seen.expired());
@@ -213,7 +222,8 @@ struct ReachingStream final : DeafStream {
     std::function<void()> readable;
     std::promise<void> reaching, may_go_on, gone;
   };
-  explicit ReachingStream(std::shared_ptr<Fate> of) : DeafStream(std::make_shared<State>()), fate(std::move(of)) {}
+  explicit ReachingStream(std::shared_ptr<Fate> of)
+      : DeafStream(std::make_shared<State>()), fate(std::move(of)) {}
   ~ReachingStream() override { fate->gone.set_value(); }
   void start(EventLoop&, std::function<void()> readable, std::function<void()>) override {
     fate->readable = std::move(readable);
@@ -236,7 +246,8 @@ struct ReachingStream final : DeafStream {
 TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReachNeedsNoStream) {
   const auto fate = std::make_shared<ReachingStream::Fate>();
   const auto loop = std::make_shared<EventLoop>("near");
-  const auto near = connect_over(std::make_unique<ReachingStream>(fate), inproc::capabilities(), "reaching", loop);
+  const auto near = connect_over(std::make_unique<ReachingStream>(fate), inproc::capabilities(),
+                                 "reaching", loop);
   std::byte nobody_looks{};
   auto& gpu = reinterpret_cast<cuda::Device&>(nobody_looks);
   auto reached = std::async(std::launch::async, [&] { return near->reach({}, gpu); });
@@ -246,12 +257,13 @@ TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReac
   EXPECT_EQ(fate->gone.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
   fate->may_go_on.set_value();
   EXPECT_TRUE(reached.get().ok());
-  EXPECT_EQ(fate->asked, 1) << "only by who made the connection, as long as there certainly is a stream";
+  EXPECT_EQ(fate->asked, 1)
+      << "only by who made the connection, as long as there certainly is a stream";
   EXPECT_EQ(near->reach({}, gpu).error().blame(), Blame::PeerLost);
 }
 
-// One message of one payload has come, and ends the stream. The first read() finds nothing yet; later ones neither, where
-// the stream cannot move what it shows.
+// One message of one payload has come, and ends the stream. The first read() finds nothing yet;
+// later ones neither, where the stream cannot move what it shows.
 struct LastMessageStream final : DeafStream {
   LastMessageStream(const std::vector<std::byte>& payload, bool is_stuck)
       : DeafStream(std::make_shared<State>()), stuck(is_stuck) {
@@ -285,19 +297,21 @@ struct LastMessageStream final : DeafStream {
 
 TEST(StreamConnection, AStreamThatBreaksInsideAPayloadEndsTheLaneThoughItShowsTheRest) {
   const auto loop = std::make_shared<EventLoop>("near");
-  const auto near =
-      connect_over(std::make_unique<LastMessageStream>(pattern(1, 100), true), inproc::capabilities(), "broken", loop);
+  const auto near = connect_over(std::make_unique<LastMessageStream>(pattern(1, 100), true),
+                                 inproc::capabilities(), "broken", loop);
   Mailbox mail(*near, loop);
   const Error why = mail.wait_closed();
   EXPECT_EQ(why.blame(), Blame::Device);
-  EXPECT_NE(why.text().find("in the middle of a message: it broke"), std::string::npos) << why.text();
+  EXPECT_NE(why.text().find("in the middle of a message: it broke"), std::string::npos)
+      << why.text();
   EXPECT_EQ(mail.count(), 0u);
 }
 
 TEST(StreamConnection, WhatComesWithTheEndIsReadAllTheSame) {
   const auto loop = std::make_shared<EventLoop>("near");
   const auto payload = pattern(1, 100);
-  const auto near = connect_over(std::make_unique<LastMessageStream>(payload, false), inproc::capabilities(), "last", loop);
+  const auto near = connect_over(std::make_unique<LastMessageStream>(payload, false),
+                                 inproc::capabilities(), "last", loop);
   Mailbox mail(*near, loop);
   EXPECT_EQ(mail.next().payloads.at(0), payload);
   EXPECT_EQ(mail.wait_closed().blame(), Blame::Device);
@@ -335,7 +349,9 @@ struct Stranger {
     us = connect_over(std::move(streams.b), limits, "inproc", loop);
   }
   ~Stranger() { stream.reset(); }
-  void say(std::span<const std::byte> bytes) const { EXPECT_EQ(stream->write(std::array{bytes}), bytes.size()); }
+  void say(std::span<const std::byte> bytes) const {
+    EXPECT_EQ(stream->write(std::array{bytes}), bytes.size());
+  }
   void say_preamble() const { say(frame::preamble()); }
 
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("us");
@@ -344,7 +360,8 @@ struct Stranger {
 };
 
 TEST(StreamConnection, AStrangersFirstBytesEndTheLaneWhileTheStrangerStays) {
-  for (const std::string_view text : {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01", "x", "WEFT\x02"}) {
+  for (const std::string_view text :
+       {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01", "x", "WEFT\x02"}) {
     Stranger stranger;
     Mailbox mail(*stranger.us, stranger.loop);
     stranger.say(bytes_of(text));
@@ -353,7 +370,8 @@ TEST(StreamConnection, AStrangersFirstBytesEndTheLaneWhileTheStrangerStays) {
     EXPECT_EQ(why.blame(), Blame::PeerLost);
     EXPECT_NE(why.text().find("stranger"), std::string::npos) << why.what();
     EXPECT_EQ(mail.count(), 0u);
-    EXPECT_EQ(failure_of(stranger.us->send(bytes_of("hello"), {}, nullptr, {})).blame(), Blame::PeerLost);
+    EXPECT_EQ(failure_of(stranger.us->send(bytes_of("hello"), {}, nullptr, {})).blame(),
+              Blame::PeerLost);
   }
 }
 
@@ -434,11 +452,14 @@ class Keeping final : public ByteStream {
  public:
   explicit Keeping(std::unique_ptr<ByteStream> below) : below_(std::move(below)) {}
   std::string peer() const override { return below_->peer(); }
-  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) override {
+  void start(EventLoop& loop, std::function<void()> readable,
+             std::function<void()> writable) override {
     below_->start(loop, std::move(readable), std::move(writable));
   }
   void stop() noexcept override { below_->stop(); }
-  std::size_t write(std::span<const Bytes> pieces) noexcept override { return below_->write(pieces); }
+  std::size_t write(std::span<const Bytes> pieces) noexcept override {
+    return below_->write(pieces);
+  }
   Bytes peek(std::size_t wanted) noexcept override { return below_->peek(wanted); }
   void consume(std::size_t bytes) noexcept override { below_->consume(bytes); }
   std::size_t read(std::span<std::byte> to) noexcept override { return below_->read(to); }
@@ -527,7 +548,8 @@ TEST(StreamConnection, GoodbyeFollowsWhatWasSentThoughThereWasNoRoomForIt) {
   const auto payload = pattern(1, kRing - kPreamble - 8 - 8);
   Mailbox mail_a(*ends.a, ends.loop_a);
   flush(*ends.loop_a);
-  expect_good(ends.a->send({}, std::array{slice_of(payload)}, nullptr, {}));  // fills the ring to the last byte
+  expect_good(ends.a->send({}, std::array{slice_of(payload)}, nullptr,
+                           {}));  // fills the ring to the last byte
   EXPECT_EQ(ends.a_to_b.written(), kRing);
   ends.a->close(Error(Blame::Cancelled, "that was all"));
   mail_a.wait_closed();
@@ -543,8 +565,10 @@ TEST(StreamConnection, TheReasonThatAPeerGivesIsOneLineOfTheLog) {
   Mailbox mail_b(*ends.b, ends.loop_b);
   ends.a->send(bytes_of("both have said who they are"), {}, nullptr, {});
   mail_b.next();
-  ends.a->close(Error(Blame::Cancelled, "enough\nweft 12:00:00.000 E rank 0 | forged \x1b[2J, na\xc3\xafve"));
-  EXPECT_NE(mail_b.wait_closed().text().find("enough weft 12:00:00.000 E rank 0 | forged  [2J, na\xc3\xafve"),
+  ends.a->close(
+      Error(Blame::Cancelled, "enough\nweft 12:00:00.000 E rank 0 | forged \x1b[2J, na\xc3\xafve"));
+  EXPECT_NE(mail_b.wait_closed().text().find(
+                "enough weft 12:00:00.000 E rank 0 | forged  [2J, na\xc3\xafve"),
             std::string::npos);
 }
 
@@ -559,7 +583,8 @@ TEST(StreamConnection, EndsWhatIsPendingWhenItsLoopGoesWithTheLastReference) {
     ends.a->receive({[&](const Arrival&) { arrived.set_value(); }, [](const Error&) {}});
     const Op sent = ends.b->send({}, std::array{slice_of(payload)}, nullptr, {});
     arrived.get_future().wait();
-    accepted = ends.a->accept(std::array{slice_of(got)}, nullptr, Fence(std::make_shared<HostFlag>()));
+    accepted =
+        ends.a->accept(std::array{slice_of(got)}, nullptr, Fence(std::make_shared<HostFlag>()));
     stuck = ends.a->send({}, {}, nullptr, Fence(std::make_shared<HostFlag>()));
   }
   EXPECT_EQ(failure_of(stuck).blame(), Blame::Cancelled);
@@ -584,7 +609,9 @@ TEST(StreamConnection, LeavesNothingBehindOnceBothEndsAreDropped) {
     Ends ends;
     loop_a = ends.loop_a;
     loop_b = ends.loop_b;
-    const auto handlers = [&kept] { return Connection::Handlers{[kept](const Arrival&) {}, [kept](const Error&) {}}; };
+    const auto handlers = [&kept] {
+      return Connection::Handlers{[kept](const Arrival&) {}, [kept](const Error&) {}};
+    };
     ends.a->receive(handlers());
     ends.b->receive(handlers());
     ends.a->send(bytes_of("never accepted"), {}, kept, {});

@@ -1,4 +1,5 @@
-// The hot paths of a connection allocate nothing. In a program of its own, which counts what operator new does.
+// The hot paths of a connection allocate nothing. In a program of its own, which counts what
+// operator new does.
 #include <array>
 #include <cstdlib>
 #include <new>
@@ -62,7 +63,9 @@ TEST(StreamCost, ReceivingWhatIsInPlaceAllocatesNothing) {
   const End end;
   std::array<std::byte, 500> memory{};
   std::vector<std::byte> lane;
-  const auto append = [&](std::span<const std::byte> bytes) { lane.insert(lane.end(), bytes.begin(), bytes.end()); };
+  const auto append = [&](std::span<const std::byte> bytes) {
+    lane.insert(lane.end(), bytes.begin(), bytes.end());
+  };
   const std::array payloads{Slice{memory.data(), 8, {}}, Slice{memory.data(), memory.size(), {}}};
   std::vector<std::byte> front;
   frame::encode_front(6, payloads, front);
@@ -86,13 +89,15 @@ TEST(StreamCost, ReceivingWhatIsInPlaceAllocatesNothing) {
   } seen;
   std::array<std::byte, 8> small{};
   std::array<std::byte, 500> large{};
-  const std::array destinations{Slice{small.data(), small.size(), {}}, Slice{large.data(), large.size(), {}}};
+  const std::array destinations{Slice{small.data(), small.size(), {}},
+                                Slice{large.data(), large.size(), {}}};
   end.connection->receive({[&](const Arrival& arrival) {
                              ++seen.count;
                              seen.in_place += !arrival.in_place.empty();
                              const bool copies = seen.count % 2 == 0;
-                             end.connection->accept(
-                                 copies ? std::span<const Slice>(destinations) : std::span<const Slice>(), nullptr, {});
+                             end.connection->accept(copies ? std::span<const Slice>(destinations)
+                                                           : std::span<const Slice>(),
+                                                    nullptr, {});
                            },
                            [](const Error&) {}});
   end.loop->post([&] {

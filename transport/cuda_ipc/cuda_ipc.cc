@@ -10,9 +10,11 @@ namespace weft::transport::cuda_ipc {
 
 namespace {
 
-class CudaIpcConnection final : public Connection, public std::enable_shared_from_this<CudaIpcConnection> {
+class CudaIpcConnection final : public Connection,
+                                public std::enable_shared_from_this<CudaIpcConnection> {
  public:
-  CudaIpcConnection(const std::shared_ptr<Connection>& below, const std::shared_ptr<staged::Stage>& stage,
+  CudaIpcConnection(const std::shared_ptr<Connection>& below,
+                    const std::shared_ptr<staged::Stage>& stage,
                     const std::shared_ptr<EventLoop>& loop, Identity here)
       : below_(below),
         peer_(below->peer()),
@@ -33,7 +35,8 @@ class CudaIpcConnection final : public Connection, public std::enable_shared_fro
   const Capabilities& capabilities() const override { return capabilities_; }
 
   void receive(Handlers handlers) override;
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     return sender_->send(header, payloads, std::move(pin), std::move(ready));
   }
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
@@ -81,7 +84,8 @@ class CudaIpcConnection final : public Connection, public std::enable_shared_fro
 };
 
 void CudaIpcConnection::start() {
-  sender_->introduce(encode(Hello{here_, sender_->page()->name(), sender_->socket(), sender_->gpus()}));
+  sender_->introduce(
+      encode(Hello{here_, sender_->page()->name(), sender_->socket(), sender_->gpus()}));
   below_->receive({[weak = weak_from_this()](const Arrival& below) {
                      if (const auto self = weak.lock()) self->arrived(below);
                    },
@@ -94,12 +98,14 @@ void CudaIpcConnection::receive(Handlers handlers) {
   if (!handlers.arrived || !handlers.closed) {
     throw Error(Blame::Caller, "receive from " + peer() + ": both handlers must be given");
   }
-  if (receives_.exchange(true)) throw Error(Blame::Caller, "receive from " + peer() + " was called before; once only");
+  if (receives_.exchange(true))
+    throw Error(Blame::Caller, "receive from " + peer() + " was called before; once only");
   if (loop_.expired()) return;
   loop_address_->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
     self->handlers_ = std::move(handlers);
     if (const auto kept = std::exchange(self->kept_, std::nullopt)) {
-      if (const auto wrong = self->show({kept->header, kept->sizes, kept->in_place})) self->lose(*wrong);
+      if (const auto wrong = self->show({kept->header, kept->sizes, kept->in_place}))
+        self->lose(*wrong);
     }
     if (self->closed_ && !self->dropped_) self->handlers_->closed(*self->closed_);
   });
@@ -169,13 +175,18 @@ std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its reach");
   receiver_->take_introduction();
   phase_ = Phase::Messages;
-  const std::string why = why_not_ ? *why_not_ : reached.value() == 0 ? "it reaches none of our GPUs" : "";
+  const std::string why = why_not_               ? *why_not_
+                          : reached.value() == 0 ? "it reaches none of our GPUs"
+                                                 : "";
   log::info("cuda_ipc to " + peer() + ": " +
-            (why.empty() ? "it reads device memory where it is" : "device memory goes by the lane below, because " + why));
+            (why.empty() ? "it reads device memory where it is"
+                         : "device memory goes by the lane below, because " + why));
   // A peer that we cannot read may not read us: its page is none of ours.
-  sender_->meet(process_, why_not_ ? 0 : reached.value(),
-                why_not_ ? peer() + " cannot open it: " + *why_not_
-                         : "it is of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
+  sender_->meet(
+      process_, why_not_ ? 0 : reached.value(),
+      why_not_
+          ? peer() + " cannot open it: " + *why_not_
+          : "it is of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
   return std::nullopt;
 }
 
@@ -220,11 +231,12 @@ struct Holder {
 
 bool fits(const Connection& below) { return below.transport() == "shm"; }
 
-std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+std::shared_ptr<Connection> over(std::shared_ptr<Connection> below,
+                                 std::shared_ptr<staged::Stage> stage,
                                  const std::shared_ptr<EventLoop>& loop, const Identity& here) {
   if (stage->devices().size() > kMaxGpus) {
-    throw Error(Blame::Unsupported, "cuda_ipc: " + std::to_string(stage->devices().size()) + " GPUs, and a lane takes " +
-                                        std::to_string(kMaxGpus));
+    throw Error(Blame::Unsupported, "cuda_ipc: " + std::to_string(stage->devices().size()) +
+                                        " GPUs, and a lane takes " + std::to_string(kMaxGpus));
   }
   auto connection = std::make_shared<CudaIpcConnection>(below, stage, loop, here);
   connection->start();

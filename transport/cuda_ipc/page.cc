@@ -19,10 +19,12 @@ namespace {
 
 constexpr std::size_t kSpacing = 64;  // a cache line
 constexpr std::size_t kWords = kMaxGpus * kSlots;
-constexpr std::size_t kPageBytes = (kWords + 2) * kSpacing;  // behind the words: closed, and the key
+constexpr std::size_t kPageBytes =
+    (kWords + 2) * kSpacing;  // behind the words: closed, and the key
 
 void* map(const Descriptor& descriptor) {
-  void* const memory = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  void* const memory =
+      ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
@@ -31,7 +33,8 @@ void* map(const Descriptor& descriptor) {
 std::shared_ptr<Page> Page::make() {
   Descriptor descriptor = make_shared_memory(kPageBytes, "cuda_ipc");
   void* const memory = map(descriptor);
-  if (memory == nullptr) throw system_error(Blame::Busy, "cuda_ipc: cannot map memory that processes share", errno);
+  if (memory == nullptr)
+    throw system_error(Blame::Busy, "cuda_ipc: cannot map memory that processes share", errno);
   const auto page = std::shared_ptr<Page>(new Page(std::move(descriptor), memory));
   std::random_device random;
   page->key() = std::uint64_t{random()} << 32 | random();
@@ -39,8 +42,10 @@ std::shared_ptr<Page> Page::make() {
 }
 
 std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
-  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
-  Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));  // whatever it may be by now
+  const std::string path =
+      "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
+  Descriptor descriptor(
+      ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));  // whatever it may be by now
   const auto refuse = [&](const std::string& why, Blame blame = Blame::PeerLost) {
     throw Error(blame, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
   };
@@ -50,7 +55,8 @@ std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
            may_not ? Blame::Unsupported : Blame::PeerLost);
   }
   struct stat about {};
-  if (!is_shared_memory(descriptor, kPageBytes) || ::fstat(descriptor.get(), &about) != 0 || about.st_uid != ::geteuid()) {
+  if (!is_shared_memory(descriptor, kPageBytes) || ::fstat(descriptor.get(), &about) != 0 ||
+      about.st_uid != ::geteuid()) {
     refuse("is not one that Weft has made for this user");
   }
   void* const memory = map(descriptor);
@@ -68,13 +74,16 @@ std::atomic<std::uint32_t>& Page::word(std::size_t gpu, std::size_t slot) const 
 
 std::atomic<std::uint32_t>& Page::closed() const { return word(kMaxGpus, 0); }
 
-std::uint64_t& Page::key() const { return *reinterpret_cast<std::uint64_t*>(memory_ + (kWords + 1) * kSpacing); }
+std::uint64_t& Page::key() const {
+  return *reinterpret_cast<std::uint64_t*>(memory_ + (kWords + 1) * kSpacing);
+}
 
 Process::Process(std::uint64_t number)
     : number_(number), descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
   if (descriptor_ || errno == ESRCH) return;
   const bool may_not = errno == ENOSYS || errno == EPERM || errno == EACCES;
-  throw system_error(may_not ? Blame::Unsupported : Blame::Busy, "cuda_ipc: cannot watch the peer's process", errno);
+  throw system_error(may_not ? Blame::Unsupported : Blame::Busy,
+                     "cuda_ipc: cannot watch the peer's process", errno);
 }
 
 bool Process::has_ended() const noexcept {
@@ -88,7 +97,9 @@ bool ReadFence::query() const noexcept {
   if (page_->closed().load(std::memory_order_acquire) != 0) return true;
   // A system call, so not every time.
   constexpr std::uint32_t kAskEvery = 256;
-  if (asked_.fetch_add(1, std::memory_order_relaxed) % kAskEvery != kAskEvery - 1 || !peer_->has_ended()) return false;
+  if (asked_.fetch_add(1, std::memory_order_relaxed) % kAskEvery != kAskEvery - 1 ||
+      !peer_->has_ended())
+    return false;
   is_gone_ = true;
   return true;
 }
@@ -99,8 +110,9 @@ bool ReadFence::synchronize(Deadline deadline) const noexcept {
 
 void ReadFence::wait(const cuda::StreamRef&) const {
   if (query()) return;
-  throw Error(Blame::Unsupported,
-              "a stream cannot wait for another process to have read a message; wait for its Op's done()");
+  throw Error(
+      Blame::Unsupported,
+      "a stream cannot wait for another process to have read a message; wait for its Op's done()");
 }
 
 }  // namespace weft::transport::cuda_ipc

@@ -1,5 +1,6 @@
-// A page of words that two processes see. Each end of a lane has its own; the other one raises words in it: "the payloads
-// of the message with this slot have been read". Words only count up. And a last one: "nothing of yours is read any more".
+// A page of words that two processes see. Each end of a lane has its own; the other one raises
+// words in it: "the payloads of the message with this slot have been read". Words only count up.
+// And a last one: "nothing of yours is read any more".
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,9 @@ class Page {
  public:
   // Throws Busy.
   static std::shared_ptr<Page> make();
-  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is another one (a
-  // descriptor's number comes back as soon as a lane that was given up has closed it), Unsupported where this process may
-  // not open what is another's.
+  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened
+  // or is another one (a descriptor's number comes back as soon as a lane that was given up has
+  // closed it), Unsupported where this process may not open what is another's.
   static std::shared_ptr<Page> open(std::uint64_t process, const PageName& name);
   ~Page();
   Page(const Page&) = delete;
@@ -51,15 +52,20 @@ class Process {
   const Descriptor descriptor_;
 };
 
-// Passes when a word of our page has reached the value: nobody reads the message's payloads any more. Or nobody can: the
-// peer has closed the lane, or is gone.
+// Passes when a word of our page has reached the value: nobody reads the message's payloads any
+// more. Or nobody can: the peer has closed the lane, or is gone.
 class ReadFence final : public Fence::Source {
  public:
-  ReadFence(std::shared_ptr<Page> page, std::shared_ptr<Process> peer, std::size_t gpu, std::size_t slot,
-            std::uint32_t value)
-      : page_(std::move(page)), peer_(std::move(peer)), word_(page_->word(gpu, slot)), value_(value) {}
+  ReadFence(std::shared_ptr<Page> page, std::shared_ptr<Process> peer, std::size_t gpu,
+            std::size_t slot, std::uint32_t value)
+      : page_(std::move(page)),
+        peer_(std::move(peer)),
+        word_(page_->word(gpu, slot)),
+        value_(value) {}
 
-  bool was_read() const noexcept { return static_cast<std::int32_t>(word_.load(std::memory_order_acquire) - value_) >= 0; }
+  bool was_read() const noexcept {
+    return static_cast<std::int32_t>(word_.load(std::memory_order_acquire) - value_) >= 0;
+  }
   bool query() const noexcept override;
   bool synchronize(Deadline deadline) const noexcept override;
   // Unsupported: nothing waits for it but the loop.

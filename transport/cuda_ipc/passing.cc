@@ -49,7 +49,8 @@ std::optional<std::string> PassingEnd::why_not(std::uint64_t process) {
 PassingEnd::Outcome PassingEnd::pass(std::uint64_t allocation, const Descriptor& descriptor) {
   if (!socket_) return Outcome::Gone;
   try {
-    return transport::pass(socket_, words_of(allocation), descriptor, kWho) ? Outcome::Passed : Outcome::Full;
+    return transport::pass(socket_, words_of(allocation), descriptor, kWho) ? Outcome::Passed
+                                                                            : Outcome::Full;
   } catch (const Error& error) {
     why_not_ = error.text();
     socket_ = {};
@@ -65,9 +66,11 @@ void PassingEnd::close() noexcept {
 
 TakingEnd::TakingEnd(std::uint64_t process, std::uint32_t name) {
   auto connected = connect_to(static_cast<pid_t>(process), static_cast<int>(name), kWho);
-  if (!connected) throw Error(Blame::Busy, "passing descriptors: too many connect to the peer's socket");
+  if (!connected)
+    throw Error(Blame::Busy, "passing descriptors: too many connect to the peer's socket");
   if (check_peer(*connected, kWho) != static_cast<pid_t>(process)) {
-    throw Error(Blame::PeerLost, "passing descriptors: another process than the peer has the socket by now");
+    throw Error(Blame::PeerLost,
+                "passing descriptors: another process than the peer has the socket by now");
   }
   socket_ = std::move(*connected);
 }
@@ -83,7 +86,8 @@ bool TakingEnd::take() {
       if (!*passed) break;
       passed_[allocation] = std::move(*passed);
       if (passed_.size() > kMostPassed) {
-        throw Error(Blame::PeerLost, "the peer passed more than " + std::to_string(kMostPassed) + " descriptors");
+        throw Error(Blame::PeerLost,
+                    "the peer passed more than " + std::to_string(kMostPassed) + " descriptors");
       }
     }
   } catch (const Error& error) {

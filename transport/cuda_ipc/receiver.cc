@@ -38,7 +38,9 @@ struct Receiver::Reading {
 
 struct Receiver::Read {
   Read(std::shared_ptr<Reading> of, const Shared& message)
-      : reading(std::move(of)), word(reading->page->word(message.gpu, message.slot)), value(message.value) {}
+      : reading(std::move(of)),
+        word(reading->page->word(message.gpu, message.slot)),
+        value(message.value) {}
   ~Read() { word.store(value, std::memory_order_release); }
   Read(const Read&) = delete;
   Read& operator=(const Read&) = delete;
@@ -58,8 +60,8 @@ struct Receiver::HostCopies {
   std::size_t offset = 0;
 };
 
-Receiver::Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
-                   const std::shared_ptr<EventLoop>& loop)
+Receiver::Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+                   const Capabilities& limits, const std::shared_ptr<EventLoop>& loop)
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
@@ -82,7 +84,8 @@ std::uint32_t Receiver::meet(Hello theirs, std::shared_ptr<Page> page) {
     for (std::size_t own = 0; own < streams_.size(); ++own) {
       cuda::Device& device = *stage_->devices()[own];
       const bool is_same = cuda::uuid_of(device) == theirs_.gpus[gpu].uuid;
-      if (!is_same && (source.stream != nullptr || !cuda::can_read(device, theirs_.gpus[gpu].uuid))) continue;
+      if (!is_same && (source.stream != nullptr || !cuda::can_read(device, theirs_.gpus[gpu].uuid)))
+        continue;
       source.stream = &streams_[own];
       source.device = &device;
     }
@@ -103,8 +106,8 @@ void Receiver::connect() {
     });
   } catch (const Error& error) {
     taking_.reset();
-    log::info("cuda_ipc from " + peer_ + ": its memory of virtual addresses comes by the lane below, because " +
-              error.text());
+    log::info("cuda_ipc from " + peer_ +
+              ": its memory of virtual addresses comes by the lane below, because " + error.text());
   }
 }
 
@@ -113,7 +116,8 @@ void Receiver::take_passed() {
   if (taking_ && !taking_->take()) watch_.reset();
 }
 
-// --- arriving ---------------------------------------------------------------------------------------------------------
+// --- arriving
+// ---------------------------------------------------------------------------------------------------------
 
 std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived) {
   Bytes header;
@@ -130,7 +134,8 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       if (!decoded) return decoded.error();
       message_ = std::move(decoded).value();
       if (message_.gpu >= sources_.size() || sources_[message_.gpu].stream == nullptr) {
-        return Error(Blame::PeerLost, "the peer named memory of a GPU that it was told cannot be read");
+        return Error(Blame::PeerLost,
+                     "the peer named memory of a GPU that it was told cannot be read");
       }
       if (auto wrong = learn()) return wrong;
       header = std::exchange(message_.header, {});
@@ -138,7 +143,8 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       for (const Payload& payload : message_.payloads) sizes_.push_back(payload.bytes);
       stand = Stand::Shared;
     } else {
-      return Error(Blame::PeerLost, "the peer sent what is not allowed, a message of kind " + std::to_string(kind));
+      return Error(Blame::PeerLost,
+                   "the peer sent what is not allowed, a message of kind " + std::to_string(kind));
     }
     stand_ = stand;
   }
@@ -162,11 +168,14 @@ std::optional<Error> Receiver::learn() {
     }
   }
   if (allocations.size() <= kMostAllocations) return std::nullopt;
-  return Error(Blame::PeerLost, "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");
+  return Error(Blame::PeerLost,
+               "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");
 }
 
-std::optional<Error> Receiver::learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations) {
-  if (piece.replaces != 0) allocations.erase(piece.replaces);  // what is being copied from it has a share
+std::optional<Error> Receiver::learn(const Piece& piece,
+                                     std::map<std::uint64_t, Allocation>& allocations) {
+  if (piece.replaces != 0)
+    allocations.erase(piece.replaces);  // what is being copied from it has a share
   if (piece.handle) {
     Allocation& allocation = allocations[piece.allocation];
     if (allocation.handle == *piece.handle) return std::nullopt;
@@ -187,12 +196,17 @@ std::optional<Error> Receiver::learn(const Piece& piece, std::map<std::uint64_t,
   return std::nullopt;
 }
 
-// --- accepting, on any thread -----------------------------------------------------------------------------------------
+// --- accepting, on any thread
+// -----------------------------------------------------------------------------------------
 
 std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) const {
-  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
-  if (stand_ == Stand::None) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) { return stage_->why_not(to); });
+  const auto wrong = [&](const std::string& text) {
+    return Error(Blame::Caller, name() + ": " + text);
+  };
+  if (stand_ == Stand::None)
+    return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  const auto misfit = frame::why_misfit(destinations, sizes_,
+                                        [this](const Slice& to) { return stage_->why_not(to); });
   if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
@@ -200,13 +214,15 @@ std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) 
 Op Receiver::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
   std::lock_guard lock(mutex_);
   if (failure_) return Op::failed(*failure_);
-  if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
+  if (auto wrong = why_refused(destinations))
+    return Op::failed(std::move(*wrong));  // and the message waits on
   if (stand_ == Stand::Shared) return accept_shared(destinations, std::move(pin), std::move(ready));
   std::vector<Slice> places(destinations.begin(), destinations.end());
   for (Slice& place : places) place = place.bytes > 0 ? place : nothing();
   // The lane below may still refuse: device memory, where it carries none.
   const Op op = below_->accept(places, std::move(pin), std::move(ready));
-  if (const auto error = op.ended() ? op.error() : std::nullopt; !error || error->blame() != Blame::Caller) {
+  if (const auto error = op.ended() ? op.error() : std::nullopt;
+      !error || error->blame() != Blame::Caller) {
     stand_ = Stand::None;
   }
   return op;
@@ -218,7 +234,8 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
   const auto read = std::make_shared<Read>(reading_, message_);
   std::vector<Slice> others;  // destinations of what the lane below carries
   for (std::size_t i = 0; i < destinations.size(); ++i) {
-    if (message_.payloads[i].pieces.empty()) others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
+    if (message_.payloads[i].pieces.empty())
+      others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
   }
   if (destinations.empty()) return below_->accept({}, nullptr, {});
   std::vector<Pin> pins{pin, read};
@@ -239,23 +256,27 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
     return Op::failed(why);
   }
   const Pin held = std::make_shared<std::vector<Pin>>(std::move(pins));
-  const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
-  const auto on_host = std::stable_partition(copies.begin(), copies.end(),
-                                             [](const CopyStream::Copy& copy) { return !copy.to.device.is_host(); });
+  const bool has_others =
+      std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
+  const auto on_host =
+      std::stable_partition(copies.begin(), copies.end(),
+                            [](const CopyStream::Copy& copy) { return !copy.to.device.is_host(); });
   std::vector<CopyStream::Copy> to_host(on_host, copies.end());
   copies.erase(on_host, copies.end());
   if (!has_others && to_host.empty()) {
     below_->accept(others, nullptr, {});
     return source.stream->run(name(), std::move(copies), held, ready, shared_from_this(), after);
   }
-  auto landing = std::make_shared<Landing>(staged::ending_of(Completion(pin, stage_->flags().make()), name()));
+  auto landing =
+      std::make_shared<Landing>(staged::ending_of(Completion(pin, stage_->flags().make()), name()));
   const Op op = landing->op();
   const auto follow = [&](const Op& part) {
     landing->begin_part();
     part.on_ended([landing, part] { landing->end_part(part.error()); });
   };
   follow(below_->accept(others, pin, has_others ? ready : Fence()));
-  if (!copies.empty()) follow(source.stream->run(name(), std::move(copies), held, ready, shared_from_this(), after));
+  if (!copies.empty())
+    follow(source.stream->run(name(), std::move(copies), held, ready, shared_from_this(), after));
   if (auto* const here = loop(); here && !to_host.empty()) {
     landing->begin_part();
     auto work = std::make_shared<HostCopies>();
@@ -272,15 +293,16 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
   return op;
 }
 
-std::vector<CopyStream::Copy> Receiver::copies_to(std::span<const Slice> destinations, Source& source,
-                                                  std::vector<Pin>& pins) {
+std::vector<CopyStream::Copy> Receiver::copies_to(std::span<const Slice> destinations,
+                                                  Source& source, std::vector<Pin>& pins) {
   std::vector<CopyStream::Copy> copies;
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     std::size_t at = 0;
     for (const Piece& piece : message_.payloads[i].pieces) {
       const auto opened = memory_of(piece, source);
       const auto bytes = static_cast<std::size_t>(piece.bytes);
-      const Slice from{reinterpret_cast<void*>(opened->base() + piece.offset), bytes, source.device->id()};
+      const Slice from{reinterpret_cast<void*>(opened->base() + piece.offset), bytes,
+                       source.device->id()};
       copies.push_back({destinations[i].part(at, bytes), from});
       pins.push_back(opened);
       at += bytes;
@@ -293,7 +315,8 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
   Allocation& allocation = source.allocations.at(piece.allocation);
   if (!allocation.memory && allocation.passed > 0) {
     const auto bytes = static_cast<std::size_t>(allocation.passed);
-    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.descriptor, bytes);
+    allocation.memory =
+        std::make_shared<cuda::OpenedMemory>(*source.device, allocation.descriptor, bytes);
     allocation.descriptor = Descriptor();
   } else if (!allocation.memory) {
     // What no copy has a share in is opened again where it is named again.
@@ -303,7 +326,8 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
       }
       source.device->retirement().reclaim();
     };
-    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle, close_others);
+    allocation.memory =
+        std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle, close_others);
   }
   const auto& opened = allocation.memory;
   if (piece.offset > opened->bytes() || piece.bytes > opened->bytes() - piece.offset) {
@@ -318,7 +342,8 @@ cuda::EventRef Receiver::event_of(Source& source) {
   return *event;
 }
 
-// --- to the host, on the loop -----------------------------------------------------------------------------------------
+// --- to the host, on the loop
+// -----------------------------------------------------------------------------------------
 
 void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
   if (work->index == work->copies.size()) return finish(work, std::nullopt);
@@ -331,10 +356,11 @@ void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
   });
   if (!chunk) return;
   const CopyStream::Copy& copy = work->copies[work->index];
-  const CopyStream::Copy part = part_of(copy, work->offset, std::min(copy.to.bytes - work->offset, chunk->bytes));
+  const CopyStream::Copy part =
+      part_of(copy, work->offset, std::min(copy.to.bytes - work->offset, chunk->bytes));
   const Slice here = chunk->part(0, part.to.bytes);
-  const Op op =
-      work->stream->run(name() + " to the host", {{here, part.from}}, work->held, Fence(), shared_from_this(), work->after);
+  const Op op = work->stream->run(name() + " to the host", {{here, part.from}}, work->held, Fence(),
+                                  shared_from_this(), work->after);
   op.on_ended([weak = weak_from_this(), work, op, here, to = part.to, chunk, again] {
     if (const auto error = op.error()) {
       if (const auto self = weak.lock()) self->finish(work, error);
@@ -389,7 +415,8 @@ void Receiver::end() noexcept {
     to_host.swap(to_host_);
     watch_.reset();
     taking_.reset();
-    for (Source& source : sources_) source.allocations.clear();  // what is being copied from them has a share
+    for (Source& source : sources_)
+      source.allocations.clear();  // what is being copied from them has a share
   }
   for (const auto& work : to_host) work->landing->fail(*why);
   streams_.fail(*why);

@@ -1,5 +1,5 @@
-// The receiving half of a cuda_ipc lane: opens what the peer names, once for an allocation, and copies it to where accept()
-// says, by a stream of ours that waits for the peer's event.
+// The receiving half of a cuda_ipc lane: opens what the peer names, once for an allocation, and
+// copies it to where accept() says, by a stream of ours that waits for the peer's event.
 //
 // accept() and refuse() are for every thread, the rest for the loop.
 #pragma once
@@ -26,11 +26,12 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
  public:
   using Arrived = std::function<void(const Arrival&)>;
 
-  Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
-           const std::shared_ptr<EventLoop>& loop);
+  Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+           const Capabilities& limits, const std::shared_ptr<EventLoop>& loop);
   ~Receiver();
 
-  // Who is at the other end, and its page. Connects to its socket. Returns which of its GPUs can be read: a bit for each.
+  // Who is at the other end, and its page. Connects to its socket. Returns which of its GPUs can be
+  // read: a bit for each.
   std::uint32_t meet(Hello theirs, std::shared_ptr<Page> page);
   // The message that the lane below shows was for the lane itself.
   void take_introduction();
@@ -39,18 +40,19 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
   // From now on accept() fails with this. False where it does already.
   bool refuse(const Error& why);
-  // After refuse(): fails what is being copied, and tells the peer that its memory is not read any more.
+  // After refuse(): fails what is being copied, and tells the peer that its memory is not read any
+  // more.
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
-  // inside.)
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
+  // must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
   // What the peer has told of once, and takes for known from then on.
   struct Allocation {
     cuda::IpcHandle handle{};
-    Descriptor descriptor;                       // instead of the handle, until the memory is opened
-    std::uint64_t passed = 0;                    // bytes that the descriptor is for
+    Descriptor descriptor;     // instead of the handle, until the memory is opened
+    std::uint64_t passed = 0;  // bytes that the descriptor is for
     std::shared_ptr<cuda::OpenedMemory> memory;  // from when it is first read
   };
   // One of the peer's GPUs, as we read it.
@@ -60,10 +62,11 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
     std::vector<std::optional<cuda::SharedEvent>> events;  // opened when first named
     std::map<std::uint64_t, Allocation> allocations;       // by the peer's number
   };
-  // A message that is being copied to the host, chunk by chunk: what no stream may write (pageable memory) takes the way
-  // over a pinned chunk.
+  // A message that is being copied to the host, chunk by chunk: what no stream may write (pageable
+  // memory) takes the way over a pinned chunk.
   struct HostCopies;
-  // Both tell the peer with their last reference: the message has been read, or never will be; nothing is read any more.
+  // Both tell the peer with their last reference: the message has been read, or never will be;
+  // nothing is read any more.
   struct Read;
   struct Reading;
 
@@ -77,8 +80,8 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   std::optional<Error> learn();
   std::optional<Error> learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations);
   Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
-  std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations, Source& source,
-                                                  std::vector<Pin>& pins);
+  std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations,
+                                                  Source& source, std::vector<Pin>& pins);
   std::shared_ptr<cuda::OpenedMemory> memory_of(const Piece& piece, Source& source);
   cuda::EventRef event_of(Source& source);
   // On the loop.
@@ -89,7 +92,8 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   const std::shared_ptr<staged::Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end it from inside
+  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end
+                                   // it from inside
   const std::shared_ptr<staged::Chunks> chunks_;
   staged::CopyStreams streams_;
   Hello theirs_;

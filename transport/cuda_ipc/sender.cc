@@ -12,27 +12,32 @@ using staged::Landing;
 
 namespace {
 
-constexpr auto kRetry = std::chrono::milliseconds(1);  // of passing descriptors, while the socket is full
+constexpr auto kRetry =
+    std::chrono::milliseconds(1);  // of passing descriptors, while the socket is full
 
 }  // namespace
 
 Sender::Source::Source(std::shared_ptr<cuda::Device> on, const std::shared_ptr<EventLoop>& loop)
-    : device(std::move(on)), stream(*device, cuda::Priority::High), values(kSlots), in_flight(device, loop) {
+    : device(std::move(on)),
+      stream(*device, cuda::Priority::High),
+      values(kSlots),
+      in_flight(device, loop) {
   for (std::size_t slot = 0; slot < kSlots; ++slot) {
     events.emplace_back(*device);
     free.push_back(slot);
   }
 }
 
-Sender::Sender(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
-               const std::shared_ptr<EventLoop>& loop)
+Sender::Sender(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+               const Capabilities& limits, const std::shared_ptr<EventLoop>& loop)
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
       loop_(loop),
       loop_address_(loop.get()),
       below_(std::move(below)) {
-  for (const auto& device : stage_->devices()) sources_.push_back(std::make_unique<Source>(device, loop));
+  for (const auto& device : stage_->devices())
+    sources_.push_back(std::make_unique<Source>(device, loop));
   if (!sources_.empty()) passing_.emplace();
 }
 
@@ -46,23 +51,28 @@ std::vector<Gpu> Sender::gpus() const {
   return gpus;
 }
 
-// --- from the caller --------------------------------------------------------------------------------------------------
+// --- from the caller
+// --------------------------------------------------------------------------------------------------
 
 std::optional<Error> Sender::why_refused(Bytes header, std::span<const Slice> payloads) const {
-  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
-  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads), limits_)) {
+  const auto wrong = [&](const std::string& text) {
+    return Error(Blame::Caller, name() + ": " + text);
+  };
+  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads),
+                                        limits_)) {
     return wrong(*limit);
   }
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    if (const auto why = stage_->why_not(payloads[i])) return wrong("payload " + std::to_string(i) + " is " + *why);
+    if (const auto why = stage_->why_not(payloads[i]))
+      return wrong("payload " + std::to_string(i) + " is " + *why);
   }
   return std::nullopt;
 }
 
 Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
-  const bool is_host =
-      std::all_of(payloads.begin(), payloads.end(), [](const Slice& slice) { return slice.device.is_host(); });
+  const bool is_host = std::all_of(payloads.begin(), payloads.end(),
+                                   [](const Slice& slice) { return slice.device.is_host(); });
   std::vector<std::pair<std::shared_ptr<Landing>, Error>> failed;
   Op op;
   {
@@ -72,8 +82,9 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
       return below_->send(encode_plain(header), payloads, std::move(pin), std::move(ready));
     }
     if (line_.size() >= limits_.max_queued) {
-      return Op::failed(Error(Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
-                                               " messages wait already (max_queued); send again when some are done"));
+      return Op::failed(Error(
+          Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
+                           " messages wait already (max_queued); send again when some are done"));
     }
     Item item;
     item.header.assign(header.begin(), header.end());
@@ -81,8 +92,10 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
     item.pin = pin;
     item.ready = std::move(ready);
     // A stream can wait for what concerns its device's memory.
-    auto flag = is_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
-    item.landing = std::make_shared<Landing>(staged::ending_of(Completion(std::move(pin), std::move(flag)), name()));
+    auto flag = is_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_))
+                        : stage_->flags().make();
+    item.landing = std::make_shared<Landing>(
+        staged::ending_of(Completion(std::move(pin), std::move(flag)), name()));
     op = item.landing->op();
     line_.push_back(std::move(item));
     pump(failed);
@@ -97,7 +110,8 @@ void Sender::meet(std::shared_ptr<Process> peer, std::uint32_t reached, std::str
     is_met_ = true;
     process_ = std::move(peer);
     why_not_ = std::move(why_not);
-    for (std::size_t gpu = 0; gpu < sources_.size(); ++gpu) sources_[gpu]->is_reached = (reached >> gpu & 1) != 0;
+    for (std::size_t gpu = 0; gpu < sources_.size(); ++gpu)
+      sources_[gpu]->is_reached = (reached >> gpu & 1) != 0;
   }
   pump();
 }
@@ -120,7 +134,8 @@ void Sender::introduce(const std::vector<std::byte>& message) {
   if (!failure_) below_->send(message, {}, nullptr, {});
 }
 
-// --- naming -----------------------------------------------------------------------------------------------------------
+// --- naming
+// -----------------------------------------------------------------------------------------------------------
 
 void Sender::pump() {
   std::vector<std::pair<std::shared_ptr<Landing>, Error>> failed;
@@ -137,7 +152,8 @@ void Sender::pump(std::vector<std::pair<std::shared_ptr<Landing>, Error>>& faile
     try {
       if (go(item) == Went::Waits) return;
     } catch (...) {
-      failed.emplace_back(item.landing, to_error(std::current_exception(), Blame::Device).within(name()));
+      failed.emplace_back(item.landing,
+                          to_error(std::current_exception(), Blame::Device).within(name()));
     }
     line_.pop_front();
   }
@@ -151,20 +167,24 @@ Sender::Went Sender::go(Item& item) {
     naming.why_not.clear();
     bool is_named = false;
     for (std::size_t i = 0; i < sources_.size() && !is_named; ++i) {
-      if (sources_[i]->device->id() != slice.device || !sources_[i]->is_reached || naming.gpu.value_or(i) != i) continue;
+      if (sources_[i]->device->id() != slice.device || !sources_[i]->is_reached ||
+          naming.gpu.value_or(i) != i)
+        continue;
       if (sources_[i]->free.empty()) return Went::Waits;
       is_named = name_slice(*sources_[i], slice, naming);
       if (is_named) naming.gpu = i;
     }
     if (is_named || below_->capabilities().device_memory) continue;
-    throw Error(Blame::Unsupported,
-                "memory of " + describe(slice.device) +
-                    " cannot be shared: " + (naming.why_not.empty() ? why_not_ : naming.why_not) +
-                    "; and the lane below carries host memory only (transport/staged_connection.h makes one that does)");
+    throw Error(Blame::Unsupported, "memory of " + describe(slice.device) + " cannot be shared: " +
+                                        (naming.why_not.empty() ? why_not_ : naming.why_not) +
+                                        "; and the lane below carries host memory only "
+                                        "(transport/staged_connection.h makes one that does)");
   }
   if (naming.gpu) return go_shared(item, std::move(naming));
-  for (Slice& slice : item.payloads) slice = slice.bytes > 0 ? slice : Slice{nullptr, 0, Device::host()};
-  follow(item.landing, below_->send(encode_plain(item.header), item.payloads, item.pin, item.ready), /*names=*/false);
+  for (Slice& slice : item.payloads)
+    slice = slice.bytes > 0 ? slice : Slice{nullptr, 0, Device::host()};
+  follow(item.landing, below_->send(encode_plain(item.header), item.payloads, item.pin, item.ready),
+         /*names=*/false);
   item.landing->end_part(std::nullopt);
   return Went::Out;
 }
@@ -186,7 +206,8 @@ bool Sender::stream_waits(Source& source, Item& item) {
   return false;
 }
 
-// What the message tells of by descriptor goes before it. Nothing where all of it has; else what becomes of the item.
+// What the message tells of by descriptor goes before it. Nothing where all of it has; else what
+// becomes of the item.
 std::optional<Sender::Went> Sender::pass(const Naming& naming, Item& item) {
   for (Known* known : naming.told) {
     if (!known->descriptor) continue;
@@ -213,18 +234,23 @@ Sender::Went Sender::go_shared(Item& item, Naming naming) {
   const bool is_ready = item.ready.query();
   if (!is_ready && !stream_waits(source, item)) return Went::Waits;
   const std::size_t slot = source.free.back();
-  if (!is_ready) source.events[slot].record(source.stream);  // else the slot's last record, which has passed, will do
+  if (!is_ready)
+    source.events[slot].record(
+        source.stream);  // else the slot's last record, which has passed, will do
   source.free.pop_back();
   const std::uint32_t value = ++source.values[slot];
   std::vector<Slice> others;
   for (std::size_t i = 0; i < item.payloads.size(); ++i) {
     if (!naming.payloads[i].pieces.empty()) continue;
-    others.push_back(item.payloads[i].bytes > 0 ? item.payloads[i] : Slice{nullptr, 0, Device::host()});
+    others.push_back(item.payloads[i].bytes > 0 ? item.payloads[i]
+                                                : Slice{nullptr, 0, Device::host()});
   }
-  const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
-  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value, std::move(naming.payloads),
-                       item.header};
-  const Op told = below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence());
+  const bool has_others =
+      std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
+  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value,
+                       std::move(naming.payloads), item.header};
+  const Op told =
+      below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence());
   if (const auto error = told.ended() ? told.error() : std::nullopt) {  // nobody hears of it
     source.free.push_back(slot);
     throw Error(*error);
@@ -237,15 +263,17 @@ Sender::Went Sender::go_shared(Item& item, Naming naming) {
   const auto read = std::make_shared<ReadFence>(page_, process_, gpu, slot, value);
   const Completion known(item.pin, Fence(read));
   item.landing->begin_part();
-  known.op().on_ended([weak = weak_from_this(), landing = item.landing, op = known.op(), read, gpu, slot] {
-    auto error = op.error();
-    if (!error && !read->was_read()) error = Error(Blame::PeerLost, "the peer ended before it had read the message");
-    landing->end_part(error);
-    const auto self = weak.lock();
-    if (self && read->was_read()) self->was_read(gpu, slot);
-  });
-  // Behind that: the peer may have read it by now, and the loop says so on its own thread, not on this one, which has the
-  // mutex.
+  known.op().on_ended(
+      [weak = weak_from_this(), landing = item.landing, op = known.op(), read, gpu, slot] {
+        auto error = op.error();
+        if (!error && !read->was_read())
+          error = Error(Blame::PeerLost, "the peer ended before it had read the message");
+        landing->end_part(error);
+        const auto self = weak.lock();
+        if (self && read->was_read()) self->was_read(gpu, slot);
+      });
+  // Behind that: the peer may have read it by now, and the loop says so on its own thread, not on
+  // this one, which has the mutex.
   source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
   follow(item.landing, told, /*names=*/true);
   item.landing->end_part(std::nullopt);
@@ -271,7 +299,8 @@ bool Sender::name_slice(Source& source, const Slice& slice, Naming& naming) {
 }
 
 // As much of the memory as one allocation has.
-std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std::size_t bytes, Naming& naming) {
+std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std::size_t bytes,
+                                        Naming& naming) {
   if (naming.pieces + naming.payloads.back().pieces.size() == limits_.max_payloads) {
     naming.why_not = "a message shares at most " + std::to_string(limits_.max_payloads) +
                      " pieces of memory (each segment of an expandable one is a piece)";
@@ -285,7 +314,9 @@ std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std
     throw Error(Blame::Caller, "a payload runs over the end of its allocation by " +
                                    std::to_string(bytes - (range.bytes - offset)) + " bytes");
   }
-  Piece piece{.bytes = std::min(bytes, range.bytes - offset), .allocation = known->allocation, .offset = offset};
+  Piece piece{.bytes = std::min(bytes, range.bytes - offset),
+              .allocation = known->allocation,
+              .offset = offset};
   if (known->is_told || known->named_in == naming.number) return piece;
   known->named_in = naming.number;
   naming.told.push_back(known);
@@ -296,7 +327,8 @@ std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std
 }
 
 // Null where it cannot be shared.
-Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& range, Naming& naming) {
+Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& range,
+                                Naming& naming) {
   const auto found = source.known.find(range.base);
   std::optional<cuda::PhysicalMemory> mapped;
   if (found != source.known.end()) {
@@ -317,22 +349,26 @@ Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& ran
 
 // `mapped`: what is mapped there, where that is known already.
 std::optional<Sender::Known> Sender::share(Source& source, const cuda::AllocationRange& range,
-                                           std::optional<cuda::PhysicalMemory> mapped, Naming& naming) {
+                                           std::optional<cuda::PhysicalMemory> mapped,
+                                           Naming& naming) {
   Known known;
   known.id = range.id;
   known.bytes = range.bytes;
   if (!mapped) known.handle = cuda::share_memory(*source.device, range.base);
   if (known.handle) return known;
-  known.physical = mapped ? std::move(mapped) : cuda::PhysicalMemory::at(*source.device, range.base);
+  known.physical =
+      mapped ? std::move(mapped) : cuda::PhysicalMemory::at(*source.device, range.base);
   if (!known.physical) {
-    naming.why_not = "it is not of cuMemAlloc, nor of cuMemMap (stream-ordered pools are not shared)";
+    naming.why_not =
+        "it is not of cuMemAlloc, nor of cuMemMap (stream-ordered pools are not shared)";
   } else if (const auto why = why_not_passed()) {
     naming.why_not = *why;
   } else if (known.descriptor = known.physical->share(); known.descriptor) {
     return known;
   } else {
     naming.why_not =
-        "it was not made to be shared (cuMemCreate with requestedHandleTypes CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)";
+        "it was not made to be shared (cuMemCreate with requestedHandleTypes "
+        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)";
   }
   return std::nullopt;
 }
@@ -340,7 +376,8 @@ std::optional<Sender::Known> Sender::share(Source& source, const cuda::Allocatio
 std::optional<std::string> Sender::why_not_passed() {
   auto why = passing_->why_not(process_->number());
   if (why && !std::exchange(has_said_why_, true)) {
-    log::info("cuda_ipc to " + peer_ + ": memory of virtual addresses goes by the lane below, because " + *why);
+    log::info("cuda_ipc to " + peer_ +
+              ": memory of virtual addresses goes by the lane below, because " + *why);
   }
   return why;
 }
@@ -361,7 +398,8 @@ void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bo
   });
 }
 
-// --- on the loop ------------------------------------------------------------------------------------------------------
+// --- on the loop
+// ------------------------------------------------------------------------------------------------------
 
 void Sender::was_read(std::size_t gpu, std::size_t slot) {
   {
@@ -385,7 +423,8 @@ void Sender::end() noexcept {
     why = failure_;
     retry_.reset();
     if (passing_) passing_->close();
-    for (const auto& source : sources_) source->known.clear();  // and memory that the program has freed
+    for (const auto& source : sources_)
+      source->known.clear();  // and memory that the program has freed
   }
   for (const auto& source : sources_) source->in_flight.fail(*why);
   for (Item& item : line) item.landing->fail(*why);

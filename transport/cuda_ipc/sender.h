@@ -1,5 +1,6 @@
-// The sending half of a cuda_ipc lane: names device memory to the peer, behind an event that a stream of ours records when
-// the memory is ready, and keeps it until the peer says that it has been read.
+// The sending half of a cuda_ipc lane: names device memory to the peer, behind an event that a
+// stream of ours records when the memory is ready, and keeps it until the peer says that it has
+// been read.
 //
 // send() and refuse() are for every thread, the rest for the loop.
 #pragma once
@@ -25,8 +26,8 @@ namespace weft::transport::cuda_ipc {
 
 class Sender : public std::enable_shared_from_this<Sender> {
  public:
-  Sender(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
-         const std::shared_ptr<EventLoop>& loop);
+  Sender(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+         const Capabilities& limits, const std::shared_ptr<EventLoop>& loop);
 
   // Our side of the hello.
   const std::shared_ptr<Page>& page() const { return page_; }
@@ -35,7 +36,8 @@ class Sender : public std::enable_shared_from_this<Sender> {
   std::uint32_t socket() const { return passing_ ? passing_->name() : 0; }
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
-  // From now on messages go, and memory of these GPUs is named (a bit for each); for others `why_not` says why it is not.
+  // From now on messages go, and memory of these GPUs is named (a bit for each); for others
+  // `why_not` says why it is not.
   void meet(std::shared_ptr<Process> peer, std::uint32_t reached, std::string why_not);
   // From now on send() fails with this. False where it does already.
   bool refuse(const Error& why);
@@ -43,16 +45,18 @@ class Sender : public std::enable_shared_from_this<Sender> {
   void lose(const Error& why);
   // What goes before all messages.
   void introduce(const std::vector<std::byte>& message);
-  // After refuse(): fails what has not been read, in order. Its memory stays pinned as long as the peer may read it.
+  // After refuse(): fails what has not been read, in order. Its memory stays pinned as long as the
+  // peer may read it.
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
-  // inside.)
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
+  // must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
   // An allocation of this GPU's.
   struct Known {
-    // Which one is at that address: that of cuMemAlloc with this number, or, of virtual addresses, this memory.
+    // Which one is at that address: that of cuMemAlloc with this number, or, of virtual addresses,
+    // this memory.
     std::uint64_t id = 0;
     std::optional<cuda::PhysicalMemory> physical;
     std::size_t bytes = 0;
@@ -108,12 +112,14 @@ class Sender : public std::enable_shared_from_this<Sender> {
   bool stream_waits(Source& source, Item& item);
   // False where some of it cannot be shared: then nothing of it is named.
   bool name_slice(Source& source, const Slice& slice, Naming& naming);
-  std::optional<Piece> name_piece(Source& source, CUdeviceptr address, std::size_t bytes, Naming& naming);
+  std::optional<Piece> name_piece(Source& source, CUdeviceptr address, std::size_t bytes,
+                                  Naming& naming);
   Known* known_at(Source& source, const cuda::AllocationRange& range, Naming& naming);
-  std::optional<Known> share(Source& source, const cuda::AllocationRange& range, std::optional<cuda::PhysicalMemory> mapped,
-                             Naming& naming);
+  std::optional<Known> share(Source& source, const cuda::AllocationRange& range,
+                             std::optional<cuda::PhysicalMemory> mapped, Naming& naming);
   std::optional<std::string> why_not_passed();
-  // `names`: where the message is not sent after all, the lane ends, because the peer will never say that it has read it.
+  // `names`: where the message is not sent after all, the lane ends, because the peer will never
+  // say that it has read it.
   void follow(const std::shared_ptr<staged::Landing>& landing, const Op& below, bool names);
   // On the loop.
   void was_read(std::size_t gpu, std::size_t slot);
@@ -122,7 +128,8 @@ class Sender : public std::enable_shared_from_this<Sender> {
   const std::shared_ptr<staged::Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end it from inside
+  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end
+                                   // it from inside
   const std::shared_ptr<Page> page_ = Page::make();
   std::vector<std::unique_ptr<Source>> sources_;  // by place in the hello
 

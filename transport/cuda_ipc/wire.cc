@@ -15,7 +15,8 @@ namespace {
 
 constexpr char kMagic[8] = {'W', 'E', 'F', 'T', 'i', 'p', 'c', '2'};
 constexpr std::size_t kMaxName = 256;
-constexpr std::size_t kPieceBytes = 8 + 8 + 8 + 8 + 1 + 64;  // the most that one piece takes in a message
+constexpr std::size_t kPieceBytes =
+    8 + 8 + 8 + 8 + 1 + 64;  // the most that one piece takes in a message
 constexpr std::size_t kPayloadBytes =
     8 + 4 + kPieceBytes;  // and one payload: there are as many pieces as payloads, at most
 constexpr std::size_t kFrontBytes = 64;
@@ -95,13 +96,16 @@ std::optional<Piece> piece_of(Reader& reader, std::uint64_t left) {
     case Told::Handle: piece.handle = reader.array<64>(); return piece;
     case Told::Descriptor:
       piece.passed = reader.get<std::uint64_t>();
-      if (piece.passed < piece.bytes || piece.offset > piece.passed - piece.bytes) return std::nullopt;
+      if (piece.passed < piece.bytes || piece.offset > piece.passed - piece.bytes)
+        return std::nullopt;
       return piece;
   }
   return std::nullopt;
 }
 
-Error wrong(const std::string& text) { return Error(Blame::PeerLost, "the peer sent what is not allowed, " + text); }
+Error wrong(const std::string& text) {
+  return Error(Blame::PeerLost, "the peer sent what is not allowed, " + text);
+}
 
 }  // namespace
 
@@ -125,10 +129,12 @@ std::optional<std::string> why_unreachable(const Identity& here, const Identity&
   for (const Identity* one : {&here, &there}) {
     if (!one->host.empty()) continue;
     const std::string whom = one == &here ? "us" : "it";
-    return "/proc does not tell " + whom + " which host and process namespace this is (is it mounted?)";
+    return "/proc does not tell " + whom +
+           " which host and process namespace this is (is it mounted?)";
   }
   if (here.host != there.host) return "it is on another host";
-  if (here.processes != there.processes) return "it is in another container: the process namespaces differ";
+  if (here.processes != there.processes)
+    return "it is in another container: the process namespaces differ";
   if (here.process == there.process && here.started == there.started)
     return "it is in this very process, whose own memory the driver does not open";
   return std::nullopt;
@@ -188,7 +194,8 @@ Result<std::uint32_t> decode_reach(Bytes bytes) {
   Reader reader(bytes);
   const bool is_reach = reader.get<std::uint8_t>() == static_cast<std::uint8_t>(Kind::Reach);
   const auto gpus = reader.get<std::uint32_t>();
-  if (!is_reach || reader.is_cut() || !reader.rest().empty()) return wrong("no reach behind its hello");
+  if (!is_reach || reader.is_cut() || !reader.rest().empty())
+    return wrong("no reach behind its hello");
   return gpus;
 }
 
@@ -222,7 +229,9 @@ std::vector<std::byte> encode(const Shared& message) {
       writer.put(piece.allocation);
       writer.put(piece.replaces);
       writer.put(piece.offset);
-      const Told told = piece.handle ? Told::Handle : piece.passed > 0 ? Told::Descriptor : Told::Before;
+      const Told told = piece.handle       ? Told::Handle
+                        : piece.passed > 0 ? Told::Descriptor
+                                           : Told::Before;
       writer.put(static_cast<std::uint8_t>(told));
       if (told == Told::Handle) writer.put_bytes(*piece.handle);
       if (told == Told::Descriptor) writer.put(piece.passed);
@@ -232,7 +241,8 @@ std::vector<std::byte> encode(const Shared& message) {
   return writer.take();
 }
 
-Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes, const Capabilities& limits) {
+Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes,
+                             const Capabilities& limits) {
   Reader reader(bytes);
   reader.get<std::uint8_t>();
   Shared message;
@@ -240,7 +250,8 @@ Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes, 
   message.slot = reader.get<std::uint32_t>();
   message.value = reader.get<std::uint32_t>();
   const auto payloads = reader.get<std::uint32_t>();
-  if (payloads > limits.max_payloads) return wrong("a message of " + std::to_string(payloads) + " payloads");
+  if (payloads > limits.max_payloads)
+    return wrong("a message of " + std::to_string(payloads) + " payloads");
   std::uint64_t total = 0;
   std::size_t below = 0;
   std::size_t pieces = 0;
@@ -251,12 +262,14 @@ Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes, 
     total += payload.bytes;
     const auto count = reader.get<std::uint32_t>();
     if (count == 0) {
-      if (below == sizes.size() || sizes[below] != payload.bytes) return wrong("payloads other than it announced");
+      if (below == sizes.size() || sizes[below] != payload.bytes)
+        return wrong("payloads other than it announced");
       ++below;
       continue;
     }
     pieces += count;
-    if (pieces > limits.max_payloads) return wrong("a message of " + std::to_string(pieces) + " pieces");
+    if (pieces > limits.max_payloads)
+      return wrong("a message of " + std::to_string(pieces) + " pieces");
     std::uint64_t left = payload.bytes;
     for (std::uint32_t j = 0; j < count && !reader.is_cut(); ++j) {
       const auto piece = piece_of(reader, left);

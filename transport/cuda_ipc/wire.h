@@ -1,11 +1,13 @@
-// What two ends of a cuda_ipc lane tell each other over the lane below it. Its messages begin with a byte that says what
-// they are:
+// What two ends of a cuda_ipc lane tell each other over the lane below it. Its messages begin with
+// a byte that says what they are:
 //
-//   hello    first, once: who this process is, its GPUs with the events that it records, its page of words, and the
+//   hello    first, once: who this process is, its GPUs with the events that it records, its page
+//   of words, and the
 //            socket on which it passes descriptors of memory
 //   reach    second, once: whose of the peer's GPUs this process can read
 //   plain    the header behind it; all payloads are those of the message below
-//   shared   some payloads stay where they are and are named; the others are those of the message below
+//   shared   some payloads stay where they are and are named; the others are those of the message
+//   below
 //
 // Numbers are little-endian. Pure functions over bytes that are not trusted.
 #pragma once
@@ -80,19 +82,22 @@ struct Payload {
   std::vector<Piece> pieces;  // all of it, in order; none: the message below has it
 };
 struct Shared {
-  std::uint32_t gpu = 0;   // of the hello's, that all named payloads lie on
-  std::uint32_t slot = 0;  // the event to wait for, and the word to raise when the payloads have been read
+  std::uint32_t gpu = 0;  // of the hello's, that all named payloads lie on
+  std::uint32_t slot =
+      0;  // the event to wait for, and the word to raise when the payloads have been read
   std::uint32_t value = 0;
   std::vector<Payload> payloads;
   Bytes header;  // part of what was decoded
 };
 
-// What a lane can do over one that can do `below`. Its payloads together have at most max_payloads pieces.
+// What a lane can do over one that can do `below`. Its payloads together have at most max_payloads
+// pieces.
 Capabilities capabilities_over(const Capabilities& below);
 
 std::vector<std::byte> encode_plain(Bytes header);
 std::vector<std::byte> encode(const Shared& message);
 // `sizes`: of the payloads of the message below, which are those that are not named.
-Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes, const Capabilities& limits);
+Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes,
+                             const Capabilities& limits);
 
 }  // namespace weft::transport::cuda_ipc

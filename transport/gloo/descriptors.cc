@@ -17,11 +17,13 @@ namespace {
 
 constexpr const char* kFolder = "/proc/self/fd";
 
-// What is open, with what each descriptor is: "socket:[4711]", "pipe:[4712]", "anon_inode:[eventpoll]", a path.
+// What is open, with what each descriptor is: "socket:[4711]", "pipe:[4712]",
+// "anon_inode:[eventpoll]", a path.
 template <class Each>
 void for_each_descriptor(const Each& each) {
   std::error_code failure;
-  for (std::filesystem::directory_iterator at(kFolder, failure), end; !failure && at != end; at.increment(failure)) {
+  for (std::filesystem::directory_iterator at(kFolder, failure), end; !failure && at != end;
+       at.increment(failure)) {
     const std::string name = at->path().filename();
     int descriptor = -1;
     std::from_chars(name.data(), name.data() + name.size(), descriptor);
@@ -49,7 +51,8 @@ std::set<int> watched_by(int instance) {
     if (!line.starts_with("tfd:")) continue;
     const auto digits = line.find_first_of("0123456789");
     int descriptor = -1;
-    if (digits != std::string::npos) std::from_chars(line.data() + digits, line.data() + line.size(), descriptor);
+    if (digits != std::string::npos)
+      std::from_chars(line.data() + digits, line.data() + line.size(), descriptor);
     if (descriptor >= 0) watched.insert(descriptor);
   }
   return watched;
@@ -70,7 +73,9 @@ Descriptors::Descriptors() : before_(epoll_instances()) {}
 void Descriptors::close_on_exec() const {
   std::set<int> own;
   for (const int instance : epoll_instances()) {
-    if (std::find(before_.begin(), before_.end(), instance) != before_.end() || !is_inherited(instance)) continue;
+    if (std::find(before_.begin(), before_.end(), instance) != before_.end() ||
+        !is_inherited(instance))
+      continue;
     own.insert(instance);
     own.merge(watched_by(instance));
   }

@@ -16,6 +16,8 @@ class Gloo final : public Transport {
 
 }  // namespace
 
-Result<std::shared_ptr<Transport>> open() { return std::shared_ptr<Transport>(std::make_shared<Gloo>()); }
+Result<std::shared_ptr<Transport>> open() {
+  return std::shared_ptr<Transport>(std::make_shared<Gloo>());
+}
 
 }  // namespace weft::transport::gloo

@@ -22,10 +22,12 @@ namespace weft::transport::gloo {
 
 namespace {
 
-// Whether this thread belongs to Gloo or to Waiters: ProcessGroupGloo's destructor joins them, so it must run elsewhere.
+// Whether this thread belongs to Gloo or to Waiters: ProcessGroupGloo's destructor joins them, so
+// it must run elsewhere.
 thread_local bool on_backend_thread = false;
 
-constexpr auto kUntilBroken = std::chrono::seconds(1);  // what takes milliseconds on machines that are not overloaded
+constexpr auto kUntilBroken =
+    std::chrono::seconds(1);  // what takes milliseconds on machines that are not overloaded
 
 std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   switch (dtype) {
@@ -56,7 +58,8 @@ at::Tensor typed(const Elements& data) {
 
 // For operations that only move: Gloo knows fewer dtypes than there are.
 at::Tensor bytes(const Slice& slice) {
-  return at::from_blob(slice.data, {static_cast<std::int64_t>(slice.bytes)}, at::TensorOptions(at::kByte));
+  return at::from_blob(slice.data, {static_cast<std::int64_t>(slice.bytes)},
+                       at::TensorOptions(at::kByte));
 }
 
 std::vector<at::Tensor> bytes(std::span<const Slice> slices) {
@@ -92,10 +95,12 @@ void copy_parts(std::span<const Slice> parts, const std::byte* from) {
 }
 
 c10d::ReduceOp to_c10d(Dtype dtype, ReduceOp op) {
-  const bool is_bool = dtype == Dtype::Bool;  // whose sum is "any" and whose product "all": 1 + 1 is no bool
+  const bool is_bool =
+      dtype == Dtype::Bool;  // whose sum is "any" and whose product "all": 1 + 1 is no bool
   switch (op) {
     case ReduceOp::Sum:
-    case ReduceOp::Avg: return is_bool ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;  // Avg is divided afterwards
+    case ReduceOp::Avg:
+      return is_bool ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;  // Avg is divided afterwards
     case ReduceOp::Product: return is_bool ? c10d::ReduceOp::MIN : c10d::ReduceOp::PRODUCT;
     case ReduceOp::Min: return c10d::ReduceOp::MIN;
     case ReduceOp::Max: return c10d::ReduceOp::MAX;
@@ -107,17 +112,21 @@ c10d::ReduceOp to_c10d(Dtype dtype, ReduceOp op) {
 }
 
 bool is_floating(Dtype dtype) {
-  return dtype == Dtype::Float16 || dtype == Dtype::BFloat16 || dtype == Dtype::Float32 || dtype == Dtype::Float64;
+  return dtype == Dtype::Float16 || dtype == Dtype::BFloat16 || dtype == Dtype::Float32 ||
+         dtype == Dtype::Float64;
 }
 
-bool is_complex(Dtype dtype) { return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64; }
+bool is_complex(Dtype dtype) {
+  return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
+}
 
 std::function<void()> divide(const Elements& data, ReduceOp op, int ranks) {
   if (op != ReduceOp::Avg) return {};
   return [data, ranks] { typed(data).div_(ranks); };
 }
 
-// c10d's flight recorder races when several ranks live in one process, and takes a stack trace for each collective.
+// c10d's flight recorder races when several ranks live in one process, and takes a stack trace for
+// each collective.
 void switch_flight_recorder_off() {
   static const bool done = [] {
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
@@ -128,9 +137,11 @@ void switch_flight_recorder_off() {
 
 // Where Gloo's thread cannot accept a connection it ends the process.
 void require_descriptors_to_join(const JoinOptions& options) {
-  constexpr int kDevice = 6;  // its pipe, its epoll instance, its listener, and what is open for a moment
+  constexpr int kDevice =
+      6;  // its pipe, its epoll instance, its listener, and what is open for a moment
   const int others = options.size - 1;
-  // The job's connections, which are made meanwhile: at rank 0, which may host the store, each rank has four.
+  // The job's connections, which are made meanwhile: at rank 0, which may host the store, each rank
+  // has four.
   const int of_job = options.rank == 0 ? 4 * others : 1;
   require_descriptors(kDevice + others + of_job, "joining " + place_of(options, "gloo"));
 }
@@ -148,8 +159,8 @@ struct GlooCommunicator::Group {
   c10::intrusive_ptr<StoreAdapter> store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
 
-  // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive that times out closes
-  // every connection of the context and fails all that waits on them.
+  // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive
+  // that times out closes every connection of the context and fails all that waits on them.
   void break_connections(int rank, int size) {
     constexpr int kTag = 0x7ffffffe;
     std::vector<at::Tensor> nothing{at::empty({1}, at::TensorOptions(at::kByte))};
@@ -184,9 +195,10 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
   const Descriptors descriptors;
   try {
     auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
-    gloo->devices.push_back(options.interface_address.empty()
-                                ? c10d::ProcessGroupGloo::createDefaultDevice()
-                                : c10d::ProcessGroupGloo::createDeviceForHostname(options.interface_address));
+    gloo->devices.push_back(
+        options.interface_address.empty()
+            ? c10d::ProcessGroupGloo::createDefaultDevice()
+            : c10d::ProcessGroupGloo::createDeviceForHostname(options.interface_address));
     group_->store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
     group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(group_->store, rank_, size_, gloo);
     descriptors.close_on_exec();
@@ -220,13 +232,15 @@ GlooCommunicator::~GlooCommunicator() {
     std::thread(destroy).detach();
   } catch (const std::system_error& error) {
     log::error("no thread to end Gloo's " + pending_->context() + " (" + error.what() + "); " +
-               (may_wait ? "this one waits for it" : "its threads and connections stay until the process ends"));
+               (may_wait ? "this one waits for it"
+                         : "its threads and connections stay until the process ends"));
     if (may_wait) destroy();
   }
-  // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then waits out the group's
-  // time limit, and is left to do so.
+  // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then
+  // waits out the group's time limit, and is left to do so.
   if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
-    log::debug("Gloo still waits for a connection that is broken " + pending_->context() + "; a thread is left to it");
+    log::debug("Gloo still waits for a connection that is broken " + pending_->context() +
+               "; a thread is left to it");
   store->release();
 }
 
@@ -243,12 +257,13 @@ bool GlooCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
 }
 
 Op GlooCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return collective("broadcast", std::move(pin), std::move(ready), [data, root](c10d::ProcessGroupGloo& group) {
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    std::vector<at::Tensor> tensors{bytes(data.slice)};
-    return group.broadcast(tensors, options);
-  });
+  return collective("broadcast", std::move(pin), std::move(ready),
+                    [data, root](c10d::ProcessGroupGloo& group) {
+                      c10d::BroadcastOptions options;
+                      options.rootRank = root;
+                      std::vector<at::Tensor> tensors{bytes(data.slice)};
+                      return group.broadcast(tensors, options);
+                    });
 }
 
 Op GlooCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
@@ -262,7 +277,8 @@ Op GlooCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fenc
   return collective("all_reduce", std::move(pin), std::move(ready), start, divide(real, op, size_));
 }
 
-Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
+                            Fence ready) noexcept {
   const Elements real = as_real(data);
   const bool is_root = rank_ == root;
   const auto start = [real, root, op, is_root](c10d::ProcessGroupGloo& group) {
@@ -273,11 +289,14 @@ Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin
     std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
     return group.reduce(tensors, options);
   };
-  return collective("reduce", std::move(pin), std::move(ready), start, is_root ? divide(real, op, size_) : nullptr);
+  return collective("reduce", std::move(pin), std::move(ready), start,
+                    is_root ? divide(real, op, size_) : nullptr);
 }
 
-Op GlooCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
-  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()), input](c10d::ProcessGroupGloo& group) {
+Op GlooCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                                Fence ready) noexcept {
+  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()),
+                      input](c10d::ProcessGroupGloo& group) {
     std::vector<std::vector<at::Tensor>> gathered{bytes(outputs)};
     std::vector<at::Tensor> inputs{bytes(input.slice)};
     return group.allgather(gathered, inputs);
@@ -285,8 +304,8 @@ Op GlooCommunicator::all_gather(std::span<const Slice> outputs, const Elements& 
   return collective("all_gather", std::move(pin), std::move(ready), start);
 }
 
-Op GlooCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-                            Fence ready) noexcept {
+Op GlooCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root,
+                            Pin pin, Fence ready) noexcept {
   const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()), input, root,
                       is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
     c10d::GatherOptions options;
@@ -299,8 +318,8 @@ Op GlooCommunicator::gather(std::span<const Slice> outputs, const Elements& inpu
   return collective("gather", std::move(pin), std::move(ready), start);
 }
 
-Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-                             Fence ready) noexcept {
+Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
+                             Pin pin, Fence ready) noexcept {
   const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), output, root,
                       is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
     c10d::ScatterOptions options;
@@ -313,8 +332,8 @@ Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inpu
   return collective("scatter", std::move(pin), std::move(ready), start);
 }
 
-Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                                    Fence ready) noexcept {
+Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
+                                    ReduceOp op, Pin pin, Fence ready) noexcept {
   const Elements real = as_real(output);
   // c10d's own does the same, an all-reduce of a copy, but tells nobody when it is done.
   struct Copy {
@@ -325,7 +344,8 @@ Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slic
   const auto start = [copy, dtype = real.dtype, op](c10d::ProcessGroupGloo& group) {
     std::size_t count = 0;
     for (const Slice& part : copy->parts) count += Elements{part, dtype}.count();
-    copy->sum = at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
+    copy->sum =
+        at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
     copy_parts(static_cast<std::byte*>(copy->sum.data_ptr()), copy->parts);
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(dtype, op);
@@ -334,15 +354,16 @@ Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slic
   };
   const auto finish = [copy, real, rank = rank_, then = divide(real, op, size_)] {
     const auto* data = static_cast<const std::byte*>(copy->sum.data_ptr());
-    for (int part = 0; part < rank; ++part) data += copy->parts[static_cast<std::size_t>(part)].bytes;
+    for (int part = 0; part < rank; ++part)
+      data += copy->parts[static_cast<std::size_t>(part)].bytes;
     if (real.slice.bytes > 0) std::memcpy(real.slice.data, data, real.slice.bytes);
     if (then) then();
   };
   return collective("reduce_scatter", std::move(pin), std::move(ready), start, finish);
 }
 
-Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
-                                Fence ready) noexcept {
+Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
+                                Dtype, Pin pin, Fence ready) noexcept {
   // Gloo wants one buffer each way; where the parts are scattered, they go through one.
   struct Flat {
     std::vector<Slice> parts;
@@ -381,12 +402,13 @@ Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const 
 }
 
 Op GlooCommunicator::barrier(Fence ready) noexcept {
-  return collective("barrier", Pin(), std::move(ready), [](c10d::ProcessGroupGloo& group) { return group.barrier(); });
+  return collective("barrier", Pin(), std::move(ready),
+                    [](c10d::ProcessGroupGloo& group) { return group.barrier(); });
 }
 
 Op GlooCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
-  return message("send to rank " + std::to_string(to), {false, to, tag}, std::move(pin), std::move(ready),
-                 [data, to, tag](c10d::ProcessGroupGloo& group) {
+  return message("send to rank " + std::to_string(to), {false, to, tag}, std::move(pin),
+                 std::move(ready), [data, to, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
                    return group.send(tensors, to, tag);
                  });
@@ -398,8 +420,10 @@ Op GlooCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
                  [data, from, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
                    if (from != kAnySource) return group.recv(tensors, from, tag);
-                   // Gloo refuses one of no bytes from any rank; one that has room for more takes it.
-                   if (data.slice.bytes == 0) tensors[0] = at::empty({1}, at::TensorOptions(at::kByte));
+                   // Gloo refuses one of no bytes from any rank; one that has room for more takes
+                   // it.
+                   if (data.slice.bytes == 0)
+                     tensors[0] = at::empty({1}, at::TensorOptions(at::kByte));
                    return group.recvAnysource(tensors, tag);
                  });
 }
@@ -408,9 +432,10 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
                                 std::function<void()> finish) noexcept {
   const Completion completion(pin);
   const auto key = pending_->add(completion);
-  // The callback holds the pin too: an operation that abort() ended early may still be in Gloo's hands.
-  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), pin = std::move(pin),
-              start = std::move(start), finish = std::move(finish)] {
+  // The callback holds the pin too: an operation that abort() ended early may still be in Gloo's
+  // hands.
+  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name),
+              pin = std::move(pin), start = std::move(start), finish = std::move(finish)] {
     const auto self = weak.lock();
     if (!self || !pending->begin(key)) return pending->fail(key, name, "the group was destroyed");
     try {
@@ -422,11 +447,13 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
       }
       // Where it is done already the callback runs here.
       const auto here = std::this_thread::get_id();
-      work->getFuture()->addCallback([pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
-        if (std::this_thread::get_id() != here) on_backend_thread = true;
-        if (future.hasError()) return pending->fail(key, name, future.tryRetrieveErrorMessage());
-        pending->complete(key, finish);
-      });
+      work->getFuture()->addCallback(
+          [pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
+            if (std::this_thread::get_id() != here) on_backend_thread = true;
+            if (future.hasError())
+              return pending->fail(key, name, future.tryRetrieveErrorMessage());
+            pending->complete(key, finish);
+          });
     } catch (const std::exception& error) {
       pending->fail(key, name, text_of(error));
     }
@@ -435,11 +462,12 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
   return completion.op();
 }
 
-Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready, Start start) noexcept {
+Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready,
+                             Start start) noexcept {
   const Completion completion(pin);
   const auto key = pending_->add(completion);
-  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), stream, pin = std::move(pin),
-              start = std::move(start)] {
+  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), stream,
+              pin = std::move(pin), start = std::move(start)] {
     const auto self = weak.lock();
     if (!self || !pending->begin(key)) return pending->fail(key, name, "the group was destroyed");
     try {
@@ -451,14 +479,16 @@ Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pi
           work = start(*self->group_->gloo);
         }
         const Deadline deadline = Deadline::in(pending->timeout());
-        return [pending, key, name, pin, deadline, is_recv = stream.receives, work = std::move(work)]() mutable {
+        return [pending, key, name, pin, deadline, is_recv = stream.receives,
+                work = std::move(work)]() mutable {
           on_backend_thread = true;
           try {
             if (!pending->wait(key, work, deadline)) {
               work.reset();  // without it Gloo writes no more
               return pending->fail(key, name, "");
             }
-            pending->complete_message(key, is_recv ? work->sourceRank() : -1);  // it throws for a send
+            pending->complete_message(key,
+                                      is_recv ? work->sourceRank() : -1);  // it throws for a send
           } catch (const std::exception& error) {
             pending->fail(key, name, text_of(error));
           }
@@ -474,8 +504,8 @@ Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pi
   return completion.op();
 }
 
-// What Gloo has begun fails when it has let go of its memory, as breaking its connections makes it do: who hears of a
-// failure may use the memory again, and what still arrived later would be in it.
+// What Gloo has begun fails when it has let go of its memory, as breaking its connections makes it
+// do: who hears of a failure may use the memory again, and what still arrived later would be in it.
 void GlooCommunicator::abort(const Error& why) noexcept {
   if (!pending_->abort(why)) return;
   const auto break_off = [group = group_, pending = pending_, rank = rank_,
@@ -489,7 +519,8 @@ void GlooCommunicator::abort(const Error& why) noexcept {
       break_off(kUntilBroken);
     }));
   } catch (const Error& error) {
-    log::error("aborting " + pending_->context() + ": " + error.text() + "; the calling thread breaks its connections");
+    log::error("aborting " + pending_->context() + ": " + error.text() +
+               "; the calling thread breaks its connections");
     const WithoutSigpipe quiet;
     break_off(std::chrono::milliseconds(0));
   }

@@ -1,5 +1,6 @@
-// Collectives over c10d's ProcessGroupGloo, on host memory. Operations run on its worker threads (two), point-to-point on
-// its device thread; this class gives them the shape of the seam and turns their failures into Errors.
+// Collectives over c10d's ProcessGroupGloo, on host memory. Operations run on its worker threads
+// (two), point-to-point on its device thread; this class gives them the shape of the seam and turns
+// their failures into Errors.
 #pragma once
 
 #include <functional>
@@ -37,9 +38,12 @@ class GlooCommunicator final : public Communicator,
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
   Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+            Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+             Fence ready) noexcept override;
   Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                     Fence ready) noexcept override;
   Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
@@ -56,9 +60,12 @@ class GlooCommunicator final : public Communicator,
   struct Group;  // c10d's object and its lock; never in the hands of its own callbacks
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
 
-  // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded, before the fence passes.
-  Op collective(std::string name, Pin pin, Fence ready, Start start, std::function<void()> finish = {}) noexcept;
-  Op message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready, Start start) noexcept;
+  // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded,
+  // before the fence passes.
+  Op collective(std::string name, Pin pin, Fence ready, Start start,
+                std::function<void()> finish = {}) noexcept;
+  Op message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready,
+             Start start) noexcept;
 
   const int rank_;
   const int size_;

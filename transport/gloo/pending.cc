@@ -15,7 +15,8 @@ Blame blame_of(const std::string& text) {
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   // "Application timeout caused pair closure" as well: another operation has run out of time.
   if (says("Timed out") || says("timed out") || says("imeout")) return Blame::Timeout;
-  if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") || says("Socket")) {
+  if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") ||
+      says("Socket")) {
     return Blame::PeerLost;
   }
   return Blame::Unsupported;
@@ -23,7 +24,8 @@ Blame blame_of(const std::string& text) {
 
 }  // namespace
 
-Pending::Pending(const JoinOptions& options) : context_(place_of(options, "gloo")), timeout_(options.timeout) {}
+Pending::Pending(const JoinOptions& options)
+    : context_(place_of(options, "gloo")), timeout_(options.timeout) {}
 
 bool Pending::empty() {
   std::lock_guard lock(mutex_);
@@ -67,7 +69,8 @@ bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline
     waited_.erase(key);
   };
   try {
-    const bool done = work->wait(std::clamp(deadline.remaining(), std::chrono::milliseconds(1), timeout_));
+    const bool done =
+        work->wait(std::clamp(deadline.remaining(), std::chrono::milliseconds(1), timeout_));
     forget();
     return done;
   } catch (...) {

@@ -1,5 +1,5 @@
-// The operations of one communicator that are under way: what Gloo's threads complete, and abort() fails. It outlives the
-// communicator, in the hands of Gloo's callbacks. Usable from every thread.
+// The operations of one communicator that are under way: what Gloo's threads complete, and abort()
+// fails. It outlives the communicator, in the hands of Gloo's callbacks. Usable from every thread.
 #pragma once
 
 #include <chrono>
@@ -37,14 +37,18 @@ class Pending {
   Key add(Completion completion);
   // Gloo gets it now; false where it has failed meanwhile.
   bool begin(Key key);
-  // Blocks until a send or a receive is done; false when abort() came first. Throws c10d's exception at the deadline.
+  // Blocks until a send or a receive is done; false when abort() came first. Throws c10d's
+  // exception at the deadline.
   bool wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline);
 
-  // Gloo has done it. Runs `finish` before the fence passes, but not after an abort, which it fails with.
+  // Gloo has done it. Runs `finish` before the fence passes, but not after an abort, which it fails
+  // with.
   void complete(Key key, const std::function<void()>& finish);
   // The same of a message that came from that rank, or -1.
   void complete_message(Key key, int source);
-  void fail(Key key, const std::string& operation, const std::string& text) { fail(key, failure(operation, text)); }
+  void fail(Key key, const std::string& operation, const std::string& text) {
+    fail(key, failure(operation, text));
+  }
   void fail(Key key, const Error& error);
   // Gloo's text as an Error; after an abort the abort's.
   Error failure(const std::string& operation, const std::string& text);
@@ -71,9 +75,10 @@ class Pending {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;  // of what follows
   std::map<Key, Entry> entries_;
-  std::size_t begun_ = 0;                                 // entries
-  std::condition_variable ended_;                         // one of them
-  std::map<Key, c10::intrusive_ptr<c10d::Work>> waited_;  // sends and receives that a thread waits for
+  std::size_t begun_ = 0;          // entries
+  std::condition_variable ended_;  // one of them
+  std::map<Key, c10::intrusive_ptr<c10d::Work>>
+      waited_;  // sends and receives that a thread waits for
   Key next_key_ = 0;
   std::optional<Error> aborted_;
 };

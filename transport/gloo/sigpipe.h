@@ -1,5 +1,6 @@
-// Gloo writes to sockets in a way that raises SIGPIPE when the peer has died, which would end this process as well. While
-// one of these lives, its thread gets EPIPE instead; threads that are started meanwhile never get the signal.
+// Gloo writes to sockets in a way that raises SIGPIPE when the peer has died, which would end this
+// process as well. While one of these lives, its thread gets EPIPE instead; threads that are
+// started meanwhile never get the signal.
 #pragma once
 
 #include <csignal>

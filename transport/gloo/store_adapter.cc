@@ -26,7 +26,9 @@ std::shared_ptr<Bootstrap> StoreAdapter::bootstrap() const {
   return bootstrap_;
 }
 
-c10::intrusive_ptr<c10d::Store> StoreAdapter::clone() { return c10::make_intrusive<StoreAdapter>(bootstrap(), timeout_); }
+c10::intrusive_ptr<c10d::Store> StoreAdapter::clone() {
+  return c10::make_intrusive<StoreAdapter>(bootstrap(), timeout_);
+}
 
 void StoreAdapter::set(const std::string& key, const std::vector<std::uint8_t>& value) {
   bootstrap()->set(key, to_bytes(value));
@@ -38,7 +40,9 @@ std::vector<std::uint8_t> StoreAdapter::get(const std::string& key) {
   return {begin, begin + value.size()};
 }
 
-std::int64_t StoreAdapter::add(const std::string& key, std::int64_t value) { return bootstrap()->add(key, value); }
+std::int64_t StoreAdapter::add(const std::string& key, std::int64_t value) {
+  return bootstrap()->add(key, value);
+}
 
 bool StoreAdapter::deleteKey(const std::string& key) {
   const bool existed = bootstrap()->exists(key);
@@ -53,11 +57,14 @@ bool StoreAdapter::check(const std::vector<std::string>& keys) {
   return true;
 }
 
-std::int64_t StoreAdapter::getNumKeys() { TORCH_CHECK(false, "weft: a group's store does not count its keys"); }
+std::int64_t StoreAdapter::getNumKeys() {
+  TORCH_CHECK(false, "weft: a group's store does not count its keys");
+}
 
 void StoreAdapter::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
 
-void StoreAdapter::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+void StoreAdapter::wait(const std::vector<std::string>& keys,
+                        const std::chrono::milliseconds& timeout) {
   const Deadline deadline = Deadline::in(timeout);
   for (const std::string& key : keys) bootstrap()->get(key, deadline);
 }

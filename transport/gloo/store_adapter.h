@@ -1,5 +1,6 @@
-// A transport::Bootstrap seen as the c10d::Store that ProcessGroupGloo takes. Keys and values pass through unchanged, so
-// that ranks which gave c10d their store directly (Python) find the same keys.
+// A transport::Bootstrap seen as the c10d::Store that ProcessGroupGloo takes. Keys and values pass
+// through unchanged, so that ranks which gave c10d their store directly (Python) find the same
+// keys.
 #pragma once
 
 #include <mutex>
@@ -23,9 +24,11 @@ class StoreAdapter : public c10d::Store {
   bool check(const std::vector<std::string>& keys) override;
   std::int64_t getNumKeys() override;
   void wait(const std::vector<std::string>& keys) override;
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
 
-  // The group has ended: what is called from now on throws Cancelled. Its store may count who still holds it.
+  // The group has ended: what is called from now on throws Cancelled. Its store may count who still
+  // holds it.
   void release();
 
  private:

@@ -21,7 +21,8 @@ constexpr std::size_t kMostIdle = 16;  // threads that are kept
 }  // namespace
 
 struct Waiters::State : std::enable_shared_from_this<State> {
-  // Tasks that run one behind the other, on a thread that is theirs from the first announcement until none is left.
+  // Tasks that run one behind the other, on a thread that is theirs from the first announcement
+  // until none is left.
   struct Lane {
     std::deque<Task> tasks;
     std::size_t announced = 0;  // of run(): in whose `begin` they are
@@ -31,7 +32,8 @@ struct Waiters::State : std::enable_shared_from_this<State> {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Stream, LanePointer> streams;
-  std::deque<LanePointer> unserved;  // lanes for which a thread is there, or on its way, and has not come yet
+  std::deque<LanePointer>
+      unserved;  // lanes for which a thread is there, or on its way, and has not come yet
   std::vector<std::thread> threads;
   std::vector<std::thread> ended;  // to be joined
   std::size_t idle = 0;
@@ -68,7 +70,9 @@ struct Waiters::State : std::enable_shared_from_this<State> {
 
   // Requires mutex. This thread ends, and is joined later.
   void retire() {
-    const auto own = [](const std::thread& one) { return one.get_id() == std::this_thread::get_id(); };
+    const auto own = [](const std::thread& one) {
+      return one.get_id() == std::this_thread::get_id();
+    };
     const auto self = std::find_if(threads.begin(), threads.end(), own);
     if (self == threads.end()) return;  // the destructor has it
     ended.push_back(std::move(*self));
@@ -81,10 +85,10 @@ struct Waiters::State : std::enable_shared_from_this<State> {
       try {
         threads.emplace_back([state = shared_from_this()] { state->work(); });
       } catch (const std::system_error& error) {
-        throw system_error(
-            Blame::Busy,
-            "no thread to wait for Gloo; allow this user, or the container, more of them (ulimit -u, pids.max)",
-            error.code().value());
+        throw system_error(Blame::Busy,
+                           "no thread to wait for Gloo; allow this user, or the container, more of "
+                           "them (ulimit -u, pids.max)",
+                           error.code().value());
       }
     }
     unserved.push_back(lane);
@@ -122,10 +126,10 @@ void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
     if (found != state_->streams.end()) {
       lane = found->second;
     } else if (state_->streams.size() >= kMostThreads) {
-      throw Error(Blame::Busy,
-                  "messages of " + std::to_string(kMostThreads) +
-                      " ranks and tags are under way over gloo, each of which takes a thread; use fewer tags at a "
-                      "time, or the backend weft, which takes none");
+      throw Error(Blame::Busy, "messages of " + std::to_string(kMostThreads) +
+                                   " ranks and tags are under way over gloo, each of which takes a "
+                                   "thread; use fewer tags at a "
+                                   "time, or the backend weft, which takes none");
     } else {
       lane = std::make_shared<State::Lane>();
       state_->serve_later(lane);

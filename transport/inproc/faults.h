@@ -4,8 +4,8 @@
 //   streams.a_to_b.cut_at(100);              // b reads 100 bytes of a's and then finds the end
 //   auto a = connect_over(std::move(streams.a), capabilities(), "inproc", loop);
 //
-// Positions count the bytes of one direction from its beginning, the preamble included. Each fault may be set before or
-// while bytes flow, from every thread.
+// Positions count the bytes of one direction from its beginning, the preamble included. Each fault
+// may be set before or while bytes flow, from every thread.
 #pragma once
 
 #include <chrono>
@@ -58,8 +58,9 @@ Streams make_streams(std::size_t ring_bytes = kRingBytes, const std::string& nam
                      const std::string& name_of_b = "b");
 Capabilities capabilities();
 
-// Every connection that engines of this process make from now on over inproc is shown to the function, on the thread that
-// makes it, before anything is sent: `there` is the way from its maker. An empty function ends that. One at a time.
+// Every connection that engines of this process make from now on over inproc is shown to the
+// function, on the thread that makes it, before anything is sent: `there` is the way from its
+// maker. An empty function ends that. One at a time.
 void on_link(std::function<void(const Faults& there, const Faults& back)> show);
 
 }  // namespace weft::transport::inproc

@@ -24,7 +24,8 @@ struct Place {
   std::function<void(std::shared_ptr<Connection>)> accepted;
 };
 
-// Who listens in this process. Engines open the transport each for itself, so this is one for all of them.
+// Who listens in this process. Engines open the transport each for itself, so this is one for all
+// of them.
 class Places {
  public:
   static Places& of_process() {
@@ -87,9 +88,12 @@ struct Address {
   std::uint64_t nonce = 0;
 
   bool is_here() const {
-    return process == static_cast<std::uint64_t>(::getpid()) && nonce == Places::of_process().nonce();
+    return process == static_cast<std::uint64_t>(::getpid()) &&
+           nonce == Places::of_process().nonce();
   }
-  std::string text() const { return std::to_string(process) + "/" + std::to_string(number) + "/" + std::to_string(nonce); }
+  std::string text() const {
+    return std::to_string(process) + "/" + std::to_string(number) + "/" + std::to_string(nonce);
+  }
 };
 
 std::optional<Address> parse(const std::string& text) {
@@ -111,7 +115,9 @@ class InprocListener final : public Listener {
     place_->loop = options.loop;
     place_->accepted = options.accepted;
     number_ = Places::of_process().add(place_);
-    place_->address = Address{static_cast<std::uint64_t>(::getpid()), number_, Places::of_process().nonce()}.text();
+    place_->address =
+        Address{static_cast<std::uint64_t>(::getpid()), number_, Places::of_process().nonce()}
+            .text();
   }
   ~InprocListener() override {
     place_->is_open = false;
@@ -139,7 +145,8 @@ class InprocConnector final : public Connector {
       throw Error(Blame::Caller, "inproc listen: a loop and `accepted` must be given");
     return std::make_unique<InprocListener>(options);
   }
-  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override;
 };
 
 // One that connects. Once: the listener takes its end, or it is given up at the deadline.
@@ -148,30 +155,38 @@ struct Call {
   EventLoop::Registration timer;
 };
 
-// Hands the listener its end; whoever connected hears where nobody listens any more, or has not come to it by the deadline.
-void hand_over(const std::shared_ptr<Place>& place, Streams streams, EventLoop& caller, Deadline deadline) {
+// Hands the listener its end; whoever connected hears where nobody listens any more, or has not
+// come to it by the deadline.
+void hand_over(const std::shared_ptr<Place>& place, Streams streams, EventLoop& caller,
+               Deadline deadline) {
   const auto loop = place->loop.lock();
   if (!loop) return;
   const auto call = std::make_shared<Call>();
   if (!deadline.is_never()) {
     call->timer = caller.at(deadline, [call, back = streams.b_to_a] {
       if (call->is_decided.exchange(true)) return;
-      back.cut_at(0, Error(Blame::Timeout, "the listener has not accepted by the deadline; its loop is stuck or busy"));
+      back.cut_at(
+          0, Error(Blame::Timeout,
+                   "the listener has not accepted by the deadline; its loop is stuck or busy"));
     });
   }
   loop->post([place, call, stream = std::move(streams.b), back = streams.b_to_a]() mutable {
     call->timer.reset();
     if (call->is_decided.exchange(true)) return;
     const auto own = place->loop.lock();
-    if (own && place->is_open) return place->accepted(connect_over(std::move(stream), capabilities(), "inproc", own));
+    if (own && place->is_open)
+      return place->accepted(connect_over(std::move(stream), capabilities(), "inproc", own));
     back.cut_at(0, Error(Blame::PeerLost, "nobody listens there any more"));
   });
 }
 
-std::shared_ptr<Connection> InprocConnector::connect(const std::string& address, const ConnectOptions& options) {
+std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
+                                                     const ConnectOptions& options) {
   static std::atomic<std::uint64_t> connections{0};
   const auto parsed = parse(address);
-  if (!parsed) throw Error(Blame::Caller, "inproc connect: '" + address + "' is no address of inproc (pid/number/nonce)");
+  if (!parsed)
+    throw Error(Blame::Caller,
+                "inproc connect: '" + address + "' is no address of inproc (pid/number/nonce)");
   if (!options.loop) throw Error(Blame::Caller, "inproc connect: a loop must be given");
   const std::string name = address + " connection " + std::to_string(++connections);
   Streams streams = make_streams(kRingBytes, name, address);
@@ -182,7 +197,9 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   } else if (const auto place = Places::of_process().find(parsed->number)) {
     hand_over(place, std::move(streams), *options.loop, options.deadline);
   } else {
-    streams.b_to_a.cut_at(0, Error(Blame::PeerLost, "nobody listens there"));  // nor ever will: numbers do not come back
+    streams.b_to_a.cut_at(
+        0,
+        Error(Blame::PeerLost, "nobody listens there"));  // nor ever will: numbers do not come back
   }
   return connection;
 }
@@ -192,7 +209,9 @@ class Inproc final : public Transport {
   std::string_view name() const override { return "inproc"; }
   Connector* connector() override { return &connector_; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
-  std::shared_ptr<Communicator> join(const JoinOptions& options) override { return mesh::join(*this, options); }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override {
+    return mesh::join(*this, options);
+  }
 
  private:
   InprocConnector connector_;
@@ -200,8 +219,12 @@ class Inproc final : public Transport {
 
 }  // namespace
 
-void on_link(std::function<void(const Faults&, const Faults&)> show) { Shown::of_process().set(std::move(show)); }
+void on_link(std::function<void(const Faults&, const Faults&)> show) {
+  Shown::of_process().set(std::move(show));
+}
 
-Result<std::shared_ptr<Transport>> open() { return std::shared_ptr<Transport>(std::make_shared<Inproc>()); }
+Result<std::shared_ptr<Transport>> open() {
+  return std::shared_ptr<Transport>(std::make_shared<Inproc>());
+}
 
 }  // namespace weft::transport::inproc

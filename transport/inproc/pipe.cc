@@ -55,7 +55,8 @@ std::size_t Pipe::write(std::span<const Bytes> pieces) {
   if (written > 0) travelling_.empty() ? tell_reader() : tell_of_arrival();
   if (written < offered) {
     writer_waits_ = true;
-    if (deaf_ || (written > 0 && written == at_most_)) tell_writer();  // there is room, or never will be
+    if (deaf_ || (written > 0 && written == at_most_))
+      tell_writer();  // there is room, or never will be
   }
   return written;
 }
@@ -84,7 +85,8 @@ void Pipe::travel(std::uint64_t from) {
     const std::uint64_t part = std::min(tail_ - from, piece);
     from += part;
     if (bytes_per_second_ > 0) {
-      sent_ += std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * static_cast<double>(part) / bytes_per_second_));
+      sent_ += std::chrono::nanoseconds(
+          static_cast<std::int64_t>(1e9 * static_cast<double>(part) / bytes_per_second_));
     }
     travelling_.push_back({from, sent_ + delay_});
   }
@@ -106,7 +108,8 @@ void Pipe::reader_waits() {
 }
 
 void Pipe::tell_of_arrival() {
-  if (!reader_ || !reader_waits_ || travelling_.empty() || travelling_.front().comes == arrival_at_) return;
+  if (!reader_ || !reader_waits_ || travelling_.empty() || travelling_.front().comes == arrival_at_)
+    return;
   arrival_at_ = travelling_.front().comes;
   arrival_ = reader_->post_at(Deadline::at(arrival_at_));
 }
@@ -135,7 +138,8 @@ std::optional<Error> Pipe::deaf() const {
 
 Pipe::Bytes Pipe::peek(std::size_t wanted) {
   std::lock_guard lock(mutex_);
-  const auto come = std::min(static_cast<std::size_t>(visible() - std::min(visible(), head_)), at_most_);
+  const auto come =
+      std::min(static_cast<std::size_t>(visible() - std::min(visible(), head_)), at_most_);
   if (come < wanted) reader_waits();
   const std::size_t at = static_cast<std::size_t>(head_ % ring_.size());
   const std::size_t contiguous = std::min(come, ring_.size() - at);
@@ -227,7 +231,8 @@ void Pipe::cut_at(std::uint64_t position, const Error& why) {
 void Pipe::corrupt(std::uint64_t position) {
   std::lock_guard lock(mutex_);
   corrupted_.push_back(position);
-  if (position >= head_ && position < tail_) ring_[static_cast<std::size_t>(position % ring_.size())] ^= std::byte{0xff};
+  if (position >= head_ && position < tail_)
+    ring_[static_cast<std::size_t>(position % ring_.size())] ^= std::byte{0xff};
 }
 
 void Pipe::move_at_most(std::size_t bytes) {

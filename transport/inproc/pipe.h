@@ -1,5 +1,5 @@
-// One direction between two engines of a process: a bounded ring of bytes, with what a test wants to go wrong on the way.
-// Every function is for every thread.
+// One direction between two engines of a process: a bounded ring of bytes, with what a test wants
+// to go wrong on the way. Every function is for every thread.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace weft::transport::inproc {
 
-// Whom to tell of a change: posts to the loop, where the function runs unless it was stopped by then. The loop must be
-// there until stop().
+// Whom to tell of a change: posts to the loop, where the function runs unless it was stopped by
+// then. The loop must be there until stop().
 class Notice {
  public:
   Notice(EventLoop& loop, std::function<void()> call);
@@ -51,8 +51,8 @@ class Pipe {
   void on_room(std::optional<Notice> notice);
   std::optional<Error> deaf() const;
 
-  // The reader's side, as in ByteStream. `notice` is told of bytes, or of the end, after a call that found less than
-  // wanted.
+  // The reader's side, as in ByteStream. `notice` is told of bytes, or of the end, after a call
+  // that found less than wanted.
   Bytes peek(std::size_t wanted);
   void consume(std::size_t bytes);
   std::size_t read(std::span<std::byte> to);

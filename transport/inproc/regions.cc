@@ -18,7 +18,9 @@ std::shared_ptr<MemoryRegion> Regions::add(const Slice& memory) {
 bool Regions::write(const RegionKey& key, std::uint64_t offset, std::span<const std::byte> bytes) {
   std::lock_guard lock(mutex_);
   const auto found = regions_.find(key.token);
-  if (found == regions_.end() || offset > found->second.bytes || bytes.size() > found->second.bytes - offset) return false;
+  if (found == regions_.end() || offset > found->second.bytes ||
+      bytes.size() > found->second.bytes - offset)
+    return false;
   std::memcpy(static_cast<std::byte*>(found->second.data) + offset, bytes.data(), bytes.size());
   return true;
 }

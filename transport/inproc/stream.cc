@@ -30,7 +30,8 @@ class Stream final : public ByteStream, private PlacedWrites {
   }
 
   std::string peer() const override { return peer_; }
-  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) override {
+  void start(EventLoop& loop, std::function<void()> readable,
+             std::function<void()> writable) override {
     readable_.emplace(loop, std::move(readable));
     writable_.emplace(loop, std::move(writable));
     in_->on_bytes(readable_);
@@ -54,11 +55,14 @@ class Stream final : public ByteStream, private PlacedWrites {
   PlacedWrites* placed_writes() override { return this; }
 
  private:
-  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) override { return exposed_->add(memory); }
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) override {
+    return exposed_->add(memory);
+  }
   Result<bool> put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept override {
     if (of_peer_->write(to, offset, piece)) return true;
     // As a device does: the lane is lost for both.
-    const Error why(Blame::PeerLost, "a put to memory that " + peer_ + " does not expose (any more)");
+    const Error why(Blame::PeerLost,
+                    "a put to memory that " + peer_ + " does not expose (any more)");
     out_->finish(why);
     in_->cut_at(0, why);
     return false;
@@ -77,10 +81,12 @@ class Stream final : public ByteStream, private PlacedWrites {
 
 }  // namespace
 
-Streams make_streams(std::size_t ring_bytes, const std::string& name_of_a, const std::string& name_of_b) {
+Streams make_streams(std::size_t ring_bytes, const std::string& name_of_a,
+                     const std::string& name_of_b) {
   const Stream::Side a{std::make_shared<Pipe>(ring_bytes), std::make_shared<Regions>(), name_of_a};
   const Stream::Side b{std::make_shared<Pipe>(ring_bytes), std::make_shared<Regions>(), name_of_b};
-  return {std::make_unique<Stream>(a, b), std::make_unique<Stream>(b, a), Faults(a.out), Faults(b.out)};
+  return {std::make_unique<Stream>(a, b), std::make_unique<Stream>(b, a), Faults(a.out),
+          Faults(b.out)};
 }
 
 Capabilities capabilities() {

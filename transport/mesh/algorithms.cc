@@ -10,10 +10,12 @@ namespace {
 using Index = Plan::Index;
 
 std::byte* address(const Slice& slice) { return static_cast<std::byte*>(slice.data); }
-const Slice& of(std::span<const Slice> slices, int rank) { return slices[static_cast<std::size_t>(rank)]; }
+const Slice& of(std::span<const Slice> slices, int rank) {
+  return slices[static_cast<std::size_t>(rank)];
+}
 
-// Calls function(peer) for the others, in the order of their ranks; or beginning behind this rank, where all would
-// otherwise send to the same one first.
+// Calls function(peer) for the others, in the order of their ranks; or beginning behind this rank,
+// where all would otherwise send to the same one first.
 template <class Function>
 void for_each_peer(const Job& job, Function&& function) {
   for (int peer = 0; peer < job.ranks; ++peer) {
@@ -31,8 +33,8 @@ void copy_own(Plan& plan, const Slice& to, const Slice& from) {
 
 double scale_of(const Job& job) { return job.call.op == ReduceOp::Avg ? 1.0 / job.ranks : 1; }
 
-// Memory cut into blocks, one for each owner, and these into chunks. A block without bytes has one chunk without bytes, so
-// that every rank hears of every other.
+// Memory cut into blocks, one for each owner, and these into chunks. A block without bytes has one
+// chunk without bytes, so that every rank hears of every other.
 struct Cut {
   std::byte* data;
   std::size_t bytes;
@@ -45,13 +47,18 @@ struct Cut {
     block_bytes = ((bytes + count - 1) / count + 63) / 64 * 64;  // whole elements, whole lines
   }
 
-  std::size_t begin(int block) const { return std::min(static_cast<std::size_t>(block) * block_bytes, bytes); }
+  std::size_t begin(int block) const {
+    return std::min(static_cast<std::size_t>(block) * block_bytes, bytes);
+  }
   std::size_t size(int block) const { return begin(block + 1) - begin(block); }
-  std::size_t chunks(int block) const { return std::max<std::size_t>(1, (size(block) + chunk_bytes - 1) / chunk_bytes); }
+  std::size_t chunks(int block) const {
+    return std::max<std::size_t>(1, (size(block) + chunk_bytes - 1) / chunk_bytes);
+  }
   std::size_t most_chunks() const { return chunks(0); }
   Slice chunk(int block, std::size_t index) const {
     const std::size_t first = std::min(index * chunk_bytes, size(block));
-    return {data + begin(block) + first, std::min(chunk_bytes, size(block) - first), Device::host()};
+    return {data + begin(block) + first, std::min(chunk_bytes, size(block) - first),
+            Device::host()};
   }
 };
 
@@ -59,8 +66,11 @@ struct Cut {
 class Window {
  public:
   explicit Window(int ranks) : steps_(static_cast<std::size_t>(ranks) * kWindow, Plan::kNone) {}
-  // The slot of that chunk; before it is set it holds the step of the chunk that was kWindow earlier.
-  Index& at(int peer, std::size_t chunk) { return steps_[static_cast<std::size_t>(peer) * kWindow + chunk % kWindow]; }
+  // The slot of that chunk; before it is set it holds the step of the chunk that was kWindow
+  // earlier.
+  Index& at(int peer, std::size_t chunk) {
+    return steps_[static_cast<std::size_t>(peer) * kWindow + chunk % kWindow];
+  }
 
  private:
   std::vector<Index> steps_;
@@ -73,8 +83,8 @@ Index send_in_window(Plan& plan, Window& window, int peer, std::size_t chunk, co
   return window.at(peer, chunk) = step;
 }
 
-// Everybody sends to everybody, and reduces in the order of the ranks, so that all have the same bits. What is sent is a
-// copy: the result may be there before all of it has left.
+// Everybody sends to everybody, and reduces in the order of the ranks, so that all have the same
+// bits. What is sent is a copy: the result may be there before all of it has left.
 void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   std::byte* const data = address(job.data);
   const std::size_t bytes = job.data.bytes;
@@ -90,9 +100,9 @@ void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
 }
 
-// Chunk by chunk: the peers' parts go to their owners, this rank's is reduced straight out of the peers' messages, and the
-// result goes to everybody at once. A chunk waits until the one kWindow earlier has come back from its owner, which bounds
-// what is under way on both ways.
+// Chunk by chunk: the peers' parts go to their owners, this rank's is reduced straight out of the
+// peers' messages, and the result goes to everybody at once. A chunk waits until the one kWindow
+// earlier has come back from its owner, which bounds what is under way on both ways.
 void all_reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const Cut cut(job.data, job.ranks, chunk_bytes);
   Window returned(job.ranks);
@@ -122,8 +132,8 @@ void all_reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// Sums travel round the ring: in the first round each rank adds its own to what comes from the left and passes it on, in
-// the second the results are passed on.
+// Sums travel round the ring: in the first round each rank adds its own to what comes from the left
+// and passes it on, in the second the results are passed on.
 void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const int ranks = job.ranks;
   const int right = (job.rank + 1) % ranks, left = (job.rank + ranks - 1) % ranks;
@@ -153,8 +163,8 @@ void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// The ranks of a collective of pairs: as many as the largest power of two take part. Of the others, each has a neighbour
-// that takes its numbers before and gives it the result afterwards.
+// The ranks of a collective of pairs: as many as the largest power of two take part. Of the others,
+// each has a neighbour that takes its numbers before and gives it the result afterwards.
 struct Pairs {
   int power = 1;   // ranks that take part
   int extra = 0;   // that do not: the even ones of the first 2 * extra
@@ -171,15 +181,17 @@ struct Pairs {
   bool has_neighbour(const Job& job) const { return job.rank < 2 * extra; }
 };
 
-// For who does not take part: its numbers go to the neighbour, the result comes back. (It cannot come before they are
-// there.)
+// For who does not take part: its numbers go to the neighbour, the result comes back. (It cannot
+// come before they are there.)
 void leave_to_neighbour(Plan& plan, const Job& job) {
   plan.send(job.rank + 1, address(job.data), job.data.bytes);
   plan.receive(job.rank + 1, address(job.data), job.data.bytes);
 }
 
-// The numbers of two groups of ranks, that of the lower places first, so that both sides have the same bits.
-Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, bool is_lower, double scale) {
+// The numbers of two groups of ranks, that of the lower places first, so that both sides have the
+// same bits.
+Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, bool is_lower,
+                        double scale) {
   return plan.add(plan.fold({.own = address(own),
                              .out = out,
                              .bytes = own.bytes,
@@ -189,8 +201,8 @@ Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, 
                   peer);
 }
 
-// In round i everybody has the sum of 2^i ranks, and exchanges it for that of the others of 2^(i+1). What is sent stays as
-// it is: a sum may be there before the one it was made of has left.
+// In round i everybody has the sum of 2^i ranks, and exchanges it for that of the others of
+// 2^(i+1). What is sent stays as it is: a sum may be there before the one it was made of has left.
 void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
   const Pairs pairs(job);
   if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
@@ -206,9 +218,10 @@ void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
     const int peer = pairs.rank_at(pairs.place ^ distance);
     const bool is_last = distance * 2 == pairs.power;
     plan.after(here, plan.send(peer, address(sum), bytes));
-    const Slice next{is_last ? address(job.data) : plan.scratch(bytes, scratch), bytes, Device::host()};
-    const Index reduced =
-        reduce_pair(plan, sum, address(next), peer, (pairs.place & distance) == 0, is_last ? scale_of(job) : 1);
+    const Slice next{is_last ? address(job.data) : plan.scratch(bytes, scratch), bytes,
+                     Device::host()};
+    const Index reduced = reduce_pair(plan, sum, address(next), peer, (pairs.place & distance) == 0,
+                                      is_last ? scale_of(job) : 1);
     plan.after(here, reduced);
     here = reduced;
     sum = next;
@@ -216,8 +229,9 @@ void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
   if (pairs.has_neighbour(job)) plan.after(here, plan.send(job.rank - 1, address(job.data), bytes));
 }
 
-// A half of what it is about goes to the other one, which reduces that, and its part of the own half comes; then of that
-// half, and so on. The results go back the same way. (They cannot come before what they are made of is there.)
+// A half of what it is about goes to the other one, which reduces that, and its part of the own
+// half comes; then of that half, and so on. The results go back the same way. (They cannot come
+// before what they are made of is there.)
 void all_reduce_halving(Plan& plan, const Job& job) {
   const Pairs pairs(job);
   if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
@@ -228,7 +242,9 @@ void all_reduce_halving(Plan& plan, const Job& job) {
   struct Range {
     std::size_t begin, end;
   };
-  const auto part = [&](const Range& range) { return job.data.part(range.begin, range.end - range.begin); };
+  const auto part = [&](const Range& range) {
+    return job.data.part(range.begin, range.end - range.begin);
+  };
   std::vector<Range> kept{{0, job.data.bytes}}, given;  // by round
   for (int distance = pairs.power / 2; distance > 0; distance /= 2) {
     const int peer = pairs.rank_at(pairs.place ^ distance);
@@ -240,7 +256,8 @@ void all_reduce_halving(Plan& plan, const Job& job) {
     given.push_back(is_lower ? upper : lower);
     const Slice sent = part(given.back()), own = part(kept.back());
     plan.after(here, plan.send(peer, address(sent), sent.bytes));
-    const Index reduced = reduce_pair(plan, own, address(own), peer, is_lower, distance == 1 ? scale_of(job) : 1);
+    const Index reduced =
+        reduce_pair(plan, own, address(own), peer, is_lower, distance == 1 ? scale_of(job) : 1);
     plan.after(here, reduced);
     here = reduced;
   }
@@ -254,7 +271,8 @@ void all_reduce_halving(Plan& plan, const Job& job) {
     kept.pop_back();
     given.pop_back();
   }
-  if (pairs.has_neighbour(job)) plan.after(here, plan.send(job.rank - 1, address(job.data), job.data.bytes));
+  if (pairs.has_neighbour(job))
+    plan.after(here, plan.send(job.rank - 1, address(job.data), job.data.bytes));
 }
 
 void broadcast_direct(Plan& plan, const Job& job) {
@@ -266,8 +284,8 @@ void broadcast_direct(Plan& plan, const Job& job) {
   for_each_peer_in_turn(job, [&](int peer) { plan.send(peer, address(job.data), job.data.bytes); });
 }
 
-// Counted from root, a rank has its bytes from the one without its lowest bit, and passes them on to those that have one
-// lower bit more.
+// Counted from root, a rank has its bytes from the one without its lowest bit, and passes them on
+// to those that have one lower bit more.
 void broadcast_tree(Plan& plan, const Job& job) {
   const int place = (job.rank - job.call.root + job.ranks) % job.ranks;
   const auto rank_at = [&](int other) { return (other + job.call.root) % job.ranks; };
@@ -281,7 +299,8 @@ void broadcast_tree(Plan& plan, const Job& job) {
   }
 }
 
-// Every rank but root owns a block: root sends it there once, chunk by chunk, and the owner passes it on to the others.
+// Every rank but root owns a block: root sends it there once, chunk by chunk, and the owner passes
+// it on to the others.
 void broadcast_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const int root = job.call.root;
   const Cut cut(job.data, job.ranks - 1, chunk_bytes);
@@ -324,9 +343,11 @@ void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// Each rank's part of the inputs to that rank, which reduces its own. `to_root` passes it on from there.
+// Each rank's part of the inputs to that rank, which reduces its own. `to_root` passes it on from
+// there.
 template <class Then>
-void reduce_to_owners(Plan& plan, const Job& job, std::span<const Cut> parts, const Slice& out, const Then& then) {
+void reduce_to_owners(Plan& plan, const Job& job, std::span<const Cut> parts, const Slice& out,
+                      const Then& then) {
   const auto part = [&](int rank) -> const Cut& { return parts[static_cast<std::size_t>(rank)]; };
   Window sent(job.ranks);
   std::size_t most = 0;
@@ -361,23 +382,26 @@ void reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes, Scratch&
   const Cut cut(job.data, job.ranks, chunk_bytes);
   std::vector<Cut> parts;
   for (int rank = 0; rank < job.ranks; ++rank) {
-    parts.emplace_back(Slice{cut.data + cut.begin(rank), cut.size(rank), Device::host()}, 1, chunk_bytes);
+    parts.emplace_back(Slice{cut.data + cut.begin(rank), cut.size(rank), Device::host()}, 1,
+                       chunk_bytes);
   }
   const Cut& mine = parts[static_cast<std::size_t>(job.rank)];
   // Only root's bytes may change.
   std::byte* const out = job.rank == root ? mine.data : plan.scratch(mine.bytes, scratch);
   const Cut result(Slice{out, mine.bytes, Device::host()}, 1, chunk_bytes);
-  reduce_to_owners(plan, job, parts, Slice{out, mine.bytes, Device::host()}, [&](std::size_t k, Index reduced) {
-    if (job.rank == root) {
-      for_each_peer(job, [&](int peer) {
-        const Cut& theirs = parts[static_cast<std::size_t>(peer)];
-        if (k < theirs.most_chunks()) plan.receive(peer, address(theirs.chunk(0, k)), theirs.chunk(0, k).bytes);
+  reduce_to_owners(
+      plan, job, parts, Slice{out, mine.bytes, Device::host()}, [&](std::size_t k, Index reduced) {
+        if (job.rank == root) {
+          for_each_peer(job, [&](int peer) {
+            const Cut& theirs = parts[static_cast<std::size_t>(peer)];
+            if (k < theirs.most_chunks())
+              plan.receive(peer, address(theirs.chunk(0, k)), theirs.chunk(0, k).bytes);
+          });
+        } else if (reduced != Plan::kNone) {
+          const Slice done = result.chunk(0, k);
+          plan.after(reduced, plan.send(root, address(done), done.bytes));
+        }
       });
-    } else if (reduced != Plan::kNone) {
-      const Slice done = result.chunk(0, k);
-      plan.after(reduced, plan.send(root, address(done), done.bytes));
-    }
-  });
 }
 
 void all_gather_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
@@ -410,7 +434,9 @@ void gather(Plan& plan, const Job& job) {
     plan.send(job.call.root, address(job.data), job.data.bytes);
     return;
   }
-  for_each_peer(job, [&](int peer) { plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes); });
+  for_each_peer(job, [&](int peer) {
+    plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes);
+  });
   copy_own(plan, of(job.outputs, job.rank), job.data);
 }
 
@@ -419,7 +445,9 @@ void scatter(Plan& plan, const Job& job) {
     plan.receive(job.call.root, address(job.data), job.data.bytes);
     return;
   }
-  for_each_peer(job, [&](int peer) { plan.send(peer, address(of(job.inputs, peer)), of(job.inputs, peer).bytes); });
+  for_each_peer(job, [&](int peer) {
+    plan.send(peer, address(of(job.inputs, peer)), of(job.inputs, peer).bytes);
+  });
   copy_own(plan, job.data, of(job.inputs, job.rank));
 }
 
@@ -431,7 +459,8 @@ void all_to_all(Plan& plan, const Job& job) {
   copy_own(plan, of(job.outputs, job.rank), of(job.inputs, job.rank));
 }
 
-// In round i a rank hears from the one 2^i before it, which has heard of 2^i ranks: after log2 rounds of all.
+// In round i a rank hears from the one 2^i before it, which has heard of 2^i ranks: after log2
+// rounds of all.
 void barrier(Plan& plan, const Job& job) {
   Index heard = Plan::kNone;
   for (int distance = 1; distance < job.ranks; distance *= 2) {
@@ -444,7 +473,8 @@ void barrier(Plan& plan, const Job& job) {
 
 // What a rank that is alone has to do.
 void write_alone(Plan& plan, const Job& job) {
-  if (!job.outputs.empty() && !job.inputs.empty()) return copy_own(plan, job.outputs[0], job.inputs[0]);
+  if (!job.outputs.empty() && !job.inputs.empty())
+    return copy_own(plan, job.outputs[0], job.inputs[0]);
   if (!job.outputs.empty()) return copy_own(plan, job.outputs[0], job.data);
   if (!job.inputs.empty()) return copy_own(plan, job.data, job.inputs[0]);
 }
@@ -468,9 +498,11 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
       if (algorithm == Algorithm::Tree) return broadcast_tree(plan, job);
       return broadcast_blocks(plan, job, chunk);
     case Kind::Reduce:
-      return algorithm == Algorithm::Direct ? reduce_direct(plan, job, chunk) : reduce_blocks(plan, job, chunk, scratch);
+      return algorithm == Algorithm::Direct ? reduce_direct(plan, job, chunk)
+                                            : reduce_blocks(plan, job, chunk, scratch);
     case Kind::AllGather:
-      return algorithm == Algorithm::Direct ? all_gather_direct(plan, job, chunk) : all_gather_ring(plan, job);
+      return algorithm == Algorithm::Direct ? all_gather_direct(plan, job, chunk)
+                                            : all_gather_ring(plan, job);
     case Kind::ReduceScatter: return reduce_scatter(plan, job, chunk);
     case Kind::Gather: return gather(plan, job);
     case Kind::Scatter: return scatter(plan, job);

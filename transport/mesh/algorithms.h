@@ -13,7 +13,7 @@ struct Job {
   Call call;
   int rank = 0;
   int ranks = 1;
-  Slice data;                     // what is not in many parts; the output of scatter and reduce_scatter
+  Slice data;  // what is not in many parts; the output of scatter and reduce_scatter
   std::span<const Slice> inputs;  // by rank, where there are many
   std::span<const Slice> outputs;
 };

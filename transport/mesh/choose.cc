@@ -7,15 +7,19 @@ namespace weft::transport::mesh {
 
 namespace {
 
-// What one rank may send in small messages before cutting the memory into blocks pays for its second hop.
+// What one rank may send in small messages before cutting the memory into blocks pays for its
+// second hop.
 constexpr std::size_t kDirectBytes = 32 << 10;
 // From so many ranks on, all talking to all at once is worse than taking turns.
 constexpr int kManyRanks = 8;
-// Up to so many bytes an all_reduce in pairs is the shortest, by doubling, then by halving. Over lanes that are not through
-// a cache, which a ring makes use of, halving stays so for longer, for powers of two: no rank waits for another's turn.
-constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20, kHalvingApartBytes = 64 << 20;
+// Up to so many bytes an all_reduce in pairs is the shortest, by doubling, then by halving. Over
+// lanes that are not through a cache, which a ring makes use of, halving stays so for longer, for
+// powers of two: no rank waits for another's turn.
+constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20,
+                      kHalvingApartBytes = 64 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
-constexpr std::size_t kChunksWanted = 8;  // in a block: what the first one costs is an eighth of the whole
+constexpr std::size_t kChunksWanted =
+    8;  // in a block: what the first one costs is an eighth of the whole
 
 std::size_t chunk_of(std::size_t block_bytes) {
   const std::size_t wanted = (block_bytes / kChunksWanted + 4095) / 4096 * 4096;
@@ -23,8 +27,8 @@ std::size_t chunk_of(std::size_t block_bytes) {
 }
 
 // Measured: `./dev bench collectives --case algorithms` prints each algorithm over sizes and ranks.
-Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic, std::size_t chunk,
-                         bool in_cache) {
+Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic,
+                         std::size_t chunk, bool in_cache) {
   const bool many = ranks >= kManyRanks;
   if (is_small && (!many || arithmetic.wide)) return {Algorithm::Direct};
   // Those that follow pass sums on; in fp32 they would be twice as long.
@@ -32,7 +36,8 @@ Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arit
   if (arithmetic.wide || !in_pairs) return {Algorithm::Blocks, chunk};
   if (bytes <= kDoublingBytes) return {Algorithm::Doubling};
   const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));
-  if (bytes <= (is_power && !in_cache ? kHalvingApartBytes : kHalvingBytes)) return {Algorithm::Halving};
+  if (bytes <= (is_power && !in_cache ? kHalvingApartBytes : kHalvingBytes))
+    return {Algorithm::Halving};
   return {Algorithm::Ring, chunk};
 }
 
@@ -43,16 +48,19 @@ Choice choose_where(const Call& call, const Arithmetic& arithmetic, int ranks, b
   const std::size_t chunk = chunk_of(bytes / all);
   const bool many = ranks >= kManyRanks;
   switch (call.kind) {
-    case Kind::AllReduce: return choose_all_reduce(bytes, is_small, ranks, arithmetic, chunk, in_cache);
+    case Kind::AllReduce:
+      return choose_all_reduce(bytes, is_small, ranks, arithmetic, chunk, in_cache);
     case Kind::Broadcast:
       if (many && is_small) return {Algorithm::Tree};
       if (is_small || ranks == 2) return {Algorithm::Direct};
       return {Algorithm::Blocks, chunk};
     case Kind::Reduce:
-      return is_small || ranks == 2 ? Choice{Algorithm::Direct, chunk_of(bytes)} : Choice{Algorithm::Blocks, chunk};
+      return is_small || ranks == 2 ? Choice{Algorithm::Direct, chunk_of(bytes)}
+                                    : Choice{Algorithm::Blocks, chunk};
     case Kind::ReduceScatter: return {Algorithm::Blocks, chunk};
     case Kind::AllGather:
-      return many && !is_small ? Choice{Algorithm::Ring} : Choice{Algorithm::Direct, std::max<std::size_t>(1, bytes)};
+      return many && !is_small ? Choice{Algorithm::Ring}
+                               : Choice{Algorithm::Direct, std::max<std::size_t>(1, bytes)};
     case Kind::Gather:
     case Kind::Scatter:
     case Kind::AllToAll:

@@ -10,7 +10,9 @@ namespace {
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
-bool is_aligned(const std::byte* data, Dtype dtype) { return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0; }
+bool is_aligned(const std::byte* data, Dtype dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0;
+}
 
 }  // namespace
 
@@ -30,7 +32,8 @@ void Collectives::advance() {
       run_released();  // first: the peers wait for it
       for (int peer = 0; peer < core_.ranks && !core_.is_broken(); ++peer) consider(peer);
     } else if (current_->steps_left > 0) {
-      if (current_->deadline.is_never()) core_.watch(current_->deadline = Deadline::in(core_.timeout));
+      if (current_->deadline.is_never())
+        core_.watch(current_->deadline = Deadline::in(core_.timeout));
       return;
     } else {
       finish();
@@ -78,7 +81,8 @@ void Collectives::start(Operation& operation) {
 }
 
 void Collectives::run_released() {
-  for (std::size_t next = 0; next < released_.size() && !core_.is_broken(); ++next) run(released_[next]);
+  for (std::size_t next = 0; next < released_.size() && !core_.is_broken(); ++next)
+    run(released_[next]);
   released_.clear();
 }
 
@@ -102,7 +106,8 @@ void Collectives::send(Plan::Index index) {
   header.call = current_->call;
   header.sequence = current_->sequence;
   header.number = step.number;
-  const Op op = core_.send(step.peer, Lane::Collectives, header, {step.data, step.bytes, Device::host()}, current_);
+  const Op op = core_.send(step.peer, Lane::Collectives, header,
+                           {step.data, step.bytes, Device::host()}, current_);
   if (core_.ended(op, event::StepEnded{current_, index, nullptr, std::nullopt})) done(step);
 }
 
@@ -132,15 +137,17 @@ bool Collectives::fits(int peer, const Held& held) const {
   }
   const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
   if (step == nullptr || step->state != Plan::State::Waiting) {
-    core_.fail(Error(Blame::PeerLost, rank_text(peer) + " sent a part of " + describe(current_->call) +
-                                          " that nobody waits for: " + std::to_string(held.header.number))
-                   .with_ranks({peer}));
+    core_.fail(
+        Error(Blame::PeerLost, rank_text(peer) + " sent a part of " + describe(current_->call) +
+                                   " that nobody waits for: " + std::to_string(held.header.number))
+            .with_ranks({peer}));
     return false;
   }
   if (held.payload != step->bytes) {
     core_.fail(Error(Blame::Caller, describe(current_->call) + ": " + rank_text(peer) + " sends " +
-                                        std::to_string(held.payload) + " bytes to " + rank_text(core_.rank) +
-                                        ", which expects " + std::to_string(step->bytes)));
+                                        std::to_string(held.payload) + " bytes to " +
+                                        rank_text(core_.rank) + ", which expects " +
+                                        std::to_string(step->bytes)));
     return false;
   }
   return true;
@@ -148,8 +155,9 @@ bool Collectives::fits(int peer, const Held& held) const {
 
 Error Collectives::mismatch(int peer, const Held& held, const Call& here) const {
   const bool is_known = held.header.sequence + last_.size() >= over_;
-  return {Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " + rank_text(peer) +
-                             " called " + describe(held.header.call) + " and " + rank_text(core_.rank) + " called " +
+  return {Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " +
+                             rank_text(peer) + " called " + describe(held.header.call) + " and " +
+                             rank_text(core_.rank) + " called " +
                              (is_known ? describe(here) : "something else") +
                              "; all ranks must call the same operations in the same order"};
 }
@@ -161,12 +169,14 @@ void Collectives::take(int peer, Plan::Step& step) {
   step.state = Plan::State::Started;
   event::StepEnded ended{current_, plan.index_of(step), nullptr, std::nullopt};
   if (step.action == Plan::Action::Receive) {
-    const Op op = core_.accept(peer, Lane::Collectives, {step.data, step.bytes, Device::host()}, current_);
+    const Op op =
+        core_.accept(peer, Lane::Collectives, {step.data, step.bytes, Device::host()}, current_);
     if (core_.ended(op, std::move(ended))) done(step);
     return;
   }
   Fold& fold = plan.folds()[step.fold];
-  const bool reads_in_place = step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, plan.arithmetic.dtype));
+  const bool reads_in_place =
+      step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, plan.arithmetic.dtype));
   if (reads_in_place) {
     fold.add(in_place, plan.arithmetic, core_.scratch);
     if (core_.ended(core_.discard(peer, Lane::Collectives), std::move(ended))) done(step);
@@ -185,11 +195,14 @@ void Collectives::step_ended(event::StepEnded& event) {
   Plan::Step& step = current_->plan.steps()[event.step];
   if (event.error) {
     // The lane's end says more, and that it is the peer's; it comes after what still arrives.
-    const Blame blame = event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
-    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text()).with_ranks({step.peer}));
+    const Blame blame =
+        event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
+    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text())
+                          .with_ranks({step.peer}));
   }
   if (event.block) {
-    current_->plan.folds()[step.fold].add(event.block.get(), current_->plan.arithmetic, core_.scratch);
+    current_->plan.folds()[step.fold].add(event.block.get(), current_->plan.arithmetic,
+                                          core_.scratch);
     core_.scratch.give(std::move(event.block), step.bytes);
   }
   event.operation.reset();
@@ -237,7 +250,8 @@ Error Collectives::why_late() const {
     }
   }
   return Error(Blame::Timeout, describe(current_->call) + ": not all ranks took part within " +
-                                   weft::describe(core_.timeout) + "; still expected: " + ranks_text(missing))
+                                   weft::describe(core_.timeout) +
+                                   "; still expected: " + ranks_text(missing))
       .with_ranks(missing);
 }
 
@@ -248,9 +262,10 @@ void Collectives::fail(const Error& why) noexcept {
   waiting_.clear();
   if (current) {
     const auto& steps = current->plan.steps();
-    landing_ = static_cast<std::size_t>(std::count_if(steps.begin(), steps.end(), [](const Plan::Step& step) {
-      return step.action == Plan::Action::Receive && step.state == Plan::State::Started;
-    }));
+    landing_ = static_cast<std::size_t>(
+        std::count_if(steps.begin(), steps.end(), [](const Plan::Step& step) {
+          return step.action == Plan::Action::Receive && step.state == Plan::State::Started;
+        }));
     if (landing_ > 0) {
       failing_ = current;
     } else {
@@ -262,7 +277,8 @@ void Collectives::fail(const Error& why) noexcept {
 
 void Collectives::landed(const event::StepEnded& event) noexcept {
   if (failing_ == nullptr || event.operation != failing_) return;
-  if (failing_->plan.steps()[event.step].action == Plan::Action::Receive && --landing_ == 0) let_go();
+  if (failing_->plan.steps()[event.step].action == Plan::Action::Receive && --landing_ == 0)
+    let_go();
 }
 
 void Collectives::let_go() noexcept {

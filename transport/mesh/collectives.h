@@ -1,5 +1,6 @@
-// Carries the collectives of a communicator out, one after another in the order of the calls. A message of a later one
-// waits in its lane, unaccepted, until that one has started here; so a faster peer is held up by the lane being full.
+// Carries the collectives of a communicator out, one after another in the order of the calls. A
+// message of a later one waits in its lane, unaccepted, until that one has started here; so a
+// faster peer is held up by the lane being full.
 #pragma once
 
 #include <array>

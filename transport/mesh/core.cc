@@ -10,7 +10,8 @@ namespace {
 
 // How much later than the first a peer's other lane may end.
 constexpr auto kOtherLane = std::chrono::seconds(2);
-constexpr auto kLanding = std::chrono::seconds(1);  // that parts which are on their way get once all has failed
+constexpr auto kLanding =
+    std::chrono::seconds(1);  // that parts which are on their way get once all has failed
 
 }  // namespace
 
@@ -60,7 +61,8 @@ void Core::leave() noexcept {
   for (int turn = 0;; ++turn) {
     Turn taken = Turn::Taken;
     if (turn_.compare_exchange_strong(taken, Turn::Free, std::memory_order_acq_rel)) return;
-    if (turn >= kTurns && !loop->inside()) return loop->post([self = shared_from_this()] { self->leave(); });
+    if (turn >= kTurns && !loop->inside())
+      return loop->post([self = shared_from_this()] { self->leave(); });
     {
       std::lock_guard lock(mutex_);
       batch_.swap(waiting_);
@@ -74,21 +76,25 @@ void Core::leave() noexcept {
 void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {
   auto message = decode(arrival.header, arrival.sizes, ranks);
   if (!message) {
-    return post(event::Closed{peer, std::nullopt, message.error().within("rank " + std::to_string(peer))});
+    return post(
+        event::Closed{peer, std::nullopt, message.error().within("rank " + std::to_string(peer))});
   }
   const std::uint64_t payload = message.value().payload;
   const bool is_here = payload > 0 && arrival.in_place.size() == payload;
-  post(event::Arrived{peer, at, std::move(message).value(), is_here ? arrival.in_place.data() : nullptr});
+  post(event::Arrived{peer, at, std::move(message).value(),
+                      is_here ? arrival.in_place.data() : nullptr});
 }
 
 Op Core::send(int peer, Lane at, const Header& header, const Slice& payload, Pin pin) noexcept {
   Connection* const connection = lane(peer, at);
   const EncodedHeader bytes = encode(header);
-  return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin), Fence());
+  return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin),
+                          Fence());
 }
 
 Op Core::accept(int peer, Lane at, const Slice& destination, Pin pin) noexcept {
-  return lane(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0}, std::move(pin), Fence());
+  return lane(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0},
+                                std::move(pin), Fence());
 }
 
 Op Core::discard(int peer, Lane at) noexcept { return lane(peer, at)->accept({}, Pin(), Fence()); }
@@ -116,7 +122,8 @@ void Core::on(event::Arrived& event) {
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
   if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
-    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " sent a message on the wrong lane")
+    return fail(Error(Blame::PeerLost,
+                      "rank " + std::to_string(event.peer) + " sent a message on the wrong lane")
                     .with_ranks({event.peer}));
   }
   if (event.lane == Lane::Collectives) {
@@ -130,7 +137,8 @@ void Core::heard_failure(int peer, const Message& message) {
   const Blame said = message.header.blame;
   const bool is_shared = said == Blame::Caller || said == Blame::Timeout;
   told_by_ = peer;
-  const Error why(is_shared ? said : Blame::PeerLost, "rank " + std::to_string(peer) + " has given up: " + message.text);
+  const Error why(is_shared ? said : Blame::PeerLost,
+                  "rank " + std::to_string(peer) + " has given up: " + message.text);
   // A peer that gives up for a reason of its own, such as an abort, is the one that is lost.
   const bool is_lost = message.about.empty() && !is_shared;
   fail(why.with_ranks(is_lost ? std::vector{peer} : message.about));
@@ -140,16 +148,20 @@ void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
   if (event.lane && (!peer.ended || peer.ended == event.lane)) {
-    // What the peer said on its other lane before may still be on its way, a last part or why it ends.
+    // What the peer said on its other lane before may still be on its way, a last part or why it
+    // ends.
     peer.ended = event.lane;
-    peer.grace = loop->at(Deadline::in(kOtherLane), [weak = weak_from_this(), peer = event.peer, why = event.why] {
-      if (const auto self = weak.lock()) self->post(event::Closed{peer, std::nullopt, why});
-    });
+    peer.grace = loop->at(Deadline::in(kOtherLane),
+                          [weak = weak_from_this(), peer = event.peer, why = event.why] {
+                            if (const auto self = weak.lock())
+                              self->post(event::Closed{peer, std::nullopt, why});
+                          });
     return;
   }
   peer.grace.reset();
-  peer.lost = Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
-                  .with_ranks({event.peer});
+  peer.lost =
+      Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
+          .with_ranks({event.peer});
   close(event.peer);
   collectives_.lost(event.peer);
   if (!broken_) messages_.lost(event.peer);

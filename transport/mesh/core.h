@@ -1,10 +1,12 @@
-// The state of one communicator: its lanes, and what is under way on them. Calls come from any thread, arrivals from the
-// loop; each becomes an event, and events are handled one at a time, by the thread that brings one while nobody is at it.
-// So a call starts its operation at once on the calling thread, and no lock is held while connections are called. What ends
-// before its call returns, as where all that it needs has come already, costs no allocation.
+// The state of one communicator: its lanes, and what is under way on them. Calls come from any
+// thread, arrivals from the loop; each becomes an event, and events are handled one at a time, by
+// the thread that brings one while nobody is at it. So a call starts its operation at once on the
+// calling thread, and no lock is held while connections are called. What ends before its call
+// returns, as where all that it needs has come already, costs no allocation.
 //
-// An operation that fails breaks the communicator: everything pending and later ends with the same error, the peers are
-// told, and the lanes are closed. (Wrong arguments that only this rank knows of fail their own operation.)
+// An operation that fails breaks the communicator: everything pending and later ends with the same
+// error, the peers are told, and the lanes are closed. (Wrong arguments that only this rank knows
+// of fail their own operation.)
 #pragma once
 
 #include <atomic>
@@ -47,7 +49,8 @@ class Core final : public std::enable_shared_from_this<Core> {
   Op send(int peer, Lane lane, const Header& header, const Slice& payload, Pin pin) noexcept;
   Op accept(int peer, Lane lane, const Slice& destination, Pin pin) noexcept;
   Op discard(int peer, Lane lane) noexcept;
-  // True when the Op has ended well already. Otherwise the event follows, with its error, once it ends.
+  // True when the Op has ended well already. Otherwise the event follows, with its error, once it
+  // ends.
   template <class Ended>
   bool ended(const Op& op, Ended event);
 
@@ -57,7 +60,9 @@ class Core final : public std::enable_shared_from_this<Core> {
   // What an operation ends with that cannot go on.
   const Error& why_broken() const { return *broken_; }
   // Why the peer is gone, where it is.
-  const std::optional<Error>& lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
+  const std::optional<Error>& lost(int peer) const {
+    return peers_[static_cast<std::size_t>(peer)].lost;
+  }
   // Has the deadlines looked at then.
   void watch(Deadline deadline);
   // Keeps its memory for a later one, where nobody else has it.
@@ -76,8 +81,8 @@ class Core final : public std::enable_shared_from_this<Core> {
     return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();
   }
 
-  // Who handles events, one thread at most: enter() says whether it is this one from now on, and leave() handles what has
-  // come meanwhile.
+  // Who handles events, one thread at most: enter() says whether it is this one from now on, and
+  // leave() handles what has come meanwhile.
   bool enter() noexcept;
   void leave() noexcept;
   // The event waits for who handles, or makes this thread that.
@@ -166,7 +171,8 @@ void Core::handle(One& event) noexcept {
   try {
     on(event);
   } catch (...) {
-    fail(to_error(std::current_exception(), Blame::Busy));  // no memory, or memory that is not aligned for its elements
+    fail(to_error(std::current_exception(),
+                  Blame::Busy));  // no memory, or memory that is not aligned for its elements
   }
   if (broken_ && !buried_) bury();
 }

@@ -1,5 +1,5 @@
-// What happens to a communicator: calls of its user, what comes from the peers, ends of what was handed to connections.
-// Core handles them one at a time.
+// What happens to a communicator: calls of its user, what comes from the peers, ends of what was
+// handed to connections. Core handles them one at a time.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace weft::transport::mesh {
 
-// One collective, from its call to its end; kept for later ones. The connections' Pin while it is under way, so that what
-// they still touch outlives an operation that failed.
+// One collective, from its call to its end; kept for later ones. The connections' Pin while it is
+// under way, so that what they still touch outlives an operation that failed.
 struct Operation {
   Call call;
   std::uint64_t sequence = 0;
@@ -24,8 +24,8 @@ struct Operation {
   std::vector<Slice> inputs, outputs;
   Pin pin;
   Fence ready;
-  std::optional<Completion>
-      completion;  // none until its call returns, where that handles it itself: then the next two tell
+  std::optional<Completion> completion;  // none until its call returns, where that handles it
+                                         // itself: then the next two tell
   bool is_over = false;
   std::optional<Error> error;
   Plan plan;
@@ -61,7 +61,8 @@ struct Arrived {
 };
 struct Closed {
   int peer;
-  std::optional<Lane> lane;  // that ended; none where the peer is to be given up whatever else it has said
+  std::optional<Lane>
+      lane;  // that ended; none where the peer is to be given up whatever else it has said
   Error why;
 };
 struct Called {
@@ -104,8 +105,8 @@ struct Asked {  // what nobody has received; the flag is raised when the answer 
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Adopted, event::Arrived, event::Closed, event::Called, event::Ready, event::StepEnded,
-                 event::Posted, event::TransferEnded, event::Landed, event::Failed, event::Told, event::Tick, event::Asked>;
+using Event = std::variant<event::Adopted, event::Arrived, event::Closed, event::Called,
+                           event::Ready, event::StepEnded, event::Posted, event::TransferEnded,
+                           event::Landed, event::Failed, event::Told, event::Tick, event::Asked>;
 
 }  // namespace weft::transport::mesh

@@ -8,9 +8,12 @@ namespace weft::transport::mesh {
 
 namespace {
 
-Slice slice_of(const std::byte* data, std::size_t bytes) { return {const_cast<std::byte*>(data), bytes, Device::host()}; }
+Slice slice_of(const std::byte* data, std::size_t bytes) {
+  return {const_cast<std::byte*>(data), bytes, Device::host()};
+}
 
-void cast(const std::byte* from, Dtype from_dtype, std::byte* to, Dtype to_dtype, std::size_t elements, double scale) {
+void cast(const std::byte* from, Dtype from_dtype, std::byte* to, Dtype to_dtype,
+          std::size_t elements, double scale) {
   const Slice source = slice_of(from, elements * size_of(from_dtype));
   const Slice target = slice_of(to, elements * size_of(to_dtype));
   kernels::cast({&source, 1}, from_dtype, {&target, 1}, to_dtype, scale);
@@ -50,8 +53,8 @@ void Fold::take(const std::byte* numbers, const Arithmetic& arithmetic, Scratch&
     return;
   }
   std::byte* const to = own_is_in ? place_.out : block_.get();
-  kernels::reduce(slice_of(to, place_.bytes), slice_of(so_far_, place_.bytes), slice_of(numbers, place_.bytes),
-                  arithmetic.dtype, arithmetic.op);
+  kernels::reduce(slice_of(to, place_.bytes), slice_of(so_far_, place_.bytes),
+                  slice_of(numbers, place_.bytes), arithmetic.dtype, arithmetic.op);
   so_far_ = to;
 }
 
@@ -76,13 +79,14 @@ void Fold::take_wide(const std::byte* numbers, const Arithmetic& arithmetic, Scr
 void Fold::finish(const Arithmetic& arithmetic, Scratch& scratch) {
   if (place_.bytes == 0) return;
   if (arithmetic.wide) {
-    cast(block_.get(), Dtype::Float32, place_.out, arithmetic.dtype, place_.bytes / size_of(arithmetic.dtype),
-         place_.scale);
+    cast(block_.get(), Dtype::Float32, place_.out, arithmetic.dtype,
+         place_.bytes / size_of(arithmetic.dtype), place_.scale);
     scratch.give(std::move(block_), wide_bytes(arithmetic));
     return;
   }
   if (block_) scratch.give(std::move(block_), place_.bytes);
-  if (place_.scale != 1) kernels::scale(slice_of(place_.out, place_.bytes), arithmetic.dtype, place_.scale);
+  if (place_.scale != 1)
+    kernels::scale(slice_of(place_.out, place_.bytes), arithmetic.dtype, place_.scale);
 }
 
 }  // namespace weft::transport::mesh

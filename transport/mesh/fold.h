@@ -1,5 +1,6 @@
-// The reduction of one piece of memory over several ranks: takes the ranks' numbers in a fixed order, each once, and writes
-// the result when the last one is in. 16-bit floats of several ranks add up in fp32 and are rounded once.
+// The reduction of one piece of memory over several ranks: takes the ranks' numbers in a fixed
+// order, each once, and writes the result when the last one is in. 16-bit floats of several ranks
+// add up in fp32 and are rounded once.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,15 @@ struct Arithmetic {
   ReduceOp op = ReduceOp::Sum;
   bool wide = false;  // in fp32
 };
-// Two numbers of 16 bit can be added with one rounding as they are; an average of fp16 overflows before it is divided.
+// Two numbers of 16 bit can be added with one rounding as they are; an average of fp16 overflows
+// before it is divided.
 Arithmetic arithmetic_of(Dtype dtype, ReduceOp op, int ranks);
 
 class Fold {
  public:
   struct Place {
     const std::byte* own = nullptr;  // this rank's numbers
-    std::byte* out = nullptr;        // may be the same memory; written from when `own` has been taken on
+    std::byte* out = nullptr;  // may be the same memory; written from when `own` has been taken on
     std::size_t bytes = 0;
     std::uint32_t others = 1;        // ranks whose numbers add() will bring
     std::uint32_t own_position = 0;  // how many of them come before this rank's

@@ -52,12 +52,13 @@ void Meeting::hold(Deadline deadline) {
     if (!self) return connection->close(Error(Blame::Cancelled, "nobody listens any more"));
     self->admit(std::move(connection));
   };
-  const auto listener = connector_.listen({.loop = options_.loop,
-                                           .interface_address = options_.interface_address,
-                                           .accepted = accepted,
-                                           .short_of_something = [weak = weak_from_this()](const Error& why) {
-                                             if (const auto self = weak.lock()) self->cannot_take_in(why);
-                                           }});
+  const auto listener =
+      connector_.listen({.loop = options_.loop,
+                         .interface_address = options_.interface_address,
+                         .accepted = accepted,
+                         .short_of_something = [weak = weak_from_this()](const Error& why) {
+                           if (const auto self = weak.lock()) self->cannot_take_in(why);
+                         }});
   try {
     publish(listener->address(), deadline);
     for (int peer = 0; peer < options_.rank; ++peer) connect(peer, deadline);
@@ -65,7 +66,8 @@ void Meeting::hold(Deadline deadline) {
     if (error.blame() == Blame::Timeout) throw why_late();
     throw error.within(place_);
   }
-  if (!over_->synchronize(deadline) && is_connecting()) static_cast<void>(over_->synchronize(Deadline::in(kReason)));
+  if (!over_->synchronize(deadline) && is_connecting())
+    static_cast<void>(over_->synchronize(Deadline::in(kReason)));
   std::unique_lock lock(mutex_);
   if (failure_) throw *failure_;
   const bool all_came = missing_ == 0;
@@ -80,7 +82,8 @@ void Meeting::publish(const std::string& address, Deadline deadline) {
     options_.store->set(kSecretKey, {secret.begin(), secret.end()});
   } else {
     const auto bytes = options_.store->get(kSecretKey, deadline);
-    if (bytes.size() != secret.size()) throw Error(Blame::PeerLost, "the store has no secret of this version of Weft");
+    if (bytes.size() != secret.size())
+      throw Error(Blame::PeerLost, "the store has no secret of this version of Weft");
     std::copy(bytes.begin(), bytes.end(), secret.begin());
   }
   {
@@ -120,16 +123,19 @@ void Meeting::say_hello(Connection& connection, Lane lane) {
 void Meeting::admit(std::shared_ptr<Connection> connection) {
   const auto guest = std::make_shared<Guest>();
   guest->connection = std::move(connection);
-  guest->patience = options_.loop->at(Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
-    const auto self = weak.lock();
-    const auto stranger = late.lock();
-    if (self && stranger) self->turn_away(stranger, "it said no hello within " + weft::describe(kHello));
-  });
+  guest->patience = options_.loop->at(
+      Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
+        const auto self = weak.lock();
+        const auto stranger = late.lock();
+        if (self && stranger)
+          self->turn_away(stranger, "it said no hello within " + weft::describe(kHello));
+      });
   GuestPointer oldest;
   {
     std::lock_guard lock(mutex_);
     if (guests_.size() >= kStrangers + lanes_.size()) {
-      const auto found = std::find_if(guests_.begin(), guests_.end(), [](const auto& one) { return !one->is_ours; });
+      const auto found = std::find_if(guests_.begin(), guests_.end(),
+                                      [](const auto& one) { return !one->is_ours; });
       if (found != guests_.end()) oldest = *found;
     }
   }
@@ -145,14 +151,16 @@ void Meeting::receive(const GuestPointer& guest) {
     guests_.push_back(guest);
   }
   Connection::Handlers handlers;
-  handlers.arrived = [meeting = weak_from_this(), core = std::weak_ptr(core_), guest](const Arrival& arrival) {
+  handlers.arrived = [meeting = weak_from_this(), core = std::weak_ptr(core_),
+                      guest](const Arrival& arrival) {
     if (guest->greeted) {
       if (const auto live = core.lock()) live->arrived(guest->peer, guest->lane, arrival);
     } else if (const auto live = meeting.lock()) {
       live->greet(guest, arrival);
     }
   };
-  handlers.closed = [meeting = weak_from_this(), core = std::weak_ptr(core_), guest](const Error& why) {
+  handlers.closed = [meeting = weak_from_this(), core = std::weak_ptr(core_),
+                     guest](const Error& why) {
     if (guest->greeted) {
       if (const auto live = core.lock()) live->post(event::Closed{guest->peer, guest->lane, why});
     } else if (const auto live = meeting.lock()) {
@@ -191,9 +199,10 @@ void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
   const auto connection = forget(guest);
   if (connection == nullptr) return;
   if (guest->is_ours && !failure_) {
-    failure_ = Error(Blame::PeerLost, "at the address of rank " + std::to_string(guest->peer) + ": " + why)
-                   .within(place_)
-                   .with_ranks({guest->peer});
+    failure_ =
+        Error(Blame::PeerLost, "at the address of rank " + std::to_string(guest->peer) + ": " + why)
+            .within(place_)
+            .with_ranks({guest->peer});
   }
   lock.unlock();
   log::warn(place_ + ": turned away " + connection->peer() + ": " + why);
@@ -209,18 +218,20 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
     if (why.blame() == Blame::Timeout) {
       late_ = why.text();
     } else if (!failure_) {
-      const Blame blame =
-          why.blame() == Blame::Busy ? Blame::Busy : Blame::PeerLost;  // it is this rank that lacks something
-      failure_ = Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
-                     .within(place_)
-                     .with_ranks({guest->peer});
+      const Blame blame = why.blame() == Blame::Busy
+                              ? Blame::Busy
+                              : Blame::PeerLost;  // it is this rank that lacks something
+      failure_ =
+          Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
+              .within(place_)
+              .with_ranks({guest->peer});
     }
   }
   over_->raise();
 }
 
-// A rank waits for an answer, and will until its deadline: what this process lacks by its own limit does not turn up
-// before.
+// A rank waits for an answer, and will until its deadline: what this process lacks by its own limit
+// does not turn up before.
 void Meeting::cannot_take_in(const Error& why) noexcept {
   {
     std::lock_guard lock(mutex_);
@@ -228,7 +239,9 @@ void Meeting::cannot_take_in(const Error& why) noexcept {
       late_ = why.text();
       return;
     }
-    if (!failure_) failure_ = Error(Blame::Busy, "a rank connects and cannot be taken in: " + why.text()).within(place_);
+    if (!failure_)
+      failure_ = Error(Blame::Busy, "a rank connects and cannot be taken in: " + why.text())
+                     .within(place_);
   }
   over_->raise();
 }
@@ -250,7 +263,8 @@ void Meeting::close() {
     std::lock_guard lock(mutex_);
     while (!guests_.empty()) left.push_back(forget(GuestPointer(guests_.back())));
   }
-  for (const auto& connection : left) connection->close(Error(Blame::Cancelled, "the group has met without it"));
+  for (const auto& connection : left)
+    connection->close(Error(Blame::Cancelled, "the group has met without it"));
 }
 
 void Meeting::tidy() noexcept {
@@ -268,7 +282,8 @@ Error Meeting::why_late() {
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank) continue;
     std::unique_lock lock(mutex_);
-    if (lanes_[place_of(peer, Lane::Collectives)] && lanes_[place_of(peer, Lane::Messages)]) continue;
+    if (lanes_[place_of(peer, Lane::Collectives)] && lanes_[place_of(peer, Lane::Messages)])
+      continue;
     lock.unlock();
     bool came = false;
     try {
@@ -277,10 +292,11 @@ Error Meeting::why_late() {
     }
     (came ? unconnected : absent).push_back(peer);
   }
-  const std::string what =
-      absent.empty() ? "no connection with " + ranks_text(unconnected) : "missing: " + ranks_text(absent);
+  const std::string what = absent.empty() ? "no connection with " + ranks_text(unconnected)
+                                          : "missing: " + ranks_text(absent);
   std::lock_guard lock(mutex_);
-  return Error(Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what +
+  return Error(Blame::Timeout, place_ + ": not all ranks came within " +
+                                   weft::describe(options_.timeout) + "; " + what +
                                    (absent.empty() && !late_.empty() ? ": " + late_ : ""))
       .with_ranks(absent.empty() ? unconnected : absent);
 }
@@ -289,13 +305,15 @@ std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello
   // Before rank 0 has given it, nobody can know it: this rank's address is published afterwards.
   if (secret_ == Secret() || hello.secret != secret_) return "it does not know the group's secret";
   if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
-    return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " + std::to_string(options_.size);
+    return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " +
+           std::to_string(options_.size);
   }
   const auto rank = static_cast<int>(hello.rank);
   if (guest.is_ours && (rank != guest.peer || hello.lane != guest.lane)) {
     return "it is not whom we meant: it says rank " + std::to_string(rank);
   }
-  if (!guest.is_ours && rank <= options_.rank) return "rank " + std::to_string(rank) + " does not connect here";
+  if (!guest.is_ours && rank <= options_.rank)
+    return "rank " + std::to_string(rank) + " does not connect here";
   if (lanes_[place_of(rank, hello.lane)]) {
     return "rank " + std::to_string(rank) + " has come already";
   }

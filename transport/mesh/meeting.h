@@ -1,5 +1,6 @@
-// How the ranks of a mesh find each other: each listens and says where in the store, connects two lanes to every lower
-// rank, and believes who says hello with the group's secret. Strangers are turned away and logged.
+// How the ranks of a mesh find each other: each listens and says where in the store, connects two
+// lanes to every lower rank, and believes who says hello with the group's secret. Strangers are
+// turned away and logged.
 #pragma once
 
 #include <memory>
@@ -48,7 +49,8 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
-  // Under the mutex: the guest is nobody to wait for any more. Returns its connection, if it had one.
+  // Under the mutex: the guest is nobody to wait for any more. Returns its connection, if it had
+  // one.
   bool is_connecting();
   std::shared_ptr<Connection> forget(const GuestPointer& guest);
   Error why_late();

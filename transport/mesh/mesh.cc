@@ -4,7 +4,8 @@
 
 namespace weft::transport::mesh {
 
-std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options, const Chooser& chooser) {
+std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options,
+                                   const Chooser& chooser) {
   Connector* const connector = transport.connector();
   if (connector == nullptr) broken("a mesh is made of connections, and this transport has none");
   const Deadline deadline = Deadline::in(options.timeout);
@@ -21,8 +22,8 @@ std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& opti
   // Nobody has joined before all have: then nobody needs the store any more.
   const Op met = communicator->barrier(Fence());
   if (!met.done().synchronize(deadline)) {
-    throw Error(Blame::Timeout,
-                "joining " + core->place + ": not all ranks came within " + weft::describe(options.timeout));
+    throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks came within " +
+                                    weft::describe(options.timeout));
   }
   if (const auto error = met.error()) throw *error;
   meeting->tidy();

@@ -8,7 +8,8 @@ namespace weft::transport::mesh {
 
 namespace {
 
-Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number, Dtype dtype = Dtype::UInt8) {
+Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number,
+                 Dtype dtype = Dtype::UInt8) {
   Header header;
   header.type = type;
   header.call.dtype = dtype;
@@ -20,7 +21,8 @@ Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number, 
 
 std::string what_of(const Transfer& transfer) {
   if (transfer.is_send) return "send to rank " + std::to_string(transfer.peer);
-  return transfer.peer == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(transfer.peer);
+  return transfer.peer == kAnySource ? "recv from any rank"
+                                     : "recv from rank " + std::to_string(transfer.peer);
 }
 
 bool wants(const Transfer& transfer, int peer, int tag) {
@@ -52,7 +54,8 @@ void Messages::post(TransferPointer transfer, bool is_ready) {
   }
 }
 
-// --- sending ---------------------------------------------------------------------------------------------------------
+// --- sending
+// ---------------------------------------------------------------------------------------------------------
 
 void Messages::post_send(TransferPointer transfer) {
   if (transfer->peer == core_.rank) return send_to_self(transfer);
@@ -78,7 +81,8 @@ bool Messages::send_now(int peer, const TransferPointer& transfer) {
   const std::uint64_t cost = bytes + kMessageCost;
   if (bytes <= kEagerBytes && cost <= to.credit) {
     to.credit -= cost;
-    const Op op = core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0, transfer->dtype),
+    const Op op = core_.send(peer, Lane::Messages,
+                             header_of(Type::Eager, transfer->tag, bytes, 0, transfer->dtype),
                              transfer->data, transfer);
     follow(op, transfer, peer);
     return true;
@@ -91,8 +95,11 @@ bool Messages::send_now(int peer, const TransferPointer& transfer) {
 }
 
 void Messages::send_to_self(const TransferPointer& transfer) {
-  Unexpected message{
-      .id = next_++, .peer = core_.rank, .tag = transfer->tag, .bytes = transfer->data.bytes, .dtype = transfer->dtype};
+  Unexpected message{.id = next_++,
+                     .peer = core_.rank,
+                     .tag = transfer->tag,
+                     .bytes = transfer->data.bytes,
+                     .dtype = transfer->dtype};
   Peer& self = of(core_.rank);
   const std::uint64_t cost = message.bytes + kMessageCost;
   if (const auto receive = matching(core_.rank, transfer->tag)) {
@@ -120,7 +127,8 @@ void Messages::on_clear(int peer, const Message& message) {
   if (message.header.number != 0) {  // it does not fit; that is the receiver's error
     finish(transfer);
   } else {
-    const Header header = header_of(Type::Payload, transfer->tag, transfer->data.bytes, transfer->number);
+    const Header header =
+        header_of(Type::Payload, transfer->tag, transfer->data.bytes, transfer->number);
     const Op op = core_.send(peer, Lane::Messages, header, transfer->data, transfer);
     follow(op, transfer, peer);
   }
@@ -129,12 +137,14 @@ void Messages::on_clear(int peer, const Message& message) {
 
 void Messages::on_credit(int peer, const Message& message) {
   Peer& to = of(peer);
-  if (message.header.call.bytes > kCredit - to.credit) return nonsense(peer, "more room than it had");
+  if (message.header.call.bytes > kCredit - to.credit)
+    return nonsense(peer, "more room than it had");
   to.credit += message.header.call.bytes;
   go_on(peer);
 }
 
-// --- receiving -------------------------------------------------------------------------------------------------------
+// --- receiving
+// -------------------------------------------------------------------------------------------------------
 
 void Messages::post_recv(const TransferPointer& transfer) {
   for (auto one = unexpected_.begin(); one != unexpected_.end(); ++one) {
@@ -151,8 +161,8 @@ void Messages::post_recv(const TransferPointer& transfer) {
   receives_.push_back(transfer);
 }
 
-// Why nothing can come: who would send is lost. One from any rank waits while there is any: those that are gone may have
-// left with nothing more to say.
+// Why nothing can come: who would send is lost. One from any rank waits while there is any: those
+// that are gone may have left with nothing more to say.
 const Error* Messages::in_vain(const Transfer& receive) const {
   const Error* why = nullptr;
   for (int peer = 0; peer < core_.ranks; ++peer) {
@@ -164,8 +174,9 @@ const Error* Messages::in_vain(const Transfer& receive) const {
 }
 
 Messages::TransferPointer Messages::matching(int peer, int tag) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(),
-                                  [&](const TransferPointer& receive) { return wants(*receive, peer, tag); });
+  const auto found =
+      std::find_if(receives_.begin(), receives_.end(),
+                   [&](const TransferPointer& receive) { return wants(*receive, peer, tag); });
   if (found == receives_.end()) return nullptr;
   TransferPointer receive = std::move(*found);
   receives_.erase(found);
@@ -176,10 +187,12 @@ bool Messages::is_of(const Transfer& transfer, int peer, Dtype dtype) {
   if (transfer.dtype == dtype) return true;
   Completion completion = transfer.completion;
   completion.set_source_rank(peer);
-  const Error why(Blame::Caller, "rank " + std::to_string(peer) + " sent a message of " + std::string(name(dtype)) +
-                                     " (tag " + std::to_string(transfer.tag) + "), which rank " +
-                                     std::to_string(core_.rank) + " receives as " + std::string(name(transfer.dtype)) +
-                                     "; the n-th send to a rank meets the n-th recv from it with the same tag");
+  const Error why(Blame::Caller,
+                  "rank " + std::to_string(peer) + " sent a message of " +
+                      std::string(name(dtype)) + " (tag " + std::to_string(transfer.tag) +
+                      "), which rank " + std::to_string(core_.rank) + " receives as " +
+                      std::string(name(transfer.dtype)) +
+                      "; the n-th send to a rank meets the n-th recv from it with the same tag");
   completion.fail(why.within(what_of(transfer) + " " + core_.place));
   core_.fail(why);
   return false;
@@ -189,9 +202,11 @@ bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
   if (transfer.data.bytes == bytes) return true;
   Completion completion = transfer.completion;
   completion.set_source_rank(peer);
-  completion.fail(Error(Blame::Caller, what_of(transfer) + " " + core_.place + " (tag " + std::to_string(transfer.tag) +
-                                           "): rank " + std::to_string(peer) + " sent " + std::to_string(bytes) +
-                                           " bytes, the receive has room for " + std::to_string(transfer.data.bytes)));
+  completion.fail(Error(Blame::Caller, what_of(transfer) + " " + core_.place + " (tag " +
+                                           std::to_string(transfer.tag) + "): rank " +
+                                           std::to_string(peer) + " sent " + std::to_string(bytes) +
+                                           " bytes, the receive has room for " +
+                                           std::to_string(transfer.data.bytes)));
   return false;
 }
 
@@ -215,7 +230,8 @@ void Messages::give(Unexpected& message, const TransferPointer& transfer) {
   give_back(message.peer, message.bytes + kMessageCost);
 }
 
-void Messages::clear(int peer, std::uint64_t number, std::uint64_t bytes, const TransferPointer& transfer) {
+void Messages::clear(int peer, std::uint64_t number, std::uint64_t bytes,
+                     const TransferPointer& transfer) {
   Header header = header_of(Type::Clear, transfer->tag, 0, number);
   if (fits(*transfer, peer, bytes)) {
     if (!of(peer).due.emplace(number, transfer).second) {
@@ -232,7 +248,8 @@ void Messages::on_eager(int peer, const Message& message) {
   const std::uint64_t bytes = message.payload;
   const std::uint64_t cost = bytes + kMessageCost;
   Peer& from = of(peer);
-  if (bytes > kEagerBytes || from.lent + cost > kCredit) return nonsense(peer, "a message that there is no room for");
+  if (bytes > kEagerBytes || from.lent + cost > kCredit)
+    return nonsense(peer, "a message that there is no room for");
   from.lent += cost;
   const int tag = message.header.call.root;
   const Dtype dtype = message.header.call.dtype;
@@ -245,15 +262,22 @@ void Messages::on_eager(int peer, const Message& message) {
     return follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer, cost);
   }
   Unexpected& one = unexpected_.emplace_back();
-  one = {.id = next_++, .peer = peer, .tag = tag, .bytes = bytes, .dtype = dtype, .block = core_.scratch.take(bytes)};
-  const Op op = core_.accept(peer, Lane::Messages, {one.block.get(), bytes, Device::host()}, one.block);
+  one = {.id = next_++,
+         .peer = peer,
+         .tag = tag,
+         .bytes = bytes,
+         .dtype = dtype,
+         .block = core_.scratch.take(bytes)};
+  const Op op =
+      core_.accept(peer, Lane::Messages, {one.block.get(), bytes, Device::host()}, one.block);
   one.is_here = core_.ended(op, event::Landed{peer, one.id, std::nullopt});
 }
 
 void Messages::landed(event::Landed& event) {
   if (event.error) return;  // the lane ends, and says so itself
-  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
-                                  [&](const Unexpected& one) { return one.id == event.unexpected; });
+  const auto found =
+      std::find_if(unexpected_.begin(), unexpected_.end(),
+                   [&](const Unexpected& one) { return one.id == event.unexpected; });
   if (found == unexpected_.end()) return;
   found->is_here = true;
   if (!found->to) return;
@@ -282,13 +306,15 @@ void Messages::on_payload(int peer, const Message& message) {
   auto& due = of(peer).due;
   const auto found = due.find(message.header.sequence);
   if (found == due.end()) return nonsense(peer, "bytes that nobody asked for");
-  if (message.payload != found->second->data.bytes) return nonsense(peer, "another number of bytes than it announced");
+  if (message.payload != found->second->data.bytes)
+    return nonsense(peer, "another number of bytes than it announced");
   const TransferPointer receive = std::move(found->second);
   due.erase(found);
   follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);
 }
 
-// --- both ------------------------------------------------------------------------------------------------------------
+// --- both
+// ------------------------------------------------------------------------------------------------------------
 
 void Messages::arrived(int peer, const Message& message) {
   switch (message.header.type) {
@@ -302,7 +328,8 @@ void Messages::arrived(int peer, const Message& message) {
   }
 }
 
-void Messages::follow(const Op& op, const TransferPointer& transfer, int peer, std::uint64_t credit) {
+void Messages::follow(const Op& op, const TransferPointer& transfer, int peer,
+                      std::uint64_t credit) {
   event::TransferEnded event{transfer, peer, credit, std::nullopt};
   if (core_.ended(op, event)) return ended(event);
   moving_.push_back(transfer);
@@ -310,13 +337,14 @@ void Messages::follow(const Op& op, const TransferPointer& transfer, int peer, s
 
 void Messages::ended(event::TransferEnded& event) {
   moving_.remove(event.transfer);
-  if (core_.is_broken()) return end(event.transfer, core_.why_broken());  // if it has not failed before
+  if (core_.is_broken())
+    return end(event.transfer, core_.why_broken());  // if it has not failed before
   if (event.error) {
-    const Error why =
-        core_.lost(event.peer)
-            ? *core_.lost(event.peer)
-            : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.error->text())
-                  .with_ranks({event.peer});
+    const Error why = core_.lost(event.peer)
+                          ? *core_.lost(event.peer)
+                          : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
+                                                       " is lost: " + event.error->text())
+                                .with_ranks({event.peer});
     return end(event.transfer, why);
   }
   finish(event.transfer, event.transfer->is_send ? -1 : event.peer);
@@ -350,7 +378,8 @@ void Messages::end(const TransferPointer& transfer, const Error& why) noexcept {
 }
 
 void Messages::nonsense(int peer, const std::string& what) {
-  core_.fail(Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what).with_ranks({peer}));
+  core_.fail(
+      Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what).with_ranks({peer}));
 }
 
 void Messages::lost(int peer) {
@@ -404,7 +433,8 @@ void Messages::fail(const Error& why) noexcept {
 }
 
 void Messages::let_go() noexcept {
-  for (const TransferPointer& transfer : std::exchange(moving_, {})) end(transfer, core_.why_broken());
+  for (const TransferPointer& transfer : std::exchange(moving_, {}))
+    end(transfer, core_.why_broken());
 }
 
 Deadline Messages::deadline() const {
@@ -417,7 +447,8 @@ Error Messages::why_late() const {
   const std::string late = " has not ended within " + weft::describe(core_.timeout);
   for (const TransferPointer& transfer : all()) {
     if (!transfer->deadline.passed()) continue;
-    const Error why(Blame::Timeout, what_of(*transfer) + " (tag " + std::to_string(transfer->tag) + ")" + late);
+    const Error why(Blame::Timeout,
+                    what_of(*transfer) + " (tag " + std::to_string(transfer->tag) + ")" + late);
     return transfer->peer == kAnySource ? why : why.with_ranks({transfer->peer});
   }
   return {Blame::Timeout, "a message" + late};

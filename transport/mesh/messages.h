@@ -1,8 +1,10 @@
-// Messages between two ranks, with tags. Short ones go with their bytes at once, as long as the receiver has promised room
-// for them (credit); longer ones announce themselves and wait until there is a receive for them. So every receive may come
-// in any order, nothing fills up, and a lane is never held up by a message that nobody wants yet.
+// Messages between two ranks, with tags. Short ones go with their bytes at once, as long as the
+// receiver has promised room for them (credit); longer ones announce themselves and wait until
+// there is a receive for them. So every receive may come in any order, nothing fills up, and a lane
+// is never held up by a message that nobody wants yet.
 //
-// Ordered per (peer, tag): messages are matched with receives in the order in which they, or their announcements, come.
+// Ordered per (peer, tag): messages are matched with receives in the order in which they, or their
+// announcements, come.
 #pragma once
 
 #include <deque>
@@ -20,9 +22,10 @@ namespace weft::transport::mesh {
 class Core;
 
 constexpr std::uint64_t kEagerBytes = 32 << 10;  // of a message that goes at once
-constexpr std::uint64_t kCredit = 1 << 20;       // bytes of such messages that one peer keeps for another
-constexpr std::uint64_t kMessageCost = 64;       // what a message costs beside its bytes
-constexpr std::uint32_t kMaxRequests = 1024;     // announcements of one peer that wait at another
+constexpr std::uint64_t kCredit = 1
+                                  << 20;  // bytes of such messages that one peer keeps for another
+constexpr std::uint64_t kMessageCost = 64;    // what a message costs beside its bytes
+constexpr std::uint32_t kMaxRequests = 1024;  // announcements of one peer that wait at another
 
 class Messages {
  public:
@@ -87,8 +90,8 @@ class Messages {
   void give(Unexpected& unexpected, const TransferPointer& transfer);
   // Lets the peer send the bytes, or, where they do not fit, tells it to forget them.
   void clear(int peer, std::uint64_t number, std::uint64_t bytes, const TransferPointer& transfer);
-  // Whether the receive is of that dtype. Where not, one of the two ranks is wrong about the order of its messages: the
-  // communicator is broken, and the receive with it.
+  // Whether the receive is of that dtype. Where not, one of the two ranks is wrong about the order
+  // of its messages: the communicator is broken, and the receive with it.
   bool is_of(const Transfer& transfer, int peer, Dtype dtype);
   // Whether the receive has memory of that size; it has failed where not.
   bool fits(const Transfer& transfer, int peer, std::uint64_t bytes);

@@ -1,10 +1,13 @@
-// What one rank does in one collective: parts to send, parts to receive, and which waits for which. An algorithm is a
-// function that writes a plan (algorithms.h); one executor (collectives.h) carries out all of them.
+// What one rank does in one collective: parts to send, parts to receive, and which waits for which.
+// An algorithm is a function that writes a plan (algorithms.h); one executor (collectives.h)
+// carries out all of them.
 //
-// The n-th part that a plan sends to a peer is the n-th that the peer's plan receives from this rank; which of them go
-// first is left to the execution. So the plans of all ranks can be checked against each other without a connection.
+// The n-th part that a plan sends to a peer is the n-th that the peer's plan receives from this
+// rank; which of them go first is left to the execution. So the plans of all ranks can be checked
+// against each other without a connection.
 //
-// Nothing that is received may wait for something that is sent: a lane that is full moves on when its other end receives.
+// Nothing that is received may wait for something that is sent: a lane that is full moves on when
+// its other end receives.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Memory for parts that are under way, kept for the next time: fresh pages cost more than the copy into them. Used by one
-// thread at a time.
+// Memory for parts that are under way, kept for the next time: fresh pages cost more than the copy
+// into them. Used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -34,10 +34,13 @@ class Scratch {
   static constexpr std::size_t kSmallest = 4096;
   static constexpr std::align_val_t kAlignment{64};
   // What a pool holds on to is bounded: many blocks of a chunk's size, few large ones.
-  static constexpr std::size_t kept(std::size_t bytes) { return bytes <= 1 << 20 ? 16 : bytes <= 32 << 20 ? 1 : 0; }
+  static constexpr std::size_t kept(std::size_t bytes) {
+    return bytes <= 1 << 20 ? 16 : bytes <= 32 << 20 ? 1 : 0;
+  }
 
   static std::size_t class_of(std::size_t bytes) {
-    return bytes <= kSmallest ? 0 : static_cast<std::size_t>(std::bit_width((bytes - 1) / kSmallest));
+    return bytes <= kSmallest ? 0
+                              : static_cast<std::size_t>(std::bit_width((bytes - 1) / kSmallest));
   }
   static Block fresh(std::size_t bytes) {
     return Block(static_cast<std::byte*>(::operator new(bytes, kAlignment)),

@@ -40,7 +40,9 @@ constexpr std::uint32_t kModels = 0xff, kSteps = 0xff'ffff;
 std::uint32_t encode(const Training& training) { return training.model << 24 | training.step; }
 Training decode_training(std::uint32_t field) { return {field >> 24, field & kSteps}; }
 
-Error refused(const std::string& what) { return {Blame::PeerLost, "a message that makes no sense: " + what}; }
+Error refused(const std::string& what) {
+  return {Blame::PeerLost, "a message that makes no sense: " + what};
+}
 
 }  // namespace
 
@@ -56,14 +58,17 @@ std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
 }
 
 Result<Hello> decode_hello(Bytes header) {
-  if (header.size() != kHelloBytes) return refused("a hello of " + std::to_string(header.size()) + " bytes");
+  if (header.size() != kHelloBytes)
+    return refused("a hello of " + std::to_string(header.size()) + " bytes");
   HelloLayout layout;
   std::memcpy(&layout, header.data(), sizeof layout);
   if (layout.magic != kMagic) return refused("no hello of a mesh");
   if (layout.version != kVersion) {
-    return refused("a hello of version " + std::to_string(layout.version) + ", this is " + std::to_string(kVersion));
+    return refused("a hello of version " + std::to_string(layout.version) + ", this is " +
+                   std::to_string(kVersion));
   }
-  if (layout.lane >= kLanes || layout.zero != 0) return refused("a hello on lane " + std::to_string(layout.lane));
+  if (layout.lane >= kLanes || layout.zero != 0)
+    return refused("a hello on lane " + std::to_string(layout.lane));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
   return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Lane>(layout.lane)};
 }
@@ -84,7 +89,9 @@ std::string_view name(Kind kind) {
 }
 
 Training carried(const Training& training) {
-  const auto within = [](std::uint32_t number, std::uint32_t most) { return number == 0 ? 0 : (number - 1) % most + 1; };
+  const auto within = [](std::uint32_t number, std::uint32_t most) {
+    return number == 0 ? 0 : (number - 1) % most + 1;
+  };
   return {within(training.model, kModels), within(training.step, kSteps)};
 }
 
@@ -93,26 +100,30 @@ std::string describe(const Call& call) {
   if (call.kind == Kind::Barrier) return text;
   if (call.kind != Kind::AllToAll) text += " of " + std::to_string(call.bytes) + " bytes";
   text += " of " + std::string(name(call.dtype));
-  if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::ReduceScatter) {
+  if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce ||
+      call.kind == Kind::ReduceScatter) {
     text += " with " + std::string(name(call.op));
   }
   text += training_text(call.training);
-  if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter) text += " from rank " + std::to_string(call.root);
-  if (call.kind == Kind::Reduce || call.kind == Kind::Gather) text += " to rank " + std::to_string(call.root);
+  if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter)
+    text += " from rank " + std::to_string(call.root);
+  if (call.kind == Kind::Reduce || call.kind == Kind::Gather)
+    text += " to rank " + std::to_string(call.root);
   return text;
 }
 
 EncodedHeader encode(const Header& header) {
-  const HeaderLayout layout{
-      .type = static_cast<std::uint8_t>(header.type),
-      .kind = static_cast<std::uint8_t>(header.call.kind),
-      .dtype = static_cast<std::uint8_t>(header.call.dtype),
-      .op = static_cast<std::uint8_t>(header.call.op),
-      .root = header.call.root,
-      .sequence = header.sequence,
-      .bytes = header.call.bytes,
-      .number = header.number,
-      .blame = header.type == Type::Collective ? encode(header.call.training) : static_cast<std::uint32_t>(header.blame)};
+  const HeaderLayout layout{.type = static_cast<std::uint8_t>(header.type),
+                            .kind = static_cast<std::uint8_t>(header.call.kind),
+                            .dtype = static_cast<std::uint8_t>(header.call.dtype),
+                            .op = static_cast<std::uint8_t>(header.call.op),
+                            .root = header.call.root,
+                            .sequence = header.sequence,
+                            .bytes = header.call.bytes,
+                            .number = header.number,
+                            .blame = header.type == Type::Collective
+                                         ? encode(header.call.training)
+                                         : static_cast<std::uint32_t>(header.blame)};
   return std::bit_cast<EncodedHeader>(layout);
 }
 
@@ -125,7 +136,8 @@ std::vector<std::byte> encode_failure(const Error& why) {
   header.number = static_cast<std::uint32_t>(ranks.size());
   const EncodedHeader fixed = encode(header);
   const Bytes about = std::as_bytes(std::span(ranks));
-  const Bytes text = std::as_bytes(std::span(why.text())).first(std::min(why.text().size(), kMaxText));
+  const Bytes text =
+      std::as_bytes(std::span(why.text())).first(std::min(why.text().size(), kMaxText));
   std::vector<std::byte> bytes(fixed.begin(), fixed.end());
   bytes.insert(bytes.end(), about.begin(), about.end());
   bytes.insert(bytes.end(), text.begin(), text.end());
@@ -133,16 +145,21 @@ std::vector<std::byte> encode_failure(const Error& why) {
 }
 
 Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int ranks) {
-  if (header.size() < kHeaderBytes) return refused("a header of " + std::to_string(header.size()) + " bytes");
+  if (header.size() < kHeaderBytes)
+    return refused("a header of " + std::to_string(header.size()) + " bytes");
   HeaderLayout layout;
   std::memcpy(&layout, header.data(), sizeof layout);
   const Bytes rest = header.subspan(kHeaderBytes);
-  if (layout.type < static_cast<std::uint8_t>(Type::Collective) || layout.type > static_cast<std::uint8_t>(Type::Credit)) {
+  if (layout.type < static_cast<std::uint8_t>(Type::Collective) ||
+      layout.type > static_cast<std::uint8_t>(Type::Credit)) {
     return refused("type " + std::to_string(layout.type));
   }
-  if (layout.kind > static_cast<std::uint8_t>(Kind::Barrier)) return refused("kind " + std::to_string(layout.kind));
-  if (layout.dtype > static_cast<std::uint8_t>(Dtype::UInt64)) return refused("dtype " + std::to_string(layout.dtype));
-  if (layout.op > static_cast<std::uint8_t>(ReduceOp::BitXor)) return refused("operator " + std::to_string(layout.op));
+  if (layout.kind > static_cast<std::uint8_t>(Kind::Barrier))
+    return refused("kind " + std::to_string(layout.kind));
+  if (layout.dtype > static_cast<std::uint8_t>(Dtype::UInt64))
+    return refused("dtype " + std::to_string(layout.dtype));
+  if (layout.op > static_cast<std::uint8_t>(ReduceOp::BitXor))
+    return refused("operator " + std::to_string(layout.op));
   const bool is_collective = layout.type == static_cast<std::uint8_t>(Type::Collective);
   if (!is_collective && layout.blame > static_cast<std::uint32_t>(Blame::Remote))
     return refused("blame " + std::to_string(layout.blame));
@@ -167,14 +184,16 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   }
   if (type == Type::Failure) {
     const std::size_t about = layout.number * sizeof(int);
-    if (layout.number > kMaxAbout || about > rest.size()) return refused(std::to_string(layout.number) + " ranks");
+    if (layout.number > kMaxAbout || about > rest.size())
+      return refused(std::to_string(layout.number) + " ranks");
     message.about.resize(layout.number);
     if (about > 0) std::memcpy(message.about.data(), rest.data(), about);
     for (const int rank : message.about) {
       if (rank < 0 || rank >= ranks) return refused("a reason about rank " + std::to_string(rank));
     }
     const Bytes text = rest.subspan(about);
-    if (text.size() > kMaxText) return refused("a reason of " + std::to_string(text.size()) + " bytes");
+    if (text.size() > kMaxText)
+      return refused("a reason of " + std::to_string(text.size()) + " bytes");
     message.text = frame::text_of(text);
   } else if (!rest.empty()) {
     return refused("a header of " + std::to_string(header.size()) + " bytes");
@@ -182,7 +201,8 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   const bool says_its_size = type == Type::Eager || type == Type::Payload;
   const bool has_payload = says_its_size || type == Type::Collective;
   if (!has_payload && message.payload != 0) return refused("a payload where there is none");
-  if (says_its_size && message.payload != layout.bytes) return refused("a payload of another size than its header says");
+  if (says_its_size && message.payload != layout.bytes)
+    return refused("a payload of another size than its header says");
   return message;
 }
 

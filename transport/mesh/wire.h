@@ -1,6 +1,6 @@
-// What ranks of a mesh say to each other: the first message of a lane, and the header of every later one. The layout is
-// the same on both sides (little-endian, 64 bit), so it is copied as it lies; whatever a peer sent is checked here, field
-// by field, before anybody looks at it.
+// What ranks of a mesh say to each other: the first message of a lane, and the header of every
+// later one. The layout is the same on both sides (little-endian, 64 bit), so it is copied as it
+// lies; whatever a peer sent is checked here, field by field, before anybody looks at it.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ namespace weft::transport::mesh {
 
 using Bytes = std::span<const std::byte>;
 
-// The two lanes of a pair. Messages have their own, so that a collective that waits does not hold them up.
+// The two lanes of a pair. Messages have their own, so that a collective that waits does not hold
+// them up.
 enum class Lane : std::uint8_t { Collectives = 0, Messages = 1 };
 constexpr int kLanes = 2;
 
@@ -61,28 +62,31 @@ struct Call {
   Training training = {};   // as carried(); of a broadcast or an all_reduce
   friend bool operator==(const Call&, const Call&) = default;
 };
-// As a header carries it, in 32 bits: both numbers begin again at 1 behind the largest that fits (255 models, 16,777,215
-// steps), which does no harm, as they are only compared.
+// As a header carries it, in 32 bits: both numbers begin again at 1 behind the largest that fits
+// (255 models, 16,777,215 steps), which does no harm, as they are only compared.
 Training carried(const Training& training);
 // "all_reduce of 4 bytes of float32 with Sum".
 std::string describe(const Call& call);
 
 enum class Type : std::uint8_t {
   Collective = 1,  // one part of a collective
-  Failure = 2,     // the sender's communicator is broken; the ranks that this is about, and the text, follow the header
-  Eager = 3,       // a message with its bytes
-  Request = 4,     // a message whose bytes wait for a Clear
-  Clear = 5,       // there is a receive for it
-  Payload = 6,     // its bytes
-  Credit = 7,      // buffer space for so many more bytes of eager messages
+  Failure = 2,  // the sender's communicator is broken; the ranks that this is about, and the text,
+                // follow the header
+  Eager = 3,    // a message with its bytes
+  Request = 4,  // a message whose bytes wait for a Clear
+  Clear = 5,    // there is a receive for it
+  Payload = 6,  // its bytes
+  Credit = 7,   // buffer space for so many more bytes of eager messages
 };
 
 struct Header {
   Type type = Type::Collective;
-  Call call;                   // of a collective; of Eager and Request dtype, and root is the tag; bytes: see each type
-  std::uint64_t sequence = 0;  // of the collective, or the sender's number of a Request, its Clear and its Payload
-  // Which of the parts that this rank receives from that one; in a Clear, whether to drop it; in a Failure, how many ranks
-  // it is about.
+  Call call;  // of a collective; of Eager and Request dtype, and root is the tag; bytes: see each
+              // type
+  std::uint64_t sequence =
+      0;  // of the collective, or the sender's number of a Request, its Clear and its Payload
+  // Which of the parts that this rank receives from that one; in a Clear, whether to drop it; in a
+  // Failure, how many ranks it is about.
   std::uint32_t number = 0;
   Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's training
 };

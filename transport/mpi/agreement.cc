@@ -16,7 +16,8 @@ Bootstrap::Bytes to_bytes(const std::string& text) {
 
 }  // namespace
 
-// It is decided once: that all begin, by the last who comes, or that none does, by the first whose time is over.
+// It is decided once: that all begin, by the last who comes, or that none does, by the first whose
+// time is over.
 void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline) {
   const auto decide = [&](const std::string& verdict) {
     const bool is_first = store.add("mpi/decided", 1) == 1;
@@ -33,7 +34,8 @@ void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline) {
     verdict = store.get("mpi/verdict", Deadline::in(kWriting));
   }
   if (verdict.empty()) return;
-  throw Error(Blame::Timeout, std::string(reinterpret_cast<const char*>(verdict.data()), verdict.size()));
+  throw Error(Blame::Timeout,
+              std::string(reinterpret_cast<const char*>(verdict.data()), verdict.size()));
 }
 
 }  // namespace weft::transport::mpi

@@ -41,7 +41,8 @@ const char* fill(Library& library, void* opened) {
   resolve(library.comm_world, "ompi_mpi_comm_world");
   resolve(library.byte, "ompi_mpi_byte");
   resolve(library.errors_return, "ompi_mpi_errors_return");
-  library.query_cuda_support = reinterpret_cast<int (*)()>(dlsym(opened, "MPIX_Query_cuda_support"));
+  library.query_cuda_support =
+      reinterpret_cast<int (*)()>(dlsym(opened, "MPIX_Query_cuda_support"));
   return missing;
 }
 
@@ -49,16 +50,19 @@ const char* fill(Library& library, void* opened) {
 
 Result<std::shared_ptr<const Library>> Library::open(const char* file) {
   const std::string name = file;
-  // Never closed: Open MPI has threads of its own. Global: its plugins look for its symbols in the program.
+  // Never closed: Open MPI has threads of its own. Global: its plugins look for its symbols in the
+  // program.
   void* const opened = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
   if (opened == nullptr) {
     std::string why = dlerror();
     if (why.starts_with(name + ": ")) why.erase(0, name.size() + 2);
-    return Error(Blame::Unsupported, "no " + name + ": " + why + "; install Open MPI (openmpi-bin)");
+    return Error(Blame::Unsupported,
+                 "no " + name + ": " + why + "; install Open MPI (openmpi-bin)");
   }
   auto library = std::make_shared<Library>();
   if (const char* const missing = fill(*library, opened)) {
-    return Error(Blame::Unsupported, name + " has no " + missing + "; Weft needs Open MPI 4 or newer");
+    return Error(Blame::Unsupported,
+                 name + " has no " + missing + "; Weft needs Open MPI 4 or newer");
   }
   return std::shared_ptr<const Library>(std::move(library));
 }
@@ -66,13 +70,16 @@ Result<std::shared_ptr<const Library>> Library::open(const char* file) {
 std::string Library::version() const {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int bytes = 0;
-  if (get_library_version(text, &bytes) != MPI_SUCCESS) return "an MPI that does not say its version";
+  if (get_library_version(text, &bytes) != MPI_SUCCESS)
+    return "an MPI that does not say its version";
   const std::string whole(text, static_cast<std::size_t>(bytes));
   return whole.substr(0, whole.find(','));
 }
 
 std::string Library::why_no_device_memory() const {
-  return version() + (is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams" : " was built without CUDA") +
+  return version() +
+         (is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams"
+                          : " was built without CUDA") +
          "; stage it (transport/staged.h)";
 }
 

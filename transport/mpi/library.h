@@ -1,6 +1,6 @@
-// Every function of Open MPI that Weft uses, in one table filled by dlopen, as cuda/driver.h does for the driver: a program
-// built with MPI starts on a machine without it. mpi.h gives types only; its handles are addresses inside Open MPI's own
-// library, so no other MPI fits.
+// Every function of Open MPI that Weft uses, in one table filled by dlopen, as cuda/driver.h does
+// for the driver: a program built with MPI starts on a machine without it. mpi.h gives types only;
+// its handles are addresses inside Open MPI's own library, so no other MPI fits.
 //
 // A Library is immutable and usable from every thread.
 #pragma once
@@ -59,7 +59,8 @@ struct Library {
 #define WEFT_MPI_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;
   WEFT_MPI_FUNCTIONS(WEFT_MPI_MEMBER)
 #undef WEFT_MPI_MEMBER
-  int (*query_cuda_support)() = nullptr;  // null where this Open MPI was built without the extension
+  int (*query_cuda_support)() =
+      nullptr;  // null where this Open MPI was built without the extension
   MPI_Comm comm_world = nullptr;
   MPI_Datatype byte = nullptr;
   MPI_Errhandler errors_return = nullptr;
@@ -74,12 +75,14 @@ struct Library {
   std::string why_no_device_memory() const;
 };
 
-// "what: MPI_ERR_TRUNCATE: message truncated", with the code as native_code(). What MPI refuses is Caller, no memory Busy,
-// the rest PeerLost: MPI ends a job with its first lost rank.
-Error error_of(const Library& library, int code, std::string_view what, Place place = Place::current());
+// "what: MPI_ERR_TRUNCATE: message truncated", with the code as native_code(). What MPI refuses is
+// Caller, no memory Busy, the rest PeerLost: MPI ends a job with its first lost rank.
+Error error_of(const Library& library, int code, std::string_view what,
+               Place place = Place::current());
 
 // Throws that unless the call succeeded.
-inline void check(const Library& library, int code, std::string_view what, Place place = Place::current()) {
+inline void check(const Library& library, int code, std::string_view what,
+                  Place place = Place::current()) {
   if (code != MPI_SUCCESS) throw error_of(library, code, what, place);
 }
 

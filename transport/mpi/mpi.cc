@@ -12,13 +12,14 @@ class Mpi final : public Transport {
   explicit Mpi(std::shared_ptr<const Library> library) : library_(std::move(library)) {}
 
   std::string_view name() const override { return "mpi"; }
-  // Device memory is staged through pinned memory (transport/staged.h): MPI knows no streams, so that it would have to be
-  // waited for either way.
+  // Device memory is staged through pinned memory (transport/staged.h): MPI knows no streams, so
+  // that it would have to be waited for either way.
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
     if (!options.device.is_host()) {
       throw Error(Blame::Unsupported, "joining " + place_of(options, name()) + ": no memory of " +
-                                          weft::describe(options.device) + "; " + library_->why_no_device_memory());
+                                          weft::describe(options.device) + "; " +
+                                          library_->why_no_device_memory());
     }
     return std::make_shared<MpiCommunicator>(options, World::of_process(library_));
   }
@@ -34,7 +35,8 @@ Result<std::shared_ptr<Transport>> open() {
   if (!library) return library.error();
   if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
     return Error(Blame::Unsupported,
-                 "this process was not started by Open MPI (no OMPI_COMM_WORLD_SIZE); use mpirun -n RANKS PROGRAM");
+                 "this process was not started by Open MPI (no OMPI_COMM_WORLD_SIZE); use mpirun "
+                 "-n RANKS PROGRAM");
   }
   return std::shared_ptr<Transport>(std::make_shared<Mpi>(std::move(library).value()));
 }

@@ -15,7 +15,8 @@ namespace weft::transport::mpi {
 
 namespace {
 
-// What MPI touches until an operation has ended: the user's memory, what stands in for it, and arrays for MPI itself.
+// What MPI touches until an operation has ended: the user's memory, what stands in for it, and
+// arrays for MPI itself.
 struct Held {
   Pin user;
   std::vector<std::byte> input;
@@ -66,13 +67,17 @@ void copy(std::span<const Slice> to, const std::vector<std::byte>& from) {
 // How the numbers of one reduction are combined.
 struct Arithmetic {
   Arithmetic(Dtype given, ReduceOp op, int ranks)
-      : dtype(given), summed(op == ReduceOp::Avg ? ReduceOp::Sum : op), scale(op == ReduceOp::Avg ? 1.0 / ranks : 1) {
+      : dtype(given),
+        summed(op == ReduceOp::Avg ? ReduceOp::Sum : op),
+        scale(op == ReduceOp::Avg ? 1.0 / ranks : 1) {
     const bool is_short_float = given == Dtype::Float16 || given == Dtype::BFloat16;
     const bool rounds = op == ReduceOp::Sum || op == ReduceOp::Product || op == ReduceOp::Avg;
     is_wide = is_short_float && rounds;
   }
   Dtype sent() const { return is_wide ? Dtype::Float32 : dtype; }
-  std::size_t sent_bytes(std::size_t bytes) const { return bytes / size_of(dtype) * size_of(sent()); }
+  std::size_t sent_bytes(std::size_t bytes) const {
+    return bytes / size_of(dtype) * size_of(sent());
+  }
   void widen(std::span<const Slice> from, std::vector<std::byte>& to) const {
     kernels::pack(from, dtype, {to.data(), to.size(), Device::host()}, sent());
   }
@@ -96,7 +101,8 @@ struct Arithmetic {
 std::optional<Error> why_too_large(const std::string& what, std::size_t elements) {
   if (elements <= static_cast<std::size_t>(std::numeric_limits<int>::max())) return std::nullopt;
   return Error(Blame::Unsupported,
-               what + ": " + std::to_string(elements) + " elements, and MPI takes 2147483647 at a time; call it in parts");
+               what + ": " + std::to_string(elements) +
+                   " elements, and MPI takes 2147483647 at a time; call it in parts");
 }
 
 // The job of mpirun that this process belongs to.
@@ -111,22 +117,29 @@ Bootstrap::Bytes to_bytes(const std::string& text) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
   return {bytes, bytes + text.size()};
 }
-std::string to_text(const Bootstrap::Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string to_text(const Bootstrap::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
-// "rank job", as the ranks tell each other. Throws where a rank cannot be in one communicator with this one.
+// "rank job", as the ranks tell each other. Throws where a rank cannot be in one communicator with
+// this one.
 std::vector<int> world_ranks(const JoinOptions& options, const World& world, Deadline deadline) {
-  options.store->set("mpi/" + std::to_string(options.rank), to_bytes(std::to_string(world.rank()) + " " + job()));
+  options.store->set("mpi/" + std::to_string(options.rank),
+                     to_bytes(std::to_string(world.rank()) + " " + job()));
   std::vector<int> ranks;
   std::set<int> seen;
   for (int rank = 0; rank < options.size; ++rank) {
     const auto refuse = [&](const std::string& why) {
-      throw Error(Blame::Unsupported, "joining " + place_of(options, "mpi") + ": rank " + std::to_string(rank) + " " + why);
+      throw Error(Blame::Unsupported, "joining " + place_of(options, "mpi") + ": rank " +
+                                          std::to_string(rank) + " " + why);
     };
     const std::string text = to_text(options.store->get("mpi/" + std::to_string(rank), deadline));
     char* end = nullptr;
     const long number = std::strtol(text.c_str(), &end, 10);
-    if (end == text.c_str() || *end != ' ' || number < 0 || number >= world.size() || end + 1 != job()) {
-      refuse("says '" + text + "', which is no rank of this mpirun ('" + job() + "', " + std::to_string(world.size()) +
+    if (end == text.c_str() || *end != ' ' || number < 0 || number >= world.size() ||
+        end + 1 != job()) {
+      refuse("says '" + text + "', which is no rank of this mpirun ('" + job() + "', " +
+             std::to_string(world.size()) +
              " ranks); start all ranks of the group with one mpirun");
     }
     if (!seen.insert(static_cast<int>(number)).second) {
@@ -174,7 +187,8 @@ MpiCommunicator::MpiCommunicator(const JoinOptions& options, std::shared_ptr<Wor
   const Library& mpi = world_->library();
   const Deadline deadline = Deadline::in(options.timeout);
   const std::vector<int> ranks = world_ranks(options, *world_, deadline);
-  if (rank_ == 0) options.store->set("mpi/tag", to_bytes(std::to_string(world_->next_creation_tag())));
+  if (rank_ == 0)
+    options.store->set("mpi/tag", to_bytes(std::to_string(world_->next_creation_tag())));
   const std::string tag = to_text(options.store->get("mpi/tag", deadline));
   Members members(*world_, ranks);
   try {
@@ -183,7 +197,8 @@ MpiCommunicator::MpiCommunicator(const JoinOptions& options, std::shared_ptr<Wor
     throw error.within("joining " + place_);
   }
   const auto turn = world_->turn();
-  const int created = mpi.comm_create_group(mpi.comm_world, members.native, std::atoi(tag.c_str()), &native_);
+  const int created =
+      mpi.comm_create_group(mpi.comm_world, members.native, std::atoi(tag.c_str()), &native_);
   check(mpi, created, "MPI_Comm_create_group for joining " + place_);
 }
 
@@ -195,22 +210,25 @@ MpiCommunicator::~MpiCommunicator() {
   world_->library().comm_free(&native_);
 }
 
-Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before,
-                          Start start) noexcept {
+Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready,
+                          std::function<void()> before, Start start) noexcept {
   const Completion completion(call.pin, std::make_shared<LoopFlag>(loop_));
-  call.start = [world = world_, native = native_, before = std::move(before), start = std::move(start)](MPI_Request* made) {
+  call.start = [world = world_, native = native_, before = std::move(before),
+                start = std::move(start)](MPI_Request* made) {
     if (before) before();
     return start(world->library(), native, made);
   };
   const std::uint64_t key = requests_->expect(completion);
-  queue.run(std::move(ready),
-            [requests = requests_, key, call = std::move(call)]() mutable { requests->start(key, std::move(call)); });
+  queue.run(std::move(ready), [requests = requests_, key, call = std::move(call)]() mutable {
+    requests->start(key, std::move(call));
+  });
   return completion.op();
 }
 
 // By what a call needs besides the user's memory. The others will be in it.
 Op MpiCommunicator::failed_here(const char* name) noexcept {
-  const Error why = to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
+  const Error why =
+      to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
   requests_->abort(why);
   return Op::failed(why);
 }
@@ -220,16 +238,19 @@ Op MpiCommunicator::failed_here(const char* name) noexcept {
 
 Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
-  return issue(*collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
-               [data, root, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
-                 const MPI_Datatype type = world->elements(size_of(data.dtype));
-                 return mpi.ibcast(data.slice.data, static_cast<int>(data.count()), type, root, native, request);
-               });
+  return issue(
+      *collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
+      [data, root, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+        const MPI_Datatype type = world->elements(size_of(data.dtype));
+        return mpi.ibcast(data.slice.data, static_cast<int>(data.count()), type, root, native,
+                          request);
+      });
 } catch (...) {
   return failed_here("broadcast");
 }
 
-Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept try {
+Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                               Fence ready) noexcept try {
   if (auto why = why_too_large("all_gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -237,22 +258,23 @@ Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& i
   const bool is_scattered = to == nullptr && bytes_of(outputs) > 0;
   if (is_scattered) held->output.resize(bytes_of(outputs));
   if (is_scattered) to = held->output.data();
-  const bool in_place = !is_scattered && input.slice.data == outputs[static_cast<std::size_t>(rank_)].data;
+  const bool in_place =
+      !is_scattered && input.slice.data == outputs[static_cast<std::size_t>(rank_)].data;
   Requests::Call call{.name = "all_gather", .pin = held};
   if (is_scattered) call.finish = [held, parts = std::move(parts)] { copy(parts, held->output); };
   return issue(*collectives_, std::move(call), std::move(ready), {},
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(input.dtype));
                  const auto count = static_cast<int>(input.count());
-                 return mpi.iallgather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, native,
-                                       request);
+                 return mpi.iallgather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to,
+                                       count, type, native, request);
                });
 } catch (...) {
   return failed_here("all_gather");
 }
 
-Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept
-    try {
+Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+                           Fence ready) noexcept try {
   if (auto why = why_too_large("gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -260,22 +282,23 @@ Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input
   const bool is_scattered = to == nullptr && bytes_of(outputs) > 0;
   if (is_scattered) held->output.resize(bytes_of(outputs));
   if (is_scattered) to = held->output.data();
-  const bool in_place = rank_ == root && !is_scattered && input.slice.data == outputs[static_cast<std::size_t>(rank_)].data;
+  const bool in_place = rank_ == root && !is_scattered &&
+                        input.slice.data == outputs[static_cast<std::size_t>(rank_)].data;
   Requests::Call call{.name = "gather", .pin = held};
   if (is_scattered) call.finish = [held, parts = std::move(parts)] { copy(parts, held->output); };
   return issue(*collectives_, std::move(call), std::move(ready), {},
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(input.dtype));
                  const auto count = static_cast<int>(input.count());
-                 return mpi.igather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, root, native,
-                                    request);
+                 return mpi.igather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to,
+                                    count, type, root, native, request);
                });
 } catch (...) {
   return failed_here("gather");
 }
 
-Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept
-    try {
+Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
+                            Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("scatter " + place_, output.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(inputs.begin(), inputs.end());
@@ -283,25 +306,27 @@ Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> input
   const bool is_scattered = from == nullptr && bytes_of(inputs) > 0;
   if (is_scattered) held->input.resize(bytes_of(inputs));
   if (is_scattered) from = held->input.data();
-  const bool in_place = rank_ == root && !is_scattered && output.slice.data == inputs[static_cast<std::size_t>(rank_)].data;
+  const bool in_place = rank_ == root && !is_scattered &&
+                        output.slice.data == inputs[static_cast<std::size_t>(rank_)].data;
   std::function<void()> before;
   if (is_scattered) before = [held, parts = std::move(parts)] { copy(held->input, parts); };
   return issue(*collectives_, {.name = "scatter", .pin = held}, std::move(ready), std::move(before),
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(output.dtype));
                  const auto count = static_cast<int>(output.count());
-                 return mpi.iscatter(from, count, type, in_place ? MPI_IN_PLACE : output.slice.data, count, type, root,
-                                     native, request);
+                 return mpi.iscatter(from, count, type, in_place ? MPI_IN_PLACE : output.slice.data,
+                                     count, type, root, native, request);
                });
 } catch (...) {
   return failed_here("scatter");
 }
 
-Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                               Fence ready) noexcept try {
+Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
+                               Dtype dtype, Pin pin, Fence ready) noexcept try {
   const std::size_t each = size_of(dtype);
   for (const auto& slices : {outputs, inputs}) {
-    if (auto why = why_too_large("all_to_all " + place_, bytes_of(slices) / each)) return Op::failed(*why);
+    if (auto why = why_too_large("all_to_all " + place_, bytes_of(slices) / each))
+      return Op::failed(*why);
   }
   const auto held = hold(std::move(pin));
   int which = 0;
@@ -333,8 +358,9 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
   return issue(*collectives_, std::move(call), std::move(ready), before,
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(dtype));
-                 return mpi.ialltoallv(from, held->counts[0].data(), held->places[0].data(), type, to,
-                                       held->counts[1].data(), held->places[1].data(), type, native, request);
+                 return mpi.ialltoallv(from, held->counts[0].data(), held->places[0].data(), type,
+                                       to, held->counts[1].data(), held->places[1].data(), type,
+                                       native, request);
                });
 } catch (...) {
   return failed_here("all_to_all");
@@ -342,13 +368,16 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
 
 Op MpiCommunicator::barrier(Fence ready) noexcept {
   return issue(*collectives_, {.name = "barrier", .is_barrier = true}, std::move(ready), {},
-               [](const Library& mpi, MPI_Comm native, MPI_Request* request) { return mpi.ibarrier(native, request); });
+               [](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 return mpi.ibarrier(native, request);
+               });
 }
 
 // --- reducing
 // -------------------------------------------------------------------------------------------------------------
 
-Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept try {
+Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept
+    try {
   if (auto why = why_refused("all_reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -365,13 +394,15 @@ Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.iallreduce(MPI_IN_PLACE, sent.data, static_cast<int>(data.count()),
                                        world->elements(size_of(arithmetic.sent())),
-                                       world->operation(arithmetic.sent(), arithmetic.summed), native, request);
+                                       world->operation(arithmetic.sent(), arithmetic.summed),
+                                       native, request);
                });
 } catch (...) {
   return failed_here("all_reduce");
 }
 
-Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept try {
+Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
+                           Fence ready) noexcept try {
   if (auto why = why_refused("reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -387,27 +418,30 @@ Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
   if (is_root) call.finish = [=, held = held] { arithmetic.finish(sent, data.slice); };
   return issue(*collectives_, std::move(call), std::move(ready), std::move(before),
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
-                 return mpi.ireduce(is_root ? MPI_IN_PLACE : sent.data, is_root ? sent.data : nullptr,
-                                    static_cast<int>(data.count()), world->elements(size_of(arithmetic.sent())),
-                                    world->operation(arithmetic.sent(), arithmetic.summed), root, native, request);
+                 return mpi.ireduce(
+                     is_root ? MPI_IN_PLACE : sent.data, is_root ? sent.data : nullptr,
+                     static_cast<int>(data.count()), world->elements(size_of(arithmetic.sent())),
+                     world->operation(arithmetic.sent(), arithmetic.summed), root, native, request);
                });
 } catch (...) {
   return failed_here("reduce");
 }
 
-Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                                   Fence ready) noexcept try {
+Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
+                                   ReduceOp op, Pin pin, Fence ready) noexcept try {
   const std::size_t bytes = bytes_of(inputs);
-  if (auto why = why_refused("reduce_scatter", output.dtype, op, bytes / size_of(output.dtype))) return Op::failed(*why);
+  if (auto why = why_refused("reduce_scatter", output.dtype, op, bytes / size_of(output.dtype)))
+    return Op::failed(*why);
   const Arithmetic arithmetic(output.dtype, op, size_);
   const auto held = hold(std::move(pin));
-  for (const Slice& input : inputs) held->counts[0].push_back(static_cast<int>(input.bytes / size_of(output.dtype)));
+  for (const Slice& input : inputs)
+    held->counts[0].push_back(static_cast<int>(input.bytes / size_of(output.dtype)));
   const void* from = joined(inputs);
   std::function<void()> before;
   // The inputs are only read, and the output may be one of them.
   std::vector<Slice> parts(inputs.begin(), inputs.end());
-  const bool overlaps =
-      std::any_of(parts.begin(), parts.end(), [&](const Slice& in) { return in.data == output.slice.data; });
+  const bool overlaps = std::any_of(parts.begin(), parts.end(),
+                                    [&](const Slice& in) { return in.data == output.slice.data; });
   if (bytes > 0 && (arithmetic.is_wide || from == nullptr || overlaps)) {
     held->input.resize(arithmetic.sent_bytes(bytes));
     from = held->input.data();
@@ -424,25 +458,29 @@ Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.ireduce_scatter(from, to.data, held->counts[0].data(),
                                             world->elements(size_of(arithmetic.sent())),
-                                            world->operation(arithmetic.sent(), arithmetic.summed), native, request);
+                                            world->operation(arithmetic.sent(), arithmetic.summed),
+                                            native, request);
                });
 } catch (...) {
   return failed_here("reduce_scatter");
 }
 
-std::optional<Error> MpiCommunicator::why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const {
+std::optional<Error> MpiCommunicator::why_refused(const char* what, Dtype dtype, ReduceOp op,
+                                                  std::size_t elements) const {
   if (can_reduce(dtype, op)) return why_too_large(std::string(what) + " " + place_, elements);
-  return Error(Blame::Unsupported,
-               std::string(what) + " " + place_ + ": no " + std::string(name(op)) + " of " + std::string(name(dtype)));
+  return Error(Blame::Unsupported, std::string(what) + " " + place_ + ": no " +
+                                       std::string(name(op)) + " of " + std::string(name(dtype)));
 }
 
 // --- messages
 // -------------------------------------------------------------------------------------------------------------
 
-std::optional<Error> MpiCommunicator::why_refused(const std::string& what, const Elements& data, int tag) const {
+std::optional<Error> MpiCommunicator::why_refused(const std::string& what, const Elements& data,
+                                                  int tag) const {
   if (auto why = why_too_large(what + " " + place_, data.count())) return why;
   if (tag <= world_->largest_tag()) return std::nullopt;
-  return Error(Blame::Unsupported, what + " " + place_ + ": tag " + std::to_string(tag) + ", and this MPI's largest is " +
+  return Error(Blame::Unsupported, what + " " + place_ + ": tag " + std::to_string(tag) +
+                                       ", and this MPI's largest is " +
                                        std::to_string(world_->largest_tag()));
 }
 
@@ -452,16 +490,20 @@ Op MpiCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence r
   return issue(*sends_, {.name = what, .pin = std::move(pin)}, std::move(ready), {},
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(data.dtype));
-                 return mpi.isend(data.slice.data, static_cast<int>(data.count()), type, to, tag, native, request);
+                 return mpi.isend(data.slice.data, static_cast<int>(data.count()), type, to, tag,
+                                  native, request);
                });
 } catch (...) {
   return failed_here("send");
 }
 
-Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept try {
-  const std::string what = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
+Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept
+    try {
+  const std::string what =
+      "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
   if (auto why = why_refused(what, data, tag)) return Op::failed(*why);
-  return issue(*receives_, {.name = what, .pin = std::move(pin), .receives = data.slice.bytes}, std::move(ready), {},
+  return issue(*receives_, {.name = what, .pin = std::move(pin), .receives = data.slice.bytes},
+               std::move(ready), {},
                [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  const MPI_Datatype type = world->elements(size_of(data.dtype));
                  return mpi.irecv(data.slice.data, static_cast<int>(data.count()), type,

@@ -1,8 +1,10 @@
-// Collectives and messages by MPI's non-blocking calls, on host memory. Operations are issued in order once their bytes are
-// ready, by the caller's thread or the loop, and asked after by the loop (requests.h).
+// Collectives and messages by MPI's non-blocking calls, on host memory. Operations are issued in
+// order once their bytes are ready, by the caller's thread or the loop, and asked after by the loop
+// (requests.h).
 //
-// Sums and products of 16-bit floats are made in fp32 and rounded once. An operation that fails or is late ends the group:
-// MPI cannot withdraw it. So does one for which this process has no memory of its own.
+// Sums and products of 16-bit floats are made in fp32 and rounded once. An operation that fails or
+// is late ends the group: MPI cannot withdraw it. So does one for which this process has no memory
+// of its own.
 #pragma once
 
 #include <functional>
@@ -15,9 +17,9 @@ namespace weft::transport::mpi {
 
 class MpiCommunicator final : public Communicator, public PointToPoint {
  public:
-  // Collective: tells the ranks of the group who they are among those of mpirun, and makes a communicator of them. Throws
-  // Timeout, on all ranks that come, where one does not, and Unsupported where a rank is of another mpirun or two are one
-  // process.
+  // Collective: tells the ranks of the group who they are among those of mpirun, and makes a
+  // communicator of them. Throws Timeout, on all ranks that come, where one does not, and
+  // Unsupported where a rank is of another mpirun or two are one process.
   MpiCommunicator(const JoinOptions& options, std::shared_ptr<World> world);
   // Fails what is pending. Frees MPI's communicator where nothing is left with it.
   ~MpiCommunicator() override;
@@ -31,9 +33,12 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
   Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+            Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+             Fence ready) noexcept override;
   Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                     Fence ready) noexcept override;
   Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
@@ -51,10 +56,12 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;
 
   // `before` runs when the bytes are ready, right before `start`.
-  Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before, Start start) noexcept;
+  Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before,
+           Start start) noexcept;
   // Inside of a catch block.
   Op failed_here(const char* name) noexcept;
-  std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const;
+  std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op,
+                                   std::size_t elements) const;
   std::optional<Error> why_refused(const std::string& what, const Elements& data, int tag) const;
 
   const std::shared_ptr<World> world_;

@@ -6,11 +6,17 @@
 
 namespace weft::transport::mpi {
 
-Requests::Requests(std::shared_ptr<World> world, const std::shared_ptr<EventLoop>& loop, std::string place,
-                   std::chrono::milliseconds timeout)
-    : world_(std::move(world)), loop_(loop), loop_address_(loop.get()), place_(std::move(place)), timeout_(timeout) {}
+Requests::Requests(std::shared_ptr<World> world, const std::shared_ptr<EventLoop>& loop,
+                   std::string place, std::chrono::milliseconds timeout)
+    : world_(std::move(world)),
+      loop_(loop),
+      loop_address_(loop.get()),
+      place_(std::move(place)),
+      timeout_(timeout) {}
 
-Requests::~Requests() { abort(Error(Blame::Cancelled, "the communicator " + place_ + " was destroyed")); }
+Requests::~Requests() {
+  abort(Error(Blame::Cancelled, "the communicator " + place_ + " was destroyed"));
+}
 
 std::uint64_t Requests::expect(const Completion& completion) {
   std::unique_lock lock(mutex_);
@@ -37,15 +43,18 @@ void Requests::start(std::uint64_t key, Call call) noexcept {
       if (natives_.size() == natives_.capacity()) natives_.reserve(2 * natives_.size() + 8);
       const auto turn = world_->turn();
       const int code = call.start(&native);
-      if (code != MPI_SUCCESS) refused = error_of(world_->library(), code, call.name + " " + place_);
+      if (code != MPI_SUCCESS)
+        refused = error_of(world_->library(), code, call.name + " " + place_);
     } catch (...) {
       refused = to_error(std::current_exception(), Blame::Busy).within(call.name + " " + place_);
     }
     if (!refused) {
-      entries_.push_back({std::move(call), std::move(found->second), std::chrono::steady_clock::now()});
+      entries_.push_back(
+          {std::move(call), std::move(found->second), std::chrono::steady_clock::now()});
       natives_.push_back(native);
       expected_.erase(found);
-      if (!watch_ && !loop_.expired()) watch_ = loop_address_->poll([self = shared_from_this()] { return self->turn(); });
+      if (!watch_ && !loop_.expired())
+        watch_ = loop_address_->poll([self = shared_from_this()] { return self->turn(); });
       return;
     }
   }
@@ -62,14 +71,17 @@ void Requests::settle(Entry& entry, const MPI_Status& status) {
   entry.completion->set_source_rank(status.MPI_SOURCE);
   const std::size_t wanted = *entry.call.receives;
   // MPI counts in int: more bytes than that in units of an element, which all of them are made of.
-  const std::size_t unit = wanted <= std::numeric_limits<int>::max() ? 1 : std::min<std::size_t>(16, wanted & -wanted);
+  const std::size_t unit =
+      wanted <= std::numeric_limits<int>::max() ? 1 : std::min<std::size_t>(16, wanted & -wanted);
   int count = 0;
-  world_->library().get_count(&status, unit == 1 ? world_->library().byte : world_->elements(unit), &count);
+  world_->library().get_count(&status, unit == 1 ? world_->library().byte : world_->elements(unit),
+                              &count);
   const bool is_counted = count != MPI_UNDEFINED;
   if (is_counted && static_cast<std::size_t>(count) * unit == wanted) return;
   entry.error =
       Error(Blame::Caller, entry.call.name + " " + place_ + ": " +
-                               (is_counted ? std::to_string(static_cast<std::size_t>(count) * unit) : "another number of") +
+                               (is_counted ? std::to_string(static_cast<std::size_t>(count) * unit)
+                                           : "another number of") +
                                " bytes came where " + std::to_string(wanted) + " were expected");
 }
 
@@ -99,7 +111,8 @@ std::optional<Error> Requests::why_late() const {
   const auto now = std::chrono::steady_clock::now();
   for (const Entry& entry : entries_) {
     if (now - entry.since < timeout_) continue;
-    return Error(Blame::Timeout, entry.call.name + " " + place_ + " was not done within " + describe(timeout_) +
+    return Error(Blame::Timeout, entry.call.name + " " + place_ + " was not done within " +
+                                     describe(timeout_) +
                                      "; MPI cannot withdraw it, so the group ends here");
   }
   return std::nullopt;
@@ -116,13 +129,16 @@ bool Requests::turn() {
     int count = 0;
     {
       const auto turn = world_->turn();
-      const int code = world_->library().testsome(static_cast<int>(natives_.size()), natives_.data(), &count,
-                                                  indices_.data(), statuses_.data());
+      const int code =
+          world_->library().testsome(static_cast<int>(natives_.size()), natives_.data(), &count,
+                                     indices_.data(), statuses_.data());
       const bool has_errors = code == MPI_ERR_IN_STATUS;
-      if (code != MPI_SUCCESS && !has_errors) broken_by = error_of(world_->library(), code, "MPI_Testsome " + place_);
+      if (code != MPI_SUCCESS && !has_errors)
+        broken_by = error_of(world_->library(), code, "MPI_Testsome " + place_);
       for (int i = 0; !broken_by && count != MPI_UNDEFINED && i < count; ++i) {
         const auto which = static_cast<std::size_t>(i);
-        if (!has_errors) statuses_[which].MPI_ERROR = MPI_SUCCESS;  // set only with MPI_ERR_IN_STATUS
+        if (!has_errors)
+          statuses_[which].MPI_ERROR = MPI_SUCCESS;  // set only with MPI_ERR_IN_STATUS
         settle(entries_[static_cast<std::size_t>(indices_[which])], statuses_[which]);
       }
     }

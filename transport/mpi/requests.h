@@ -1,5 +1,6 @@
-// The operations of one communicator that MPI has been asked for and has not ended. MPI moves only while it is called, so
-// the loop asks it in every turn while there are any: a caller that blocks on an Op drives the loop, and so MPI, itself.
+// The operations of one communicator that MPI has been asked for and has not ended. MPI moves only
+// while it is called, so the loop asks it in every turn while there are any: a caller that blocks
+// on an Op drives the loop, and so MPI, itself.
 //
 // Usable from every thread.
 #pragma once
@@ -41,7 +42,8 @@ class Requests : public std::enable_shared_from_this<Requests> {
   std::uint64_t expect(const Completion& completion);
   // Makes the call, unless the operation has been aborted meanwhile.
   void start(std::uint64_t key, Call call) noexcept;
-  // Fails all that is expected and started, and what comes. Memory that MPI may still touch is kept for ever.
+  // Fails all that is expected and started, and what comes. Memory that MPI may still touch is kept
+  // for ever.
   void abort(const Error& why) noexcept;
   // Nothing is left with MPI: its communicator may be freed.
   bool is_clean() const;

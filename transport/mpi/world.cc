@@ -13,8 +13,8 @@ constexpr int kTagsOfARank = 4096;
 constexpr std::size_t kDtypes = static_cast<std::size_t>(Dtype::UInt64) + 1;
 constexpr std::size_t kOps = static_cast<std::size_t>(ReduceOp::BitXor) + 1;
 
-// MPI's operators know neither bf16 nor what a NaN does to a minimum, so all are ours. MPI tells a function neither type
-// nor operator (they are bytes to it), so there is one for each pair.
+// MPI's operators know neither bf16 nor what a NaN does to a minimum, so all are ours. MPI tells a
+// function neither type nor operator (they are bytes to it), so there is one for each pair.
 template <std::size_t Pair>
 void combine(void* with, void* into, int* count, MPI_Datatype*) {
   constexpr auto kDtype = static_cast<Dtype>(Pair / kOps);
@@ -34,7 +34,8 @@ constexpr auto kCombine = all_of(std::make_index_sequence<kDtypes * kOps>());
 
 std::shared_ptr<World> World::of_process(const std::shared_ptr<const Library>& library) {
   static std::mutex mutex;
-  static std::shared_ptr<World> world;  // ends after main(), before what MPI itself registered for that time
+  static std::shared_ptr<World>
+      world;  // ends after main(), before what MPI itself registered for that time
   std::lock_guard lock(mutex);
   if (!world) world = std::make_shared<World>(Key(), library);
   return world;
@@ -43,32 +44,41 @@ std::shared_ptr<World> World::of_process(const std::shared_ptr<const Library>& l
 World::World(Key, std::shared_ptr<const Library> library) : library_(std::move(library)) {
   int is_started = 0, has_ended = 0, level = MPI_THREAD_SINGLE;
   check(*library_, library_->finalized(&has_ended), "MPI_Finalized");
-  if (has_ended) throw Error(Blame::Unsupported, "MPI has been finalized in this process and cannot be started again");
+  if (has_ended)
+    throw Error(Blame::Unsupported,
+                "MPI has been finalized in this process and cannot be started again");
   check(*library_, library_->initialized(&is_started), "MPI_Initialized");
   if (is_started) {
     check(*library_, library_->query_thread(&level), "MPI_Query_thread");
   } else {
-    check(*library_, library_->init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    check(*library_, library_->init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level),
+          "MPI_Init_thread");
     ours_ = true;
   }
   if (level < MPI_THREAD_SERIALIZED) {
-    throw Error(Blame::Unsupported,
-                library_->version() + (ours_ ? " offers no thread level that suffices; Weft calls it from several threads"
-                                             : " was started by the program for a single thread; start it with "
-                                               "MPI_Init_thread(MPI_THREAD_MULTIPLE), or leave that to Weft"));
+    throw Error(
+        Blame::Unsupported,
+        library_->version() +
+            (ours_ ? " offers no thread level that suffices; Weft calls it from several threads"
+                   : " was started by the program for a single thread; start it with "
+                     "MPI_Init_thread(MPI_THREAD_MULTIPLE), or leave that to Weft"));
   }
   one_thread_at_a_time_ = level == MPI_THREAD_SERIALIZED;
   if (one_thread_at_a_time_) {
-    log::warn(library_->version() +
-              " gives MPI_THREAD_SERIALIZED only: Weft's calls wait for each other, and the program "
-              "must make none of its own meanwhile");
+    log::warn(
+        library_->version() +
+        " gives MPI_THREAD_SERIALIZED only: Weft's calls wait for each other, and the program "
+        "must make none of its own meanwhile");
   }
-  check(*library_, library_->comm_set_errhandler(library_->comm_world, library_->errors_return), "MPI_Comm_set_errhandler");
+  check(*library_, library_->comm_set_errhandler(library_->comm_world, library_->errors_return),
+        "MPI_Comm_set_errhandler");
   check(*library_, library_->comm_rank(library_->comm_world, &rank_), "MPI_Comm_rank");
   check(*library_, library_->comm_size(library_->comm_world, &size_), "MPI_Comm_size");
   int is_set = 0;
   int* largest = nullptr;
-  check(*library_, library_->comm_get_attr(library_->comm_world, MPI_TAG_UB, static_cast<void*>(&largest), &is_set),
+  check(*library_,
+        library_->comm_get_attr(library_->comm_world, MPI_TAG_UB, static_cast<void*>(&largest),
+                                &is_set),
         "MPI_Comm_get_attr");
   if (is_set != 0) largest_tag_ = *largest;
 }
@@ -91,7 +101,8 @@ MPI_Datatype World::elements(std::size_t bytes) {
   auto [found, is_new] = elements_.try_emplace(bytes, nullptr);
   if (is_new) {
     try {
-      check(*library_, library_->type_contiguous(static_cast<int>(bytes), library_->byte, &found->second),
+      check(*library_,
+            library_->type_contiguous(static_cast<int>(bytes), library_->byte, &found->second),
             "MPI_Type_contiguous");
       check(*library_, library_->type_commit(&found->second), "MPI_Type_commit");
     } catch (...) {

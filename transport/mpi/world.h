@@ -1,5 +1,5 @@
-// MPI as this process has it: started once, ended when the process does. That is MPI's own rule, and the reason why this is
-// the one thing of Weft that a process has one of.
+// MPI as this process has it: started once, ended when the process does. That is MPI's own rule,
+// and the reason why this is the one thing of Weft that a process has one of.
 //
 // Usable from every thread.
 #pragma once
@@ -21,12 +21,13 @@ class World {
   struct Key {};  // only of_process() makes one
 
  public:
-  // Starts MPI at the first call, which blocks until all ranks of the job have; where the program has started it already,
-  // uses it. Throws Unsupported where it has ended, or was started for a single thread only.
+  // Starts MPI at the first call, which blocks until all ranks of the job have; where the program
+  // has started it already, uses it. Throws Unsupported where it has ended, or was started for a
+  // single thread only.
   static std::shared_ptr<World> of_process(const std::shared_ptr<const Library>& library);
   World(Key, std::shared_ptr<const Library> library);
-  // Ends MPI, if we started it: at the end of the process. Blocks until the other ranks do the same; mpirun ends the job
-  // where one has died.
+  // Ends MPI, if we started it: at the end of the process. Blocks until the other ranks do the
+  // same; mpirun ends the job where one has died.
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -36,7 +37,8 @@ class World {
   int size() const { return size_; }
   int largest_tag() const { return largest_tag_; }
 
-  // Held around every call of MPI: a lock where MPI takes one thread at a time (MPI_THREAD_SERIALIZED), else nothing.
+  // Held around every call of MPI: a lock where MPI takes one thread at a time
+  // (MPI_THREAD_SERIALIZED), else nothing.
   std::unique_lock<std::mutex> turn();
 
   // How MPI sees elements of so many bytes, and how it combines them. Inside turn().

@@ -29,7 +29,9 @@ std::optional<ncclDataType_t> type_of(Dtype dtype) {
   return std::nullopt;
 }
 
-bool is_complex(Dtype dtype) { return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64; }
+bool is_complex(Dtype dtype) {
+  return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
+}
 
 bool is_integer(Dtype dtype) {
   switch (dtype) {
@@ -62,19 +64,23 @@ std::optional<ncclRedOp_t> operator_of(Dtype dtype, ReduceOp op) {
   return std::nullopt;
 }
 
-std::size_t count_of(const Slice& slice, const Reduction& reduction) { return slice.bytes / reduction.element_bytes; }
+std::size_t count_of(const Slice& slice, const Reduction& reduction) {
+  return slice.bytes / reduction.element_bytes;
+}
 
 // All of one size, one behind the other: what NCCL's own operations want.
 bool is_one_piece(Slices slices) {
   for (std::size_t i = 1; i < slices.size(); ++i) {
     const Slice& before = slices[i - 1];
-    if (slices[i].bytes != before.bytes || slices[i].data != static_cast<std::byte*>(before.data) + before.bytes)
+    if (slices[i].bytes != before.bytes ||
+        slices[i].data != static_cast<std::byte*>(before.data) + before.bytes)
       return false;
   }
   return true;
 }
 
-// Several calls that NCCL starts as one. `body` makes them through a function that remembers the first failure.
+// Several calls that NCCL starts as one. `body` makes them through a function that remembers the
+// first failure.
 template <class Body>
 ncclResult_t grouped(const Library& library, const Body& body) {
   ncclResult_t first = library.group_start();
@@ -98,12 +104,14 @@ Handle::Call exchange(Exchange parts) {
       for (std::size_t peer = 0; peer < parts.to.size(); ++peer) {
         const Slice& slice = parts.to[peer];
         if (slice.bytes == 0) continue;
-        note(library.send(slice.data, slice.bytes, ncclUint8, static_cast<int>(peer), comm, stream));
+        note(
+            library.send(slice.data, slice.bytes, ncclUint8, static_cast<int>(peer), comm, stream));
       }
       for (std::size_t peer = 0; peer < parts.from.size(); ++peer) {
         const Slice& slice = parts.from[peer];
         if (slice.bytes == 0) continue;
-        note(library.recv(slice.data, slice.bytes, ncclUint8, static_cast<int>(peer), comm, stream));
+        note(
+            library.recv(slice.data, slice.bytes, ncclUint8, static_cast<int>(peer), comm, stream));
       }
     });
   };
@@ -135,28 +143,33 @@ Handle::Call broadcast(const Slice& data, int root) {
 
 Handle::Call all_reduce(const Slice& data, const Reduction& by) {
   return [data, by](const Library& library, ncclComm_t comm, cudaStream_t stream) {
-    return library.all_reduce(data.data, data.data, count_of(data, by), by.type, by.op, comm, stream);
+    return library.all_reduce(data.data, data.data, count_of(data, by), by.type, by.op, comm,
+                              stream);
   };
 }
 
 Handle::Call reduce(const Slice& data, const Reduction& by, int root) {
   return [data, by, root](const Library& library, ncclComm_t comm, cudaStream_t stream) {
     // The receive buffer counts on root only.
-    return library.reduce(data.data, data.data, count_of(data, by), by.type, by.op, root, comm, stream);
+    return library.reduce(data.data, data.data, count_of(data, by), by.type, by.op, root, comm,
+                          stream);
   };
 }
 
 Handle::Call all_gather(Slices outputs, const Slice& input, int rank) {
   if (is_one_piece(outputs)) {
-    return [to = outputs.front().data, input](const Library& library, ncclComm_t comm, cudaStream_t stream) {
+    return [to = outputs.front().data, input](const Library& library, ncclComm_t comm,
+                                              cudaStream_t stream) {
       return library.all_gather(input.data, to, input.bytes, ncclUint8, comm, stream);
     };
   }
-  return [outputs = copy_of(outputs), input, rank](const Library& library, ncclComm_t comm, cudaStream_t stream) {
+  return [outputs = copy_of(outputs), input, rank](const Library& library, ncclComm_t comm,
+                                                   cudaStream_t stream) {
     return grouped(library, [&](const auto& note) {
       for (int root = 0; root < static_cast<int>(outputs.size()); ++root) {
         const Slice& to = outputs[static_cast<std::size_t>(root)];
-        const void* const from = root == rank ? input.data : to.data;  // the send buffer counts on root only
+        const void* const from =
+            root == rank ? input.data : to.data;  // the send buffer counts on root only
         note(library.broadcast(from, to.data, to.bytes, ncclUint8, root, comm, stream));
       }
     });
@@ -173,11 +186,14 @@ Handle::Call scatter(const Slice& output, Slices inputs, int rank, int root) {
 
 Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction& by, int rank) {
   if (is_one_piece(inputs)) {
-    return [output, from = inputs.front().data, by](const Library& library, ncclComm_t comm, cudaStream_t stream) {
-      return library.reduce_scatter(from, output.data, count_of(output, by), by.type, by.op, comm, stream);
+    return [output, from = inputs.front().data, by](const Library& library, ncclComm_t comm,
+                                                    cudaStream_t stream) {
+      return library.reduce_scatter(from, output.data, count_of(output, by), by.type, by.op, comm,
+                                    stream);
     };
   }
-  return [output, inputs = copy_of(inputs), by, rank](const Library& library, ncclComm_t comm, cudaStream_t stream) {
+  return [output, inputs = copy_of(inputs), by, rank](const Library& library, ncclComm_t comm,
+                                                      cudaStream_t stream) {
     return grouped(library, [&](const auto& note) {
       for (int root = 0; root < static_cast<int>(inputs.size()); ++root) {
         const Slice& from = inputs[static_cast<std::size_t>(root)];
@@ -188,7 +204,9 @@ Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction&
   };
 }
 
-Handle::Call all_to_all(Slices outputs, Slices inputs) { return exchange({copy_of(inputs), copy_of(outputs)}); }
+Handle::Call all_to_all(Slices outputs, Slices inputs) {
+  return exchange({copy_of(inputs), copy_of(outputs)});
+}
 
 Handle::Call send(const Slice& data, int to) { return exchange({only(to, data), {}}); }
 

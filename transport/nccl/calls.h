@@ -1,6 +1,6 @@
-// The operations of the seam as NCCL calls. Where NCCL has no such operation, as a group of its own: sends and receives, or
-// one broadcast or reduce for each rank. What only moves goes as bytes, so every dtype can travel; what reduces needs one
-// that NCCL knows.
+// The operations of the seam as NCCL calls. Where NCCL has no such operation, as a group of its
+// own: sends and receives, or one broadcast or reduce for each rank. What only moves goes as bytes,
+// so every dtype can travel; what reduces needs one that NCCL knows.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,15 @@
 
 namespace weft::transport::nccl {
 
-// How NCCL reduces elements of a dtype. Complex numbers are pairs of reals, so their count doubles; the sum of booleans is
-// "any" and their product "all", as in torch.
+// How NCCL reduces elements of a dtype. Complex numbers are pairs of reals, so their count doubles;
+// the sum of booleans is "any" and their product "all", as in torch.
 struct Reduction {
   ncclDataType_t type;
   ncclRedOp_t op;
   std::size_t element_bytes;
 };
-// Nothing where NCCL has no such reduction: bitwise operators, 16-bit integers, products and comparisons of complex
-// numbers, averages of integers.
+// Nothing where NCCL has no such reduction: bitwise operators, 16-bit integers, products and
+// comparisons of complex numbers, averages of integers.
 std::optional<Reduction> reduction_of(Dtype dtype, ReduceOp op);
 
 using Slices = std::span<const Slice>;
@@ -30,7 +30,8 @@ Handle::Call reduce(const Slice& data, const Reduction& reduction, int root);
 Handle::Call all_gather(Slices outputs, const Slice& input, int rank);
 Handle::Call gather(Slices outputs, const Slice& input, int rank, int root);
 Handle::Call scatter(const Slice& output, Slices inputs, int rank, int root);
-Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction& reduction, int rank);
+Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction& reduction,
+                            int rank);
 Handle::Call all_to_all(Slices outputs, Slices inputs);
 Handle::Call send(const Slice& data, int to);
 Handle::Call recv(const Slice& data, int from);

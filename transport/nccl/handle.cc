@@ -26,21 +26,28 @@ void close(const Library& library, cuda::Device& device, ncclComm_t comm) {
   cuda::DeviceGuard guard(device);
   ncclResult_t result = library.comm_finalize(comm);
   if (result == ncclInProgress) {
-    cuda::poll_until([&] { return (result = state_of(library, comm)) != ncclInProgress; }, Deadline::in(kClosing));
+    cuda::poll_until([&] { return (result = state_of(library, comm)) != ncclInProgress; },
+                     Deadline::in(kClosing));
   }
   const bool orderly = result == ncclSuccess;
-  if (!orderly) log::warn(error_of(library, result, "closing an NCCL communicator, which is aborted instead").text());
+  if (!orderly)
+    log::warn(
+        error_of(library, result, "closing an NCCL communicator, which is aborted instead").text());
   result = orderly ? library.comm_destroy(comm) : library.comm_abort(comm);
-  if (result != ncclSuccess) log::warn(error_of(library, result, "freeing an NCCL communicator").text());
+  if (result != ncclSuccess)
+    log::warn(error_of(library, result, "freeing an NCCL communicator").text());
 }
 
 }  // namespace
 
-Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Device> device, const ncclUniqueId& id,
-               int rank, int size, Deadline deadline)
-    : library_(std::move(library)), device_(std::move(device)), stream_(*device_, cuda::Priority::High) {
-  // The initializer states the struct's size and version as nccl.h has them. The library reads as many bytes as both know,
-  // and takes its defaults for fields that are newer than that version, so it may be older or newer than nccl.h.
+Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Device> device,
+               const ncclUniqueId& id, int rank, int size, Deadline deadline)
+    : library_(std::move(library)),
+      device_(std::move(device)),
+      stream_(*device_, cuda::Priority::High) {
+  // The initializer states the struct's size and version as nccl.h has them. The library reads as
+  // many bytes as both know, and takes its defaults for fields that are newer than that version, so
+  // it may be older or newer than nccl.h.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   try {
@@ -48,7 +55,8 @@ Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Dev
       cuda::DeviceGuard guard(*device_);
       const ncclResult_t started = library_->comm_init_rank_config(&comm_, size, id, rank, &config);
       in_progress_ = started == ncclInProgress;
-      if (started != ncclSuccess && !in_progress_) throw error_of(*library_, started, "ncclCommInitRankConfig");
+      if (started != ncclSuccess && !in_progress_)
+        throw error_of(*library_, started, "ncclCommInitRankConfig");
     }
     if (!settle(deadline)) throw Error(Blame::Timeout, "NCCL: not all ranks came");
   } catch (...) {
@@ -60,8 +68,9 @@ Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Dev
 Handle::~Handle() {
   if (comm_ == nullptr) return;
   // The retirement belongs to the device, so the device is there when the task runs.
-  device_->retirement().retire(Fence(),
-                               [library = library_, &device = *device_, comm = comm_] { close(*library, device, comm); });
+  device_->retirement().retire(Fence(), [library = library_, &device = *device_, comm = comm_] {
+    close(*library, device, comm);
+  });
 }
 
 void Handle::start(const Call& call) {
@@ -117,9 +126,11 @@ void Handle::abort() noexcept {
   try {
     cuda::DeviceGuard guard(*device_);
     const ncclResult_t result = library_->comm_abort(comm);
-    if (result != ncclSuccess) log::warn(error_of(*library_, result, "aborting an NCCL communicator").text());
+    if (result != ncclSuccess)
+      log::warn(error_of(*library_, result, "aborting an NCCL communicator").text());
   } catch (const std::exception& error) {
-    if (!device_->is_lost()) log::error(std::string("aborting an NCCL communicator: ") + error.what());
+    if (!device_->is_lost())
+      log::error(std::string("aborting an NCCL communicator: ") + error.what());
   }
 }
 

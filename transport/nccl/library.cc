@@ -15,7 +15,8 @@ constexpr const char* kName = "libnccl.so.2";
 std::string version_text(int code) {
   const int major = code < 10000 ? code / 1000 : code / 10000;
   const int rest = code < 10000 ? code % 1000 : code % 10000;
-  return std::to_string(major) + "." + std::to_string(rest / 100) + "." + std::to_string(rest % 100);
+  return std::to_string(major) + "." + std::to_string(rest / 100) + "." +
+         std::to_string(rest % 100);
 }
 
 // "2.14": of a release, whose patches begin anywhere.
@@ -43,7 +44,8 @@ void fill(Library& library, void* opened) {
 #undef WEFT_NCCL_RESOLVE
 }
 
-// Why the library cannot be used; nothing if it can. The version first, because an old library lacks functions as well.
+// Why the library cannot be used; nothing if it can. The version first, because an old library
+// lacks functions as well.
 std::optional<Error> why_not(const Library& library) {
   if (auto error = library.lacks(&Library::get_version)) return error;
   if (auto error = library.too_old()) return error;
@@ -64,9 +66,10 @@ std::vector<std::string> Library::candidates() {
 }
 
 Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::string>& files) {
-  // Read by NCCL once. Connections of all algorithms are made when a communicator is, not at their first use: making them
-  // allocates, which may wait for a device whose streams wait for us. And operations of several communicators on one device
-  // start in the order in which they were issued, or two ranks could each wait for the other's second one.
+  // Read by NCCL once. Connections of all algorithms are made when a communicator is, not at their
+  // first use: making them allocates, which may wait for a device whose streams wait for us. And
+  // operations of several communicators on one device start in the order in which they were issued,
+  // or two ranks could each wait for the other's second one.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   std::string reasons;
@@ -87,8 +90,9 @@ Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::stri
     }
     reasons += (reasons.empty() ? "" : "; ") + file + ": " + why;
   }
-  return Error(Blame::Unsupported, "no " + std::string(kName) + " that can be used: " + reasons + "; install NCCL " +
-                                       release_text(kOldest) + " or newer: the wheel nvidia-nccl-cu13 has one");
+  return Error(Blame::Unsupported, "no " + std::string(kName) + " that can be used: " + reasons +
+                                       "; install NCCL " + release_text(kOldest) +
+                                       " or newer: the wheel nvidia-nccl-cu13 has one");
 }
 
 std::string Library::version() const {
@@ -99,18 +103,22 @@ std::string Library::version() const {
 std::optional<Error> Library::too_old() const {
   int code = 0;
   if (get_version(&code) == ncclSuccess && code >= kOldest) return std::nullopt;
-  return Error(Blame::Unsupported, "NCCL " + version() + " is too old; Weft needs " + release_text(kOldest) + " or newer");
+  return Error(Blame::Unsupported, "NCCL " + version() + " is too old; Weft needs " +
+                                       release_text(kOldest) + " or newer");
 }
 
 Error Library::lacking(const char* symbol, int since) const {
   const std::string whose = get_version != nullptr ? "NCCL " + version() : "it";
-  return {Blame::Unsupported, whose + " has no " + symbol + ", which came with NCCL " + release_text(since)};
+  return {Blame::Unsupported,
+          whose + " has no " + symbol + ", which came with NCCL " + release_text(since)};
 }
 
 Error error_of(const Library& library, ncclResult_t result, std::string_view what, Place place) {
   std::string text(what);
-  text += std::string(": ") + library.get_error_string(result) + " (ncclResult_t " + std::to_string(result) + ")";
-  // One per process, so it may belong to another communicator; it is often the only place that says why.
+  text += std::string(": ") + library.get_error_string(result) + " (ncclResult_t " +
+          std::to_string(result) + ")";
+  // One per process, so it may belong to another communicator; it is often the only place that says
+  // why.
   const char* const last = library.get_last_error(nullptr);
   if (last != nullptr && *last != '\0') text += ": " + std::string(last);
   while (text.ends_with('\n')) text.pop_back();

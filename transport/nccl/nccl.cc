@@ -7,8 +7,8 @@ namespace weft::transport::nccl {
 
 std::shared_ptr<Communicator> Nccl::join(const JoinOptions& options) {
   if (!options.cuda) {
-    throw Error(Blame::Caller,
-                "joining " + place_of(options, name()) + ": no GPU was given; NCCL carries CUDA tensors only");
+    throw Error(Blame::Caller, "joining " + place_of(options, name()) +
+                                   ": no GPU was given; NCCL carries CUDA tensors only");
   }
   std::shared_ptr<const Library> library;
   {
@@ -29,7 +29,8 @@ Result<std::shared_ptr<Transport>> open() {
   int devices = 0;
   const CUresult counted = driver.value()->device_get_count(&devices);
   if (counted != CUDA_SUCCESS) return cuda::error_of(*driver.value(), counted, "cuDeviceGetCount");
-  if (devices == 0) return Error(Blame::Unsupported, "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
+  if (devices == 0)
+    return Error(Blame::Unsupported, "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
   return std::shared_ptr<Transport>(std::make_shared<Nccl>([] { return Library::open(); }));
 }
 

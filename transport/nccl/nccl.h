@@ -16,7 +16,8 @@ class Nccl final : public Transport {
 
   std::string_view name() const override { return "nccl"; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Cuda; }
-  // Needs JoinOptions::cuda. Throws Unsupported where there is no NCCL, with the places that were tried.
+  // Needs JoinOptions::cuda. Throws Unsupported where there is no NCCL, with the places that were
+  // tried.
   std::shared_ptr<Communicator> join(const JoinOptions& options) override;
 
  private:

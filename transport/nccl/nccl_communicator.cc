@@ -18,15 +18,16 @@ namespace {
 
 constinit trace::Name enqueuing{trace::Layer::Transport, "nccl enqueue"};
 
-// NCCL enqueues from a thread of its own, which takes tens of microseconds; the caller sees it through, because an event is
-// the cheapest fence. What takes longer waits for a peer.
+// NCCL enqueues from a thread of its own, which takes tens of microseconds; the caller sees it
+// through, because an event is the cheapest fence. What takes longer waits for a peer.
 constexpr auto kPatience = std::chrono::milliseconds(1);
 
-// Connections between all pairs are made when the group is joined, up to this many ranks; beyond, at their first use.
+// Connections between all pairs are made when the group is joined, up to this many ranks; beyond,
+// at their first use.
 constexpr int kAllPairs = 64;
 
-// Streams wait for each other, and whoever waits on the host asks for himself; what is left to the loop, pins and
-// callbacks, has time. Whoever enqueues has not.
+// Streams wait for each other, and whoever waits on the host asks for himself; what is left to the
+// loop, pins and callbacks, has time. Whoever enqueues has not.
 constexpr auto kBetweenLooks = std::chrono::microseconds(50);
 
 constexpr std::size_t kBarrierBytes = sizeof(std::int32_t);
@@ -57,7 +58,8 @@ ncclUniqueId meet(const JoinOptions& options, const Library& library, Deadline d
   }
   const auto value = options.store->get(kKey, deadline);
   const auto rest = std::span(value).subspan(std::min<std::size_t>(value.size(), 1));
-  if (value.empty() || value.front() != static_cast<std::byte>(Said::Id) || rest.size() != sizeof id) {
+  if (value.empty() || value.front() != static_cast<std::byte>(Said::Id) ||
+      rest.size() != sizeof id) {
     const std::string text(reinterpret_cast<const char*>(rest.data()), rest.size());
     throw Error(Blame::PeerLost, "rank 0 could not start NCCL: " + text);
   }
@@ -65,7 +67,8 @@ ncclUniqueId meet(const JoinOptions& options, const Library& library, Deadline d
   return id;
 }
 
-std::shared_ptr<Handle> open(const JoinOptions& options, const std::shared_ptr<const Library>& library, Deadline deadline) {
+std::shared_ptr<Handle> open(const JoinOptions& options,
+                             const std::shared_ptr<const Library>& library, Deadline deadline) {
   const auto id = meet(options, *library, deadline);
   return std::make_shared<Handle>(library, options.cuda, id, options.rank, options.size, deadline);
 }
@@ -81,7 +84,8 @@ std::size_t bytes_of(std::span<const Slice> slices) {
   return bytes;
 }
 
-// A fence behind everything on the communicator's stream; one that has passed where nothing will run there any more.
+// A fence behind everything on the communicator's stream; one that has passed where nothing will
+// run there any more.
 Fence behind(const Handle& handle) noexcept {
   try {
     return cuda::record(handle.stream());
@@ -114,9 +118,9 @@ class NcclCommunicator::Launch final : public Fence::Source {
   bool synchronize(Deadline deadline) const noexcept override {
     return cuda::poll_until([this] { return query(); }, deadline);
   }
-  // Waits on the host until there is something to wait for; the communicator's deadline bounds that. (A flag that the
-  // stream could wait for instead would have the device blocked while NCCL allocates and loads, which may wait for the
-  // device.)
+  // Waits on the host until there is something to wait for; the communicator's deadline bounds
+  // that. (A flag that the stream could wait for instead would have the device blocked while NCCL
+  // allocates and loads, which may wait for the device.)
   void wait(const cuda::StreamRef& stream) const override {
     static_cast<void>(see_through(Deadline::never()));
     arrived()->wait(stream);
@@ -141,14 +145,16 @@ class NcclCommunicator::Launch final : public Fence::Source {
   std::optional<Fence> on_stream_;
 };
 
-NcclCommunicator::NcclCommunicator(const JoinOptions& options, std::shared_ptr<const Library> library)
+NcclCommunicator::NcclCommunicator(const JoinOptions& options,
+                                   std::shared_ptr<const Library> library)
     : rank_(options.rank),
       size_(options.size),
       place_(place_of(options, "nccl")),
       timeout_(options.timeout),
       device_(options.cuda),
       in_flight_(
-          options.cuda, options.loop, [this](const InFlight::Oldest& oldest) { watch(oldest); }, kBetweenLooks) {
+          options.cuda, options.loop, [this](const InFlight::Oldest& oldest) { watch(oldest); },
+          kBetweenLooks) {
   const Deadline deadline = Deadline::in(timeout_);
   try {
     handle_ = open(options, library, deadline);
@@ -160,7 +166,8 @@ NcclCommunicator::NcclCommunicator(const JoinOptions& options, std::shared_ptr<c
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  // The loop keeps its owner while something is under way, so the loop has ended, where anything is.
+  // The loop keeps its owner while something is under way, so the loop has ended, where anything
+  // is.
   if (broken_ || (line_.empty() && in_flight_.passed())) return;
   std::shared_ptr<Launch> begun;
   for (Request& request : line_) {
@@ -196,8 +203,8 @@ void NcclCommunicator::warm_up(Deadline deadline) {
   }
   const Fence done = cuda::record(handle_->stream());
   std::optional<Error> failed;
-  const bool in_time =
-      cuda::poll_until([&] { return done.query() || (failed = handle_->async_error()).has_value(); }, deadline);
+  const bool in_time = cuda::poll_until(
+      [&] { return done.query() || (failed = handle_->async_error()).has_value(); }, deadline);
   if (const auto lost = device_->lost()) throw *lost;
   if (failed) throw *failed;
   if (!in_time) throw Error(Blame::Timeout, "NCCL: the first operation did not end");
@@ -217,84 +224,95 @@ std::optional<Reduction> NcclCommunicator::reduction_for(Dtype dtype, ReduceOp o
 }
 
 Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return issue("broadcast", data.slice.bytes, std::move(pin), std::move(ready), nccl::broadcast(data.slice, root));
+  return issue("broadcast", data.slice.bytes, std::move(pin), std::move(ready),
+               nccl::broadcast(data.slice, root));
 }
 
 Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
-  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction),
-               op);
+  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready),
+               nccl::all_reduce(data.slice, *reduction), op);
 }
 
-Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
+                            Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
-  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root),
-               op);
+  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready),
+               nccl::reduce(data.slice, *reduction, root), op);
 }
 
-Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
-  return issue("all_gather", input.slice.bytes + bytes_of(outputs), std::move(pin), std::move(ready),
-               nccl::all_gather(outputs, input.slice, rank_));
+Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                                Fence ready) noexcept {
+  return issue("all_gather", input.slice.bytes + bytes_of(outputs), std::move(pin),
+               std::move(ready), nccl::all_gather(outputs, input.slice, rank_));
 }
 
-Op NcclCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-                            Fence ready) noexcept {
+Op NcclCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root,
+                            Pin pin, Fence ready) noexcept {
   return issue("gather", input.slice.bytes + bytes_of(outputs), std::move(pin), std::move(ready),
                nccl::gather(outputs, input.slice, rank_, root));
 }
 
-Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-                             Fence ready) noexcept {
+Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
+                             Pin pin, Fence ready) noexcept {
   return issue("scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
                nccl::scatter(output.slice, inputs, rank_, root));
 }
 
-Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                                    Fence ready) noexcept {
+Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
+                                    ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(output.dtype, op);
-  if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
-  return issue("reduce_scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
-               nccl::reduce_scatter(output.slice, inputs, *reduction, rank_), op);
+  if (!reduction)
+    return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
+  return issue("reduce_scatter", output.slice.bytes + bytes_of(inputs), std::move(pin),
+               std::move(ready), nccl::reduce_scatter(output.slice, inputs, *reduction, rank_), op);
 }
 
-Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
-                                Fence ready) noexcept {
+Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
+                                Dtype, Pin pin, Fence ready) noexcept {
   return issue("all_to_all", bytes_of(outputs) + bytes_of(inputs), std::move(pin), std::move(ready),
                nccl::all_to_all(outputs, inputs));
 }
 
 Op NcclCommunicator::barrier(Fence ready) noexcept {
   const Slice word = scratch_.slice().part(0, kBarrierBytes);  // zero, and stays so
-  return issue("barrier", 0, Pin(), std::move(ready), nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+  return issue("barrier", 0, Pin(), std::move(ready),
+               nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
 }
 
 Op NcclCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
   if (tag != 0)
-    return refuse(Blame::Unsupported, "send with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
-  if (to == rank_) return refuse(Blame::Caller, "send to rank " + std::to_string(to) + ", which is this rank");
-  return issue("send to rank " + std::to_string(to), data.slice.bytes, std::move(pin), std::move(ready),
-               nccl::send(data.slice, to));
+    return refuse(Blame::Unsupported,
+                  "send with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
+  if (to == rank_)
+    return refuse(Blame::Caller, "send to rank " + std::to_string(to) + ", which is this rank");
+  return issue("send to rank " + std::to_string(to), data.slice.bytes, std::move(pin),
+               std::move(ready), nccl::send(data.slice, to));
 }
 
 Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
   if (from == kAnySource)
-    return refuse(Blame::Unsupported, "recv from any rank: NCCL's messages name their sender; name it");
+    return refuse(Blame::Unsupported,
+                  "recv from any rank: NCCL's messages name their sender; name it");
   if (tag != 0)
-    return refuse(Blame::Unsupported, "recv with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
-  if (from == rank_) return refuse(Blame::Caller, "recv from rank " + std::to_string(from) + ", which is this rank");
-  return issue("recv from rank " + std::to_string(from), data.slice.bytes, std::move(pin), std::move(ready),
-               nccl::recv(data.slice, from));
+    return refuse(Blame::Unsupported,
+                  "recv with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
+  if (from == rank_)
+    return refuse(Blame::Caller, "recv from rank " + std::to_string(from) + ", which is this rank");
+  return issue("recv from rank " + std::to_string(from), data.slice.bytes, std::move(pin),
+               std::move(ready), nccl::recv(data.slice, from));
 }
 
-Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call,
-                           std::optional<ReduceOp> reduction) noexcept {
-  trace::Range range(enqueuing, {.bytes = bytes,
-                                 .reduction = reduction ? weft::name(*reduction).data() : "",  // a literal
-                                 .rank = rank_,
-                                 .ranks = size_,
-                                 .device = device_->index()});
+Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence ready,
+                           Handle::Call call, std::optional<ReduceOp> reduction) noexcept {
+  trace::Range range(enqueuing,
+                     {.bytes = bytes,
+                      .reduction = reduction ? weft::name(*reduction).data() : "",  // a literal
+                      .rank = rank_,
+                      .ranks = size_,
+                      .device = device_->index()});
   std::unique_lock lock(mutex_);
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());
@@ -315,12 +333,15 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   } catch (...) {
     failed = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
   }
-  // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
+  // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream
+  // does not wait in line.
   const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  const bool is_behind = !in_line && !cuda::is_captured(done);  // a capture ends when its thread says so
-  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done, in_line, is_behind},
-                 shared_from_this());
+  const bool is_behind =
+      !in_line && !cuda::is_captured(done);  // a capture ends when its thread says so
+  in_flight_.add(
+      {std::move(name), completion, std::move(pin), std::move(ready), done, in_line, is_behind},
+      shared_from_this());
   if (in_line) line_.push_back(std::move(request));
   if (failed) {
     fail(std::move(lock), *failed);
@@ -331,11 +352,12 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   return completion.op();
 }
 
-// A capture ends when its thread says so, and what waited in line then would be missing in the graph.
+// A capture ends when its thread says so, and what waited in line then would be missing in the
+// graph.
 void NcclCommunicator::see_through_capture(const Launch& launch, const std::string& name) noexcept {
   if (launch.see_through(Deadline::in(timeout_))) return;
-  abort(Error(Blame::Timeout, name + " " + place_ + ": NCCL did not enqueue it within " + describe(timeout_) +
-                                  " while its stream was captured"));
+  abort(Error(Blame::Timeout, name + " " + place_ + ": NCCL did not enqueue it within " +
+                                  describe(timeout_) + " while its stream was captured"));
 }
 
 Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept {
@@ -345,8 +367,8 @@ Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept
 void NcclCommunicator::start(Request& request) {
   request.ready.wait(handle_->stream());
   if (trace::timeline::on()) {
-    request.span = cuda::Span::begin(handle_->stream(), trace::keep(request.name), trace::Layer::Transport, request.bytes,
-                                     rank_, request.issued);
+    request.span = cuda::Span::begin(handle_->stream(), trace::keep(request.name),
+                                     trace::Layer::Transport, request.bytes, rank_, request.issued);
   }
   handle_->start(request.call);
 }
@@ -372,15 +394,18 @@ void NcclCommunicator::advance() noexcept {
       line_.pop_front();
     }
   } catch (...) {
-    fail(std::move(lock), to_error(std::current_exception(), Blame::Device).within(name + " " + place_));
+    fail(std::move(lock),
+         to_error(std::current_exception(), Blame::Device).within(name + " " + place_));
   }
 }
 
 void NcclCommunicator::watch(const InFlight::Oldest& oldest) noexcept {
   if (const auto lost = device_->lost()) return abort(lost->within(oldest.name + " " + place_));
-  if (const auto error = handle_->async_error()) return abort(error->within(oldest.name + " " + place_));
+  if (const auto error = handle_->async_error())
+    return abort(error->within(oldest.name + " " + place_));
   if (Deadline::Clock::now() - oldest.since < timeout_) return;
-  abort(Error(Blame::Timeout, oldest.name + " " + place_ + ": not all ranks took part within " + describe(timeout_)));
+  abort(Error(Blame::Timeout, oldest.name + " " + place_ + ": not all ranks took part within " +
+                                  describe(timeout_)));
 }
 
 void NcclCommunicator::abort(const Error& why) noexcept { fail(std::unique_lock(mutex_), why); }

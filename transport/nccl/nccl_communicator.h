@@ -1,18 +1,21 @@
-// Collectives over NCCL, on device memory, all on one stream of high priority. An operation is enqueued by the caller's
-// thread: the stream waits for its `ready` fence, NCCL adds its kernels, an event behind them is its done(). What NCCL
-// cannot enqueue at once (a first use that must connect to a peer) waits in line, together with everything behind it; the
-// event loop moves the line on. Only who makes a stream wait for such an operation waits on the host, until it is enqueued.
+// Collectives over NCCL, on device memory, all on one stream of high priority. An operation is
+// enqueued by the caller's thread: the stream waits for its `ready` fence, NCCL adds its kernels,
+// an event behind them is its done(). What NCCL cannot enqueue at once (a first use that must
+// connect to a peer) waits in line, together with everything behind it; the event loop moves the
+// line on. Only who makes a stream wait for such an operation waits on the host, until it is
+// enqueued.
 //
-// Messages have no tags: the n-th send to a rank meets its n-th recv. A recv occupies the stream until its send has come,
-// so ranks that send and receive at the same time use all_to_all, or messages below NCCL's buffers (about 1 MiB).
+// Messages have no tags: the n-th send to a rank meets its n-th recv. A recv occupies the stream
+// until its send has come, so ranks that send and receive at the same time use all_to_all, or
+// messages below NCCL's buffers (about 1 MiB).
 //
-// A stream that is captured into a CUDA graph takes its operations with it: they are enqueued before the call returns, and
-// run whenever the graph is launched. Their Ops end when the capture does, and nobody on the host hears of the launches:
-// what hangs or fails there has no deadline. All ranks capture and launch alike; meanwhile nothing else may use the
-// communicator.
+// A stream that is captured into a CUDA graph takes its operations with it: they are enqueued
+// before the call returns, and run whenever the graph is launched. Their Ops end when the capture
+// does, and nobody on the host hears of the launches: what hangs or fails there has no deadline.
+// All ranks capture and launch alike; meanwhile nothing else may use the communicator.
 //
-// After the first error the communicator is aborted as a whole: its operations fail, what runs on the device stops, and
-// with it every fence passes.
+// After the first error the communicator is aborted as a whole: its operations fail, what runs on
+// the device stops, and with it every fence passes.
 #pragma once
 
 #include <deque>
@@ -31,8 +34,9 @@ class NcclCommunicator final : public Communicator,
                                public PointToPoint,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
-  // Collective: connects to every other rank and runs one operation with them, so that kernels are loaded and connections
-  // made before any stream waits for them. Blocks; throws Timeout, PeerLost, Caller (two ranks on one GPU).
+  // Collective: connects to every other rank and runs one operation with them, so that kernels are
+  // loaded and connections made before any stream waits for them. Blocks; throws Timeout, PeerLost,
+  // Caller (two ranks on one GPU).
   NcclCommunicator(const JoinOptions& options, std::shared_ptr<const Library> library);
   ~NcclCommunicator() override;
 
@@ -45,9 +49,12 @@ class NcclCommunicator final : public Communicator,
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
   Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+            Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+             Fence ready) noexcept override;
   Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                     Fence ready) noexcept override;
   Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
@@ -89,9 +96,11 @@ class NcclCommunicator final : public Communicator,
   void advance() noexcept;
   // On the loop, while an operation is under way.
   void watch(const InFlight::Oldest& oldest) noexcept;
-  // What abort() does, under the lock of who saw the error: nothing may move the line on in between.
+  // What abort() does, under the lock of who saw the error: nothing may move the line on in
+  // between.
   void fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept;
-  // Has a thread of its own stop what runs on the device; `begun` is what NCCL may or may not have enqueued.
+  // Has a thread of its own stop what runs on the device; `begun` is what NCCL may or may not have
+  // enqueued.
   void break_off(std::shared_ptr<Launch> begun) noexcept;
 
   const int rank_;

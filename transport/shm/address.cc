@@ -34,9 +34,11 @@ Address Address::parse(const std::string& text) {
     }
   }
   Address address;
-  if (parts.size() != 4 || parts[0].empty() || parts[1].empty() || !parse_number(parts[2], address.process) ||
-      !parse_number(parts[3], address.descriptor)) {
-    throw Error(Blame::Caller, "shm: '" + text + "' is not an address of this transport (host/processes/pid/descriptor)");
+  if (parts.size() != 4 || parts[0].empty() || parts[1].empty() ||
+      !parse_number(parts[2], address.process) || !parse_number(parts[3], address.descriptor)) {
+    throw Error(
+        Blame::Caller,
+        "shm: '" + text + "' is not an address of this transport (host/processes/pid/descriptor)");
   }
   address.host = parts[0];
   address.processes = parts[1];
@@ -51,7 +53,8 @@ Address Address::here() {
   Address address;
   {
     const Descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-    if (!file && is_shortage(errno)) throw system_error(Blame::Busy, "shm: cannot read /proc", errno);
+    if (!file && is_shortage(errno))
+      throw system_error(Blame::Busy, "shm: cannot read /proc", errno);
     char text[64];
     const auto count = file ? ::read(file.get(), text, sizeof text) : 0;
     const std::string_view whole(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
@@ -59,7 +62,8 @@ Address Address::here() {
   }
   struct stat about {};
   if (address.host.empty() || ::stat("/proc/self/ns/pid", &about) != 0) {
-    throw Error(Blame::Unsupported, "shm: /proc does not say which host and process namespace this is; mount it");
+    throw Error(Blame::Unsupported,
+                "shm: /proc does not say which host and process namespace this is; mount it");
   }
   address.processes = std::to_string(about.st_ino);
   address.process = ::getpid();

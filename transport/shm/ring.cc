@@ -7,7 +7,8 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr std::size_t kShownAtOnce = 32 << 10;  // of a large piece, so that the reader copies while the writer does
+constexpr std::size_t kShownAtOnce =
+    32 << 10;  // of a large piece, so that the reader copies while the writer does
 
 }  // namespace
 
@@ -48,7 +49,8 @@ std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces
 
 std::span<const std::byte> RingReader::peek(std::size_t wanted) noexcept {
   const std::byte* const from = data_ + (tail_ & (capacity_ - 1));
-  if (!broken_ && wanted > 0 && head_ - tail_ >= wanted) return {from, static_cast<std::size_t>(head_ - tail_)};
+  if (!broken_ && wanted > 0 && head_ - tail_ >= wanted)
+    return {from, static_cast<std::size_t>(head_ - tail_)};
   head_ = control_->head.load(std::memory_order_acquire);
   if (broken_ || head_ - tail_ > capacity_) {
     broken_ = true;

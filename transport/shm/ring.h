@@ -1,6 +1,7 @@
-// One direction of a lane: a ring of bytes in memory that two processes share. One writes, one reads. The bytes are mapped
-// twice in a row, so whatever is free or filled is contiguous. The capacity is a power of two. What the other process
-// writes is checked before it is used: a peer that has gone mad can spoil its own bytes, nothing else.
+// One direction of a lane: a ring of bytes in memory that two processes share. One writes, one
+// reads. The bytes are mapped twice in a row, so whatever is free or filled is contiguous. The
+// capacity is a power of two. What the other process writes is checked before it is used: a peer
+// that has gone mad can spoil its own bytes, nothing else.
 #pragma once
 
 #include <atomic>
@@ -10,13 +11,15 @@
 
 namespace weft::transport::shm {
 
-// Lies in the segment; each line is written by one side only, so that neither takes the other's cache line for nothing.
+// Lies in the segment; each line is written by one side only, so that neither takes the other's
+// cache line for nothing.
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;    // bytes ever written
   alignas(64) std::atomic<std::uint64_t> tail;    // bytes ever read
   alignas(64) std::atomic<std::uint32_t> closed;  // the writer has finished
 };
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 class RingWriter {
  public:
@@ -25,7 +28,8 @@ class RingWriter {
 
   // Room at the moment. 0 when the ring is full or broken.
   std::size_t room() noexcept;
-  // Copies as much as there is room for and shows it to the reader, large pieces bit by bit; returns how much.
+  // Copies as much as there is room for and shows it to the reader, large pieces bit by bit;
+  // returns how much.
   std::size_t write(std::span<const std::span<const std::byte>> pieces) noexcept;
   // Whether room() would be larger than when it was last asked. Also beside a thread that writes.
   bool has_more_room() const noexcept {
@@ -48,8 +52,8 @@ class RingReader {
   RingReader(RingControl* control, std::byte* data, std::size_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
-  // What has come and has not been consumed. Asks the writer only where less than `wanted` is known of: the less the two
-  // look at each other's lines, the faster both are.
+  // What has come and has not been consumed. Asks the writer only where less than `wanted` is known
+  // of: the less the two look at each other's lines, the faster both are.
   std::span<const std::byte> peek(std::size_t wanted) noexcept;
   // Frees the room. The writer sees it when a quarter of the ring has gathered or nothing is left.
   void consume(std::size_t bytes) noexcept;

@@ -41,7 +41,9 @@ Segment Segment::make() {
 
 Segment Segment::take(Descriptor memory) {
   if (!is_shared_memory(memory, kSegmentBytes)) {
-    throw Error(Blame::PeerLost, "shm: the peer passed a descriptor that is no sealed segment of this version of Weft");
+    throw Error(
+        Blame::PeerLost,
+        "shm: the peer passed a descriptor that is no sealed segment of this version of Weft");
   }
   return {std::move(memory), Side::Taker};
 }
@@ -55,38 +57,48 @@ std::optional<Segment> Segment::take_from(const Descriptor& socket) {
   auto memory = take_passed(socket, words, "shm");
   if (!memory) return std::nullopt;
   if (!*memory || std::memcmp(words.data(), kHello, sizeof kHello) != 0) {
-    throw Error(Blame::PeerLost, "shm: what connected does not speak this version of Weft's shared memory");
+    throw Error(Blame::PeerLost,
+                "shm: what connected does not speak this version of Weft's shared memory");
   }
   return take(std::move(*memory));
 }
 
 Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), side_(side) {
-  void* base = mmap(nullptr, kMappedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) throw system_error(Blame::Busy, "shm: no address space for a segment", errno);
+  void* base =
+      mmap(nullptr, kMappedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED)
+    throw system_error(Blame::Busy, "shm: no address space for a segment", errno);
   base_ = static_cast<std::byte*>(base);
   const auto map = [&](std::size_t at, std::size_t from, std::size_t bytes) {
-    if (mmap(base_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, memory_.get(),
-             static_cast<off_t>(from)) != MAP_FAILED) {
+    if (mmap(base_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+             memory_.get(), static_cast<off_t>(from)) != MAP_FAILED) {
       return;
     }
     const int number = errno;
     munmap(base_, kMappedBytes);
     throw system_error(Blame::Busy, "shm: cannot map a segment", number);
   };
-  for (std::size_t half = 0; half < 4; ++half) map(half * kRingBytes, half / 2 * kRingBytes, kRingBytes);
+  for (std::size_t half = 0; half < 4; ++half)
+    map(half * kRingBytes, half / 2 * kRingBytes, kRingBytes);
   map(kControlAt, 2 * kRingBytes, kControlBytes);
 }
 
 Segment::Segment(Segment&& other) noexcept
-    : memory_(std::move(other.memory_)), side_(other.side_), base_(std::exchange(other.base_, nullptr)) {}
+    : memory_(std::move(other.memory_)),
+      side_(other.side_),
+      base_(std::exchange(other.base_, nullptr)) {}
 
 Segment::~Segment() {
   if (base_ != nullptr) munmap(base_, kMappedBytes);
 }
 
-Segment::Control& Segment::control() const { return *std::launder(reinterpret_cast<Control*>(base_ + kControlAt)); }
+Segment::Control& Segment::control() const {
+  return *std::launder(reinterpret_cast<Control*>(base_ + kControlAt));
+}
 
-std::byte* Segment::ring(int direction) const { return base_ + static_cast<std::size_t>(direction) * 2 * kRingBytes; }
+std::byte* Segment::ring(int direction) const {
+  return base_ + static_cast<std::size_t>(direction) * 2 * kRingBytes;
+}
 
 RingWriter Segment::writer() const {
   const int direction = side_ == Side::Maker ? 0 : 1;

@@ -1,5 +1,6 @@
-// The memory that two processes share for one lane: both rings and what each side says about its sleep. Made by one side
-// with memfd, passed as a descriptor, sealed against resizing so that no access can fault later.
+// The memory that two processes share for one lane: both rings and what each side says about its
+// sleep. Made by one side with memfd, passed as a descriptor, sealed against resizing so that no
+// access can fault later.
 #pragma once
 
 #include <optional>
@@ -9,7 +10,8 @@
 
 namespace weft::transport::shm {
 
-constexpr std::size_t kRingBytes = 1 << 20;  // a direction: four chunks of a collective, and they stay in a core's cache
+constexpr std::size_t kRingBytes =
+    1 << 20;  // a direction: four chunks of a collective, and they stay in a core's cache
 
 // What a side tells the other, each in its own line.
 struct SideControl {
@@ -29,7 +31,8 @@ class Segment {
   static Segment take(Descriptor memory);
   // Through a socket (transport/unix_socket.h). False where that cannot be now. Throws PeerLost.
   bool pass_to(const Descriptor& socket) const;
-  // What was passed so; std::nullopt when it has not come. Throws Busy, and PeerLost where something else came, or the end.
+  // What was passed so; std::nullopt when it has not come. Throws Busy, and PeerLost where
+  // something else came, or the end.
   static std::optional<Segment> take_from(const Descriptor& socket);
 
   Segment(Segment&& other) noexcept;
@@ -39,8 +42,9 @@ class Segment {
   const Descriptor& memory() const { return memory_; }
   RingWriter writer() const;
   RingReader reader() const;
-  // Once: the taker takes the lane, or its maker, who has waited long enough, gives it up. False where the other was first.
-  // A peer that lies about it spoils its own lane: one that was taken and is never served.
+  // Once: the taker takes the lane, or its maker, who has waited long enough, gives it up. False
+  // where the other was first. A peer that lies about it spoils its own lane: one that was taken
+  // and is never served.
   bool accept() const noexcept;
   bool give_up() const noexcept;
   SideControl& mine() const;

@@ -15,8 +15,10 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr auto kHandshake = std::chrono::seconds(10);   // for a process that has connected to pass its segment
-constexpr auto kPause = std::chrono::milliseconds(50);  // of accepting, when descriptors have run out
+constexpr auto kHandshake =
+    std::chrono::seconds(10);  // for a process that has connected to pass its segment
+constexpr auto kPause =
+    std::chrono::milliseconds(50);  // of accepting, when descriptors have run out
 constexpr std::size_t kMaxHandshakes = 256;
 
 Capabilities capabilities_of_rings() {
@@ -27,7 +29,9 @@ Capabilities capabilities_of_rings() {
 
 class ShmListener final : public Listener {
  public:
-  explicit ShmListener(const ListenOptions& options) : inner_(std::make_shared<Inner>(options)) { Inner::watch(inner_); }
+  explicit ShmListener(const ListenOptions& options) : inner_(std::make_shared<Inner>(options)) {
+    Inner::watch(inner_);
+  }
   ~ShmListener() override { inner_->close(); }
   std::string address() const override { return inner_->address.text(); }
 
@@ -60,7 +64,8 @@ class ShmListener final : public Listener {
     const std::function<void(const Error&)> tell;
     Address address;
 
-    std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
+    std::recursive_mutex
+        mutex;  // of the rest; `accepted` is called with it held, and may end the listener
     ListeningSocket listening;
     bool closed = false;
     bool is_short_of_something = false;    // and has said so
@@ -76,7 +81,8 @@ void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
   const auto loop = self->loop.lock();
   if (self->closed || !loop) return;
   try {
-    self->registration = loop->watch(self->listening.socket.get(), EPOLLIN, [self](std::uint32_t) { Inner::accept(self); });
+    self->registration = loop->watch(self->listening.socket.get(), EPOLLIN,
+                                     [self](std::uint32_t) { Inner::accept(self); });
   } catch (const Error& error) {
     rest(self, *loop, error);
   }
@@ -89,7 +95,8 @@ void ShmListener::Inner::say_short(const Error& why) {
 }
 
 // Who knocks stays readable, so that looking at once again would spin.
-void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why) {
+void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop,
+                              const Error& why) {
   self->say_short(why);
   self->registration = loop.at(Deadline::in(kPause), [self] { watch(self); });
 }
@@ -112,7 +119,8 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
       self->handshakes.erase(key);
     });
     try {
-      handshake.watch = loop->watch(key, EPOLLIN, [self, key](std::uint32_t) { receive(self, key); });
+      handshake.watch =
+          loop->watch(key, EPOLLIN, [self, key](std::uint32_t) { receive(self, key); });
     } catch (const Error&) {
       self->handshakes.erase(key);
       throw;
@@ -142,7 +150,8 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
     found->second.watch.reset();
     Descriptor socket = std::move(found->second.socket);
     self->handshakes.erase(found);
-    auto stream = std::make_unique<ShmStream>(std::move(*segment), std::move(socket), "process " + std::to_string(process));
+    auto stream = std::make_unique<ShmStream>(std::move(*segment), std::move(socket),
+                                              "process " + std::to_string(process));
     self->accepted(connect_over(std::move(stream), capabilities_of_rings(), "shm", loop));
   } catch (const Error& error) {
     error.blame() == Blame::Busy ? self->say_short(error) : log::warn(error.what());
@@ -176,19 +185,23 @@ class Shm final : public Transport, public Connector {
     try {
       const Address address = Address::parse(text);
       if (address.host != here_.host) return "it is on another host";
-      if (address.processes != here_.processes) return "it is in another container: the process namespaces differ";
+      if (address.processes != here_.processes)
+        return "it is in another container: the process namespaces differ";
       return why_closed_to_this_one(address.process, address.descriptor);
     } catch (const Error& error) {
       return error.text();
     }
   }
 
-  std::unique_ptr<Listener> listen(const ListenOptions& options) override { return std::make_unique<ShmListener>(options); }
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override {
+    return std::make_unique<ShmListener>(options);
+  }
 
-  std::shared_ptr<Connection> connect(const std::string& text, const ConnectOptions& options) override {
+  std::shared_ptr<Connection> connect(const std::string& text,
+                                      const ConnectOptions& options) override {
     if (const auto why = why_unreachable(text)) {
-      throw Error(Blame::Caller,
-                  "shm: cannot connect to " + text + ": " + *why + "; tcp connects processes that share no memory");
+      throw Error(Blame::Caller, "shm: cannot connect to " + text + ": " + *why +
+                                     "; tcp connects processes that share no memory");
     }
     auto stream = std::make_unique<ShmStream>(Address::parse(text), options.deadline);
     return connect_over(std::move(stream), capabilities_of_rings(), "shm", options.loop);

@@ -14,8 +14,8 @@ namespace weft::transport::shm {
 
 namespace {
 
-// Of connecting, while the listener's queue is full; of passing the segment, while too many descriptors of this user are on
-// their way, as where many ranks of a host start at once.
+// Of connecting, while the listener's queue is full; of passing the segment, while too many
+// descriptors of this user are on their way, as where many ranks of a host start at once.
 constexpr auto kRetry = std::chrono::milliseconds(1);
 
 // What is left of the pieces behind the first `skip` bytes.
@@ -32,7 +32,8 @@ std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces,
 }  // namespace
 
 struct ShmStream::Shared {
-  // What is known of the lane's end: the peer writes no more; it is gone, and nothing can be written either.
+  // What is known of the lane's end: the peer writes no more; it is gone, and nothing can be
+  // written either.
   enum class Ending { None, Closed, Over };
 
   Shared(Segment made, std::string who)
@@ -56,7 +57,8 @@ struct ShmStream::Shared {
   Descriptor socket;
   EventLoop::Registration poller;
   EventLoop::Registration watch;
-  EventLoop::Registration timer;       // of the next try to connect, then of the deadline for being accepted
+  EventLoop::Registration
+      timer;  // of the next try to connect, then of the deadline for being accepted
   std::optional<Error> not_connected;  // why
   bool parked = false;                 // on the loop
   Ending told_ending = Ending::None;   // on the loop
@@ -69,7 +71,8 @@ struct ShmStream::Shared {
   std::atomic<bool> broken{false};       // the peer's numbers make no sense
 
   // Connects where that is still to be done, and watches the socket.
-  static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address, Deadline deadline);
+  static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
+                      Deadline deadline);
   static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop);
   // The deadline has passed.
   void end_unless_accepted();
@@ -77,8 +80,11 @@ struct ShmStream::Shared {
   bool park();
   void take_tokens();
   void wake_if_parked() noexcept;
-  // Whether there is room that a short write did not see; before the connection is made there is none.
-  bool may_write() const noexcept { return token_socket >= 0 && (!has_written || writer.has_more_room()); }
+  // Whether there is room that a short write did not see; before the connection is made there is
+  // none.
+  bool may_write() const noexcept {
+    return token_socket >= 0 && (!has_written || writer.has_more_room());
+  }
   Ending ending() const noexcept {
     if (hung_up || broken) return Ending::Over;
     return reader.closed() ? Ending::Closed : Ending::None;
@@ -92,7 +98,8 @@ ShmStream::ShmStream(Segment segment, Descriptor socket, std::string peer)
 }
 
 ShmStream::ShmStream(const Address& address, Deadline deadline)
-    : shared_(std::make_shared<Shared>(Segment::make(), "process " + std::to_string(address.process))),
+    : shared_(
+          std::make_shared<Shared>(Segment::make(), "process " + std::to_string(address.process))),
       address_(address),
       deadline_(deadline) {}
 
@@ -100,7 +107,8 @@ ShmStream::~ShmStream() { stop(); }
 
 std::string ShmStream::peer() const { return shared_->peer; }
 
-void ShmStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+void ShmStream::start(EventLoop& loop, std::function<void()> readable,
+                      std::function<void()> writable) {
   shared_->readable = std::move(readable);
   shared_->writable = std::move(writable);
   std::lock_guard lock(shared_->mutex);
@@ -109,16 +117,19 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable, std::func
   } else {
     Shared::watch_socket(shared_, loop);
   }
-  shared_->poller = loop.poll([shared = shared_] { return shared->look(); }, [shared = shared_] { return shared->park(); });
+  shared_->poller = loop.poll([shared = shared_] { return shared->look(); },
+                              [shared = shared_] { return shared->park(); });
 }
 
 // With the mutex held.
-void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
-                                Deadline deadline) {
+void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop,
+                                const Address& address, Deadline deadline) {
   try {
-    if (auto connected = self->socket ? std::nullopt : connect_to(address.process, address.descriptor, "shm")) {
+    if (auto connected =
+            self->socket ? std::nullopt : connect_to(address.process, address.descriptor, "shm")) {
       if (check_peer(*connected, "shm") != address.process) {
-        throw Error(Blame::PeerLost, "shm: process " + std::to_string(address.process) + " is another one by now");
+        throw Error(Blame::PeerLost,
+                    "shm: process " + std::to_string(address.process) + " is another one by now");
       }
       self->socket = std::move(*connected);
     }
@@ -126,14 +137,17 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
       self->token_socket = self->socket.get();
       watch_socket(self, loop);
       // The kernel has taken it; a process that is stopped, or whose loop is stuck, never will.
-      if (!deadline.is_never()) self->timer = loop.at(deadline, [self] { self->end_unless_accepted(); });
+      if (!deadline.is_never())
+        self->timer = loop.at(deadline, [self] { self->end_unless_accepted(); });
       return;
     }
     if (deadline.passed()) {
-      throw Error(Blame::Timeout, "shm: " + self->peer +
-                                      (self->socket ? " cannot be passed a segment, too many descriptors are on their way; "
-                                                      "raise ulimit -n"
-                                                    : " accepts no connection"));
+      throw Error(
+          Blame::Timeout,
+          "shm: " + self->peer +
+              (self->socket ? " cannot be passed a segment, too many descriptors are on their way; "
+                              "raise ulimit -n"
+                            : " accepts no connection"));
     }
     self->timer = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
       std::lock_guard lock(self->mutex);
@@ -148,13 +162,15 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
 void ShmStream::Shared::end_unless_accepted() {
   std::lock_guard lock(mutex);
   if (stopped || hung_up || !segment.give_up()) return;
-  not_connected =
-      Error(Blame::Timeout, "shm: " + peer + " listens, but has not accepted by the deadline; it is stopped or busy");
+  not_connected = Error(
+      Blame::Timeout,
+      "shm: " + peer + " listens, but has not accepted by the deadline; it is stopped or busy");
   hung_up = true;  // look() tells of it
 }
 
 void ShmStream::Shared::watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop) {
-  self->watch = loop.watch(self->socket.get(), EPOLLIN | EPOLLRDHUP, [self](std::uint32_t) { self->take_tokens(); });
+  self->watch = loop.watch(self->socket.get(), EPOLLIN | EPOLLRDHUP,
+                           [self](std::uint32_t) { self->take_tokens(); });
 }
 
 void ShmStream::stop() noexcept {
@@ -170,8 +186,8 @@ void ShmStream::stop() noexcept {
   if (shared_->token_socket >= 0) ::shutdown(shared_->token_socket, SHUT_RDWR);
 }
 
-// In every turn: tells of what has come since it was last asked for. What the receiver leaves in the ring is not told
-// again.
+// In every turn: tells of what has come since it was last asked for. What the receiver leaves in
+// the ring is not told again.
 bool ShmStream::Shared::look() {
   if (parked) {
     parked = false;
@@ -203,8 +219,8 @@ bool ShmStream::Shared::park() {
   parked = true;
   mine.parked.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool may_sleep =
-      reader.head() == told && ending() <= told_ending && !(wants_room.load(std::memory_order_relaxed) && may_write());
+  const bool may_sleep = reader.head() == told && ending() <= told_ending &&
+                         !(wants_room.load(std::memory_order_relaxed) && may_write());
   return may_sleep;
 }
 
@@ -223,7 +239,8 @@ void ShmStream::Shared::take_tokens() {
 
 void ShmStream::Shared::wake_if_parked() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (theirs.parked.load(std::memory_order_relaxed) == 0 || theirs.parked.exchange(0, std::memory_order_relaxed) == 0)
+  if (theirs.parked.load(std::memory_order_relaxed) == 0 ||
+      theirs.parked.exchange(0, std::memory_order_relaxed) == 0)
     return;
   const char token = 0;
   // A full socket means that tokens are waiting already; an ended one is noticed by the loop.
@@ -284,18 +301,21 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
 
 std::optional<Error> ShmStream::end() const noexcept {
   Shared& shared = *shared_;
-  if (!shared.stopped && shared.ending() == Shared::Ending::None) return std::nullopt;  // asked after every message
+  if (!shared.stopped && shared.ending() == Shared::Ending::None)
+    return std::nullopt;  // asked after every message
   {
     std::lock_guard lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;
   }
   if (shared.broken) {
-    return Error(Blame::PeerLost, "shm: " + shared.peer + " wrote numbers into the shared segment that cannot be");
+    return Error(Blame::PeerLost,
+                 "shm: " + shared.peer + " wrote numbers into the shared segment that cannot be");
   }
   if (shared.stopped || shared.reader.closed())
     return Error(Blame::PeerLost, "shm: " + shared.peer + " closed the connection");
   if (shared.hung_up)
-    return Error(Blame::PeerLost, "shm: " + shared.peer + " is gone: its end of the connection was closed");
+    return Error(Blame::PeerLost,
+                 "shm: " + shared.peer + " is gone: its end of the connection was closed");
   return std::nullopt;
 }
 

@@ -24,15 +24,20 @@ namespace {
 
 constexpr std::size_t kMaxText = 4096;  // addresses come from peers
 
-const sockaddr_in* four(const SocketAddress& address) { return reinterpret_cast<const sockaddr_in*>(&address.storage); }
-const sockaddr_in6* six(const SocketAddress& address) { return reinterpret_cast<const sockaddr_in6*>(&address.storage); }
+const sockaddr_in* four(const SocketAddress& address) {
+  return reinterpret_cast<const sockaddr_in*>(&address.storage);
+}
+const sockaddr_in6* six(const SocketAddress& address) {
+  return reinterpret_cast<const sockaddr_in6*>(&address.storage);
+}
 
 class Parser {
  public:
   explicit Parser(const std::string& text) : text_(text) {}
 
   Address parse() const {
-    if (text_.size() > kMaxText) fail("it is longer than " + std::to_string(kMaxText) + " characters");
+    if (text_.size() > kMaxText)
+      fail("it is longer than " + std::to_string(kMaxText) + " characters");
     Address address;
     const auto mark = text_.find('#');
     if (mark != std::string::npos) address.identity = identity(text_.substr(mark + 1));
@@ -47,8 +52,9 @@ class Parser {
 
  private:
   [[noreturn]] void fail(const std::string& why) const {
-    throw Error(Blame::Caller, "tcp address '" + text_.substr(0, 200) + "': " + why +
-                                   "; it looks like 192.0.2.1:4711,[2001:db8::1]:4711 or node7:4711");
+    throw Error(Blame::Caller,
+                "tcp address '" + text_.substr(0, 200) + "': " + why +
+                    "; it looks like 192.0.2.1:4711,[2001:db8::1]:4711 or node7:4711");
   }
 
   Host host(const std::string& item) const {
@@ -74,7 +80,8 @@ class Parser {
   int port(const std::string& item, const std::string& digits) const {
     int value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc() || end != digits.data() + digits.size() || value < 1 || value > 65535) {
+    if (error != std::errc() || end != digits.data() + digits.size() || value < 1 ||
+        value > 65535) {
       fail("'" + item + "' has the port '" + digits + "', which is no number from 1 to 65535");
     }
     return value;
@@ -89,21 +96,26 @@ class Parser {
     if (percent == std::string::npos) return;
     const std::string scope = name.substr(percent + 1);
     const auto odd = [](unsigned char letter) { return letter <= ' ' || letter > '~'; };
-    if (scope.empty() || scope.size() >= IF_NAMESIZE || std::any_of(scope.begin(), scope.end(), odd)) {
+    if (scope.empty() || scope.size() >= IF_NAMESIZE ||
+        std::any_of(scope.begin(), scope.end(), odd)) {
       fail("'" + item + "' has no interface after the %");
     }
   }
 
   void check_name(const std::string& item, const std::string& name) const {
     if (name.empty()) fail("'" + item + "' has no host");
-    if (name.find(':') != std::string::npos) fail("'" + item + "': an IPv6 address stands in brackets");
-    if (name.find_first_of("[]") != std::string::npos) fail("'" + item + "' closes a bracket that is not open");
+    if (name.find(':') != std::string::npos)
+      fail("'" + item + "': an IPv6 address stands in brackets");
+    if (name.find_first_of("[]") != std::string::npos)
+      fail("'" + item + "' closes a bracket that is not open");
     const auto odd = [](unsigned char letter) {
       return std::isalnum(letter) == 0 && letter != '-' && letter != '.' && letter != '_';
     };
-    if (std::any_of(name.begin(), name.end(), odd)) fail("'" + name + "' is neither an address nor a host's name");
+    if (std::any_of(name.begin(), name.end(), odd))
+      fail("'" + name + "' is neither an address nor a host's name");
     in_addr ignored{};
-    if (name.find_first_not_of("0123456789.") == std::string::npos && inet_pton(AF_INET, name.c_str(), &ignored) != 1) {
+    if (name.find_first_not_of("0123456789.") == std::string::npos &&
+        inet_pton(AF_INET, name.c_str(), &ignored) != 1) {
       fail("'" + name + "' is no IPv4 address");
     }
   }
@@ -112,10 +124,12 @@ class Parser {
     const auto dot = part.find('.');
     Identity found;
     const auto number = [](std::string_view digits, std::size_t count, auto& value) {
-      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+      const auto [end, error] =
+          std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
       return digits.size() == count && error == std::errc() && end == digits.data() + digits.size();
     };
-    if (dot == std::string::npos || !number(std::string_view(part).substr(0, dot), 8, found.machine) ||
+    if (dot == std::string::npos ||
+        !number(std::string_view(part).substr(0, dot), 8, found.machine) ||
         !number(std::string_view(part).substr(dot + 1), 16, found.listener)) {
       fail("'#" + part + "' does not name a listener");
     }
@@ -129,7 +143,8 @@ using Interfaces = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
 
 Interfaces interfaces() {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) throw system_error(Blame::Busy, "tcp: reading the network interfaces", errno);
+  if (getifaddrs(&list) != 0)
+    throw system_error(Blame::Busy, "tcp: reading the network interfaces", errno);
   return {list, &freeifaddrs};
 }
 
@@ -140,7 +155,8 @@ SocketAddress from_sockaddr(const sockaddr* address) {
   return made;
 }
 
-// IPv4 first; link-local IPv6 only where there is nothing else, as peers must know the interface on their side to use it.
+// IPv4 first; link-local IPv6 only where there is nothing else, as peers must know the interface on
+// their side to use it.
 std::vector<SocketAddress> in_order(std::vector<SocketAddress> found) {
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.is_link_local(), a.family() != AF_INET) <
@@ -157,7 +173,8 @@ std::vector<SocketAddress> addresses_where(const std::function<bool(const ifaddr
   const auto list = interfaces();
   for (const ifaddrs* item = list.get(); item != nullptr; item = item->ifa_next) {
     const int family = item->ifa_addr == nullptr ? AF_UNSPEC : item->ifa_addr->sa_family;
-    if ((family == AF_INET || family == AF_INET6) && chosen(*item)) found.push_back(from_sockaddr(item->ifa_addr));
+    if ((family == AF_INET || family == AF_INET6) && chosen(*item))
+      found.push_back(from_sockaddr(item->ifa_addr));
   }
   return in_order(std::move(found));
 }
@@ -166,7 +183,8 @@ std::string interface_names() {
   std::vector<std::string> names;
   const auto list = interfaces();
   for (const ifaddrs* item = list.get(); item != nullptr; item = item->ifa_next) {
-    if (std::find(names.begin(), names.end(), item->ifa_name) == names.end()) names.emplace_back(item->ifa_name);
+    if (std::find(names.begin(), names.end(), item->ifa_name) == names.end())
+      names.emplace_back(item->ifa_name);
   }
   std::string text;
   for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -191,14 +209,17 @@ Result<std::vector<SocketAddress>> look_up(const Host& host, int flags) {
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(list, &freeaddrinfo);
   std::vector<SocketAddress> found;
   for (const addrinfo* item = list; item != nullptr; item = item->ai_next) {
-    if (item->ai_family == AF_INET || item->ai_family == AF_INET6) found.push_back(from_sockaddr(item->ai_addr));
+    if (item->ai_family == AF_INET || item->ai_family == AF_INET6)
+      found.push_back(from_sockaddr(item->ai_addr));
   }
   return found;
 }
 
 }  // namespace
 
-int SocketAddress::port() const { return ntohs(family() == AF_INET6 ? six(*this)->sin6_port : four(*this)->sin_port); }
+int SocketAddress::port() const {
+  return ntohs(family() == AF_INET6 ? six(*this)->sin6_port : four(*this)->sin_port);
+}
 
 void SocketAddress::set_port(int port) {
   const auto value = htons(static_cast<std::uint16_t>(port));
@@ -214,11 +235,14 @@ bool SocketAddress::is_loopback() const {
   return family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&six(*this)->sin6_addr);
 }
 
-bool SocketAddress::is_link_local() const { return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six(*this)->sin6_addr); }
+bool SocketAddress::is_link_local() const {
+  return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six(*this)->sin6_addr);
+}
 
 std::string SocketAddress::text() const {
   char name[NI_MAXHOST];
-  if (getnameinfo(get(), length, name, sizeof name, nullptr, 0, NI_NUMERICHOST) != 0) return "an unnamed socket";
+  if (getnameinfo(get(), length, name, sizeof name, nullptr, 0, NI_NUMERICHOST) != 0)
+    return "an unnamed socket";
   return Host{name, port()}.text();
 }
 
@@ -236,7 +260,8 @@ std::string Address::text() const {
   for (const Host& host : hosts) made += (made.empty() ? "" : ",") + host.text();
   if (!identity.given()) return made;
   char who[32];
-  std::snprintf(who, sizeof who, "#%08x.%016llx", identity.machine, static_cast<unsigned long long>(identity.listener));
+  std::snprintf(who, sizeof who, "#%08x.%016llx", identity.machine,
+                static_cast<unsigned long long>(identity.listener));
   return made + who;
 }
 
@@ -267,17 +292,20 @@ std::optional<SocketAddress> numeric_address(const Host& host) {
 Result<std::vector<SocketAddress>> resolve(const Host& host) { return look_up(host, 0); }
 
 std::vector<SocketAddress> local_addresses(const std::string& interface_address) {
-  if (interface_address.empty()) return {*numeric_address({"127.0.0.1", 0}), *numeric_address({"::1", 0})};
+  if (interface_address.empty())
+    return {*numeric_address({"127.0.0.1", 0}), *numeric_address({"::1", 0})};
   if (const auto one = numeric_address({interface_address, 0})) {
     if (!is_any(*one)) return {*one};
     for (const bool loopback : {false, true}) {
       auto all = addresses_where([&](const ifaddrs& item) {
-        return item.ifa_addr->sa_family == one->family() && ((item.ifa_flags & IFF_LOOPBACK) != 0) == loopback;
+        return item.ifa_addr->sa_family == one->family() &&
+               ((item.ifa_flags & IFF_LOOPBACK) != 0) == loopback;
       });
       if (!all.empty()) return all;
     }
   }
-  auto named = addresses_where([&](const ifaddrs& item) { return interface_address == item.ifa_name; });
+  auto named =
+      addresses_where([&](const ifaddrs& item) { return interface_address == item.ifa_name; });
   if (!named.empty()) return named;
   auto resolved = resolve({interface_address, 0});
   if (resolved && !resolved.value().empty()) return in_order(std::move(resolved).value());

@@ -1,6 +1,8 @@
-// Where a listener can be reached, as text: "192.0.2.1:4711,[2001:db8::1]:4711#5f0c2a91.00c8d5e1f37b4a69". First the ends
-// of which each leads there, then who answers (see Identity); without that part anybody who speaks Weft is welcome. Hosts
-// are IPv4 addresses, IPv6 addresses in brackets (with a scope where they are link-local: [fe80::1%eth0]), or names.
+// Where a listener can be reached, as text:
+// "192.0.2.1:4711,[2001:db8::1]:4711#5f0c2a91.00c8d5e1f37b4a69". First the ends of which each leads
+// there, then who answers (see Identity); without that part anybody who speaks Weft is welcome.
+// Hosts are IPv4 addresses, IPv6 addresses in brackets (with a scope where they are link-local:
+// [fe80::1%eth0]), or names.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +39,8 @@ struct Host {
   friend bool operator==(const Host&, const Host&) = default;
 };
 
-// Which listener: addresses are used again, by another process, or by other machines as 127.0.0.1 and 172.17.0.1 are.
+// Which listener: addresses are used again, by another process, or by other machines as 127.0.0.1
+// and 172.17.0.1 are.
 struct Identity {
   std::uint32_t machine = 0;   // see this_machine()
   std::uint64_t listener = 0;  // random
@@ -53,8 +56,8 @@ struct Address {
   static Address parse(const std::string& text);
 };
 
-// Says that two processes share their loopback interface: the machine's boot and its network namespace, as a number that is
-// not 0. Throws Busy (no descriptors).
+// Says that two processes share their loopback interface: the machine's boot and its network
+// namespace, as a number that is not 0. Throws Busy (no descriptors).
 std::uint32_t this_machine();
 
 // Nothing where the host is a name.
@@ -62,8 +65,10 @@ std::optional<SocketAddress> numeric_address(const Host& host);
 // All addresses of a host. Names may take seconds; never call it on a loop with one.
 Result<std::vector<SocketAddress>> resolve(const Host& host);
 
-// The addresses that a listener takes, with port 0: of an interface ("eth0"), a host's name, one address; for 0.0.0.0 and
-// :: those of all interfaces, for "" the loopback's. Throws Caller, listing the interfaces there are.
+// The addresses that a listener takes, with port 0: of an interface ("eth0"), a host's name, one
+// address; for 0.0.0.0 and
+// :: those of all interfaces, for "" the loopback's. Throws Caller, listing the interfaces there
+// are.
 std::vector<SocketAddress> local_addresses(const std::string& interface_address);
 
 }  // namespace weft::transport::tcp

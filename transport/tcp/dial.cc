@@ -30,8 +30,8 @@ bool send_whole(const Descriptor& socket, const Greeting::Bytes& bytes) {
 
 }  // namespace
 
-Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends,
-           const Settings& settings, Done done)
+Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+           bool refusal_ends, const Settings& settings, Done done)
     : loop_(loop),
       address_(address),
       deadline_(deadline),
@@ -40,13 +40,16 @@ Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadl
       done_(std::move(done)),
       pause_(settings.first_pause) {}
 
-std::shared_ptr<Dial> Dial::make(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                                 bool refusal_ends, const Settings& settings, Done done) {
-  return std::shared_ptr<Dial>(new Dial(loop, address, deadline, refusal_ends, settings, std::move(done)));
+std::shared_ptr<Dial> Dial::make(const std::shared_ptr<EventLoop>& loop, const Address& address,
+                                 Deadline deadline, bool refusal_ends, const Settings& settings,
+                                 Done done) {
+  return std::shared_ptr<Dial>(
+      new Dial(loop, address, deadline, refusal_ends, settings, std::move(done)));
 }
 
 void Dial::begin() {
-  if (const auto loop = loop_.lock()) loop->post([self = shared_from_this()] { self->begin_round(); });
+  if (const auto loop = loop_.lock())
+    loop->post([self = shared_from_this()] { self->begin_round(); });
 }
 
 void Dial::cancel() noexcept {
@@ -138,7 +141,8 @@ void Dial::try_next() {
                     [self] { self->attempt_failed(Blame::Timeout, "no answer", ETIMEDOUT); });
   try {
     for (std::size_t i = 0; i < calls_.size(); ++i) {
-      calls_[i].watch = loop->watch(calls_[i].socket.get(), EPOLLOUT, [self, i](std::uint32_t) { self->connected(i); });
+      calls_[i].watch = loop->watch(calls_[i].socket.get(), EPOLLOUT,
+                                    [self, i](std::uint32_t) { self->connected(i); });
     }
   } catch (const Error& error) {
     attempt_failed(Blame::Busy, error.text(), error.native_code());
@@ -148,7 +152,9 @@ void Dial::try_next() {
 // Empty, with errno, where that fails at once.
 Descriptor Dial::connect(const SocketAddress& address) {
   Descriptor socket = make_socket(address.family());
-  if (!socket || ::connect(socket.get(), address.get(), address.length) == 0 || errno == EINPROGRESS) return socket;
+  if (!socket || ::connect(socket.get(), address.get(), address.length) == 0 ||
+      errno == EINPROGRESS)
+    return socket;
   const int number = errno;
   socket = Descriptor();
   errno = number;
@@ -161,18 +167,21 @@ void Dial::connected(std::size_t index) {
   int number = 0;
   socklen_t bytes = sizeof number;
   ::getsockopt(call.socket.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
-  // Where nobody listens at a port that the kernel also takes local ports from, a socket may get to itself.
+  // Where nobody listens at a port that the kernel also takes local ports from, a socket may get to
+  // itself.
   if (number == 0 && local_end(call.socket) == remote_end(call.socket)) number = ECONNREFUSED;
   if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
-  const Part part{lane_, static_cast<std::uint16_t>(index), static_cast<std::uint16_t>(calls_.size())};
+  const Part part{lane_, static_cast<std::uint16_t>(index),
+                  static_cast<std::uint16_t>(calls_.size())};
   if (!send_whole(call.socket, Greeting::encode(address_.identity, part))) {
     return attempt_failed(Blame::PeerLost, std::strerror(errno), errno);
   }
   const auto loop = loop_.lock();
   if (!loop) return;
   try {
-    call.watch = loop->watch(call.socket.get(), EPOLLIN,
-                             [self = shared_from_this(), index](std::uint32_t) { self->read_greeting(index); });
+    call.watch = loop->watch(
+        call.socket.get(), EPOLLIN,
+        [self = shared_from_this(), index](std::uint32_t) { self->read_greeting(index); });
   } catch (const Error& error) {
     attempt_failed(Blame::Busy, error.text(), error.native_code());
   }
@@ -182,9 +191,12 @@ void Dial::read_greeting(std::size_t index) {
   Call& call = calls_[index];
   const auto progress = call.greeting.receive(call.socket.get());
   if (progress == Greeting::Progress::Wants) return;
-  // What closes without a word may be a listener that goes or is short of descriptors; a stranger stays one.
-  if (progress == Greeting::Progress::Lost) return attempt_failed(Blame::PeerLost, call.greeting.failure(), ECONNRESET);
-  if (progress == Greeting::Progress::Foreign) return attempt_failed(Blame::PeerLost, call.greeting.failure(), 0);
+  // What closes without a word may be a listener that goes or is short of descriptors; a stranger
+  // stays one.
+  if (progress == Greeting::Progress::Lost)
+    return attempt_failed(Blame::PeerLost, call.greeting.failure(), ECONNRESET);
+  if (progress == Greeting::Progress::Foreign)
+    return attempt_failed(Blame::PeerLost, call.greeting.failure(), 0);
   if (address_.identity.given() && call.greeting.identity() != address_.identity) {
     return attempt_failed(Blame::PeerLost, "another listener has this port now", 0);
   }
@@ -209,16 +221,19 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
 void Dial::end_round() {
   if (deadline_.passed() || !worth_another_) {
     if (failures_.empty()) failures_ = "the deadline had passed before";
-    const bool is_out_of_reach = blame_ == Blame::Timeout || number_ == EHOSTUNREACH || number_ == ENETUNREACH;
-    const char* const hint =
-        is_out_of_reach ? "; where that address cannot be reached from here, WEFT_SOCKET_IFNAME there chooses another" : "";
-    return finish(
-        Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint + remedy_for(number_), number_));
+    const bool is_out_of_reach =
+        blame_ == Blame::Timeout || number_ == EHOSTUNREACH || number_ == ENETUNREACH;
+    const char* const hint = is_out_of_reach ? "; where that address cannot be reached from here, "
+                                               "WEFT_SOCKET_IFNAME there chooses another"
+                                             : "";
+    return finish(Error(
+        blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint + remedy_for(number_),
+        number_));
   }
   const auto loop = loop_.lock();
   if (!loop) return;
-  timer_ =
-      loop->at(Deadline::sooner(deadline_, Deadline::in(pause_)), [self = shared_from_this()] { self->begin_round(); });
+  timer_ = loop->at(Deadline::sooner(deadline_, Deadline::in(pause_)),
+                    [self = shared_from_this()] { self->begin_round(); });
   pause_ = std::min(pause_ * 2, settings_.longest_pause);
 }
 

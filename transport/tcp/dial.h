@@ -1,7 +1,8 @@
-// Makes the connections of one lane, Settings::sockets of them: tries the peer's addresses in turn, again and again with
-// growing pauses, until one answers as the listener that is meant, on all of them, or the deadline passes. Where one fails
-// all are made anew, so that the listener never takes sockets of two attempts for one lane. Runs on the loop; names are
-// resolved on a thread of their own.
+// Makes the connections of one lane, Settings::sockets of them: tries the peer's addresses in turn,
+// again and again with growing pauses, until one answers as the listener that is meant, on all of
+// them, or the deadline passes. Where one fails all are made anew, so that the listener never takes
+// sockets of two attempts for one lane. Runs on the loop; names are resolved on a thread of their
+// own.
 #pragma once
 
 #include <functional>
@@ -18,8 +19,9 @@ namespace weft::transport::tcp {
 
 class Dial : public std::enable_shared_from_this<Dial> {
  public:
-  // Called once, on the loop, unless cancel() comes first: connected and greeted sockets with their peer's address, or why
-  // there are none: PeerLost (refused, unreachable, somebody else is there), Timeout (no answer), Busy (no descriptors).
+  // Called once, on the loop, unless cancel() comes first: connected and greeted sockets with their
+  // peer's address, or why there are none: PeerLost (refused, unreachable, somebody else is there),
+  // Timeout (no answer), Busy (no descriptors).
   struct Made {
     std::vector<Descriptor> sockets;  // by their index
     std::string peer;
@@ -27,15 +29,16 @@ class Dial : public std::enable_shared_from_this<Dial> {
   using Done = std::function<void(Result<Made>)>;
 
   // `refusal_ends`: where all addresses refuse, there is no other round.
-  static std::shared_ptr<Dial> make(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                                    bool refusal_ends, const Settings& settings, Done done);
+  static std::shared_ptr<Dial> make(const std::shared_ptr<EventLoop>& loop, const Address& address,
+                                    Deadline deadline, bool refusal_ends, const Settings& settings,
+                                    Done done);
   void begin();
   // Lets go of everything soon. From every thread.
   void cancel() noexcept;
 
  private:
-  Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends,
-       const Settings& settings, Done done);
+  Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+       bool refusal_ends, const Settings& settings, Done done);
   void begin_round();
   void resolve_names();
   void resolved(const std::vector<SocketAddress>& found, const std::string& failures);
@@ -70,7 +73,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   std::uint64_t lane_ = 0;
   std::size_t answered_ = 0;
   EventLoop::Registration timer_;
-  // Of this round: what each address said, the blame of the last, and whether one of them may say otherwise later.
+  // Of this round: what each address said, the blame of the last, and whether one of them may say
+  // otherwise later.
   std::string failures_;
   Blame blame_ = Blame::Timeout;
   int number_ = 0;

@@ -63,13 +63,15 @@ std::string Greeting::why_foreign() const {
   if (count_ < kVersionEnd) return {};
   const auto version = get<std::uint32_t>(bytes_.data() + 8);
   if (version != kVersion) {
-    return "it speaks version " + std::to_string(version) + " of the greeting, this side " + std::to_string(kVersion);
+    return "it speaks version " + std::to_string(version) + " of the greeting, this side " +
+           std::to_string(kVersion);
   }
   if (count_ < kBytes) return {};
   const Part said = part();
   if (said.count >= 1 && said.count <= kMaxSockets && said.index < said.count) return {};
-  return "it is socket " + std::to_string(said.index) + " of a lane of " + std::to_string(said.count) +
-         " sockets; there are 1 to " + std::to_string(kMaxSockets) + ", counted from 0";
+  return "it is socket " + std::to_string(said.index) + " of a lane of " +
+         std::to_string(said.count) + " sockets; there are 1 to " + std::to_string(kMaxSockets) +
+         ", counted from 0";
 }
 
 Identity Greeting::identity() const {

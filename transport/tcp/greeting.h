@@ -1,7 +1,7 @@
-// The first bytes of a connection, both ways: who connects names the listener it means, which answers with its own name or,
-// meant for another, with none. So neither a port scanner nor another program's server is ever taken for a peer. Who
-// connects also says which socket of which lane this is; a lane is answered when all of its sockets are there. The layout
-// is in docs/wire.md.
+// The first bytes of a connection, both ways: who connects names the listener it means, which
+// answers with its own name or, meant for another, with none. So neither a port scanner nor another
+// program's server is ever taken for a peer. Who connects also says which socket of which lane this
+// is; a lane is answered when all of its sockets are there. The layout is in docs/wire.md.
 #pragma once
 
 #include <array>
@@ -31,7 +31,8 @@ class Greeting {
   static Bytes encode(const Identity& identity, const Part& part = {});
 
   enum class Progress { Wants, Whole, Lost, Foreign };
-  // Takes in what has come, never a byte more. Lost: the other end closed; Foreign: bytes came that are no greeting.
+  // Takes in what has come, never a byte more. Lost: the other end closed; Foreign: bytes came that
+  // are no greeting.
   Progress receive(int socket);
   // Once whole.
   Identity identity() const;

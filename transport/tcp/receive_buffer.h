@@ -1,4 +1,5 @@
-// What has been read ahead from a socket: one contiguous piece. Its memory is taken when first needed.
+// What has been read ahead from a socket: one contiguous piece. Its memory is taken when first
+// needed.
 #pragma once
 
 #include <algorithm>

@@ -7,20 +7,25 @@ namespace weft::transport::tcp {
 
 namespace {
 
-// What one call moves at most: a socket that is emptied as fast as it is filled takes any number of bytes.
+// What one call moves at most: a socket that is emptied as fast as it is filled takes any number of
+// bytes.
 constexpr std::size_t kAtOnce = 4 << 20;
 
 }  // namespace
 
 StripedStream::StripedStream(std::vector<std::unique_ptr<TcpStream>> sockets)
-    : sockets_(std::make_shared<const std::vector<std::unique_ptr<TcpStream>>>(std::move(sockets))) {}
+    : sockets_(
+          std::make_shared<const std::vector<std::unique_ptr<TcpStream>>>(std::move(sockets))) {}
 
 std::string StripedStream::peer() const { return sockets_->front()->peer(); }
 
-// Each socket's events go on as they are. Where it is not the turn of that socket the call finds nothing, and what has come
-// is found when its turn has come: a TcpStream knows by itself that it has not been read to its end.
-void StripedStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
-  const auto held = sockets_;  // one that cannot be connected may end this stream before the next has been started
+// Each socket's events go on as they are. Where it is not the turn of that socket the call finds
+// nothing, and what has come is found when its turn has come: a TcpStream knows by itself that it
+// has not been read to its end.
+void StripedStream::start(EventLoop& loop, std::function<void()> readable,
+                          std::function<void()> writable) {
+  const auto held = sockets_;  // one that cannot be connected may end this stream before the next
+                               // has been started
   for (const auto& socket : *held) socket->start(loop, readable, writable);
 }
 
@@ -44,7 +49,8 @@ std::size_t StripedStream::write(std::span<const Bytes> pieces) noexcept {
     parts_.clear();
     std::size_t offered = 0;
     while (!pieces.empty() && (offered < writing_.left || pieces.front().empty())) {
-      parts_.push_back(pieces.front().subspan(skip, std::min(pieces.front().size() - skip, writing_.left - offered)));
+      parts_.push_back(pieces.front().subspan(
+          skip, std::min(pieces.front().size() - skip, writing_.left - offered)));
       offered += parts_.back().size();
       skip += parts_.back().size();
       if (skip < pieces.front().size()) continue;
@@ -59,8 +65,8 @@ std::size_t StripedStream::write(std::span<const Bytes> pieces) noexcept {
   return written;
 }
 
-// What came on the other sockets may lie in the kernel, and the events that tell of it be behind the one that told of the
-// loss.
+// What came on the other sockets may lie in the kernel, and the events that tell of it be behind
+// the one that told of the loss.
 bool StripedStream::looks_again() {
   if (lost_) return false;
   lost_ = write_end();
@@ -88,7 +94,8 @@ void StripedStream::consume(std::size_t bytes) noexcept {
 std::size_t StripedStream::read(std::span<std::byte> to) noexcept {
   std::size_t moved = 0;
   while (moved < std::min(to.size(), kAtOnce)) {
-    const std::size_t got = at(reading_).read(to.subspan(moved, std::min(to.size() - moved, reading_.left)));
+    const std::size_t got =
+        at(reading_).read(to.subspan(moved, std::min(to.size() - moved, reading_.left)));
     dry_ = got == 0;
     if (dry_ && looks_again()) continue;
     if (dry_) break;

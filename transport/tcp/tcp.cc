@@ -23,9 +23,11 @@ Capabilities capabilities_of_sockets() {
   return capabilities;
 }
 
-std::shared_ptr<Connection> connection_over(std::unique_ptr<ByteStream> stream, std::shared_ptr<EventLoop> loop,
+std::shared_ptr<Connection> connection_over(std::unique_ptr<ByteStream> stream,
+                                            std::shared_ptr<EventLoop> loop,
                                             const Settings& settings) {
-  return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop), settings.linger);
+  return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop),
+                      settings.linger);
 }
 
 // Only a machine's own addresses can be bound.
@@ -44,13 +46,17 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
   const auto address = numeric_address(host);
   if (address && address->is_loopback() && identity.given() && identity.machine != this_machine()) {
     return host.text() +
-           " is the loopback of another machine or network namespace: its listener must be given an interface, by "
+           " is the loopback of another machine or network namespace: its listener must be given "
+           "an interface, by "
            "WEFT_SOCKET_IFNAME there (ListenOptions::interface_address)";
   }
-  if (address && !address->is_loopback() && identity.given() && identity.machine != this_machine() && is_own(*address)) {
+  if (address && !address->is_loopback() && identity.given() &&
+      identity.machine != this_machine() && is_own(*address)) {
     return host.text() +
-           " is an address of this machine as well as of its listener's, and leads to this one (as with the bridge of a "
-           "container runtime): WEFT_SOCKET_IFNAME on both names an interface whose addresses differ";
+           " is an address of this machine as well as of its listener's, and leads to this one (as "
+           "with the bridge of a "
+           "container runtime): WEFT_SOCKET_IFNAME on both names an interface whose addresses "
+           "differ";
   }
   return std::nullopt;
 }
@@ -59,12 +65,14 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
 
 Tcp::Tcp(const Settings& settings) : settings_(settings) {
   if (settings.sockets < 1 || settings.sockets > kMaxSockets) {
-    throw Error(Blame::Caller, "tcp: a lane has 1 to " + std::to_string(kMaxSockets) + " sockets, and not " +
-                                   std::to_string(settings.sockets));
+    throw Error(Blame::Caller, "tcp: a lane has 1 to " + std::to_string(kMaxSockets) +
+                                   " sockets, and not " + std::to_string(settings.sockets));
   }
 }
 
-std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) { return mesh::join(*this, options); }
+std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) {
+  return mesh::join(*this, options);
+}
 
 Capabilities Tcp::capabilities() const { return capabilities_of_sockets(); }
 
@@ -79,13 +87,15 @@ std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
     }
     return first;
   } catch (const Error& error) {
-    if (error.blame() == Blame::Busy) return std::nullopt;  // that is not known now; connecting says what is missing
+    if (error.blame() == Blame::Busy)
+      return std::nullopt;  // that is not known now; connecting says what is missing
     return error.text();
   }
 }
 
 std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
-  if (!options.loop || !options.accepted) throw Error(Blame::Caller, "tcp listen: a loop and `accepted` must be given");
+  if (!options.loop || !options.accepted)
+    throw Error(Blame::Caller, "tcp listen: a loop and `accepted` must be given");
   const auto accept = [weak = std::weak_ptr(options.loop), accepted = options.accepted,
                        settings = settings_](std::unique_ptr<ByteStream> stream) {
     const auto loop = weak.lock();
@@ -102,16 +112,19 @@ std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
                                        options.short_of_something);
 }
 
-std::shared_ptr<Connection> Tcp::connect(const std::string& address, const ConnectOptions& options) {
-  if (!options.loop) throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
-  auto sockets = TcpStream::dial(options.loop, Address::parse(address), options.deadline, settings_, options.has_listened);
+std::shared_ptr<Connection> Tcp::connect(const std::string& address,
+                                         const ConnectOptions& options) {
+  if (!options.loop)
+    throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
+  auto sockets = TcpStream::dial(options.loop, Address::parse(address), options.deadline, settings_,
+                                 options.has_listened);
   return connection_over(as_one(std::move(sockets)), options.loop, settings_);
 }
 
 Result<std::shared_ptr<Transport>> open() {
   if (!make_socket(AF_INET) && !make_socket(AF_INET6)) {
-    return system_error(is_shortage(errno) ? Blame::Busy : Blame::Unsupported, "no TCP sockets, of neither IPv4 nor IPv6",
-                        errno);
+    return system_error(is_shortage(errno) ? Blame::Busy : Blame::Unsupported,
+                        "no TCP sockets, of neither IPv4 nor IPv6", errno);
   }
   Settings settings;
   settings.sockets = static_cast<std::size_t>(config().tcp_sockets);

@@ -21,7 +21,8 @@ class Tcp final : public Transport, private Connector {
   int preference() const override { return 100; }  // reaches the most, and is the slowest
   std::optional<std::string> why_unreachable(const std::string& address) const override;
   std::unique_ptr<Listener> listen(const ListenOptions& options) override;
-  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override;
 
   const Settings settings_;
 };

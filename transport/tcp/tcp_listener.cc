@@ -41,8 +41,8 @@ struct Missing {
 
   void say(bool is_asked_for) const {
     const std::string at = address.text();
-    const std::string text =
-        "tcp: does not listen at " + at.substr(0, at.rfind(':')) + ", only at others: " + std::strerror(number);
+    const std::string text = "tcp: does not listen at " + at.substr(0, at.rfind(':')) +
+                             ", only at others: " + std::strerror(number);
     // A machine without IPv6 is as good as any, where nobody has asked for more than the loopback.
     const bool has_no_such = number == EAFNOSUPPORT || number == EADDRNOTAVAIL;
     has_no_such && !is_asked_for ? log::info(text) : log::warn(text);
@@ -53,7 +53,8 @@ struct Missing {
 
 class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
  public:
-  Entrance(const std::shared_ptr<EventLoop>& loop, const Settings& settings, Accepted accepted, Short short_of_something)
+  Entrance(const std::shared_ptr<EventLoop>& loop, const Settings& settings, Accepted accepted,
+           Short short_of_something)
       : loop_(loop),
         settings_(settings),
         accepted_(std::move(accepted)),
@@ -106,8 +107,11 @@ int TcpListener::Entrance::add_door(SocketAddress address) {
   Descriptor socket = make_socket(address.family());
   if (!socket) return errno;
   const int one = 1;
-  if (address.family() == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
-  if (::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), kBacklog) != 0) return errno;
+  if (address.family() == AF_INET6)
+    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
+  if (::bind(socket.get(), address.get(), address.length) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0)
+    return errno;
   doors_.push_back({std::move(socket), {}});
   return 0;
 }
@@ -115,7 +119,8 @@ int TcpListener::Entrance::add_door(SocketAddress address) {
 Address TcpListener::Entrance::address() const {
   Address made;
   made.identity = identity_;
-  for (const Door& door : doors_) made.hosts.push_back(Address::parse(local_end(door.socket).text()).hosts.front());
+  for (const Door& door : doors_)
+    made.hosts.push_back(Address::parse(local_end(door.socket).text()).hosts.front());
   return made;
 }
 
@@ -125,7 +130,8 @@ void TcpListener::Entrance::open() {
 
 void TcpListener::Entrance::close() noexcept {
   closed_ = true;
-  for (const Door& door : doors_) ::shutdown(door.socket.get(), SHUT_RDWR);  // ends listening at once
+  for (const Door& door : doors_)
+    ::shutdown(door.socket.get(), SHUT_RDWR);  // ends listening at once
 }
 
 void TcpListener::Entrance::clear() {
@@ -137,8 +143,9 @@ void TcpListener::Entrance::watch(std::size_t door) {
   const auto loop = loop_.lock();
   if (!loop || closed_) return;
   try {
-    doors_[door].watch = loop->watch(doors_[door].socket.get(), EPOLLIN,
-                                     [self = shared_from_this(), door](std::uint32_t) { self->accept_at(door); });
+    doors_[door].watch =
+        loop->watch(doors_[door].socket.get(), EPOLLIN,
+                    [self = shared_from_this(), door](std::uint32_t) { self->accept_at(door); });
   } catch (const Error& error) {
     pause(door, error.native_code());
   }
@@ -146,7 +153,8 @@ void TcpListener::Entrance::watch(std::size_t door) {
 
 void TcpListener::Entrance::accept_at(std::size_t door) {
   for (int i = 0; i < kTakenInOneTurn && !closed_; ++i) {
-    Descriptor socket(::accept4(doors_[door].socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Descriptor socket(
+        ::accept4(doors_[door].socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       short_of_something_ = false;
       receive(std::move(socket));
@@ -164,11 +172,14 @@ void TcpListener::Entrance::pause(std::size_t door, int number) {
   if (!loop || closed_) return;
   if (!std::exchange(short_of_something_, true)) {
     const Error why = system_error(
-        Blame::Busy, "tcp: cannot accept connections at " + local_end(doors_[door].socket).text() + " for now", number);
+        Blame::Busy,
+        "tcp: cannot accept connections at " + local_end(doors_[door].socket).text() + " for now",
+        number);
     log::warn(why.text());
     if (tell_) tell_(why);
   }
-  doors_[door].watch = loop->at(Deadline::in(settings_.shortage), [self = shared_from_this(), door] { self->watch(door); });
+  doors_[door].watch = loop->at(Deadline::in(settings_.shortage),
+                                [self = shared_from_this(), door] { self->watch(door); });
 }
 
 void TcpListener::Entrance::receive(Descriptor socket) {
@@ -181,8 +192,10 @@ void TcpListener::Entrance::receive(Descriptor socket) {
   guest.socket = std::move(socket);
   const auto self = shared_from_this();
   try {
-    guest.timer = loop->at(Deadline::in(settings_.greeting), [self, key] { self->guests_.erase(key); });
-    guest.watch = loop->watch(guest.socket.get(), EPOLLIN, [self, key](std::uint32_t) { self->greet(key); });
+    guest.timer =
+        loop->at(Deadline::in(settings_.greeting), [self, key] { self->guests_.erase(key); });
+    guest.watch =
+        loop->watch(guest.socket.get(), EPOLLIN, [self, key](std::uint32_t) { self->greet(key); });
   } catch (const Error&) {
     guests_.erase(key);
   }
@@ -195,7 +208,8 @@ void TcpListener::Entrance::greet(std::uint64_t key) {
   if (guest.greeted) return put_out(key, "it went, or said more before it was answered");
   const auto progress = guest.greeting.receive(guest.socket.get());
   if (progress == Greeting::Progress::Wants) return;
-  if (progress != Greeting::Progress::Whole || closed_) return put_out(key, guest.greeting.failure());
+  if (progress != Greeting::Progress::Whole || closed_)
+    return put_out(key, guest.greeting.failure());
   const Identity meant = guest.greeting.identity();
   if (!meant.given() || meant == identity_) return welcome(key);
   answer(guest.socket, {});
@@ -244,15 +258,18 @@ void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
   for (Guest& guest : guests) {
     if (!answer(guest.socket, identity_)) return;
     const std::string peer = remote_end(guest.socket).text();
-    sockets.push_back(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_, guest.greeting.part()));
+    sockets.push_back(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_,
+                                                  guest.greeting.part()));
   }
   accepted_(as_one(std::move(sockets)));
 }
 
-TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::string& interface_address,
-                         const Settings& settings, Accepted accepted, Short short_of_something)
+TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop,
+                         const std::string& interface_address, const Settings& settings,
+                         Accepted accepted, Short short_of_something)
     : loop_(loop),
-      entrance_(std::make_shared<Entrance>(loop, settings, std::move(accepted), std::move(short_of_something))) {
+      entrance_(std::make_shared<Entrance>(loop, settings, std::move(accepted),
+                                           std::move(short_of_something))) {
   int number = 0;
   std::vector<Missing> missing;
   for (const SocketAddress& address : local_addresses(interface_address)) {
@@ -263,13 +280,14 @@ TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::stri
   }
   const Address address = entrance_->address();
   if (address.hosts.empty()) {
-    throw system_error(
-        is_shortage(number) ? Blame::Busy : Blame::Caller,
-        "tcp: cannot listen on " +
-            (interface_address.empty()
-                 ? (number == EADDRNOTAVAIL ? "the loopback interface, which is down (ip link set lo up)" : "loopback")
-                 : "'" + interface_address + "'"),
-        number);
+    throw system_error(is_shortage(number) ? Blame::Busy : Blame::Caller,
+                       "tcp: cannot listen on " +
+                           (interface_address.empty()
+                                ? (number == EADDRNOTAVAIL
+                                       ? "the loopback interface, which is down (ip link set lo up)"
+                                       : "loopback")
+                                : "'" + interface_address + "'"),
+                       number);
   }
   for (const Missing& one : missing) one.say(/*is_asked_for=*/!interface_address.empty());
   address_ = address.text();

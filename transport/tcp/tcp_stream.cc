@@ -17,18 +17,26 @@ namespace weft::transport::tcp {
 
 namespace {
 
-constexpr std::size_t kWindow = 64 << 10;  // read ahead: headers and small messages; the rest goes where it belongs
-constexpr std::size_t kLong = 16 << 10;    // a piece that is worth a system call of its own
-constexpr std::size_t kLittle = 4 << 10;   // read ahead behind such pieces: a header, for the next is as long
-constexpr std::size_t kPieces = 64;        // of one system call
+constexpr std::size_t kWindow =
+    64 << 10;  // read ahead: headers and small messages; the rest goes where it belongs
+constexpr std::size_t kLong = 16 << 10;  // a piece that is worth a system call of its own
+constexpr std::size_t kLittle =
+    4 << 10;  // read ahead behind such pieces: a header, for the next is as long
+constexpr std::size_t kPieces = 64;  // of one system call
 
 }  // namespace
 
-// What the stream and its handlers on the loop share. Three threads at most: the writer's, the reader's and the loop's.
+// What the stream and its handlers on the loop share. Three threads at most: the writer's, the
+// reader's and the loop's.
 class TcpStream::Core : public std::enable_shared_from_this<Core> {
  public:
-  Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings, const Part& part)
-      : loop_(loop), settings_(settings), which_(part.text()), peer_(std::move(peer)), silence_(settings.silence) {}
+  Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings,
+       const Part& part)
+      : loop_(loop),
+        settings_(settings),
+        which_(part.text()),
+        peer_(std::move(peer)),
+        silence_(settings.silence) {}
 
   ~Core();
   Core(const Core&) = delete;
@@ -88,29 +96,34 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
 
   Descriptor socket_;  // set once, then published by the next line
   std::atomic<int> descriptor_{-1};
-  std::atomic<bool> short_{false};  // a write took less than it was given and nobody was told of room since
-  std::atomic<int> broken_{0};      // errno: the end as the writer or the loop saw it, which the reader cannot see any more
+  std::atomic<bool> short_{
+      false};  // a write took less than it was given and nobody was told of room since
+  std::atomic<int> broken_{
+      0};  // errno: the end as the writer or the loop saw it, which the reader cannot see any more
   std::atomic<bool> looking_{false};
   Silence silence_;  // the loop's
 
-  // Edges of the watch, and what the reader knows: as long as `seen_` is the last of them there is nothing to read.
+  // Edges of the watch, and what the reader knows: as long as `seen_` is the last of them there is
+  // nothing to read.
   std::atomic<std::uint64_t> edges_{1};
   std::uint64_t seen_ = 0;
-  std::atomic<bool> hung_up_{false};  // the end may lie behind what has come: read on until it shows
-  std::atomic<bool> idle_{false};     // the buffer's memory is not needed at the moment
-  std::uint64_t edges_at_look_ = 0;   // the loop's
+  std::atomic<bool> hung_up_{
+      false};                        // the end may lie behind what has come: read on until it shows
+  std::atomic<bool> idle_{false};    // the buffer's memory is not needed at the moment
+  std::uint64_t edges_at_look_ = 0;  // the loop's
   ReceiveBuffer buffer_{kWindow};
   std::size_t ahead_ = kWindow;     // bytes to read ahead: what lands here is copied once more
   bool closed_ = false;             // the reader has seen the socket's end
   std::atomic<bool> ended_{false};  // and all that came before it
 };
 
-// A socket that is closed with bytes unread throws away what it has not sent yet. So what has come is read first, as much
-// as a receive buffer may hold.
+// A socket that is closed with bytes unread throws away what it has not sent yet. So what has come
+// is read first, as much as a receive buffer may hold.
 TcpStream::Core::~Core() {
   if (!socket_ || closed_ || broken_ != 0) return;
   std::array<std::byte, 32 << 10> nowhere;
-  for (int i = 0; i < 256 && ::recv(socket_.get(), nowhere.data(), nowhere.size(), MSG_DONTWAIT) > 0; ++i) {
+  for (int i = 0;
+       i < 256 && ::recv(socket_.get(), nowhere.data(), nowhere.size(), MSG_DONTWAIT) > 0; ++i) {
   }
 }
 
@@ -139,12 +152,14 @@ void TcpStream::Core::failed(const Error& error) {
     end_ = error;
     ended_ = true;
   }
-  // Connected, but the loop cannot watch it: nobody would be told of room, nor a lane's other sockets of the end.
+  // Connected, but the loop cannot watch it: nobody would be told of room, nor a lane's other
+  // sockets of the end.
   if (descriptor_ >= 0) break_off(error.native_code() != 0 ? error.native_code() : EIO);
   call(&Handlers::readable);
 }
 
-void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable,
+                            std::function<void()> writable) {
   std::lock_guard lock(mutex_);
   if (stopped_) return;
   handlers_ = std::make_shared<Handlers>(Handlers{std::move(readable), std::move(writable)});
@@ -152,10 +167,12 @@ void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable, std
   if (end_) loop.post([self = shared_from_this()] { self->call(&Handlers::readable); });
 }
 
-// With the mutex held. The first event comes at once: it says what the socket has and has room for now.
+// With the mutex held. The first event comes at once: it says what the socket has and has room for
+// now.
 void TcpStream::Core::watch(EventLoop& loop) {
-  registration_ = loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                             [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+  registration_ =
+      loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                 [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
 }
 
 void TcpStream::Core::on_events(std::uint32_t events) {
@@ -194,7 +211,8 @@ std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
     msghdr message{};
     message.msg_iov = vectors.data();
     message.msg_iovlen = count;
-    // Not MSG_ZEROCOPY: where both ends are on one host the kernel copies all the same, and the notes about it cost more.
+    // Not MSG_ZEROCOPY: where both ends are on one host the kernel copies all the same, and the
+    // notes about it cost more.
     ssize_t took = 0;
     do {
       took = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -234,7 +252,8 @@ std::size_t TcpStream::Core::receive(iovec* pieces, std::size_t count, std::size
 }
 
 TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
-  while (buffer_.content().size() < std::max<std::size_t>(wanted, 1) && buffer_.content().size() < kWindow) {
+  while (buffer_.content().size() < std::max<std::size_t>(wanted, 1) &&
+         buffer_.content().size() < kWindow) {
     if (closed_ || (edges_ == seen_ && !hung_up_)) break;
     auto room = buffer_.room(wanted);
     room = room.first(std::min(room.size(), std::max(wanted, ahead_)));
@@ -296,14 +315,18 @@ Error TcpStream::Core::reason(int number) const {
   const std::string connection = "the connection to " + peer_ + " (tcp" + which_ + ")";
   switch (number) {
     case 0:
-    case EPIPE: return Error(Blame::PeerLost, connection + " was closed by the peer, or its process has ended", number);
+    case EPIPE:
+      return Error(Blame::PeerLost,
+                   connection + " was closed by the peer, or its process has ended", number);
     case ECONNRESET:
-      return Error(Blame::PeerLost, connection + " was reset by the peer: its process was killed or knows nothing of it",
-                   number);
+      return Error(
+          Blame::PeerLost,
+          connection + " was reset by the peer: its process was killed or knows nothing of it",
+          number);
     case ETIMEDOUT:
       return Error(Blame::PeerLost,
-                   connection + " is lost: no answer from its machine for " + describe(settings_.silence) +
-                       "; it is down, or the network between is cut",
+                   connection + " is lost: no answer from its machine for " +
+                       describe(settings_.silence) + "; it is down, or the network between is cut",
                    number);
     default: return system_error(Blame::PeerLost, connection + " is lost", number);
   }
@@ -319,7 +342,8 @@ std::optional<Error> TcpStream::Core::write_end() const noexcept {
   const int number = broken_;
   std::lock_guard lock(mutex_);
   if (number != 0) return end_ ? *end_ : reason(number);
-  return socket_ ? std::nullopt : end_;  // where the peer has only said that it writes no more, it may still read
+  return socket_ ? std::nullopt
+                 : end_;  // where the peer has only said that it writes no more, it may still read
 }
 
 void TcpStream::Core::write_on() noexcept {
@@ -336,7 +360,8 @@ std::optional<Error> TcpStream::Core::cut() noexcept {
   if (hung_up_ && broken_ == 0 && descriptor_ >= 0) {
     int number = 0;
     socklen_t bytes = sizeof number;
-    if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0) break_off(number);
+    if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0)
+      break_off(number);
   }
   // In good health this takes no lock.
   return broken_ != 0 || (ended_ && descriptor_ < 0) ? write_end() : std::nullopt;
@@ -363,7 +388,8 @@ void TcpStream::Core::look() {
   const auto finding = silence_.look(descriptor_);
   if (finding == Silence::Finding::Lost) return break_off(ETIMEDOUT);
   if (finding == Silence::Finding::Underway) look_after();
-  // Nothing has come since the last look: the reader, told that something has, finds nothing and lets go of its memory.
+  // Nothing has come since the last look: the reader, told that something has, finds nothing and
+  // lets go of its memory.
   const bool nothing_came = edges_at_look_ == edges_;
   edges_at_look_ = edges_;
   if (!nothing_came) return look_after();
@@ -390,19 +416,22 @@ void TcpStream::Core::stop() noexcept {
   if (loop) loop->post([] {});
 }
 
-TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer,
-                     const Settings& settings, const Part& part)
+TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket,
+                     const std::string& peer, const Settings& settings, const Part& part)
     : core_(std::make_shared<Core>(loop, peer, settings, part)) {
   core_->connected(std::move(socket), peer);
 }
 
-std::vector<std::unique_ptr<TcpStream>> TcpStream::dial(const std::shared_ptr<EventLoop>& loop, const Address& address,
-                                                        Deadline deadline, const Settings& settings, bool refusal_ends) {
+std::vector<std::unique_ptr<TcpStream>> TcpStream::dial(const std::shared_ptr<EventLoop>& loop,
+                                                        const Address& address, Deadline deadline,
+                                                        const Settings& settings,
+                                                        bool refusal_ends) {
   std::vector<std::unique_ptr<TcpStream>> streams;
   std::vector<std::weak_ptr<Core>> waiting;
   for (std::size_t i = 0; i < settings.sockets; ++i) {
     const Part part{0, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(settings.sockets)};
-    const auto core = std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings, part);
+    const auto core =
+        std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings, part);
     streams.push_back(std::unique_ptr<TcpStream>(new TcpStream(core)));
     waiting.push_back(core);
   }
@@ -425,11 +454,14 @@ std::vector<std::unique_ptr<TcpStream>> TcpStream::dial(const std::shared_ptr<Ev
 
 TcpStream::~TcpStream() { core_->stop(); }
 std::string TcpStream::peer() const { return core_->peer(); }
-void TcpStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+void TcpStream::start(EventLoop& loop, std::function<void()> readable,
+                      std::function<void()> writable) {
   core_->start(loop, std::move(readable), std::move(writable));
 }
 void TcpStream::stop() noexcept { core_->stop(); }
-std::size_t TcpStream::write(std::span<const Bytes> pieces) noexcept { return core_->write(pieces); }
+std::size_t TcpStream::write(std::span<const Bytes> pieces) noexcept {
+  return core_->write(pieces);
+}
 TcpStream::Bytes TcpStream::peek(std::size_t wanted) noexcept { return core_->peek(wanted); }
 void TcpStream::consume(std::size_t bytes) noexcept { core_->consume(bytes); }
 std::size_t TcpStream::read(std::span<std::byte> to) noexcept { return core_->read(to); }

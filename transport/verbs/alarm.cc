@@ -14,7 +14,8 @@ Alarm::Alarm(std::shared_ptr<Device> device, const ibv_qp* pair, const ibv_cq* q
       queue_(queue),
       events_(::fcntl(device_->context()->async_fd, F_DUPFD_CLOEXEC, 0)),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!events_ || !bell_) throw system_error(Blame::Busy, device_->name() + ": no descriptor for its events", errno);
+  if (!events_ || !bell_)
+    throw system_error(Blame::Busy, device_->name() + ": no descriptor for its events", errno);
   std::lock_guard lock(device_->mutex_);
   device_->alarms_.insert(this);
   if (device_->failure_) ring(*device_->failure_);
@@ -45,7 +46,8 @@ void Device::take_events() {
     library_->ack_async_event(&event);  // or who destroys what it was about would wait
   }
   // The kernel ends the events of a device that was taken out with an error.
-  if (errno != EAGAIN && errno != EINTR) lose(system_error(Blame::Device, name_ + ": it tells of no more events", errno));
+  if (errno != EAGAIN && errno != EINTR)
+    lose(system_error(Blame::Device, name_ + ": it tells of no more events", errno));
 }
 
 void Device::tell(const ibv_async_event& event) {
@@ -57,10 +59,14 @@ void Device::tell(const ibv_async_event& event) {
   };
   switch (event.event_type) {
     case IBV_EVENT_DEVICE_FATAL: return lose(Error(Blame::Device, name_ + text));
-    case IBV_EVENT_QP_FATAL: return ring_if([&](const Alarm& alarm) { return alarm.pair_ == event.element.qp; });
-    case IBV_EVENT_CQ_ERR: return ring_if([&](const Alarm& alarm) { return alarm.queue_ == event.element.cq; });
-    case IBV_EVENT_PORT_ERR: return log::warn(name_ + ":" + std::to_string(event.element.port_num) + text);
-    case IBV_EVENT_PORT_ACTIVE: return log::info(name_ + ":" + std::to_string(event.element.port_num) + text);
+    case IBV_EVENT_QP_FATAL:
+      return ring_if([&](const Alarm& alarm) { return alarm.pair_ == event.element.qp; });
+    case IBV_EVENT_CQ_ERR:
+      return ring_if([&](const Alarm& alarm) { return alarm.queue_ == event.element.cq; });
+    case IBV_EVENT_PORT_ERR:
+      return log::warn(name_ + ":" + std::to_string(event.element.port_num) + text);
+    case IBV_EVENT_PORT_ACTIVE:
+      return log::info(name_ + ":" + std::to_string(event.element.port_num) + text);
     default: return;  // of the peer's or the network's doing, which completions tell of
   }
 }

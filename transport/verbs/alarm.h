@@ -1,8 +1,9 @@
-// What a device says beside completions (libibverbs' asynchronous events): that it has failed, or one lane's queue pair or
-// completion queue has. Nothing may come from the queue after that, not even flushes, so who waits for it must be told.
+// What a device says beside completions (libibverbs' asynchronous events): that it has failed, or
+// one lane's queue pair or completion queue has. Nothing may come from the queue after that, not
+// even flushes, so who waits for it must be told.
 //
-// Whoever watches a device reads its events for all its lanes; each lane has a bell of its own, as they may be on several
-// loops. Two descriptors a lane.
+// Whoever watches a device reads its events for all its lanes; each lane has a bell of its own, as
+// they may be on several loops. Two descriptors a lane.
 #pragma once
 
 #include <memory>

@@ -42,7 +42,8 @@ Device::Device(std::shared_ptr<const Library> library, ibv_device* device)
     : library_(std::move(library)), name_(library_->get_device_name(device)) {
   context_ = library_->open_device(device);
   if (context_ == nullptr) {
-    throw system_error(Blame::Unsupported, name_ + ": cannot be opened; is /dev/infiniband in this container?", errno);
+    throw system_error(Blame::Unsupported,
+                       name_ + ": cannot be opened; is /dev/infiniband in this container?", errno);
   }
   ::fcntl(context_->async_fd, F_SETFL, ::fcntl(context_->async_fd, F_GETFL) | O_NONBLOCK);
   const int failed = library_->query_device(context_, &limits_);
@@ -65,8 +66,10 @@ PortReport Device::report(int port) const {
   report.port = port;
   ibv_port_attr attributes{};
   const auto number = static_cast<std::uint8_t>(port);
-  // The library's own symbol fills the older, shorter part; what is missing from it is only of use to others.
-  if (library_->query_port(context_, number, reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) != 0) {
+  // The library's own symbol fills the older, shorter part; what is missing from it is only of use
+  // to others.
+  if (library_->query_port(context_, number,
+                           reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) != 0) {
     report.state = "unknown";
     return report;
   }
@@ -81,9 +84,12 @@ PortReport Device::report(int port) const {
   // Too little room is an error, not a part of the table.
   for (std::size_t room = kFewGids; count < 0 && room <= kManyGids; room *= 4) {
     entries.resize(room);
-    count = library_->query_gid_table(context_, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
+    count = library_->query_gid_table(context_, entries.data(), entries.size(), 0,
+                                      sizeof(ibv_gid_entry));
   }
-  if (count < 0) log::warn(name_ + ": its table of GIDs cannot be read: " + std::strerror(static_cast<int>(-count)));
+  if (count < 0)
+    log::warn(name_ +
+              ": its table of GIDs cannot be read: " + std::strerror(static_cast<int>(-count)));
   entries.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
   for (const ibv_gid_entry& entry : entries) {
     if (entry.port_num != static_cast<std::uint32_t>(port) || entry.gid_index > kMaxGid) continue;
@@ -92,7 +98,8 @@ PortReport Device::report(int port) const {
     std::memcpy(gid.bytes.data(), entry.gid.raw, gid.bytes.size());
     gid.type = type_of(entry.gid_type);
     char interface[IF_NAMESIZE] = {};
-    if (entry.ndev_ifindex != 0 && ::if_indextoname(entry.ndev_ifindex, interface) != nullptr) gid.interface = interface;
+    if (entry.ndev_ifindex != 0 && ::if_indextoname(entry.ndev_ifindex, interface) != nullptr)
+      gid.interface = interface;
     report.gids.push_back(std::move(gid));
   }
   return report;
@@ -115,7 +122,8 @@ std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Li
   ibv_device** const list = library->get_device_list(&count);
   if (list == nullptr)
     throw system_error(Blame::Unsupported,
-                       "libibverbs finds no RDMA devices (are there any, and is the kernel module ib_uverbs loaded?)",
+                       "libibverbs finds no RDMA devices (are there any, and is the kernel module "
+                       "ib_uverbs loaded?)",
                        errno);
   std::vector<std::shared_ptr<Device>> devices;
   std::string reasons;
@@ -127,7 +135,8 @@ std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Li
     }
   }
   library->free_device_list(list);
-  if (devices.empty() && !reasons.empty()) throw Error(Blame::Unsupported, "no RDMA device can be used: " + reasons);
+  if (devices.empty() && !reasons.empty())
+    throw Error(Blame::Unsupported, "no RDMA device can be used: " + reasons);
   return devices;
 }
 
@@ -140,8 +149,10 @@ Path find_path(const std::vector<std::shared_ptr<Device>>& devices, const Config
   Path path;
   path.choice = std::move(chosen).value();
   path.device = *std::ranges::find(devices, path.choice.port.device, &Device::name);
-  path.service_level = static_cast<std::uint8_t>(config.ib_service_level.value_or(path.service_level));
-  path.traffic_class = static_cast<std::uint8_t>(config.ib_traffic_class.value_or(path.traffic_class));
+  path.service_level =
+      static_cast<std::uint8_t>(config.ib_service_level.value_or(path.service_level));
+  path.traffic_class =
+      static_cast<std::uint8_t>(config.ib_traffic_class.value_or(path.traffic_class));
   path.timeout = static_cast<std::uint8_t>(config.ib_timeout.value_or(path.timeout));
   return path;
 }

@@ -1,5 +1,5 @@
-// An opened RDMA device with its protection domain: what all lanes on it share. Usable from every thread; its functions are
-// system calls of some microseconds.
+// An opened RDMA device with its protection domain: what all lanes on it share. Usable from every
+// thread; its functions are system calls of some microseconds.
 #pragma once
 
 #include <memory>
@@ -30,9 +30,11 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return domain_; }
   std::vector<PortReport> ports() const;
-  // Of what libibverbs returned when something was to be given back: whether it was. Logs where not, as "`what`: why".
+  // Of what libibverbs returned when something was to be given back: whether it was. Logs where
+  // not, as "`what`: why".
   bool has_ended(int returned, const char* what) const;
-  // Takes what it has said beside completions, and rings the alarms of the lanes that this is about.
+  // Takes what it has said beside completions, and rings the alarms of the lanes that this is
+  // about.
   void take_events();
 
  private:
@@ -52,7 +54,8 @@ class Device {
   std::optional<Error> failure_;  // of all of it
 };
 
-// All devices of this machine that can be opened. Throws Unsupported with the reason where there is none that can be.
+// All devices of this machine that can be opened. Throws Unsupported with the reason where there is
+// none that can be.
 std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Library>& library);
 
 // A port that was chosen for a lane, on its device.

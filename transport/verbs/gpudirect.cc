@@ -1,5 +1,5 @@
-// Memory of GPUs, registered with an RDMA device: as a dma-buf, which the kernel's drivers hand to each other, or by
-// address, where the module nvidia_peermem knows those of GPUs.
+// Memory of GPUs, registered with an RDMA device: as a dma-buf, which the kernel's drivers hand to
+// each other, or by address, where the module nvidia_peermem knows those of GPUs.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,16 +17,18 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-constexpr std::size_t kMostKept = 1024;             // allocations, of one device
-constexpr auto kWatched = std::chrono::seconds(1);  // how often it is asked whether they have been freed
+constexpr std::size_t kMostKept = 1024;  // allocations, of one device
+constexpr auto kWatched =
+    std::chrono::seconds(1);  // how often it is asked whether they have been freed
 
-// Why the device takes no dma-bufs; nothing where it does. It is asked for one that is none: who knows the call minds the
-// descriptor, who does not minds the call.
+// Why the device takes no dma-bufs; nothing where it does. It is asked for one that is none: who
+// knows the call minds the descriptor, who does not minds the call.
 std::optional<std::string> why_no_dma_buf(const Device& device) {
   const auto call = device.library().reg_dmabuf_mr;
   if (call == nullptr) return "libibverbs is older than rdma-core 34 and knows no dma-buf";
   errno = 0;
-  if (ibv_mr* const made = call(device.domain(), 0, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), 0, -1, kAccess)) {
+  if (ibv_mr* const made = call(
+          device.domain(), 0, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), 0, -1, kAccess)) {
     device.library().dereg_mr(made);
     return std::nullopt;
   }
@@ -37,8 +39,9 @@ std::optional<std::string> why_no_dma_buf(const Device& device) {
 }
 
 bool has_peer_memory() {
-  for (const char* const file : {"/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version",
-                                 "/sys/kernel/mm/memory_peers/nv_mem_nc/version"}) {
+  for (const char* const file :
+       {"/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem_nc/version"}) {
     if (::access(file, F_OK) == 0) return true;
   }
   return false;
@@ -52,8 +55,8 @@ bool may_try_peer_memory(GpuDirect allowed) {
 
 std::string describe_gpu_ways(const Device& device) {
   const auto no_dma_buf = why_no_dma_buf(device);
-  return (no_dma_buf ? *no_dma_buf : device.name() + " registers dma-buf") + "; nvidia_peermem is " +
-         (has_peer_memory() ? "loaded" : "not loaded");
+  return (no_dma_buf ? *no_dma_buf : device.name() + " registers dma-buf") +
+         "; nvidia_peermem is " + (has_peer_memory() ? "loaded" : "not loaded");
 }
 
 void Registration::flush() const {
@@ -87,15 +90,19 @@ std::string GpuRegistrations::find_out_why_not(cuda::Device& gpu) const {
     return name + " sees what others write in no order that could be told";
   }
   if (may_try_peer_memory(allowed_)) return "";
-  const auto no_dma_buf = gpu.properties().dma_buf ? why_no_dma_buf(*device_) : name + " exports no dma-buf";
+  const auto no_dma_buf =
+      gpu.properties().dma_buf ? why_no_dma_buf(*device_) : name + " exports no dma-buf";
   if (!no_dma_buf) return "";
-  return *no_dma_buf + (allowed_ == GpuDirect::Auto ? ", and the kernel module nvidia_peermem is not loaded" : "");
+  return *no_dma_buf + (allowed_ == GpuDirect::Auto
+                            ? ", and the kernel module nvidia_peermem is not loaded"
+                            : "");
 }
 
 std::string GpuRegistrations::why_not(cuda::Device& gpu) {
   {
     std::lock_guard lock(mutex_);
-    if (const auto known = reasons_.find(gpu.index()); known != reasons_.end()) return known->second;
+    if (const auto known = reasons_.find(gpu.index()); known != reasons_.end())
+      return known->second;
   }
   std::lock_guard registering(registering_);
   std::string why = find_out_why_not(gpu);
@@ -115,17 +122,22 @@ void GpuRegistrations::log_once(cuda::Device& gpu, const std::string& text, bool
 GpuRegistrations::Kept GpuRegistrations::make(const Allocation& wanted, cuda::Device& gpu) {
   const Slice whole{reinterpret_cast<void*>(wanted.base), wanted.bytes, gpu.id()};
   const auto adopt = [&](ibv_mr* region) {
-    auto registration = std::make_shared<const Registration>(device_, whole, region, gpu.weak_from_this());
+    auto registration =
+        std::make_shared<const Registration>(device_, whole, region, gpu.weak_from_this());
     return Kept{wanted, gpu.weak_from_this(), std::move(registration), ""};
   };
   std::string why;
   if (allowed_ != GpuDirect::PeerMemory) {
     try {
-      if (const auto no_dma_buf = why_no_dma_buf(*device_)) throw Error(Blame::Unsupported, *no_dma_buf);
+      if (const auto no_dma_buf = why_no_dma_buf(*device_))
+        throw Error(Blame::Unsupported, *no_dma_buf);
       const cuda::DmaBuf exported(gpu, wanted.base, wanted.bytes);
-      if (ibv_mr* const region = device_->library().reg_dmabuf_mr(device_->domain(), exported.offset(), wanted.bytes,
-                                                                  wanted.base, exported.descriptor(), kAccess)) {
-        log_once(gpu, "is read and written by " + device_->name() + " itself, registered as dma-buf", true);
+      if (ibv_mr* const region =
+              device_->library().reg_dmabuf_mr(device_->domain(), exported.offset(), wanted.bytes,
+                                               wanted.base, exported.descriptor(), kAccess)) {
+        log_once(gpu,
+                 "is read and written by " + device_->name() + " itself, registered as dma-buf",
+                 true);
         return adopt(region);
       }
       why = "ibv_reg_dmabuf_mr: " + std::string(std::strerror(errno));
@@ -135,11 +147,14 @@ GpuRegistrations::Kept GpuRegistrations::make(const Allocation& wanted, cuda::De
     }
   }
   if (may_try_peer_memory(allowed_)) {
-    if (ibv_mr* const region = device_->library().reg_mr(device_->domain(), whole.data, wanted.bytes, kAccess)) {
-      log_once(gpu, "is read and written by " + device_->name() + " itself, through nvidia_peermem", true);
+    if (ibv_mr* const region =
+            device_->library().reg_mr(device_->domain(), whole.data, wanted.bytes, kAccess)) {
+      log_once(gpu, "is read and written by " + device_->name() + " itself, through nvidia_peermem",
+               true);
       return adopt(region);
     }
-    why += (why.empty() ? "" : "; ") + std::string("nvidia_peermem, ibv_reg_mr: ") + std::strerror(errno);
+    why += (why.empty() ? "" : "; ") + std::string("nvidia_peermem, ibv_reg_mr: ") +
+           std::strerror(errno);
   }
   return Kept{wanted, gpu.weak_from_this(), nullptr, why};
 }
@@ -171,7 +186,8 @@ void GpuRegistrations::keep(const Kept& made) {
     }
   };
   erase_if([&](const Kept& kept) {
-    return kept.of.base < made.of.base + made.of.bytes && made.of.base < kept.of.base + kept.of.bytes;
+    return kept.of.base < made.of.base + made.of.bytes &&
+           made.of.base < kept.of.base + kept.of.bytes;
   });
   if (kept_.size() >= kMostKept) erase_if([](const Kept& kept) { return !kept.is_in_use(); });
   kept_.emplace(made.of.base, made);
@@ -179,7 +195,8 @@ void GpuRegistrations::keep(const Kept& made) {
 }
 
 void GpuRegistrations::count_registered() {
-  const auto kept = std::ranges::count_if(kept_, [](const auto& entry) { return entry.second.registration != nullptr; });
+  const auto kept = std::ranges::count_if(
+      kept_, [](const auto& entry) { return entry.second.registration != nullptr; });
   count_ = static_cast<std::size_t>(kept) + replaced_.size();
 }
 
@@ -231,7 +248,8 @@ void GpuRegistrations::start_watcher(cuda::Device& gpu) {
     pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
   } catch (const std::system_error& error) {
     log_once(gpu,
-             std::string("stays taken after it has been freed, until more is registered: the thread that looks cannot be "
+             std::string("stays taken after it has been freed, until more is registered: the "
+                         "thread that looks cannot be "
                          "started (") +
                  error.what() + "); allow this user more threads (ulimit -u)",
              false);
@@ -258,16 +276,18 @@ std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cu
   }
 }
 
-std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& memory, cuda::Device& gpu) {
+std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& memory,
+                                                                   cuda::Device& gpu) {
   const auto refuse = [&](const std::string& why) -> Error {
     log_once(gpu, "goes through pinned memory: " + why, false);
-    return Error(Blame::Unsupported,
-                 "memory of " + weft::describe(gpu.id()) + " is not moved by " + device_->name() + " itself: " + why);
+    return Error(Blame::Unsupported, "memory of " + weft::describe(gpu.id()) + " is not moved by " +
+                                         device_->name() + " itself: " + why);
   };
   if (const std::string why = why_not(gpu); !why.empty()) throw refuse(why);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
   const cuda::AllocationRange range = cuda::allocation_of(gpu, address);
-  if (address < range.base || memory.bytes > range.bytes || address - range.base > range.bytes - memory.bytes) {
+  if (address < range.base || memory.bytes > range.bytes ||
+      address - range.base > range.bytes - memory.bytes) {
     throw refuse("some of it lies across several allocations");
   }
   const Allocation wanted{gpu.index(), range.base, range.bytes, range.id};
@@ -287,17 +307,21 @@ std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& 
   if (!kept.registration) throw refuse(kept.why_not);
   using Use = std::pair<std::shared_ptr<const Registration>, std::shared_ptr<cuda::Device>>;
   const auto* const registration = kept.registration.get();
-  return {std::make_shared<const Use>(std::move(kept.registration), std::move(its_gpu)), registration};
+  return {std::make_shared<const Use>(std::move(kept.registration), std::move(its_gpu)),
+          registration};
 }
 
-std::shared_ptr<const Registration> GpuRegistrations::at(const void* data, std::size_t bytes) const {
+std::shared_ptr<const Registration> GpuRegistrations::at(const void* data,
+                                                         std::size_t bytes) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
   std::lock_guard lock(mutex_);
   const auto is_wanted = [&](const auto& registration) {
     return registration.use_count() > 1 && registration->covers(data, bytes);
   };
-  if (const auto after = kept_.upper_bound(reinterpret_cast<std::uintptr_t>(data)); after != kept_.begin()) {
-    if (const auto& registration = std::prev(after)->second.registration; is_wanted(registration)) return registration;
+  if (const auto after = kept_.upper_bound(reinterpret_cast<std::uintptr_t>(data));
+      after != kept_.begin()) {
+    if (const auto& registration = std::prev(after)->second.registration; is_wanted(registration))
+      return registration;
   }
   const auto found = std::ranges::find_if(replaced_, is_wanted);
   return found == replaced_.end() ? nullptr : *found;

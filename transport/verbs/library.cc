@@ -7,11 +7,13 @@
 namespace weft::transport::verbs {
 
 Result<std::shared_ptr<const Library>> Library::open(const char* file) {
-  // Never closed once it is used: it keeps its list of devices, and its drivers are libraries of their own.
+  // Never closed once it is used: it keeps its list of devices, and its drivers are libraries of
+  // their own.
   void* const opened = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
-    return Error(Blame::Unsupported, std::string("libibverbs cannot be opened: ") + dlerror() +
-                                         "; install rdma-core (Debian: libibverbs1 and ibverbs-providers)");
+    return Error(Blame::Unsupported,
+                 std::string("libibverbs cannot be opened: ") + dlerror() +
+                     "; install rdma-core (Debian: libibverbs1 and ibverbs-providers)");
   }
   auto library = std::make_shared<Library>();
   std::string missing;
@@ -24,10 +26,11 @@ Result<std::shared_ptr<const Library>> Library::open(const char* file) {
 #undef WEFT_VERBS_RESOLVE
   if (!missing.empty()) {
     dlclose(opened);
-    return Error(Blame::Unsupported,
-                 std::string(file) + " has no " + missing + ": it is older than rdma-core 32; install a newer one");
+    return Error(Blame::Unsupported, std::string(file) + " has no " + missing +
+                                         ": it is older than rdma-core 32; install a newer one");
   }
-  library->reg_dmabuf_mr = reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(opened, "ibv_reg_dmabuf_mr"));
+  library->reg_dmabuf_mr =
+      reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(opened, "ibv_reg_dmabuf_mr"));
   return std::shared_ptr<const Library>(std::move(library));
 }
 

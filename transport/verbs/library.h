@@ -1,6 +1,6 @@
-// Every function of libibverbs that Weft uses, in one table filled by dlopen: a program built with verbs starts on a
-// machine without it. What posts work and polls completions is inline in verbs.h and goes through the device's own table,
-// so it needs no entry here.
+// Every function of libibverbs that Weft uses, in one table filled by dlopen: a program built with
+// verbs starts on a machine without it. What posts work and polls completions is inline in verbs.h
+// and goes through the device's own table, so it needs no entry here.
 //
 // A Library is immutable and usable from every thread.
 #pragma once
@@ -15,7 +15,8 @@
 
 namespace weft::transport::verbs {
 
-// function(member, symbol). Some of the symbols are macros with arguments as well; without arguments they stay names.
+// function(member, symbol). Some of the symbols are macros with arguments as well; without
+// arguments they stay names.
 // clang-format off
 #define WEFT_VERBS_FUNCTIONS(function)                     \
   function(get_device_list, ibv_get_device_list)           \

@@ -15,13 +15,15 @@ Mirror::Mirror(std::size_t bytes) : bytes_(bytes) {
   };
   // The second mapping takes the place of the first one's second half.
   void* const whole = map(nullptr, 2 * bytes, 0);
-  if (whole != MAP_FAILED && map(static_cast<std::byte*>(whole) + bytes, bytes, MAP_FIXED) != MAP_FAILED) {
+  if (whole != MAP_FAILED &&
+      map(static_cast<std::byte*>(whole) + bytes, bytes, MAP_FIXED) != MAP_FAILED) {
     base_ = static_cast<std::byte*>(whole);
     return;
   }
   const int number = errno;
   if (whole != MAP_FAILED) ::munmap(whole, 2 * bytes);
-  throw system_error(Blame::Busy, "verbs: cannot map a ring of " + std::to_string(bytes) + " bytes", number);
+  throw system_error(Blame::Busy, "verbs: cannot map a ring of " + std::to_string(bytes) + " bytes",
+                     number);
 }
 
 Mirror::~Mirror() { ::munmap(base_, 2 * bytes_); }

@@ -16,11 +16,13 @@ std::string_view name(GidType type) {
   }
 }
 
-// The order in which the addresses of a port are preferred; lower is better. Version 2 can be routed, and IPv4 addresses
-// are those that people give to such networks. Link-local ones reach the neighbours only.
+// The order in which the addresses of a port are preferred; lower is better. Version 2 can be
+// routed, and IPv4 addresses are those that people give to such networks. Link-local ones reach the
+// neighbours only.
 int rank_of(const Gid& gid) {
   if (gid.type == GidType::InfiniBand) return gid.index;
-  return (gid.type == GidType::RoceV2 ? 0 : 4) + (gid.is_link_local() ? 2 : 0) + (gid.is_ipv4() ? 0 : 1);
+  return (gid.type == GidType::RoceV2 ? 0 : 4) + (gid.is_link_local() ? 2 : 0) +
+         (gid.is_ipv4() ? 0 : 1);
 }
 
 const Gid* gid_for(const PortReport& port, const Wishes& wishes) {
@@ -50,8 +52,9 @@ std::optional<std::string> why_unusable(const PortReport& port, const Wishes& wi
   if (!port.fabric) return "is neither InfiniBand nor RoCE";
   if (!port.active) return "is " + port.state + ", not active";
   if (gid_for(port, wishes) == nullptr) {
-    return wishes.gid_index ? "has no GID " + std::to_string(*wishes.gid_index) + " (WEFT_IB_GID_INDEX)"
-                            : "has no GID: give its network interface an address";
+    return wishes.gid_index
+               ? "has no GID " + std::to_string(*wishes.gid_index) + " (WEFT_IB_GID_INDEX)"
+               : "has no GID: give its network interface an address";
   }
   return std::nullopt;
 }
@@ -65,8 +68,8 @@ bool belongs_to(const PortReport& port, const std::string& interface_address) {
 }  // namespace
 
 bool Gid::is_ipv4() const {
-  return std::all_of(bytes.begin(), bytes.begin() + 10, [](auto byte) { return byte == 0; }) && bytes[10] == 0xff &&
-         bytes[11] == 0xff;
+  return std::all_of(bytes.begin(), bytes.begin() + 10, [](auto byte) { return byte == 0; }) &&
+         bytes[10] == 0xff && bytes[11] == 0xff;
 }
 
 bool Gid::is_link_local() const { return bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80; }
@@ -93,25 +96,29 @@ Result<Choice> choose(const std::vector<PortReport>& ports, const Wishes& wishes
       reasons += (reasons.empty() ? "" : "; ") + port.name() + " " + *why;
       continue;
     }
-    const bool is_nearer =
-        chosen != nullptr && belongs_to(port, wishes.interface_address) && !belongs_to(*chosen, wishes.interface_address);
+    const bool is_nearer = chosen != nullptr && belongs_to(port, wishes.interface_address) &&
+                           !belongs_to(*chosen, wishes.interface_address);
     if (chosen == nullptr || is_nearer) chosen = &port;
   }
   if (chosen != nullptr) return Choice{*chosen, *gid_for(*chosen, wishes)};
-  if (ports.empty()) reasons = "this machine has no RDMA device (or its kernel modules are not loaded: ib_uverbs)";
+  if (ports.empty())
+    reasons = "this machine has no RDMA device (or its kernel modules are not loaded: ib_uverbs)";
   return Error(Blame::Unsupported, "no RDMA port can be used: " + reasons);
 }
 
-std::string_view name(Fabric fabric) { return fabric == Fabric::InfiniBand ? "InfiniBand" : "RoCE"; }
+std::string_view name(Fabric fabric) {
+  return fabric == Fabric::InfiniBand ? "InfiniBand" : "RoCE";
+}
 
 std::string describe(const PortReport& port) {
   std::string text = port.name() + " " + (port.active ? "active" : port.state) + ", " +
-                     (port.fabric ? std::string(name(*port.fabric)) : "not usable by Weft") + ", MTU " +
-                     std::to_string(port.mtu_bytes);
+                     (port.fabric ? std::string(name(*port.fabric)) : "not usable by Weft") +
+                     ", MTU " + std::to_string(port.mtu_bytes);
   if (port.lid != 0) text += ", LID " + std::to_string(port.lid);
   for (const Gid& gid : port.gids) {
-    text += (&gid == &port.gids.front() ? "; GID " : ", GID ") + std::to_string(gid.index) + " " + gid.text() + " (" +
-            std::string(name(gid.type)) + (gid.interface.empty() ? "" : ", " + gid.interface) + ")";
+    text += (&gid == &port.gids.front() ? "; GID " : ", GID ") + std::to_string(gid.index) + " " +
+            gid.text() + " (" + std::string(name(gid.type)) +
+            (gid.interface.empty() ? "" : ", " + gid.interface) + ")";
   }
   return text;
 }

@@ -1,5 +1,5 @@
-// The ports of this machine's RDMA devices as plain data, and which of them a lane uses. Pure functions: what is said here
-// comes from device.h, and tests make it up.
+// The ports of this machine's RDMA devices as plain data, and which of them a lane uses. Pure
+// functions: what is said here comes from device.h, and tests make it up.
 #pragma once
 
 #include <array>
@@ -59,7 +59,8 @@ struct Choice {
   Gid gid;
 };
 
-// The first usable port, those of `interface_address` before others. Unsupported where there is none, saying why of each.
+// The first usable port, those of `interface_address` before others. Unsupported where there is
+// none, saying why of each.
 Result<Choice> choose(const std::vector<PortReport>& ports, const Wishes& wishes);
 
 // "rxe0:1 active, RoCE, MTU 1024; GID 0 fe80::1 (RoCE v2, d0), GID 1 10.7.0.1 (RoCE v2, d0)".

@@ -13,8 +13,9 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr std::uint8_t kRetries = 7;
-constexpr std::uint8_t kNotReadyRetries = 6;  // 7 would be without end; grants see to it that there always is a receive
-constexpr std::uint8_t kNotReadyTimer = 12;   // 0.64 ms
+constexpr std::uint8_t kNotReadyRetries =
+    6;  // 7 would be without end; grants see to it that there always is a receive
+constexpr std::uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr std::uint8_t kHopLimit = 64;
 
 ibv_mtu mtu_of(std::uint32_t bytes) {
@@ -33,18 +34,20 @@ QueuePair::QueuePair(Path path, const Completions& completions, const Depths& wa
   attributes.recv_cq = completions.queue();
   attributes.qp_type = IBV_QPT_RC;
   attributes.sq_sig_all = 1;
-  attributes.cap.max_send_wr = static_cast<std::uint32_t>(std::min(wanted.sends, device.limits().max_qp_wr));
-  attributes.cap.max_recv_wr = static_cast<std::uint32_t>(std::min(wanted.receives, device.limits().max_qp_wr));
+  attributes.cap.max_send_wr =
+      static_cast<std::uint32_t>(std::min(wanted.sends, device.limits().max_qp_wr));
+  attributes.cap.max_recv_wr =
+      static_cast<std::uint32_t>(std::min(wanted.receives, device.limits().max_qp_wr));
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = static_cast<std::uint32_t>(wanted.inline_bytes);
-  depths_ = {static_cast<int>(attributes.cap.max_send_wr), static_cast<int>(attributes.cap.max_recv_wr),
-             wanted.inline_bytes};
+  depths_ = {static_cast<int>(attributes.cap.max_send_wr),
+             static_cast<int>(attributes.cap.max_recv_wr), wanted.inline_bytes};
   pair_ = device.library().create_qp(device.domain(), &attributes);
   if (pair_ == nullptr) {
     throw system_error(Blame::Busy,
-                       device.name() + ": no queue pair of " + std::to_string(depths_.sends) + " sends and " +
-                           std::to_string(depths_.receives) + " receives",
+                       device.name() + ": no queue pair of " + std::to_string(depths_.sends) +
+                           " sends and " + std::to_string(depths_.receives) + " receives",
                        errno);
   }
   try {
@@ -64,20 +67,23 @@ void QueuePair::prepare() {
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
   const int failed = path_.device->library().modify_qp(
       pair_, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-  if (failed != 0) throw system_error(Blame::Device, path_.name() + ": a queue pair cannot be prepared", failed);
+  if (failed != 0)
+    throw system_error(Blame::Device, path_.name() + ": a queue pair cannot be prepared", failed);
 }
 
 void QueuePair::join(const Hello& peer) {
   const PortReport& port = path_.choice.port;
   if (peer.fabric != port.fabric) {
-    throw Error(Blame::Unsupported, "verbs: its port is on " + std::string(verbs::name(peer.fabric)) + " and " +
-                                        port.name() + " here on " + std::string(verbs::name(*port.fabric)) +
-                                        "; choose with WEFT_IB_HCA");
+    throw Error(Blame::Unsupported,
+                "verbs: its port is on " + std::string(verbs::name(peer.fabric)) + " and " +
+                    port.name() + " here on " + std::string(verbs::name(*port.fabric)) +
+                    "; choose with WEFT_IB_HCA");
   }
   const Library& library = path_.device->library();
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTR;
-  attributes.path_mtu = mtu_of(std::min(peer.mtu_bytes, static_cast<std::uint32_t>(port.mtu_bytes)));
+  attributes.path_mtu =
+      mtu_of(std::min(peer.mtu_bytes, static_cast<std::uint32_t>(port.mtu_bytes)));
   attributes.dest_qp_num = peer.queue_pair;
   attributes.rq_psn = peer.packet;
   attributes.min_rnr_timer = kNotReadyTimer;
@@ -85,31 +91,35 @@ void QueuePair::join(const Hello& peer) {
   address.sl = path_.service_level;
   address.port_num = static_cast<std::uint8_t>(port.port);
   address.dlid = peer.lid;
-  // RoCE always names addresses; InfiniBand needs them across a router only, where the prefixes differ.
+  // RoCE always names addresses; InfiniBand needs them across a router only, where the prefixes
+  // differ.
   const GidBytes& here = path_.choice.gid.bytes;
-  address.is_global = peer.fabric == Fabric::Roce || !std::equal(here.begin(), here.begin() + 8, peer.gid.begin());
+  address.is_global =
+      peer.fabric == Fabric::Roce || !std::equal(here.begin(), here.begin() + 8, peer.gid.begin());
   std::memcpy(address.grh.dgid.raw, peer.gid.data(), peer.gid.size());
   address.grh.sgid_index = static_cast<std::uint8_t>(path_.choice.gid.index);
   address.grh.hop_limit = kHopLimit;
   address.grh.traffic_class = path_.traffic_class;
-  int failed = library.modify_qp(pair_, &attributes,
-                                 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  int failed =
+      library.modify_qp(pair_, &attributes,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
   if (failed == 0) {
     attributes.qp_state = IBV_QPS_RTS;
     attributes.timeout = path_.timeout;
     attributes.retry_cnt = kRetries;
     attributes.rnr_retry = kNotReadyRetries;
     attributes.sq_psn = first_packet_;
-    failed = library.modify_qp(
-        pair_, &attributes,
-        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    failed = library.modify_qp(pair_, &attributes,
+                               IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                   IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
   }
   if (failed != 0) {
     const Gid theirs{0, peer.gid, GidType::RoceV2, {}};
     throw system_error(Blame::PeerLost,
-                       "verbs: there is no way from " + port.name() + " (GID " + path_.choice.gid.text() + ") to GID " +
-                           theirs.text() + "; is that port on the same network?",
+                       "verbs: there is no way from " + port.name() + " (GID " +
+                           path_.choice.gid.text() + ") to GID " + theirs.text() +
+                           "; is that port on the same network?",
                        failed);
   }
 }
@@ -125,11 +135,13 @@ void QueuePair::destroy() noexcept {
   ibv_qp* const pair = std::exchange(pair_, nullptr);
   if (pair == nullptr) return;
   const Device& device = *path_.device;
-  is_stuck_ = !device.has_ended(device.library().destroy_qp(pair),
-                                "a queue pair cannot be destroyed, so the memory that it may still write to is kept");
+  is_stuck_ = !device.has_ended(
+      device.library().destroy_qp(pair),
+      "a queue pair cannot be destroyed, so the memory that it may still write to is kept");
 }
 
-bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept {
+bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes,
+                             std::uint32_t key) noexcept {
   ibv_sge piece{reinterpret_cast<std::uintptr_t>(to), bytes, key};
   ibv_recv_wr request{};
   request.wr_id = number;

@@ -1,5 +1,5 @@
-// A reliable connected queue pair: what is posted is carried out in order, or it fails. Its completions go to one queue.
-// post_* are for every thread; the rest for one at a time.
+// A reliable connected queue pair: what is posted is carried out in order, or it fails. Its
+// completions go to one queue. post_* are for every thread; the rest for one at a time.
 #pragma once
 
 #include <memory>
@@ -35,18 +35,20 @@ class QueuePair {
 
   // Joins it to the peer's. Throws Unsupported where the two ports cannot be joined, Device.
   void join(const Hello& peer);
-  // Nothing is sent and nothing is let in any more; what is outstanding completes with a flush. Idempotent. A packet that
-  // is being carried out may still end after this.
+  // Nothing is sent and nothing is let in any more; what is outstanding completes with a flush.
+  // Idempotent. A packet that is being carried out may still end after this.
   void cut() noexcept;
-  // As cut(), and once it returns the device touches nobody's memory for this pair, however long that stays registered.
-  // Completions that have not been polled may be lost, and nothing is posted from then on. Not while anybody posts.
-  // Idempotent. (To reset the pair would do, but that of rxe, in Linux 6.1, lost count of references.)
+  // As cut(), and once it returns the device touches nobody's memory for this pair, however long
+  // that stays registered. Completions that have not been polled may be lost, and nothing is posted
+  // from then on. Not while anybody posts. Idempotent. (To reset the pair would do, but that of
+  // rxe, in Linux 6.1, lost count of references.)
   void destroy() noexcept;
   // The device refused to destroy it, which is logged: it may be at work on that memory for ever.
   bool is_stuck() const { return is_stuck_; }
 
   // The numbers come back in the completions. False where the device takes no more, or has failed.
-  bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept;
+  bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes,
+                    std::uint32_t key) noexcept;
   bool post_send(std::uint64_t number, const void* from, std::uint32_t bytes) noexcept;  // inline
   struct Write {
     const void* from = nullptr;
@@ -55,7 +57,7 @@ class QueuePair {
     std::uint64_t to = 0;
     std::uint32_t remote_key = 0;
     std::optional<std::uint32_t> immediate;  // the peer is told
-    bool may_inline = false;                 // few bytes are read by this thread, which cannot read a GPU's
+    bool may_inline = false;  // few bytes are read by this thread, which cannot read a GPU's
   };
   bool post_write(std::uint64_t number, const Write& write) noexcept;
 

@@ -13,7 +13,8 @@ constexpr std::size_t kLeastPlace = 4 << 10;  // for less the ring is as good
 
 }  // namespace
 
-RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, RingWriter& writer)
+RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations,
+                       RingWriter& writer)
     : pair_(pair),
       registrations_(std::move(registrations)),
       writer_(writer),
@@ -21,12 +22,14 @@ RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> regis
       ring_registration_(pair.path().device, ring_.whole(), Access::RemoteWrite),
       receives_(static_cast<std::uint32_t>(pair.depths().receives)),
       notes_(receives_ * Note::kBytes),
-      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()}, Access::Receive) {
+      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()},
+                          Access::Receive) {
   for (std::uint32_t i = 0; i < receives_; ++i) post_receive(i);
 }
 
 void RingReader::post_receive(std::uint64_t number) {
-  if (!pair_.post_receive(number, &notes_[number * Note::kBytes], Note::kBytes, notes_registration_.local_key())) {
+  if (!pair_.post_receive(number, &notes_[number * Note::kBytes], Note::kBytes,
+                          notes_registration_.local_key())) {
     throw Error(Blame::Device, pair_.path().name() + ": a receive cannot be posted");
   }
 }
@@ -45,8 +48,10 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
     direct_.phase = Phase::Placed;
     direct_.registration.reset();
   } else {
-    if (immediate == 0 || immediate > kRingBytes - (head_ - tail_)) return "more bytes than there was room for";
-    if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "bytes behind a piece that waits";
+    if (immediate == 0 || immediate > kRingBytes - (head_ - tail_))
+      return "more bytes than there was room for";
+    if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_)
+      return "bytes behind a piece that waits";
     head_ += immediate;
   }
   tell_room();
@@ -54,7 +59,8 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
 }
 
 const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
-  const auto note = decode_note(Bytes(notes_).subspan(number * Note::kBytes, std::min<std::size_t>(bytes, Note::kBytes)));
+  const auto note = decode_note(
+      Bytes(notes_).subspan(number * Note::kBytes, std::min<std::size_t>(bytes, Note::kBytes)));
   received(number);
   if (!note) return "a note that is none";
   if (const char* why = take(*note)) return why;
@@ -65,8 +71,10 @@ const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
 const char* RingReader::take(const Note& note) {
   switch (note.kind) {
     case Note::Kind::Waits:
-      if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "a second piece that waits";
-      if (note.position != head_ || note.bytes == 0 || finished_) return "a piece that waits elsewhere";
+      if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_)
+        return "a second piece that waits";
+      if (note.position != head_ || note.bytes == 0 || finished_)
+        return "a piece that waits elsewhere";
       next_ = note;
       if (direct_.phase == Phase::None) go_on();
       break;
@@ -121,8 +129,10 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
   }
   try {  // the peer could not register what it sends
     if (!std::exchange(has_copied_, true)) {
-      log::warn("verbs: what " + writer_.peer() + " sends is copied to memory of " + describe(of_gpu->memory().device) +
-                " through the ring, in small pieces and while the loop waits: that end cannot register its own memory, as "
+      log::warn("verbs: what " + writer_.peer() + " sends is copied to memory of " +
+                describe(of_gpu->memory().device) +
+                " through the ring, in small pieces and while the loop waits: that end cannot "
+                "register its own memory, as "
                 "its log says");
     }
     of_gpu->copy(to.data(), ring_.at(tail_), to.size());
@@ -178,7 +188,8 @@ void RingReader::tell_room() noexcept {
 bool RingReader::withdraw() noexcept {
   const bool must_destroy = direct_.phase == Phase::Placing;
   if (must_destroy) writer_.destroy();
-  if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
+  if (direct_.phase != Phase::Waits)
+    go_on();  // who throws away what comes gets the rest through the ring
   return must_destroy;
 }
 

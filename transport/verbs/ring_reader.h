@@ -1,5 +1,6 @@
-// The receiving half of a lane: the ring that the peer writes to, and the place for a large piece that read() has named.
-// What the peer says is checked: it can spoil its own bytes, nothing else. For the loop.
+// The receiving half of a lane: the ring that the peer writes to, and the place for a large piece
+// that read() has named. What the peer says is checked: it can spoil its own bytes, nothing else.
+// For the loop.
 #pragma once
 
 #include <memory>
@@ -16,12 +17,14 @@ class RingReader {
   RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, RingWriter& writer);
 
   // For the hello.
-  std::uint64_t ring_address() const { return reinterpret_cast<std::uintptr_t>(ring_.whole().data); }
+  std::uint64_t ring_address() const {
+    return reinterpret_cast<std::uintptr_t>(ring_.whole().data);
+  }
   std::uint32_t ring_key() const { return ring_registration_.remote_key(); }
   std::uint32_t receives() const { return receives_; }
 
-  // What a receive has brought: a write's immediate, or a note of `bytes` in the buffer with that number. The receive is
-  // posted again. Returns why it cannot be, in words.
+  // What a receive has brought: a write's immediate, or a note of `bytes` in the buffer with that
+  // number. The receive is posted again. Returns why it cannot be, in words.
   [[nodiscard]] const char* wrote(std::uint64_t number, std::uint32_t immediate);
   [[nodiscard]] const char* noted(std::uint64_t number, std::uint32_t bytes);
   bool has_finished() const { return finished_; }
@@ -32,7 +35,8 @@ class RingReader {
   std::size_t read(std::span<std::byte> to) noexcept;
   // Whether the place that read() has named is being written to, which withdraw() ends.
   bool is_placing() const { return direct_.phase == Phase::Placing; }
-  // The place that read() has named is written to no more; destroys the queue pair, and returns true, where one is open.
+  // The place that read() has named is written to no more; destroys the queue pair, and returns
+  // true, where one is open.
   bool withdraw() noexcept;
 
  private:
@@ -75,10 +79,12 @@ class RingReader {
   std::uint32_t granted_ = 0;
   std::uint32_t told_granted_ = 0;
   Direct direct_;
-  std::optional<Note> next_;  // the piece behind that; it waits while read() has not taken one that is in its place
+  std::optional<Note>
+      next_;  // the piece behind that; it waits while read() has not taken one that is in its place
   bool finished_ = false;
   bool has_copied_ = false;  // to a GPU, which is slow and said once
-  bool broken_ = false;      // the bytes that come next could not be moved to where they belong: no more is shown
+  bool broken_ =
+      false;  // the bytes that come next could not be moved to where they belong: no more is shown
 };
 
 }  // namespace weft::transport::verbs

@@ -12,12 +12,14 @@ namespace {
 constexpr std::size_t kRingWrite = 64 << 10;    // the most that one write to the ring carries
 constexpr std::uint32_t kPlaceWrite = 1 << 20;  // and one to a place
 constexpr std::size_t kSpareSends = 4;          // of the send queue, for notes
-constexpr std::uint32_t kSpareReceives = 4;     // of the peer's, for notes that grant some: or both ends might wait
-constexpr std::size_t kPlacesUnderway = 16;     // writes; the rest of the queue is for others
+constexpr std::uint32_t kSpareReceives =
+    4;  // of the peer's, for notes that grant some: or both ends might wait
+constexpr std::size_t kPlacesUnderway = 16;  // writes; the rest of the queue is for others
 
 }  // namespace
 
-RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, std::string peer)
+RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations,
+                       std::string peer)
     : pair_(pair),
       registrations_(std::move(registrations)),
       name_of_peer_(std::move(peer)),
@@ -32,7 +34,8 @@ void RingWriter::open(const Hello& peer) {
 }
 
 bool RingWriter::may_post() const {
-  return peer_ && !failure_ && outstanding_.size() + kSpareSends < static_cast<std::size_t>(pair_.depths().sends) &&
+  return peer_ && !failure_ &&
+         outstanding_.size() + kSpareSends < static_cast<std::size_t>(pair_.depths().sends) &&
          messages_ - granted_ + kSpareReceives < peer_->receives;
 }
 
@@ -69,7 +72,8 @@ std::size_t RingWriter::take(Bytes piece) {
   while (taken < piece.size()) {
     if (direct_.phase != Phase::None || !may_post()) break;
     const Bytes rest = piece.subspan(taken);
-    const bool is_direct = rest.size() >= kDirectBytes || registrations_->gpus().at(rest.data(), rest.size());
+    const bool is_direct =
+        rest.size() >= kDirectBytes || registrations_->gpus().at(rest.data(), rest.size());
     if (is_direct && through_ring_ == 0) {
       post_ring();
       if (!may_post() || begin_direct(rest)) break;
@@ -95,8 +99,10 @@ bool RingWriter::copy_in(Bytes piece) noexcept {
   }
   try {  // the peer wants no bytes, or has no place for them
     if (!std::exchange(has_copied_, true)) {
-      log::warn("verbs: memory of " + describe(of_gpu->memory().device) + " is copied to " + name_of_peer_ +
-                " through the ring, in small pieces and while the loop waits: that end throws it away, or cannot register "
+      log::warn("verbs: memory of " + describe(of_gpu->memory().device) + " is copied to " +
+                name_of_peer_ +
+                " through the ring, in small pieces and while the loop waits: that end throws it "
+                "away, or cannot register "
                 "its own memory, as its log says");
     }
     of_gpu->copy(to, piece.data(), piece.size());
@@ -165,9 +171,11 @@ void RingWriter::post_ring() {
 
 void RingWriter::post_direct() {
   if (direct_.phase != Phase::Writing) return;
-  const std::uint32_t most = std::min({kPlaceWrite, peer_->max_write_bytes, pair_.path().choice.port.max_message});
+  const std::uint32_t most =
+      std::min({kPlaceWrite, peer_->max_write_bytes, pair_.path().choice.port.max_message});
   while (direct_.posted < direct_.wanted && may_post() && outstanding_.size() < kPlacesUnderway) {
-    const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, direct_.wanted - direct_.posted));
+    const auto bytes =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(most, direct_.wanted - direct_.posted));
     const bool is_last = direct_.posted + bytes == direct_.wanted;
     QueuePair::Write write;
     write.from = direct_.piece.data() + direct_.posted;
@@ -177,7 +185,8 @@ void RingWriter::post_direct() {
     write.remote_key = direct_.key;
     const bool tells = is_last && !direct_.is_put;
     if (tells) write.immediate = kPlaced;
-    if (!posted(pair_.post_write(0, write), {is_last ? Posted::LastOfPlace : Posted::Place, bytes})) return;
+    if (!posted(pair_.post_write(0, write), {is_last ? Posted::LastOfPlace : Posted::Place, bytes}))
+      return;
     direct_.posted += bytes;
     messages_ += tells;
   }
@@ -185,7 +194,8 @@ void RingWriter::post_direct() {
 
 bool RingWriter::posted(bool taken, Sent what) {
   if (!taken) {
-    if (!failure_) failure_ = Error(Blame::Device, "verbs: " + pair_.path().name() + " takes no more work");
+    if (!failure_)
+      failure_ = Error(Blame::Device, "verbs: " + pair_.path().name() + " takes no more work");
     return false;
   }
   outstanding_.push_back(what);
@@ -202,10 +212,13 @@ bool RingWriter::post_note(const Note& note) {
 }
 
 void RingWriter::post_notes() {
-  const auto has_slot = [&] { return outstanding_.size() < static_cast<std::size_t>(pair_.depths().sends); };
+  const auto has_slot = [&] {
+    return outstanding_.size() < static_cast<std::size_t>(pair_.depths().sends);
+  };
   if (!peer_ || failure_) return;
   if (place_note_ && may_post() && post_note(*place_note_)) place_note_.reset();
-  if (room_note_ && has_slot() && messages_ - granted_ < peer_->receives && post_note(*room_note_)) room_note_.reset();
+  if (room_note_ && has_slot() && messages_ - granted_ < peer_->receives && post_note(*room_note_))
+    room_note_.reset();
   if (finish_due_ && may_post() && post_note({.kind = Note::Kind::Finished})) finish_due_ = false;
 }
 
@@ -268,7 +281,8 @@ const char* RingWriter::heard(const Note& note) noexcept {
 
 const char* RingWriter::take_place(const Note& note) {
   if (direct_.phase != Phase::Waits) return withdrawn_ ? nullptr : "a place for nothing";
-  if (note.position != head_ || note.bytes > direct_.piece.size()) return "a place for another piece";
+  if (note.position != head_ || note.bytes > direct_.piece.size())
+    return "a place for another piece";
   if (note.bytes == 0) {
     through_ring_ = direct_.piece.size();
     direct_ = {};
@@ -310,8 +324,9 @@ void RingWriter::destroy() noexcept {
 
 bool RingWriter::has_words_underway() const noexcept {
   std::lock_guard lock(mutex_);
-  return std::ranges::any_of(outstanding_,
-                             [](const Sent& one) { return one.what == Posted::Ring || one.what == Posted::Note; });
+  return std::ranges::any_of(outstanding_, [](const Sent& one) {
+    return one.what == Posted::Ring || one.what == Posted::Note;
+  });
 }
 
 bool RingWriter::is_writing() const noexcept {

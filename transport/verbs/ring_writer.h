@@ -1,7 +1,8 @@
-// The sending half of a lane. Small pieces are copied into a ring of the peer's by RDMA writes that tell how many bytes are
-// new. A large piece is not: the peer is told that it waits, answers with the place where it belongs, and it is written
-// there from where it lies; so are pieces of a GPU's memory. Everything that is posted to the queue pair's send queue is
-// posted here, within the grants that the peer has given. Usable from every thread.
+// The sending half of a lane. Small pieces are copied into a ring of the peer's by RDMA writes that
+// tell how many bytes are new. A large piece is not: the peer is told that it waits, answers with
+// the place where it belongs, and it is written there from where it lies; so are pieces of a GPU's
+// memory. Everything that is posted to the queue pair's send queue is posted here, within the
+// grants that the peer has given. Usable from every thread.
 #pragma once
 
 #include <deque>
@@ -18,7 +19,8 @@ namespace weft::transport::verbs {
 
 // Of each direction of a lane.
 constexpr std::size_t kRingBytes = 256 << 10;
-// Pieces from here on are written to their place: for smaller ones two copies cost less than registering memory twice.
+// Pieces from here on are written to their place: for smaller ones two copies cost less than
+// registering memory twice.
 constexpr std::size_t kDirectBytes = 128 << 10;
 
 class RingWriter {
@@ -38,7 +40,8 @@ class RingWriter {
   // Behind what was written: nothing follows.
   void finish() noexcept;
 
-  // The other half's words. They go out as soon as they can; a later Room replaces one that has not.
+  // The other half's words. They go out as soon as they can; a later Room replaces one that has
+  // not.
   void tell(const Note& note) noexcept;
 
   // The oldest thing that was posted has been carried out.
@@ -57,8 +60,8 @@ class RingWriter {
   bool has_words_underway() const noexcept;
   // Whether a piece is being written to its place, which withdraw() ends.
   bool is_writing() const noexcept;
-  // The pieces that write() did not take are not read any more; destroys the queue pair, and returns true,
-  // where one is being written.
+  // The pieces that write() did not take are not read any more; destroys the queue pair, and
+  // returns true, where one is being written.
   bool withdraw() noexcept;
   // Destroys the queue pair, while nobody posts.
   void destroy() noexcept;

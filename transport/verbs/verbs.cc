@@ -27,7 +27,8 @@ std::string_view scheme_of(Fabric fabric) { return fabric == Fabric::InfiniBand 
 
 class VerbsListener final : public Listener {
  public:
-  VerbsListener(std::unique_ptr<Listener> meeting, Fabric fabric) : meeting_(std::move(meeting)), fabric_(fabric) {}
+  VerbsListener(std::unique_ptr<Listener> meeting, Fabric fabric)
+      : meeting_(std::move(meeting)), fabric_(fabric) {}
   std::string address() const override { return Address{fabric_, meeting_->address()}.text(); }
 
  private:
@@ -43,10 +44,12 @@ Address Address::parse(const std::string& text) {
   for (const Fabric fabric : {Fabric::InfiniBand, Fabric::Roce}) {
     if (text.starts_with(scheme_of(fabric))) return {fabric, text.substr(scheme_of(fabric).size())};
   }
-  throw Error(Blame::Caller, "'" + text + "' is no address of verbs: it begins with neither ib/ nor roce/");
+  throw Error(Blame::Caller,
+              "'" + text + "' is no address of verbs: it begins with neither ib/ nor roce/");
 }
 
-Verbs::Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config, std::shared_ptr<Transport> meeting)
+Verbs::Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config,
+             std::shared_ptr<Transport> meeting)
     : devices_(std::move(devices)), config_(config), meeting_(std::move(meeting)) {
   for (const auto& device : devices_)
     registrations_[device.get()] = std::make_shared<RegistrationCache>(device, config.gpu_direct);
@@ -73,7 +76,8 @@ std::vector<std::string> Verbs::describe() const {
   }
   try {
     const Choice choice = way_from("").path.choice;
-    lines.push_back("used: " + choice.port.name() + ", GID " + std::to_string(choice.gid.index) + " " + choice.gid.text());
+    lines.push_back("used: " + choice.port.name() + ", GID " + std::to_string(choice.gid.index) +
+                    " " + choice.gid.text());
     lines.push_back("memory of GPUs: " + describe_gpu_ways(*way_from("").path.device));
   } catch (const Error& error) {
     lines.push_back(error.text());
@@ -81,7 +85,9 @@ std::vector<std::string> Verbs::describe() const {
   return lines;
 }
 
-std::shared_ptr<Communicator> Verbs::join(const JoinOptions& options) { return mesh::join(*this, options); }
+std::shared_ptr<Communicator> Verbs::join(const JoinOptions& options) {
+  return mesh::join(*this, options);
+}
 
 Capabilities Verbs::capabilities() const { return capabilities_of_rings(); }
 
@@ -90,8 +96,8 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
     const Address address = Address::parse(text);
     const Fabric here = *way_out().path.choice.port.fabric;
     if (address.fabric != here) {
-      return "it is on " + std::string(verbs::name(address.fabric)) + ", and " + std::string(verbs::name(here)) +
-             " is used here (see WEFT_IB_HCA)";
+      return "it is on " + std::string(verbs::name(address.fabric)) + ", and " +
+             std::string(verbs::name(here)) + " is used here (see WEFT_IB_HCA)";
     }
     return meeting_->connector()->why_unreachable(address.meeting);
   } catch (const Error& error) {
@@ -100,7 +106,8 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
 }
 
 std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
-  if (!options.loop || !options.accepted) throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
+  if (!options.loop || !options.accepted)
+    throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
   const Way way = way_from(options.interface_address);
   {
     std::lock_guard lock(mutex_);
@@ -113,11 +120,12 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
                       accepted = options.accepted](std::shared_ptr<Connection> guest) {
     const auto loop = weak.lock();
     if (!loop) return;
-    if (unmet.use_count() > kGuests) return log::warn("verbs: too many connect at once and say nothing");
+    if (unmet.use_count() > kGuests)
+      return log::warn("verbs: too many connect at once and say nothing");
     std::shared_ptr<Connection> connection;
     try {
-      auto stream =
-          std::make_unique<VerbsStream>(way.path, way.registrations, std::move(guest), Deadline::in(kHello), unmet);
+      auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(guest),
+                                                  Deadline::in(kHello), unmet);
       connection = connect_over(std::move(stream), capabilities_of_rings(), "verbs", loop);
     } catch (const Error& error) {
       return log::warn("verbs: a connection was accepted and dropped: " + error.text());
@@ -125,16 +133,20 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
     accepted(std::move(connection));
   };
   log::info("verbs: listening on " + way.path.name() + ", GID " + way.path.choice.gid.text());
-  return std::make_unique<VerbsListener>(meeting_->connector()->listen(meeting), *way.path.choice.port.fabric);
+  return std::make_unique<VerbsListener>(meeting_->connector()->listen(meeting),
+                                         *way.path.choice.port.fabric);
 }
 
 std::shared_ptr<Connection> Verbs::connect(const std::string& text, const ConnectOptions& options) {
-  if (!options.loop) throw Error(Blame::Caller, "verbs connect to " + text + ": a loop must be given");
+  if (!options.loop)
+    throw Error(Blame::Caller, "verbs connect to " + text + ": a loop must be given");
   const Address address = Address::parse(text);
-  if (const auto why = why_unreachable(text)) throw Error(Blame::Caller, "verbs: cannot connect to " + text + ": " + *why);
+  if (const auto why = why_unreachable(text))
+    throw Error(Blame::Caller, "verbs: cannot connect to " + text + ": " + *why);
   const Way way = way_out();
   auto meeting = meeting_->connector()->connect(address.meeting, options);
-  auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(meeting), options.deadline);
+  auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(meeting),
+                                              options.deadline);
   return connect_over(std::move(stream), capabilities_of_rings(), "verbs", options.loop);
 }
 
@@ -143,14 +155,18 @@ Result<std::shared_ptr<Transport>> open() {
     const auto library = Library::open();
     if (!library) return library.error();
     auto devices = open_devices(library.value());
-    // Peers meet over TCP. Asked of the table, in which this backend stands as well: so whoever links one links the other.
+    // Peers meet over TCP. Asked of the table, in which this backend stands as well: so whoever
+    // links one links the other.
     const auto table = backends();
     const auto tcp = std::ranges::find(table, "tcp", &Backend::name);
     if (tcp == table.end())
-      return Error(Blame::Unsupported, "peers of verbs meet over tcp, which this build does not have");
+      return Error(Blame::Unsupported,
+                   "peers of verbs meet over tcp, which this build does not have");
     auto meeting = tcp->open();
-    if (!meeting) return meeting.error().within("peers of verbs meet over tcp, which cannot be used");
-    return std::shared_ptr<Transport>(std::make_shared<Verbs>(std::move(devices), config(), std::move(meeting).value()));
+    if (!meeting)
+      return meeting.error().within("peers of verbs meet over tcp, which cannot be used");
+    return std::shared_ptr<Transport>(
+        std::make_shared<Verbs>(std::move(devices), config(), std::move(meeting).value()));
   } catch (const Error& error) {
     return error;
   }

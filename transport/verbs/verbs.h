@@ -1,4 +1,5 @@
-// RDMA between processes of hosts that are joined by InfiniBand or RoCE. docs/rdma.md says what a cluster needs.
+// RDMA between processes of hosts that are joined by InfiniBand or RoCE. docs/rdma.md says what a
+// cluster needs.
 #pragma once
 
 #include <map>
@@ -21,7 +22,8 @@ struct Address {
 class Verbs final : public Transport, public Connector {
  public:
   // `meeting` makes the lanes on which two ends meet. Throws Unsupported where no port can be used.
-  Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config, std::shared_ptr<Transport> meeting);
+  Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config,
+        std::shared_ptr<Transport> meeting);
 
   std::string_view name() const override { return "verbs"; }
   Connector* connector() override { return this; }
@@ -33,7 +35,8 @@ class Verbs final : public Transport, public Connector {
   int preference() const override { return 200; }
   std::optional<std::string> why_unreachable(const std::string& address) const override;
   std::unique_ptr<Listener> listen(const ListenOptions& options) override;
-  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override;
 
  private:
   // A port and what is registered with its device.
@@ -42,7 +45,8 @@ class Verbs final : public Transport, public Connector {
     std::shared_ptr<RegistrationCache> registrations;
   };
   Way way_from(const std::string& interface_address) const;
-  // Of what connects: the port that this process listens on, as others may not be on the peers' network.
+  // Of what connects: the port that this process listens on, as others may not be on the peers'
+  // network.
   Way way_out() const;
 
   const std::vector<std::shared_ptr<Device>> devices_;

@@ -19,11 +19,12 @@ namespace {
 
 constexpr int kSends = 128;
 constexpr int kReceives = 256;
-constexpr int kInlineBytes = Note::kBytes;                  // the least that a device must carry in a request
-constexpr int kBatch = 32;                                  // completions
-constexpr int kBatches = 16;                                // that one turn takes
-constexpr auto kLastWords = std::chrono::milliseconds(20);  // to arrive: behind 16 MiB of a put on a fast network
-constexpr std::byte kReady{'R'};                            // what is said over TCP once the queue pair receives
+constexpr int kInlineBytes = Note::kBytes;  // the least that a device must carry in a request
+constexpr int kBatch = 32;                  // completions
+constexpr int kBatches = 16;                // that one turn takes
+constexpr auto kLastWords =
+    std::chrono::milliseconds(20);  // to arrive: behind 16 MiB of a put on a fast network
+constexpr std::byte kReady{'R'};    // what is said over TCP once the queue pair receives
 
 // So a turn takes all that was in the queue when it began.
 static_assert(kBatch * kBatches >= kSends + kReceives);
@@ -31,8 +32,8 @@ static_assert(kBatch * kBatches >= kSends + kReceives);
 }  // namespace
 
 struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
-  Shared(const Path& path, const std::shared_ptr<RegistrationCache>& cache, std::shared_ptr<Connection> lane,
-         Deadline until, Pin ticket)
+  Shared(const Path& path, const std::shared_ptr<RegistrationCache>& cache,
+         std::shared_ptr<Connection> lane, Deadline until, Pin ticket)
       : registrations(cache),
         completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
@@ -95,28 +96,36 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
 
 VerbsStream::VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
                          std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met)
-    : shared_(new Shared(path, registrations, std::move(meeting), deadline, std::move(until_met)), Shared::end) {}
+    : shared_(new Shared(path, registrations, std::move(meeting), deadline, std::move(until_met)),
+              Shared::end) {}
 
 VerbsStream::~VerbsStream() { stop(); }
 
 std::string VerbsStream::peer() const { return shared_->peer; }
 
-// --- meeting ---------------------------------------------------------------------------------------------------------
+// --- meeting
+// ---------------------------------------------------------------------------------------------------------
 
-void VerbsStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+void VerbsStream::start(EventLoop& loop, std::function<void()> readable,
+                        std::function<void()> writable) {
   shared_->readable = std::move(readable);
   shared_->writable = std::move(writable);
   std::lock_guard lock(shared_->mutex);
-  shared_->watch = loop.watch(shared_->completions.descriptor(), EPOLLIN,
-                              [shared = shared_](std::uint32_t) { shared->completions.take_event(); });
-  shared_->events = loop.watch(shared_->alarm.events(), EPOLLIN,
-                               [shared = shared_](std::uint32_t) { shared->pair.path().device->take_events(); });
-  shared_->bell = loop.watch(shared_->alarm.bell(), EPOLLIN, [shared = shared_](std::uint32_t) { shared->hear_alarm(); });
-  shared_->poller = loop.poll([shared = shared_] { return shared->look(); }, [shared = shared_] { return shared->park(); });
+  shared_->watch =
+      loop.watch(shared_->completions.descriptor(), EPOLLIN,
+                 [shared = shared_](std::uint32_t) { shared->completions.take_event(); });
+  shared_->events = loop.watch(shared_->alarm.events(), EPOLLIN, [shared = shared_](std::uint32_t) {
+    shared->pair.path().device->take_events();
+  });
+  shared_->bell = loop.watch(shared_->alarm.bell(), EPOLLIN,
+                             [shared = shared_](std::uint32_t) { shared->hear_alarm(); });
+  shared_->poller = loop.poll([shared = shared_] { return shared->look(); },
+                              [shared = shared_] { return shared->park(); });
   if (!shared_->deadline.is_never()) {
     shared_->patience = loop.at(shared_->deadline, [shared = shared_] {
       if (!shared->is_open) {
-        shared->fail(Error(Blame::Timeout, "verbs: " + shared->peer + " did not say hello in time"));
+        shared->fail(
+            Error(Blame::Timeout, "verbs: " + shared->peer + " did not say hello in time"));
       }
     });
   }
@@ -155,7 +164,8 @@ void VerbsStream::Shared::meet(Connection& lane) {
 // First a hello, then that it is ready. Nothing else is ever said here.
 void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
   if (stopped) return;
-  const bool is_ready = hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
+  const bool is_ready =
+      hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
   try {
     if (!arrival.sizes.empty() || (hello && !is_ready)) {
       throw Error(Blame::PeerLost, "verbs: " + peer + " said over TCP what it should not");
@@ -195,14 +205,17 @@ void VerbsStream::stop() noexcept {
     shared.patience.reset();
     meeting.swap(shared.meeting);
   }
-  if (meeting) meeting->close(shared.why_ended().value_or(Error(Blame::Cancelled, "the lane of verbs ended")));
+  if (meeting)
+    meeting->close(shared.why_ended().value_or(Error(Blame::Cancelled, "the lane of verbs ended")));
 }
 
-// --- what has come ---------------------------------------------------------------------------------------------------
+// --- what has come
+// ---------------------------------------------------------------------------------------------------
 
 bool VerbsStream::Shared::look() {
   if (stopped) return false;
-  const bool hears_last = hung_up;  // what came before that is in the queue by now, and no more is waited for
+  const bool hears_last =
+      hung_up;  // what came before that is in the queue by now, and no more is waited for
   bool found = drain();
   if (std::exchange(has_news, false) && !stopped) {
     found = true;
@@ -222,7 +235,8 @@ bool VerbsStream::Shared::look() {
   return found;
 }
 
-// From here on the descriptor tells of what comes. Something may have come just before, so look once more.
+// From here on the descriptor tells of what comes. Something may have come just before, so look
+// once more.
 bool VerbsStream::Shared::park() {
   if (stopped) return true;
   if (!completions.arm() || drain()) return false;
@@ -258,7 +272,9 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
   }
   const char* why = nullptr;
   switch (completion.opcode) {
-    case IBV_WC_RECV_RDMA_WITH_IMM: why = reader.wrote(completion.wr_id, be32toh(completion.imm_data)); break;
+    case IBV_WC_RECV_RDMA_WITH_IMM:
+      why = reader.wrote(completion.wr_id, be32toh(completion.imm_data));
+      break;
     case IBV_WC_RECV: why = reader.noted(completion.wr_id, completion.byte_len); break;
     default: writer.sent(); return;
   }
@@ -301,12 +317,15 @@ std::optional<Error> VerbsStream::Shared::why_ended() const {
   std::lock_guard lock(mutex);
   if (failure) return failure;
   if (auto why = writer.failure()) return why;
-  if (stopped || told == Ending::Finished) return Error(Blame::PeerLost, "verbs: " + peer + " closed the connection");
-  if (told == Ending::Over) return Error(Blame::PeerLost, "verbs: " + peer + " is gone: " + why_hung_up->text());
+  if (stopped || told == Ending::Finished)
+    return Error(Blame::PeerLost, "verbs: " + peer + " closed the connection");
+  if (told == Ending::Over)
+    return Error(Blame::PeerLost, "verbs: " + peer + " is gone: " + why_hung_up->text());
   return std::nullopt;
 }
 
-// --- bytes -----------------------------------------------------------------------------------------------------------
+// --- bytes
+// -----------------------------------------------------------------------------------------------------------
 
 std::size_t VerbsStream::write(std::span<const Bytes> pieces) noexcept {
   return shared_->stopped || shared_->hung_up ? 0 : shared_->writer.write(pieces);
@@ -323,7 +342,8 @@ std::size_t VerbsStream::window() const { return kDirectBytes - 1; }
 
 // Holds the registrations, not the queue pair.
 ByteStream::Reach VerbsStream::reach() const {
-  return [registrations = shared_->registrations](const Slice& memory, cuda::Device& gpu) -> Result<Pin> {
+  return [registrations = shared_->registrations](const Slice& memory,
+                                                  cuda::Device& gpu) -> Result<Pin> {
     try {
       return Pin(registrations->gpus().of(memory, gpu));
     } catch (...) {
@@ -333,15 +353,18 @@ ByteStream::Reach VerbsStream::reach() const {
 }
 
 bool VerbsStream::carries(const Slice& memory) const noexcept {
-  return memory.bytes >= kDirectBytes && shared_->registrations->gpus().at(memory.data, memory.bytes) != nullptr;
+  return memory.bytes >= kDirectBytes &&
+         shared_->registrations->gpus().at(memory.data, memory.bytes) != nullptr;
 }
 
 // Not from the cache: a registration that is shared may be of more than this.
 Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {
   if (memory.bytes == 0) return std::make_shared<MemoryRegion>(memory, RegionKey(), nullptr);
   try {
-    auto registration = std::make_shared<const Registration>(shared_->pair.path().device, memory, Access::RemoteWrite);
-    const RegionKey key{reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes, registration->remote_key()};
+    auto registration = std::make_shared<const Registration>(shared_->pair.path().device, memory,
+                                                             Access::RemoteWrite);
+    const RegionKey key{reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes,
+                        registration->remote_key()};
     return std::make_shared<MemoryRegion>(memory, key, std::move(registration));
   } catch (const Error& error) {
     return error;

@@ -1,5 +1,6 @@
-// A lane's bytes over a queue pair. The two ends meet over a lane of TCP, which they keep: they say hello there, and its
-// end is how the death of the other process is noticed, as a queue pair that has nothing to send notices nothing.
+// A lane's bytes over a queue pair. The two ends meet over a lane of TCP, which they keep: they say
+// hello there, and its end is how the death of the other process is noticed, as a queue pair that
+// has nothing to send notices nothing.
 #pragma once
 
 #include <memory>
@@ -13,14 +14,15 @@ namespace weft::transport::verbs {
 
 class VerbsStream final : public ByteStream, private PlacedWrites {
  public:
-  // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said hello by the deadline;
-  // `until_met` is held until it has, or until the stream goes. Throws Busy.
+  // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said
+  // hello by the deadline; `until_met` is held until it has, or until the stream goes. Throws Busy.
   VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
               std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met = {});
   ~VerbsStream() override;
 
   std::string peer() const override;
-  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) override;
+  void start(EventLoop& loop, std::function<void()> readable,
+             std::function<void()> writable) override;
   void stop() noexcept override;
   std::size_t write(std::span<const Bytes> pieces) noexcept override;
   Bytes peek(std::size_t wanted) noexcept override;

@@ -1,6 +1,6 @@
-// What the two ends of a lane tell each other beside the bytes of docs/wire.md, as docs/rdma.md describes it: a hello over
-// TCP, then notes and immediates on the queue pair. Pure functions over bytes that a stranger may have sent. All numbers
-// are little-endian.
+// What the two ends of a lane tell each other beside the bytes of docs/wire.md, as docs/rdma.md
+// describes it: a hello over TCP, then notes and immediates on the queue pair. Pure functions over
+// bytes that a stranger may have sent. All numbers are little-endian.
 #pragma once
 
 #include <array>
@@ -43,9 +43,10 @@ Result<Hello> decode_hello(Bytes bytes);
 struct Note {
   static constexpr std::size_t kBytes = 40;
   enum class Kind : std::uint32_t {
-    Room = 1,      // position: bytes of the ring that were ever read
-    Waits = 2,     // at `position` of the ring a piece of `bytes` waits for a place
-    Place = 3,     // it may be written to `address` with `key`, the first `bytes` of it; through the ring where that is 0
+    Room = 1,   // position: bytes of the ring that were ever read
+    Waits = 2,  // at `position` of the ring a piece of `bytes` waits for a place
+    Place = 3,  // it may be written to `address` with `key`, the first `bytes` of it; through the
+                // ring where that is 0
     Finished = 4,  // nothing follows
   };
   Kind kind = Kind::Room;

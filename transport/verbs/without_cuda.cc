@@ -16,7 +16,9 @@ GpuRegistrations::~GpuRegistrations() = default;
 std::shared_ptr<const Registration> GpuRegistrations::of(const Slice&, cuda::Device&) {
   throw Error(Blame::Unsupported, "memory of GPUs, in a build without CUDA");
 }
-std::shared_ptr<const Registration> GpuRegistrations::at(const void*, std::size_t) const { return nullptr; }
+std::shared_ptr<const Registration> GpuRegistrations::at(const void*, std::size_t) const {
+  return nullptr;
+}
 void GpuRegistrations::forget_freed() {}
 
 }  // namespace weft::transport::verbs

@@ -1,8 +1,10 @@
-// The default backend for host memory. It has no connections of its own: the ranks of a group agree on one of the other
-// transports, shm where each rank reaches all others by it, else tcp, and join over that.
+// The default backend for host memory. It has no connections of its own: the ranks of a group agree
+// on one of the other transports, shm where each rank reaches all others by it, else tcp, and join
+// over that.
 //
-// Store keys of a group that joins: "weft/shm/RANK" holds what that rank offers (a byte that says whether shm can be used
-// there, then the address of a listener of its own, or the reason); "weft/transport" holds what rank 0 decided.
+// Store keys of a group that joins: "weft/shm/RANK" holds what that rank offers (a byte that says
+// whether shm can be used there, then the address of a listener of its own, or the reason);
+// "weft/transport" holds what rank 0 decided.
 #include <algorithm>
 
 #include <weft/base/log.h>
@@ -36,7 +38,8 @@ struct Way {
   std::string why_not;
 };
 
-// Throws Busy where this process is short of something: the other way would be no choice of its user's.
+// Throws Busy where this process is short of something: the other way would be no choice of its
+// user's.
 Way way(const char* name) {
   try {
     return {open(name), {}};
@@ -52,8 +55,9 @@ class Weft final : public Transport {
 
   std::string_view name() const override { return "weft"; }
   std::vector<std::string> describe() const override {
-    return {shared_.transport ? "between ranks that share a host: shm" : "no shm: " + shared_.why_not,
-            network_.transport ? "between hosts: tcp" : "no tcp: " + network_.why_not};
+    return {
+        shared_.transport ? "between ranks that share a host: shm" : "no shm: " + shared_.why_not,
+        network_.transport ? "between hosts: tcp" : "no tcp: " + network_.why_not};
   }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
 
@@ -62,7 +66,8 @@ class Weft final : public Transport {
     const std::string taken = agree(options, Deadline::in(options.timeout));
     const Way& chosen = taken == kShared ? shared_ : network_;
     if (!chosen.transport) {
-      throw Error(Blame::Unsupported, "joining " + place_of(options, name()) + ": the ranks agreed on " + taken +
+      throw Error(Blame::Unsupported, "joining " + place_of(options, name()) +
+                                          ": the ranks agreed on " + taken +
                                           ", which cannot be used on this one: " + chosen.why_not);
     }
     auto joined = chosen.transport->join(options);
@@ -83,13 +88,16 @@ class Weft final : public Transport {
       }
       const std::string decision = text_of(options.store->get(kDecisionKey, deadline));
       if (decision == kShared || decision == kNetwork) return decision;
-      throw Error(Blame::PeerLost, "joining " + place_of(options, name()) +
-                                       ": rank 0 decided for a transport that this rank does not know; the ranks must have "
-                                       "one version of Weft");
+      throw Error(
+          Blame::PeerLost,
+          "joining " + place_of(options, name()) +
+              ": rank 0 decided for a transport that this rank does not know; the ranks must have "
+              "one version of Weft");
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, "joining " + place_of(options, name()) + ": not all ranks came within " +
-                                      ::weft::describe(options.timeout) + "; missing: rank " + missing(options));
+      throw Error(Blame::Timeout,
+                  "joining " + place_of(options, name()) + ": not all ranks came within " +
+                      ::weft::describe(options.timeout) + "; missing: rank " + missing(options));
     }
   }
 
@@ -97,7 +105,9 @@ class Weft final : public Transport {
     if (!shared_.transport) return kUnusable + shared_.why_not;
     try {
       listener = shared_.transport->connector()->listen(
-          {.loop = options.loop, .interface_address = "", .accepted = [](std::shared_ptr<Connection> stranger) {
+          {.loop = options.loop,
+           .interface_address = "",
+           .accepted = [](std::shared_ptr<Connection> stranger) {
              stranger->close(Error(Blame::Cancelled, "nobody is expected here"));
            }});
       return kUsable + listener->address();
@@ -115,14 +125,17 @@ class Weft final : public Transport {
       if (why && reason.empty()) reason = "rank " + std::to_string(rank) + ": " + *why;
     }
     const char* const taken = reason.empty() ? kShared : kNetwork;
-    log::info("group '" + options.group_name + "' of " + std::to_string(options.size) + " ranks goes over " + taken +
-              (reason.empty() ? ", as all ranks share this host" : ", not over shm (" + reason + ")"));
+    log::info(
+        "group '" + options.group_name + "' of " + std::to_string(options.size) +
+        " ranks goes over " + taken +
+        (reason.empty() ? ", as all ranks share this host" : ", not over shm (" + reason + ")"));
     return taken;
   }
 
   std::optional<std::string> why_not_shared(const std::string& offered) const {
     if (!shared_.transport) return shared_.why_not;
-    if (offered.empty() || offered.front() != kUsable) return offered.substr(std::min<std::size_t>(1, offered.size()));
+    if (offered.empty() || offered.front() != kUsable)
+      return offered.substr(std::min<std::size_t>(1, offered.size()));
     return shared_.transport->connector()->why_unreachable(offered.substr(1));
   }
 
@@ -164,7 +177,8 @@ Result<std::shared_ptr<Transport>> open() {
     return error;
   }
   if (!shared.transport && !network.transport) {
-    return Error(Blame::Unsupported, "neither shm (" + shared.why_not + ") nor tcp (" + network.why_not + ") can be used");
+    return Error(Blame::Unsupported, "neither shm (" + shared.why_not + ") nor tcp (" +
+                                         network.why_not + ") can be used");
   }
   return std::shared_ptr<Transport>(std::make_shared<Weft>(std::move(shared), std::move(network)));
 }

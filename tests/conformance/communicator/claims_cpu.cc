@@ -1,5 +1,5 @@
-// The claims for what needs no GPU: Gloo on the host, with threads and with processes, Gloo through pinned memory and NCCL
-// on fake GPUs.
+// The claims for what needs no GPU: Gloo on the host, with threads and with processes, Gloo through
+// pinned memory and NCCL on fake GPUs.
 #include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/processes.h>
 #include <weft/transport/registry.h>
@@ -23,7 +23,8 @@ class GlooOnHost final : public Threads {
   GlooOnHost() : Threads(kRanks) {}
   std::string name() const override { return "Gloo"; }
   bool sees_peers_end() const override { return true; }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     const auto gloo = transport::open("gloo");
     const auto join = [&](Rank& rank) {
       equip_host(rank);
@@ -38,7 +39,8 @@ class GlooProcesses final : public Processes {
   GlooProcesses() : Processes(kRanks) {}
   std::string name() const override { return "GlooProcesses"; }
   bool sees_peers_end() const override { return true; }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     const auto join = [&](Rank& rank) {
       equip_host(rank);
       rank.communicator = transport::open("gloo")->join(Threads::options_for(rank, timeout));
@@ -62,7 +64,8 @@ class NcclOnFake final : public FakeGpus {
       auto options = options_for(rank, timeout);
       options.cuda = device_of(devices, rank);
       options.device = options.cuda->id();
-      rank.communicator = std::make_shared<transport::nccl::NcclCommunicator>(options, nccl.library());
+      rank.communicator =
+          std::make_shared<transport::nccl::NcclCommunicator>(options, nccl.library());
     };
     run_ranks(join, body);
     for (const auto& device : devices) {

@@ -1,5 +1,5 @@
-// The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks on one GPU, which must
-// be processes that each believe in a host of their own.
+// The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks
+// on one GPU, which must be processes that each believe in a host of their own.
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/again.h>
@@ -32,19 +32,22 @@ class GlooOnGpu final : public Threads {
   std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("gloo"); }
   bool sees_peers_end() const override { return true; }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     auto device = cuda::Device::open(real_driver().value(), 0);
     const auto gloo = transport::open("gloo");
     const auto join = [&](Rank& rank) {
       equip(rank, device);
-      rank.communicator = transport::staged::over(gloo->join(options_for(rank, timeout)), device, rank.loop);
+      rank.communicator =
+          transport::staged::over(gloo->join(options_for(rank, timeout)), device, rank.loop);
     };
     run_ranks(join, body);
     reclaim(std::move(device));
   }
 };
 
-std::shared_ptr<Communicator> join_nccl(transport::JoinOptions options, const std::shared_ptr<cuda::Device>& device) {
+std::shared_ptr<Communicator> join_nccl(transport::JoinOptions options,
+                                        const std::shared_ptr<cuda::Device>& device) {
   options.cuda = device;
   options.device = device->id();
   return transport::open("nccl")->join(options);
@@ -56,7 +59,8 @@ class NcclAlone final : public Threads {
   std::string name() const override { return "NcclAlone"; }
   std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("nccl"); }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     auto device = cuda::Device::open(real_driver().value(), 0);
     const auto join = [&](Rank& rank) {
       equip(rank, device);
@@ -75,7 +79,8 @@ class NcclProcesses final : public Threads {
   std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("nccl"); }
 
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     again_.run([&](int number, const std::string& folder) {
       auto device = cuda::Device::open(real_driver().value(), 0);
       {
@@ -117,7 +122,8 @@ class NcclProcesses final : public Threads {
 
 // GoogleTest asks for them again for each claim; the ranks of NcclProcesses are started for all.
 const std::vector<std::shared_ptr<Setting>>& settings() {
-  static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(),
+  static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(),
+                                                         std::make_shared<NcclAlone>(),
                                                          std::make_shared<NcclProcesses>()};
   return all;
 }

@@ -1,6 +1,6 @@
-// The claims for every backend that has connections, and so makes its communicator of them, and for "weft", which takes one
-// of those: with threads and with processes as ranks, on host memory. What cannot be opened here is reported by
-// connection_test.
+// The claims for every backend that has connections, and so makes its communicator of them, and for
+// "weft", which takes one of those: with threads and with processes as ranks, on host memory. What
+// cannot be opened here is reported by connection_test.
 #include <cstdlib>
 
 #include <weft/tests/conformance/communicator/host_ranks.h>
@@ -29,7 +29,8 @@ class MeshThreads final : public Threads {
   std::string name() const override { return title(backend_, "Threads", ranks()); }
   bool sees_peers_end() const override { return true; }
   std::chrono::milliseconds short_timeout() const override { return short_timeout_here(); }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     const auto join = [&](Rank& rank) {
       equip_host(rank);
       rank.communicator = transport::open(backend_)->join(options_for(rank, timeout));
@@ -47,7 +48,8 @@ class MeshProcesses final : public Processes {
   std::string name() const override { return title(backend_, "Processes", ranks()); }
   bool sees_peers_end() const override { return true; }
   std::chrono::milliseconds short_timeout() const override { return short_timeout_here(); }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     const auto join = [&](Rank& rank) {
       equip_host(rank);
       rank.communicator = transport::open(backend_)->join(Threads::options_for(rank, timeout));
@@ -62,9 +64,11 @@ class MeshProcesses final : public Processes {
 std::vector<std::shared_ptr<Setting>> settings() {
   std::vector<std::shared_ptr<Setting>> all;
   for (const std::string& backend : connecting_backends()) {
-    for (const int ranks : {1, 2, 3, 4}) all.push_back(std::make_shared<MeshThreads>(backend, ranks));
+    for (const int ranks : {1, 2, 3, 4})
+      all.push_back(std::make_shared<MeshThreads>(backend, ranks));
     if (why_within_the_process(backend)) continue;
-    for (const int ranks : {2, 3, 4}) all.push_back(std::make_shared<MeshProcesses>(backend, ranks));
+    for (const int ranks : {2, 3, 4})
+      all.push_back(std::make_shared<MeshProcesses>(backend, ranks));
   }
   // It joins over one of the others.
   all.push_back(std::make_shared<MeshThreads>("weft", 3));

@@ -1,4 +1,5 @@
-// The claims for every backend that has connections, for device memory: through pinned memory, on fake GPUs.
+// The claims for every backend that has connections, for device memory: through pinned memory, on
+// fake GPUs.
 #include <weft/tests/conformance/communicator/fake_gpus.h>
 #include <weft/tests/conformance/connection/lanes.h>
 
@@ -7,7 +8,8 @@ namespace {
 
 std::vector<std::shared_ptr<Setting>> settings() {
   std::vector<std::shared_ptr<Setting>> all;
-  for (const std::string& backend : connecting_backends()) all.push_back(std::make_shared<Staged>(backend, 3));
+  for (const std::string& backend : connecting_backends())
+    all.push_back(std::make_shared<Staged>(backend, 3));
   return all;
 }
 

@@ -1,5 +1,5 @@
-// The claims for MPI, whose ranks are processes below mpirun: each runs this program, and so each of its tests, together
-// with the others (mpi_test.cc starts them).
+// The claims for MPI, whose ranks are processes below mpirun: each runs this program, and so each
+// of its tests, together with the others (mpi_test.cc starts them).
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -19,7 +19,8 @@ int number_of(const char* variable) {
   return text == nullptr ? -1 : std::atoi(text);
 }
 
-// MPI as a program starts it that uses it itself, for threads as WEFT_TEST_MPI_LEVEL says. Weft does not end it then.
+// MPI as a program starts it that uses it itself, for threads as WEFT_TEST_MPI_LEVEL says. Weft
+// does not end it then.
 class StartedByTheProgram final : public testing::Environment {
  public:
   void SetUp() override {
@@ -38,12 +39,14 @@ class StartedByTheProgram final : public testing::Environment {
  private:
   std::shared_ptr<const transport::mpi::Library> library_;
 };
-[[maybe_unused]] const auto* const started_by_the_program = testing::AddGlobalTestEnvironment(new StartedByTheProgram);
+[[maybe_unused]] const auto* const started_by_the_program =
+    testing::AddGlobalTestEnvironment(new StartedByTheProgram);
 
 // A store that the ranks share; every call makes a new one, on all ranks alike.
 std::shared_ptr<transport::Bootstrap> next_store() {
   static int stores = 0;
-  const auto folder = std::filesystem::path(std::getenv("WEFT_TEST_FOLDER")) / std::to_string(++stores);
+  const auto folder =
+      std::filesystem::path(std::getenv("WEFT_TEST_FOLDER")) / std::to_string(++stores);
   std::filesystem::create_directories(folder);
   return std::make_shared<harness::FileBootstrap>(folder);
 }
@@ -62,7 +65,8 @@ class MpiRanks final : public Setting {
  public:
   std::string name() const override { return "Mpi"; }
   int ranks() const override { return number_of("OMPI_COMM_WORLD_SIZE"); }
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     Rank rank = this_rank(next_store());
     rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, timeout));
     body(rank);
@@ -70,17 +74,20 @@ class MpiRanks final : public Setting {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Below, CommunicatorClaims, testing::Values(std::make_shared<MpiRanks>()), name_of);
+INSTANTIATE_TEST_SUITE_P(Below, CommunicatorClaims, testing::Values(std::make_shared<MpiRanks>()),
+                         name_of);
 
 Op sum(Communicator& communicator, Memory& number, const std::shared_ptr<Memory>& pin) {
   return communicator.all_reduce({number.slice(), Dtype::Int64}, ReduceOp::Sum, pin, Fence());
 }
 
-// Both at once, and while the communicator of all is in use: what is made must not be mistaken for another.
+// Both at once, and while the communicator of all is in use: what is made must not be mistaken for
+// another.
 TEST(MpiGroups, OfSomeRanksAreCommunicatorsOfTheirOwnInAnyOrder) {
   const auto store = next_store(), even = next_store(), odd = next_store();
   Rank rank = this_rank(store);
-  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  rank.communicator =
+      transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   const auto all_memory = rank.allocate(sizeof(std::int64_t));
   std::int64_t one = 1;
   all_memory->write(&one);
@@ -89,7 +96,8 @@ TEST(MpiGroups, OfSomeRanksAreCommunicatorsOfTheirOwnInAnyOrder) {
   Rank part = this_rank(rank.rank % 2 == 0 ? even : odd);
   part.size = (rank.size + 1 - rank.rank % 2) / 2;
   part.rank = part.size - 1 - rank.rank / 2;
-  part.communicator = transport::open("mpi")->join(Threads::options_for(part, std::chrono::seconds(60)));
+  part.communicator =
+      transport::open("mpi")->join(Threads::options_for(part, std::chrono::seconds(60)));
   EXPECT_EQ(part.communicator->rank(), part.rank);
   const auto memory = part.allocate(sizeof(std::int64_t));
   std::int64_t own = rank.rank + 1, expected = 0;
@@ -128,35 +136,42 @@ TEST(MpiGroups, OfOneProcessTwiceAreRefused) {
     EXPECT_EQ(join(1).blame(), Blame::Timeout);  // rank 0 has not come yet
     const Error error = join(0);
     EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
-    EXPECT_NE(error.text().find("rank 1 is the process of another rank"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("rank 1 is the process of another rank"), std::string::npos)
+        << error.what();
   }
 }
 
 // By itself: mpirun ends the job, and with it this test.
 TEST(MpiFaults, ARankIsKilledInTheMiddle) {
   Rank rank = this_rank(next_store());
-  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  rank.communicator =
+      transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   const auto memory = rank.allocate(sizeof(std::int64_t));
   for (int i = 0; i < 10; ++i) {
     if (rank.rank == rank.size - 1 && i == 5) ::raise(SIGKILL);
-    static_cast<void>(sum(*rank.communicator, *memory, memory).done().synchronize(Deadline::in(std::chrono::seconds(60))));
+    static_cast<void>(sum(*rank.communicator, *memory, memory)
+                          .done()
+                          .synchronize(Deadline::in(std::chrono::seconds(60))));
   }
   ADD_FAILURE() << "all ten sums ended, and nobody ended this rank";
 }
 
 TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
   Rank rank = this_rank(next_store());
-  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  rank.communicator =
+      transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   if (rank.rank < 2) {
     const auto memory = rank.allocate(rank.rank == 0 ? 8 : 16);
     auto* const messages = rank.communicator->point_to_point();
     const Elements elements{memory->slice(), Dtype::UInt8};
-    const Op op = rank.rank == 0 ? messages->send(elements, 1, 3, memory, {}) : messages->recv(elements, 0, 3, memory, {});
+    const Op op = rank.rank == 0 ? messages->send(elements, 1, 3, memory, {})
+                                 : messages->recv(elements, 0, 3, memory, {});
     EXPECT_TRUE(op.done().synchronize(Deadline::in(std::chrono::seconds(60))));
     if (rank.rank == 1) {
       ASSERT_TRUE(op.error());
       EXPECT_EQ(op.error()->blame(), Blame::Caller) << op.error()->what();
-      EXPECT_NE(op.error()->text().find("8 bytes came where 16 were expected"), std::string::npos) << op.error()->what();
+      EXPECT_NE(op.error()->text().find("8 bytes came where 16 were expected"), std::string::npos)
+          << op.error()->what();
     }
   }
   leave(rank);
@@ -164,31 +179,37 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
 
 // As large as no process may have it: where the parts lie apart, MPI gets one piece.
 TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
-  if (harness::kSanitized) GTEST_SKIP() << "a sanitizer ends a program that asks for that much memory";
+  if (harness::kSanitized)
+    GTEST_SKIP() << "a sanitizer ends a program that asks for that much memory";
   Rank rank = this_rank(next_store());
-  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  rank.communicator =
+      transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   const auto memory = rank.allocate(64);
   const Slice whole = memory->slice();
-  std::vector<Slice> apart(static_cast<std::size_t>(rank.size), {whole.data, std::size_t{1} << 60, Device::host()});
+  std::vector<Slice> apart(static_cast<std::size_t>(rank.size),
+                           {whole.data, std::size_t{1} << 60, Device::host()});
   const Elements input{{whole.data, 8, Device::host()}, Dtype::UInt8};
   const Op op = rank.communicator->all_gather(apart, input, memory, {});
   for (const Op& failed : {op, rank.communicator->barrier({})}) {
     ASSERT_TRUE(failed.done().synchronize(Deadline::in(std::chrono::seconds(60))));
     ASSERT_TRUE(failed.error());
     EXPECT_EQ(failed.error()->blame(), Blame::Busy) << failed.error()->what();
-    EXPECT_NE(failed.error()->text().find("could get no more memory"), std::string::npos) << failed.error()->what();
+    EXPECT_NE(failed.error()->text().find("could get no more memory"), std::string::npos)
+        << failed.error()->what();
   }
 }
 
 TEST(MpiJoining, InAProgramThatStartedMpiForASingleThreadIsRefusedWithTheWayOut) {
-  if (number_of("WEFT_TEST_MPI_LEVEL") != MPI_THREAD_SINGLE) GTEST_SKIP() << "MPI has more threads in this run";
+  if (number_of("WEFT_TEST_MPI_LEVEL") != MPI_THREAD_SINGLE)
+    GTEST_SKIP() << "MPI has more threads in this run";
   Rank rank = this_rank(next_store());
   try {
     transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
     ADD_FAILURE() << "it was not refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);
-    EXPECT_NE(error.text().find("MPI_Init_thread(MPI_THREAD_MULTIPLE)"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("MPI_Init_thread(MPI_THREAD_MULTIPLE)"), std::string::npos)
+        << error.what();
   }
 }
 

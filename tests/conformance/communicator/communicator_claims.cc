@@ -1,4 +1,5 @@
-// What every communicator does, whatever carries it. Which dtypes, operators, tags and sources it knows it says itself.
+// What every communicator does, whatever carries it. Which dtypes, operators, tags and sources it
+// knows it says itself.
 #include <numeric>
 #include <thread>
 
@@ -39,7 +40,8 @@ std::string text_of(Dtype dtype, std::size_t count, const std::string& rest = ""
 std::vector<Slice> cut(const Slice& whole, int ranks) {
   std::vector<Slice> parts;
   const std::size_t bytes = whole.bytes / static_cast<std::size_t>(ranks);
-  for (int rank = 0; rank < ranks; ++rank) parts.push_back(whole.part(static_cast<std::size_t>(rank) * bytes, bytes));
+  for (int rank = 0; rank < ranks; ++rank)
+    parts.push_back(whole.part(static_cast<std::size_t>(rank) * bytes, bytes));
   return parts;
 }
 
@@ -65,7 +67,8 @@ TEST_P(CommunicatorClaims, CN002_BroadcastGivesAllTheRootsBytes) {
       for (const std::size_t count : kCounts) {
         for (int root = 0; root < rank.size; ++root) {
           Numbers data(rank, dtype, count, rank.rank);
-          expect_done(rank.communicator->broadcast(data.elements(), root, data.pin(), Fence()), "broadcast");
+          expect_done(rank.communicator->broadcast(data.elements(), root, data.pin(), Fence()),
+                      "broadcast");
           expect_near(data.read(), start_of(dtype, count, root), 0, text_of(dtype, count));
         }
       }
@@ -81,7 +84,8 @@ TEST_P(CommunicatorClaims, CN001_AllReduceDoesWhatItSaysItCan) {
         for (const std::size_t count : kCounts) {
           const std::string what = text_of(dtype, count, std::string(name(op)));
           Numbers data(rank, dtype, count, rank.rank);
-          expect_done(rank.communicator->all_reduce(data.elements(), op, data.pin(), Fence()), what);
+          expect_done(rank.communicator->all_reduce(data.elements(), op, data.pin(), Fence()),
+                      what);
           expect_near(data.read(), reduced(dtype, op, count, rank.size), tolerance_of(dtype), what);
         }
       }
@@ -96,31 +100,38 @@ TEST_P(CommunicatorClaims, AllReduceIsBitwiseEqualOnAllRanks) {
   run([](Rank& rank) {
     constexpr std::size_t kCount = 1003;
     Numbers data(rank, Dtype::Float32, kCount);
-    data.fill([&](std::size_t i) { return 1.0 / (1.0 + static_cast<double>(i) + 7.7 * rank.rank); });
-    expect_done(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()), "all_reduce");
+    data.fill(
+        [&](std::size_t i) { return 1.0 / (1.0 + static_cast<double>(i) + 7.7 * rank.rank); });
+    expect_done(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()),
+                "all_reduce");
     const auto ranks = static_cast<std::size_t>(rank.size);
     Numbers all(rank, Dtype::Float32, kCount * ranks);
     const auto outputs = cut(all.slice(), rank.size);
-    expect_done(rank.communicator->all_gather(outputs, data.elements(), all.pin(), Fence()), "all_gather");
+    expect_done(rank.communicator->all_gather(outputs, data.elements(), all.pin(), Fence()),
+                "all_gather");
     const auto bytes = all.read_bytes();
     const auto own = data.read_bytes();
     for (std::size_t other = 0; other < ranks; ++other) {
-      EXPECT_EQ(std::memcmp(bytes.data() + other * own.size(), own.data(), own.size()), 0) << "rank " << other;
+      EXPECT_EQ(std::memcmp(bytes.data() + other * own.size(), own.data(), own.size()), 0)
+          << "rank " << other;
     }
   });
 }
 
 TEST_P(CommunicatorClaims, CN002_ReduceChangesTheRootsBytesOnly) {
   run([](Rank& rank) {
-    for (const Dtype dtype : {Dtype::Float32, Dtype::Int64, Dtype::BFloat16, Dtype::ComplexFloat64}) {
+    for (const Dtype dtype :
+         {Dtype::Float32, Dtype::Int64, Dtype::BFloat16, Dtype::ComplexFloat64}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
         if (!rank.communicator->can_reduce(dtype, op)) continue;
         for (int root = 0; root < rank.size; ++root) {
           const std::string what = text_of(dtype, 33, std::string(name(op)));
           Numbers data(rank, dtype, 33, rank.rank);
-          expect_done(rank.communicator->reduce(data.elements(), root, op, data.pin(), Fence()), what);
+          expect_done(rank.communicator->reduce(data.elements(), root, op, data.pin(), Fence()),
+                      what);
           const bool is_root = rank.rank == root;
-          expect_near(data.read(), is_root ? reduced(dtype, op, 33, rank.size) : start_of(dtype, 33, rank.rank),
+          expect_near(data.read(),
+                      is_root ? reduced(dtype, op, 33, rank.size) : start_of(dtype, 33, rank.rank),
                       is_root ? tolerance_of(dtype) : 0, what);
         }
       }
@@ -134,7 +145,8 @@ TEST_P(CommunicatorClaims, CN003_AllGatherOrdersByRankInOnePieceAndInMany) {
       for (const std::size_t count : kCounts) {
         const Numbers input(rank, dtype, count, rank.rank);
         Numbers whole(rank, dtype, count * static_cast<std::size_t>(rank.size));
-        expect_done(rank.communicator->all_gather(cut(whole.slice(), rank.size), input.elements(), whole.pin(), Fence()),
+        expect_done(rank.communicator->all_gather(cut(whole.slice(), rank.size), input.elements(),
+                                                  whole.pin(), Fence()),
                     "all_gather into one piece");
         std::vector<Numbers> many;
         std::vector<Slice> outputs;
@@ -146,7 +158,8 @@ TEST_P(CommunicatorClaims, CN003_AllGatherOrdersByRankInOnePieceAndInMany) {
         std::vector<double> expected;
         for (int other = 0; other < rank.size; ++other) {
           const auto theirs = start_of(dtype, count, other);
-          expect_near(many[static_cast<std::size_t>(other)].read(), theirs, 0, text_of(dtype, count));
+          expect_near(many[static_cast<std::size_t>(other)].read(), theirs, 0,
+                      text_of(dtype, count));
           expected.insert(expected.end(), theirs.begin(), theirs.end());
         }
         expect_near(whole.read(), expected, 0, text_of(dtype, count));
@@ -164,7 +177,8 @@ TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
           const Numbers input(rank, dtype, count, rank.rank);
           Numbers all(rank, dtype, is_root ? count * static_cast<std::size_t>(rank.size) : 0);
           const auto parts = is_root ? cut(all.slice(), rank.size) : std::vector<Slice>();
-          expect_done(rank.communicator->gather(parts, input.elements(), root, all.pin(), Fence()), "gather");
+          expect_done(rank.communicator->gather(parts, input.elements(), root, all.pin(), Fence()),
+                      "gather");
           std::vector<double> expected;
           for (int other = 0; is_root && other < rank.size; ++other) {
             const auto theirs = start_of(dtype, count, other);
@@ -172,8 +186,11 @@ TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
           }
           expect_near(all.read(), expected, 0, "gather of " + text_of(dtype, count));
           Numbers output(rank, dtype, count);
-          expect_done(rank.communicator->scatter(output.elements(), parts, root, output.pin(), Fence()), "scatter");
-          expect_near(output.read(), start_of(dtype, count, rank.rank), 0, "scatter of " + text_of(dtype, count));
+          expect_done(
+              rank.communicator->scatter(output.elements(), parts, root, output.pin(), Fence()),
+              "scatter");
+          expect_near(output.read(), start_of(dtype, count, rank.rank), 0,
+                      "scatter of " + text_of(dtype, count));
         }
       }
     }
@@ -182,7 +199,8 @@ TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
 
 TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
   run([](Rank& rank) {
-    for (const Dtype dtype : {Dtype::Float32, Dtype::BFloat16, Dtype::Int32, Dtype::ComplexFloat32}) {
+    for (const Dtype dtype :
+         {Dtype::Float32, Dtype::BFloat16, Dtype::Int32, Dtype::ComplexFloat32}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min}) {
         if (!rank.communicator->can_reduce(dtype, op)) continue;
         for (const std::size_t count : kCounts) {
@@ -194,20 +212,26 @@ TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
             inputs.push_back(many.emplace_back(rank, dtype, count, rank.rank, part).slice());
           }
           Numbers output(rank, dtype, count);
-          expect_done(rank.communicator->reduce_scatter(output.elements(), inputs, op, output.pin(), Fence()), what);
-          expect_near(output.read(), reduced(dtype, op, count, rank.size, rank.rank), tolerance_of(dtype), what);
+          expect_done(rank.communicator->reduce_scatter(output.elements(), inputs, op, output.pin(),
+                                                        Fence()),
+                      what);
+          expect_near(output.read(), reduced(dtype, op, count, rank.size, rank.rank),
+                      tolerance_of(dtype), what);
           for (int part = 0; part < rank.size; ++part) {
-            expect_near(many[static_cast<std::size_t>(part)].read(), start_of(dtype, count, rank.rank, part), 0,
-                        "the input of " + what);
+            expect_near(many[static_cast<std::size_t>(part)].read(),
+                        start_of(dtype, count, rank.rank, part), 0, "the input of " + what);
           }
           const Numbers whole(rank, dtype, count * static_cast<std::size_t>(rank.size), rank.rank);
           expect_done(
-              rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size), op, whole.pin(), Fence()),
+              rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size),
+                                                op, whole.pin(), Fence()),
               what + " in one piece");
-          const auto all = reduced(dtype, op, count * static_cast<std::size_t>(rank.size), rank.size);
+          const auto all =
+              reduced(dtype, op, count * static_cast<std::size_t>(rank.size), rank.size);
           const auto numbers = static_cast<std::ptrdiff_t>(output.count());
           const auto first = all.begin() + rank.rank * numbers;
-          expect_near(output.read(), {first, first + numbers}, tolerance_of(dtype), what + " in one piece");
+          expect_near(output.read(), {first, first + numbers}, tolerance_of(dtype),
+                      what + " in one piece");
         }
       }
     }
@@ -218,33 +242,40 @@ TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
 TEST_P(CommunicatorClaims, CN005_TheAverageOfManyBFloat16IsRight) {
   run([](Rank& rank) {
     constexpr std::size_t kCount = 8193;
-    const Numbers whole(rank, Dtype::BFloat16, kCount * static_cast<std::size_t>(rank.size), rank.rank);
+    const Numbers whole(rank, Dtype::BFloat16, kCount * static_cast<std::size_t>(rank.size),
+                        rank.rank);
     Numbers output(rank, Dtype::BFloat16, kCount);
-    expect_done(rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size), ReduceOp::Avg,
-                                                  whole.pin(), Fence()),
+    expect_done(rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size),
+                                                  ReduceOp::Avg, whole.pin(), Fence()),
                 "reduce_scatter");
-    const auto all = reduced(Dtype::BFloat16, ReduceOp::Avg, kCount * static_cast<std::size_t>(rank.size), rank.size);
+    const auto all = reduced(Dtype::BFloat16, ReduceOp::Avg,
+                             kCount * static_cast<std::size_t>(rank.size), rank.size);
     const auto first = all.begin() + rank.rank * static_cast<std::ptrdiff_t>(kCount);
-    expect_near(output.read(), {first, first + static_cast<std::ptrdiff_t>(kCount)}, tolerance_of(Dtype::BFloat16),
-                "average");
+    expect_near(output.read(), {first, first + static_cast<std::ptrdiff_t>(kCount)},
+                tolerance_of(Dtype::BFloat16), "average");
   });
 }
 
 TEST_P(CommunicatorClaims, AllToAllTakesSizesThatDifferAndNone) {
   run([](Rank& rank) {
     // From rank a to rank b go (a + 2b) % 4 elements: none for some pairs.
-    const auto elements = [](int from, int to) { return static_cast<std::size_t>((from + 2 * to) % 4); };
+    const auto elements = [](int from, int to) {
+      return static_cast<std::size_t>((from + 2 * to) % 4);
+    };
     for (const Dtype dtype : {Dtype::Float32, Dtype::UInt8, Dtype::ComplexFloat64}) {
       std::vector<Numbers> sent, received;
       std::vector<Slice> inputs, outputs;
       for (int other = 0; other < rank.size; ++other) {
-        inputs.push_back(sent.emplace_back(rank, dtype, elements(rank.rank, other), rank.rank, other).slice());
+        inputs.push_back(
+            sent.emplace_back(rank, dtype, elements(rank.rank, other), rank.rank, other).slice());
         outputs.push_back(received.emplace_back(rank, dtype, elements(other, rank.rank)).slice());
       }
-      expect_done(rank.communicator->all_to_all(outputs, inputs, dtype, Pin(), Fence()), "all_to_all");
+      expect_done(rank.communicator->all_to_all(outputs, inputs, dtype, Pin(), Fence()),
+                  "all_to_all");
       for (int other = 0; other < rank.size; ++other) {
         expect_near(received[static_cast<std::size_t>(other)].read(),
-                    start_of(dtype, elements(other, rank.rank), other, rank.rank), 0, "from rank " + std::to_string(other));
+                    start_of(dtype, elements(other, rank.rank), other, rank.rank), 0,
+                    "from rank " + std::to_string(other));
       }
     }
   });
@@ -256,9 +287,10 @@ TEST_P(CommunicatorClaims, AllToAllOfOnePieceSwapsItsParts) {
     const std::size_t all = kCount * static_cast<std::size_t>(rank.size);
     const Numbers input(rank, Dtype::Int32, all, rank.rank);
     Numbers output(rank, Dtype::Int32, all);
-    expect_done(rank.communicator->all_to_all(cut(output.slice(), rank.size), cut(input.slice(), rank.size), Dtype::Int32,
-                                              output.pin(), Fence()),
-                "all_to_all");
+    expect_done(
+        rank.communicator->all_to_all(cut(output.slice(), rank.size), cut(input.slice(), rank.size),
+                                      Dtype::Int32, output.pin(), Fence()),
+        "all_to_all");
     const auto numbers = output.read();
     for (std::size_t i = 0; i < all; ++i) {
       const auto from = static_cast<int>(i / kCount);
@@ -288,8 +320,9 @@ TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
     }
     for (const Op& op : ops) expect_done(op, "message");
     for (int i = 0; i < kMessages && rank.rank == 1; ++i) {
-      expect_near(data[static_cast<std::size_t>(i)].read(), start_of(Dtype::Float64, static_cast<std::size_t>(1 + i), 0, i),
-                  0, "message " + std::to_string(i));
+      expect_near(data[static_cast<std::size_t>(i)].read(),
+                  start_of(Dtype::Float64, static_cast<std::size_t>(1 + i), 0, i), 0,
+                  "message " + std::to_string(i));
     }
   });
 }
@@ -311,11 +344,13 @@ TEST_P(CommunicatorClaims, PP001_PP004_EveryRankCanSendToEveryOtherAtOnce) {
       if (other == rank.rank) continue;
       received.emplace_back(rank, Dtype::Int32, 10);
       from.push_back(other);
-      ops.push_back(messages->recv(received.back().elements(), other, 0, received.back().pin(), Fence()));
+      ops.push_back(
+          messages->recv(received.back().elements(), other, 0, received.back().pin(), Fence()));
     }
     for (const Op& op : ops) expect_done(op, "message");
     for (std::size_t i = 0; i < from.size(); ++i) {
-      expect_near(received[i].read(), start_of(Dtype::Int32, 10, from[i], rank.rank), 0, "from " + std::to_string(from[i]));
+      expect_near(received[i].read(), start_of(Dtype::Int32, 10, from[i], rank.rank), 0,
+                  "from " + std::to_string(from[i]));
     }
   });
 }
@@ -331,7 +366,8 @@ TEST_P(CommunicatorClaims, TagsTellMessagesApartOrAreRefused) {
       EXPECT_EQ(expect_failed(op, "a tag").blame(), Blame::Unsupported);
       return;
     }
-    Numbers first(rank, Dtype::Float32, 4, rank.rank, 1), second(rank, Dtype::Float32, 4, rank.rank, 2);
+    Numbers first(rank, Dtype::Float32, 4, rank.rank, 1),
+        second(rank, Dtype::Float32, 4, rank.rank, 2);
     std::vector<Op> ops;
     if (rank.rank == 0) {
       ops.push_back(messages->send(first.elements(), 1, 1, first.pin(), Fence()));
@@ -384,14 +420,17 @@ TEST_P(CommunicatorClaims, CN004_ManyOperationsInFlightKeepApart) {
       data.emplace_back(rank, Dtype::Int32, 16, rank.rank, i);
       const Numbers& mine = data.back();
       const bool reduces = i % 2 == 0;
-      ops.push_back(reduces ? rank.communicator->all_reduce(mine.elements(), ReduceOp::Sum, mine.pin(), Fence())
-                            : rank.communicator->broadcast(mine.elements(), i % rank.size, mine.pin(), Fence()));
+      ops.push_back(
+          reduces
+              ? rank.communicator->all_reduce(mine.elements(), ReduceOp::Sum, mine.pin(), Fence())
+              : rank.communicator->broadcast(mine.elements(), i % rank.size, mine.pin(), Fence()));
     }
     for (const Op& op : ops) expect_done(op, "one of many");
     for (int i = 0; i < kOperations; ++i) {
       const auto expected = i % 2 == 0 ? reduced(Dtype::Int32, ReduceOp::Sum, 16, rank.size, i)
                                        : start_of(Dtype::Int32, 16, i % rank.size, i);
-      expect_near(data[static_cast<std::size_t>(i)].read(), expected, 0, "operation " + std::to_string(i));
+      expect_near(data[static_cast<std::size_t>(i)].read(), expected, 0,
+                  "operation " + std::to_string(i));
     }
   });
 }
@@ -401,7 +440,9 @@ TEST_P(CommunicatorClaims, CN010_OperationsMayComeFromSeveralThreadsInTurn) {
     for (int i = 0; i < 5; ++i) {
       Numbers data(rank, Dtype::Float32, 8, rank.rank);
       Op op;
-      std::thread([&] { op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()); }).join();
+      std::thread([&] {
+        op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
+      }).join();
       expect_done(op, "all_reduce of another thread");
       expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 8, rank.size), 0, "its data");
     }
@@ -414,7 +455,8 @@ TEST_P(CommunicatorClaims, CN006_ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDo
     // The last rank comes when the others have been seen waiting.
     const bool is_last = rank.rank == rank.size - 1;
     if (is_last && rank.size > 1) hear(rank, "seen");
-    const Op earlier = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
+    const Op earlier =
+        rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
     const Op op = rank.communicator->barrier(Fence());
     if (rank.rank == 0 && rank.size > 1) {
       EXPECT_FALSE(op.done().query());
@@ -422,7 +464,8 @@ TEST_P(CommunicatorClaims, CN006_ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDo
     }
     expect_done(op, "barrier");
     EXPECT_TRUE(earlier.done().query());
-    expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 1000, rank.size), 0, "the earlier work");
+    expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 1000, rank.size), 0,
+                "the earlier work");
   });
 }
 
@@ -430,7 +473,8 @@ TEST_P(CommunicatorClaims, NothingIsReadBeforeItIsReady) {
   run([](Rank& rank) {
     Numbers data(rank, Dtype::Float32, 100);
     const Gate gate = rank.gate();
-    const Op op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), gate.fence);
+    const Op op =
+        rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), gate.fence);
     // All have issued it, and no rank may have read its zeros.
     meet(rank, "issued");
     EXPECT_FALSE(op.done().query());
@@ -470,8 +514,10 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
     const auto sums = reduced(kType, ReduceOp::Sum, kCount * ranks, rank.size);
     const Call calls[] = {
         {"broadcast",
-         [&](auto& from, auto&, auto& ready) { return all.broadcast(from.elements(), root, from.pin(), ready); }, true,
-         start_of(kType, kCount * ranks, root)},
+         [&](auto& from, auto&, auto& ready) {
+           return all.broadcast(from.elements(), root, from.pin(), ready);
+         },
+         true, start_of(kType, kCount * ranks, root)},
         {"reduce",
          [&](auto& from, auto&, auto& ready) {
            return all.reduce(from.elements(), root, ReduceOp::Sum, from.pin(), ready);
@@ -484,12 +530,14 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
          false, gathered},
         {"reduce_scatter",
          [&](auto& from, auto& to, auto& ready) {
-           return all.reduce_scatter(to.elements(), cut(from.slice(), rank.size), ReduceOp::Sum, to.pin(), ready);
+           return all.reduce_scatter(to.elements(), cut(from.slice(), rank.size), ReduceOp::Sum,
+                                     to.pin(), ready);
          },
          false, own_part(sums)},
         {"all_to_all",
          [&](auto& from, auto& to, auto& ready) {
-           return all.all_to_all(cut(to.slice(), rank.size), cut(from.slice(), rank.size), kType, to.pin(), ready);
+           return all.all_to_all(cut(to.slice(), rank.size), cut(from.slice(), rank.size), kType,
+                                 to.pin(), ready);
          },
          false, swapped},
     };
@@ -510,17 +558,21 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
 
 TEST_P(CommunicatorClaims, LaterOperationsKeepTheirOrderBehindOneThatIsNotReady) {
   run([](Rank& rank) {
-    Numbers first(rank, Dtype::Float32, 10, rank.rank, 1), second(rank, Dtype::Float32, 20, rank.rank, 2);
+    Numbers first(rank, Dtype::Float32, 10, rank.rank, 1),
+        second(rank, Dtype::Float32, 20, rank.rank, 2);
     const Gate gate = rank.gate();
-    const Op one =
-        rank.communicator->all_reduce(first.elements(), ReduceOp::Sum, first.pin(), rank.rank == 0 ? gate.fence : Fence());
-    const Op two = rank.communicator->all_reduce(second.elements(), ReduceOp::Sum, second.pin(), Fence());
+    const Op one = rank.communicator->all_reduce(first.elements(), ReduceOp::Sum, first.pin(),
+                                                 rank.rank == 0 ? gate.fence : Fence());
+    const Op two =
+        rank.communicator->all_reduce(second.elements(), ReduceOp::Sum, second.pin(), Fence());
     meet(rank, "issued");
     gate.open();
     expect_done(one, "the first");
     expect_done(two, "the second");
-    expect_near(first.read(), reduced(Dtype::Float32, ReduceOp::Sum, 10, rank.size, 1), 0, "the first");
-    expect_near(second.read(), reduced(Dtype::Float32, ReduceOp::Sum, 20, rank.size, 2), 0, "the second");
+    expect_near(first.read(), reduced(Dtype::Float32, ReduceOp::Sum, 10, rank.size, 1), 0,
+                "the first");
+    expect_near(second.read(), reduced(Dtype::Float32, ReduceOp::Sum, 20, rank.size, 2), 0,
+                "the second");
   });
 }
 
@@ -533,7 +585,8 @@ TEST_P(CommunicatorClaims, ThePinIsLetGoWhenTheOperationIsDone) {
     });
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
     const Gate gate = rank.gate();
-    const Op op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, std::move(token), gate.fence);
+    const Op op =
+        rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, std::move(token), gate.fence);
     EXPECT_FALSE(freed->query());
     gate.open();
     expect_done(op, "all_reduce");
@@ -548,10 +601,12 @@ TEST_P(CommunicatorClaims, CN013_AbortFailsWhatIsPendingAndWhatComes) {
     const Gate gate = rank.gate();
     std::vector<Op> ops;
     if (rank.size > 1) {
-      ops.push_back(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()));
+      ops.push_back(
+          rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()));
       ops.push_back(rank.communicator->barrier(Fence()));
     } else {
-      ops.push_back(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), gate.fence));
+      ops.push_back(
+          rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), gate.fence));
     }
     rank.communicator->abort(Error(Blame::Cancelled, "the test has had enough"));
     rank.communicator->abort(Error(Blame::Cancelled, "twice"));
@@ -572,7 +627,8 @@ TEST_P(CommunicatorClaims, CN017_AMissingRankFailsTheOperationAtItsDeadline) {
     if (rank.size < 2) return;
     if (rank.rank != 0) return hear(rank, "failed");
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
-    const Op op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
+    const Op op =
+        rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
     const Error error = expect_failed(op, "an operation that nobody else enters");
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("all_reduce"));
@@ -588,15 +644,18 @@ TEST_P(CommunicatorClaims, APeerThatEndsFailsWhatWaitsForIt) {
     if (rank.size < 2) return;
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
     // Once together, so that all are connected.
-    expect_done(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()), "the first");
+    expect_done(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()),
+                "the first");
     meet(rank, "together");
     if (rank.rank == rank.size - 1) {
       rank.communicator.reset();
       return hear(rank, "failed");
     }
-    const Op op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
+    const Op op =
+        rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
     const Error error = expect_failed(op, "an operation whose peer has ended");
-    EXPECT_TRUE(error.blame() == Blame::PeerLost || (!sees && error.blame() == Blame::Timeout)) << error.what();
+    EXPECT_TRUE(error.blame() == Blame::PeerLost || (!sees && error.blame() == Blame::Timeout))
+        << error.what();
     if (rank.rank == 0) tell(rank, "failed");
   });
 }

@@ -17,7 +17,8 @@ namespace {
 
 // The streams and pools of one rank's test code.
 struct Bench {
-  explicit Bench(std::shared_ptr<cuda::Device> on) : device(std::move(on)), pinned(*device), flags(*device) {
+  explicit Bench(std::shared_ptr<cuda::Device> on)
+      : device(std::move(on)), pinned(*device), flags(*device) {
     // The driver loads its own kernels at their first use, which must not be behind a gate.
     cuda::PinnedMemory host = pinned.allocate(64);
     const cuda::DeviceMemory memory(copies, 64);
@@ -26,7 +27,9 @@ struct Bench {
     cuda::copy(copies, memory.slice(), host.slice());
     finish();
   }
-  void finish() const { EXPECT_TRUE(cuda::record(copies).synchronize(Deadline::in(std::chrono::seconds(60)))); }
+  void finish() const {
+    EXPECT_TRUE(cuda::record(copies).synchronize(Deadline::in(std::chrono::seconds(60))));
+  }
 
   std::shared_ptr<cuda::Device> device;
   cuda::Stream copies{*device};
@@ -71,8 +74,8 @@ class CudaMemory final : public Memory {
 
 const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
   static const auto opened = [] {
-    // Each of their streams needs a hardware queue of its own (staged.h), and no kernel may be loaded while one waits for a
-    // flag.
+    // Each of their streams needs a hardware queue of its own (staged.h), and no kernel may be
+    // loaded while one waits for a flag.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
     setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
     return cuda::Driver::open();
@@ -82,7 +85,9 @@ const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
 
 void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device, OnDevice kind) {
   const auto bench = std::make_shared<Bench>(device);
-  rank.allocate = [bench, kind](std::size_t bytes) { return std::make_shared<CudaMemory>(bench, kind, bytes); };
+  rank.allocate = [bench, kind](std::size_t bytes) {
+    return std::make_shared<CudaMemory>(bench, kind, bytes);
+  };
   rank.gate = [bench] {
     const auto flag = bench->flags.make();
     flag->wait(bench->gated);

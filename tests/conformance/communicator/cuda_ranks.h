@@ -1,4 +1,5 @@
-// A rank's GPU, real or fake: memory that is written and read through pinned copies, and gates that streams wait at.
+// A rank's GPU, real or fake: memory that is written and read through pinned copies, and gates that
+// streams wait at.
 #pragma once
 
 #include <weft/base/result.h>
@@ -8,14 +9,16 @@
 
 namespace weft::conformance {
 
-// The machine's own, opened once for tests whose ranks or ends share a GPU. An error where there is none.
+// The machine's own, opened once for tests whose ranks or ends share a GPU. An error where there is
+// none.
 const Result<std::shared_ptr<const cuda::Driver>>& real_driver();
 
 // Device memory of stream-ordered pools, which stays in the process, or such that others may open.
 enum class OnDevice { Pooled, Shareable };
 
 // Gives the rank memory and gates on the device, and what they need.
-void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device, OnDevice kind = OnDevice::Pooled);
+void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device,
+           OnDevice kind = OnDevice::Pooled);
 
 // Frees what the rank has left on the device; fails the test if something still holds on to it.
 void reclaim(std::shared_ptr<cuda::Device> device);

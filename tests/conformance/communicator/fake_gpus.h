@@ -13,17 +13,20 @@ namespace weft::conformance {
 class FakeGpus : public Threads {
  public:
   explicit FakeGpus(int ranks) : Threads(ranks) {}
-  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+  void run(std::chrono::milliseconds timeout,
+           const std::function<void(Rank&)>& body) const override {
     harness::FakeDriver fake({.devices = ranks(), .threads = true});
     std::vector<std::shared_ptr<cuda::Device>> devices;
-    for (int rank = 0; rank < ranks(); ++rank) devices.push_back(cuda::Device::open(fake.driver(), rank));
+    for (int rank = 0; rank < ranks(); ++rank)
+      devices.push_back(cuda::Device::open(fake.driver(), rank));
     run_on(fake, devices, timeout, body);
     for (auto& device : devices) reclaim(std::move(device));
   }
 
  protected:
   using Devices = std::vector<std::shared_ptr<cuda::Device>>;
-  virtual void run_on(harness::FakeDriver& fake, const Devices& devices, std::chrono::milliseconds timeout,
+  virtual void run_on(harness::FakeDriver& fake, const Devices& devices,
+                      std::chrono::milliseconds timeout,
                       const std::function<void(Rank&)>& body) const = 0;
 
   static const std::shared_ptr<cuda::Device>& device_of(const Devices& devices, const Rank& rank) {
@@ -31,7 +34,8 @@ class FakeGpus : public Threads {
   }
 };
 
-// A backend of host memory, through pinned memory: what a process group makes for the GPU tensors of such a backend.
+// A backend of host memory, through pinned memory: what a process group makes for the GPU tensors
+// of such a backend.
 class Staged final : public FakeGpus {
  public:
   Staged(std::string backend, int ranks) : FakeGpus(ranks), backend_(std::move(backend)) {}
@@ -48,8 +52,8 @@ class Staged final : public FakeGpus {
     const auto below = transport::open(backend_);
     const auto join = [&](Rank& rank) {
       equip(rank, device_of(devices, rank));
-      rank.communicator =
-          transport::staged::over(below->join(options_for(rank, timeout)), device_of(devices, rank), rank.loop);
+      rank.communicator = transport::staged::over(below->join(options_for(rank, timeout)),
+                                                  device_of(devices, rank), rank.loop);
     };
     run_ranks(join, body);
   }

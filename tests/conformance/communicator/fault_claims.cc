@@ -1,6 +1,7 @@
-// The fault matrix for communicators over connections (docs/faults.md): rank 1 is a process that is killed, or stopped,
-// while it joins, while large reductions run, while nothing happens. Rank 0 hears of it within the time it was given, its
-// error names rank 1, and every later operation fails at once.
+// The fault matrix for communicators over connections (docs/faults.md): rank 1 is a process that is
+// killed, or stopped, while it joins, while large reductions run, while nothing happens. Rank 0
+// hears of it within the time it was given, its error names rank 1, and every later operation fails
+// at once.
 #include <csignal>
 #include <filesystem>
 #include <future>
@@ -24,26 +25,33 @@ using transport::Communicator;
 // Within one process there is nothing to kill.
 std::vector<std::string> joining_backends() {
   auto names = connecting_backends();
-  std::erase_if(names, [](const std::string& name) { return why_within_the_process(name).has_value(); });
+  std::erase_if(names,
+                [](const std::string& name) { return why_within_the_process(name).has_value(); });
   return names;
 }
 
 class CommunicatorFaults : public testing::TestWithParam<std::string> {
  protected:
   CommunicatorFaults() : folder_(std::filesystem::temp_directory_path() / "weft-faults-XXXXXX") {
-    if (::mkdtemp(folder_.data()) == nullptr) throw Error(Blame::Busy, "no folder for the ranks' store");
+    if (::mkdtemp(folder_.data()) == nullptr)
+      throw Error(Blame::Busy, "no folder for the ranks' store");
   }
   ~CommunicatorFaults() override {
     other_.reset();
     std::filesystem::remove_all(folder_);
   }
 
-  std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<EventLoop>& loop, milliseconds timeout,
+  std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<EventLoop>& loop,
+                                     milliseconds timeout,
                                      std::shared_ptr<transport::Bootstrap> store = nullptr) const {
     if (!store) store = std::make_shared<harness::FileBootstrap>(folder_);
     return transport::open(GetParam())
-        ->join(
-            {.rank = rank, .size = 2, .group_name = "faults", .store = std::move(store), .timeout = timeout, .loop = loop});
+        ->join({.rank = rank,
+                .size = 2,
+                .group_name = "faults",
+                .store = std::move(store),
+                .timeout = timeout,
+                .loop = loop});
   }
 
   // Rank 1, which joins and then does `body`; before this process has made threads.
@@ -95,14 +103,16 @@ void reduce_for_ever(Communicator& communicator, Child&) {
 }
 
 TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
-  other_ = std::make_unique<Child>([](Child& self) { static_cast<void>(self.hear()); });  // never comes
+  other_ =
+      std::make_unique<Child>([](Child& self) { static_cast<void>(self.hear()); });  // never comes
   other_->kill();
   const auto loop = std::make_shared<EventLoop>("rank 0");
   try {
     join(0, loop, milliseconds(300));
     ADD_FAILURE() << "joined without rank 1";
   } catch (const Error& error) {
-    EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+    EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
+        << error.what();
     EXPECT_THAT(error.text(), testing::HasSubstr("rank 1"));
   }
 }
@@ -110,7 +120,8 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
 // Rank 0's: stops rank 1 when that has said where it listens, and waits for rank 0 to say so.
 class StoppingStore final : public harness::FileBootstrap {
  public:
-  StoppingStore(const std::string& folder, Child& rank_1) : FileBootstrap(folder), rank_1_(rank_1) {}
+  StoppingStore(const std::string& folder, Child& rank_1)
+      : FileBootstrap(folder), rank_1_(rank_1) {}
   void set(const std::string& key, const Bytes& value) override {
     if (key == "mesh/address/0") {
       get("mesh/address/1", harness::patience());
@@ -135,7 +146,8 @@ TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileItJoinsIsNamed) {
   }
 }
 
-TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileNothingHappensFailsTheNextOperationAtItsDeadline) {
+TEST_P(CommunicatorFaults,
+       ARankThatIsStoppedWhileNothingHappensFailsTheNextOperationAtItsDeadline) {
   start([](Communicator&, Child&) {});
   const auto loop = std::make_shared<EventLoop>("rank 0");
   const auto communicator = join(0, loop, std::chrono::seconds(2));
@@ -157,7 +169,8 @@ TEST_P(CommunicatorFaults, ARankLeavesWithoutWaitingForOneThatIsStoppedWhichHear
   EXPECT_EQ(other_->hear(), "joined");
   other_->signal(SIGSTOP);
   const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
-  ASSERT_EQ(left.wait_for(std::chrono::seconds(20)), std::future_status::ready) << "it waits for who does not move";
+  ASSERT_EQ(left.wait_for(std::chrono::seconds(20)), std::future_status::ready)
+      << "it waits for who does not move";
   other_->signal(SIGCONT);
   other_->say("go on");
   other_->say("enough");
@@ -201,7 +214,8 @@ TEST_P(CommunicatorFaults, AFasterRankIsHeldBackAndNothingOfItIsLost) {
   const auto communicator = join(0, loop, std::chrono::minutes(1));
   std::vector<std::vector<float>> sent;
   std::vector<Op> ops;
-  for (int round = 0; round < kRounds; ++round) sent.emplace_back(kElements, static_cast<float>(round));
+  for (int round = 0; round < kRounds; ++round)
+    sent.emplace_back(kElements, static_cast<float>(round));
   for (auto& numbers : sent) ops.push_back(broadcast_of(0, *communicator, numbers));
   for (int turn = 0; turn < 100; ++turn) turn_of(*loop);
   EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
@@ -217,7 +231,9 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledInAReductionFailsItForTheOthers) {
   const auto communicator = join(0, loop, std::chrono::minutes(1));
   std::vector<float> numbers(4 << 20, 1.0F);
   const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
-  const auto reduce = [&] { return communicator->all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {}); };
+  const auto reduce = [&] {
+    return communicator->all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {});
+  };
   for (int i = 0; i < 3; ++i) harness::expect_good(reduce());
   const Op hit = reduce();
   other_->kill();

@@ -10,7 +10,9 @@ namespace weft::conformance {
 class HostMemory final : public Memory {
  public:
   explicit HostMemory(std::size_t bytes) : bytes_(bytes) {}
-  Slice slice() const override { return {const_cast<std::byte*>(bytes_.data()), bytes_.size(), Device::host()}; }
+  Slice slice() const override {
+    return {const_cast<std::byte*>(bytes_.data()), bytes_.size(), Device::host()};
+  }
   void write(const void* from) override {
     if (!bytes_.empty()) std::memcpy(bytes_.data(), from, bytes_.size());
   }

@@ -36,16 +36,19 @@ class Mpi : public testing::TestWithParam<int> {
   void SetUp() override {
     const Outcome version = run("mpirun --version");
     if (version.code != 0) GTEST_SKIP() << "no mpirun: install openmpi-bin";
-    if (version.out.find("Open MPI") == std::string::npos) GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
+    if (version.out.find("Open MPI") == std::string::npos)
+      GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
   }
 };
 
 // With those options of mpirun and of the ranks.
 Outcome run_ranks(int ranks, const std::string& options, const std::string& filter) {
   const harness::Folder folder;
-  return run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout 170 -n " +
-             std::to_string(ranks) + " -x WEFT_TEST_FOLDER=" + folder.path() + options + " " + WEFT_MPI_RANKS +
-             " --gtest_brief=1 '--gtest_filter=" + filter + "'");
+  return run(
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout "
+      "170 -n " +
+      std::to_string(ranks) + " -x WEFT_TEST_FOLDER=" + folder.path() + options + " " +
+      WEFT_MPI_RANKS + " --gtest_brief=1 '--gtest_filter=" + filter + "'");
 }
 
 void expect_claims(int ranks, const std::string& options, const std::string& filter) {
@@ -85,7 +88,8 @@ TEST_P(Mpi, EndsAsAWholeWithARankThatIsKilled) {
 }
 
 TEST(MpiTransport, SaysWhyItCannotBeUsedWithoutMpirun) {
-  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) GTEST_SKIP() << "this test itself runs below mpirun";
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr)
+    GTEST_SKIP() << "this test itself runs below mpirun";
   try {
     transport::open("mpi");
     FAIL() << "it was opened";

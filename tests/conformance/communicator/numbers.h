@@ -1,5 +1,5 @@
-// Numbers in the memory of a rank, of any dtype, and what collectives should make of them. A rank's i-th number is small,
-// so that sums of few of them are exact in every dtype but the 8-bit floats.
+// Numbers in the memory of a rank, of any dtype, and what collectives should make of them. A rank's
+// i-th number is small, so that sums of few of them are exact in every dtype but the 8-bit floats.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,13 @@
 namespace weft::conformance {
 
 inline constexpr Dtype kDtypes[] = {
-    Dtype::UInt8,   Dtype::Int8,    Dtype::Int16,    Dtype::Int32,      Dtype::Int64,          Dtype::Float16,
-    Dtype::Float32, Dtype::Float64, Dtype::BFloat16, Dtype::Bool,       Dtype::ComplexFloat32, Dtype::ComplexFloat64,
-    Dtype::UInt16,  Dtype::UInt32,  Dtype::UInt64,   Dtype::Float8E4M3, Dtype::Float8E5M2};
-inline constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
-                                    ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
+    Dtype::UInt8,          Dtype::Int8,           Dtype::Int16,   Dtype::Int32,    Dtype::Int64,
+    Dtype::Float16,        Dtype::Float32,        Dtype::Float64, Dtype::BFloat16, Dtype::Bool,
+    Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::UInt16,  Dtype::UInt32,   Dtype::UInt64,
+    Dtype::Float8E4M3,     Dtype::Float8E5M2};
+inline constexpr ReduceOp kOps[] = {ReduceOp::Sum,   ReduceOp::Avg,   ReduceOp::Product,
+                                    ReduceOp::Min,   ReduceOp::Max,   ReduceOp::BitAnd,
+                                    ReduceOp::BitOr, ReduceOp::BitXor};
 
 // The index-th number that a rank starts with; `salt` tells operations apart.
 inline double number_of(Dtype dtype, int rank, std::size_t index, int salt = 0) {
@@ -32,7 +34,8 @@ class Numbers {
     memory_->write(bytes_.data());
   }
   // Filled with what that rank starts with.
-  Numbers(Rank& rank, Dtype dtype, std::size_t elements, int whose, int salt = 0) : Numbers(rank, dtype, elements) {
+  Numbers(Rank& rank, Dtype dtype, std::size_t elements, int whose, int salt = 0)
+      : Numbers(rank, dtype, elements) {
     fill([&](std::size_t i) { return number_of(dtype, whose, i, salt); });
   }
 
@@ -49,7 +52,8 @@ class Numbers {
   std::vector<double> read() {
     memory_->read(bytes_.data());
     std::vector<double> numbers;
-    for (std::size_t i = 0; i < count(); ++i) numbers.push_back(harness::load(dtype_, bytes_.data(), i));
+    for (std::size_t i = 0; i < count(); ++i)
+      numbers.push_back(harness::load(dtype_, bytes_.data(), i));
     return numbers;
   }
   std::vector<std::byte> read_bytes() {
@@ -98,7 +102,8 @@ inline void multiply_complex(std::vector<double>& into, const std::vector<double
 }
 
 // The reduction of what all ranks start with, from the given number on.
-inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t elements, int ranks, int salt = 0) {
+inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t elements, int ranks,
+                                   int salt = 0) {
   std::vector<double> result = start_of(dtype, elements, 0, salt);
   const bool is_complex = dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
   for (int rank = 1; rank < ranks; ++rank) {
@@ -107,7 +112,8 @@ inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t element
       multiply_complex(result, next);
       continue;
     }
-    for (std::size_t i = 0; i < result.size(); ++i) result[i] = reduce(dtype, op, result[i], next[i]);
+    for (std::size_t i = 0; i < result.size(); ++i)
+      result[i] = reduce(dtype, op, result[i], next[i]);
   }
   if (op == ReduceOp::Avg) {
     for (double& number : result) number /= ranks;
@@ -130,8 +136,8 @@ inline double tolerance_of(Dtype dtype) {
   }
 }
 
-inline void expect_near(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,
-                        const std::string& what) {
+inline void expect_near(const std::vector<double>& actual, const std::vector<double>& expected,
+                        double tolerance, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     ASSERT_LE(std::abs(actual[i] - expected[i]), tolerance * std::abs(expected[i]))

@@ -38,7 +38,8 @@ pid_t fork_rank(const std::function<void()>& body, const std::string& who) {
 
 }  // namespace
 
-void Processes::run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const {
+void Processes::run_ranks(const std::function<void(Rank&)>& join,
+                          const std::function<void(Rank&)>& body) const {
   std::string folder = std::filesystem::temp_directory_path() / "weft-claims-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   std::vector<pid_t> processes;

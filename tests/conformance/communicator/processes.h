@@ -11,8 +11,10 @@ class Processes : public Setting {
   int ranks() const override { return ranks_; }
 
  protected:
-  // `join` gives the rank its communicator and memory. A rank that throws, fails an expectation or dies fails the test.
-  void run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const;
+  // `join` gives the rank its communicator and memory. A rank that throws, fails an expectation or
+  // dies fails the test.
+  void run_ranks(const std::function<void(Rank&)>& join,
+                 const std::function<void(Rank&)>& body) const;
 
  private:
   int ranks_;

@@ -7,7 +7,8 @@ namespace weft::conformance {
 void leave(Rank& rank) {
   const Deadline deadline = Deadline::in(std::chrono::seconds(60));
   rank.store->set("left/" + std::to_string(rank.rank), {});
-  for (int other = 0; other < rank.size; ++other) rank.store->get("left/" + std::to_string(other), deadline);
+  for (int other = 0; other < rank.size; ++other)
+    rank.store->get("left/" + std::to_string(other), deadline);
   rank.communicator.reset();
   rank.loop.reset();
   rank.allocate = nullptr;

@@ -1,5 +1,5 @@
-// The ranks that the claims about communicators are checked with: each has a communicator of the backend under test, and
-// memory of the kind that it carries.
+// The ranks that the claims about communicators are checked with: each has a communicator of the
+// backend under test, and memory of the kind that it carries.
 #pragma once
 
 #include <chrono>
@@ -55,11 +55,17 @@ class Setting {
   // Whether a peer's end is seen by itself; otherwise an operation ends at its deadline.
   virtual bool sees_peers_end() const { return false; }
   // For what must run into its deadline: long enough to join in.
-  virtual std::chrono::milliseconds short_timeout() const { return std::chrono::milliseconds(1500); }
-  // Runs the body on every rank, each on a thread or in a process of its own. Failures are the current test's.
-  virtual void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const = 0;
+  virtual std::chrono::milliseconds short_timeout() const {
+    return std::chrono::milliseconds(1500);
+  }
+  // Runs the body on every rank, each on a thread or in a process of its own. Failures are the
+  // current test's.
+  virtual void run(std::chrono::milliseconds timeout,
+                   const std::function<void(Rank&)>& body) const = 0;
 
-  friend std::ostream& operator<<(std::ostream& out, const Setting& setting) { return out << setting.name(); }
+  friend std::ostream& operator<<(std::ostream& out, const Setting& setting) {
+    return out << setting.name();
+  }
 };
 
 class CommunicatorClaims : public testing::TestWithParam<std::shared_ptr<Setting>> {
@@ -74,10 +80,12 @@ class CommunicatorClaims : public testing::TestWithParam<std::shared_ptr<Setting
   }
 };
 
-inline std::string name_of(const testing::TestParamInfo<std::shared_ptr<Setting>>& info) { return info.param->name(); }
+inline std::string name_of(const testing::TestParamInfo<std::shared_ptr<Setting>>& info) {
+  return info.param->name();
+}
 
-// Waits until all ranks have come this far, and drops the communicator: who leaves early takes bytes away that others still
-// wait for. (In a group the engine sees to that.)
+// Waits until all ranks have come this far, and drops the communicator: who leaves early takes
+// bytes away that others still wait for. (In a group the engine sees to that.)
 void leave(Rank& rank);
 
 // Runs the body on threads, one for each rank; what it throws fails the test.

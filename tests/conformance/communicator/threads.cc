@@ -16,7 +16,8 @@ transport::JoinOptions Threads::options_for(const Rank& rank, std::chrono::milli
   return options;
 }
 
-void Threads::run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const {
+void Threads::run_ranks(const std::function<void(Rank&)>& join,
+                        const std::function<void(Rank&)>& body) const {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   run_threads(ranks_, [&](int number) {
     Rank rank;

@@ -12,8 +12,10 @@ class Threads : public Setting {
   static transport::JoinOptions options_for(const Rank& rank, std::chrono::milliseconds timeout);
 
  protected:
-  // `join` gives the rank its communicator and memory. When this returns the ranks hold on to nothing.
-  void run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const;
+  // `join` gives the rank its communicator and memory. When this returns the ranks hold on to
+  // nothing.
+  void run_ranks(const std::function<void(Rank&)>& join,
+                 const std::function<void(Rank&)>& body) const;
 
  private:
   int ranks_;

@@ -9,7 +9,9 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionClaims);
 
 // What is not tested on this machine is said, and why.
 class UnusableBackend : public testing::TestWithParam<std::pair<std::string, std::string>> {};
-TEST_P(UnusableBackend, IsReported) { GTEST_SKIP() << GetParam().first << ": " << GetParam().second; }
+TEST_P(UnusableBackend, IsReported) {
+  GTEST_SKIP() << GetParam().first << ": " << GetParam().second;
+}
 INSTANTIATE_TEST_SUITE_P(Transport, UnusableBackend, testing::ValuesIn(unusable_backends()),
                          [](const auto& one) { return one.param.first; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(UnusableBackend);

@@ -13,9 +13,11 @@
 
 namespace weft::conformance {
 
-Child::Child(const std::function<void(Child& self)>& body, std::chrono::seconds lifetime) : lifetime_(lifetime) {
+Child::Child(const std::function<void(Child& self)>& body, std::chrono::seconds lifetime)
+    : lifetime_(lifetime) {
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw system_error(Blame::Busy, "socketpair", errno);
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw system_error(Blame::Busy, "socketpair", errno);
   std::fflush(nullptr);
   process_ = ::fork();
   if (process_ < 0) throw system_error(Blame::Busy, "fork", errno);

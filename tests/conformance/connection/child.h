@@ -11,9 +11,10 @@ namespace weft::conformance {
 
 class Child {
  public:
-  // Runs the body in a new process, which ends when the body returns: well if no expectation failed and nothing was thrown.
-  // It is killed after its lifetime, and when the test ends.
-  explicit Child(const std::function<void(Child& self)>& body, std::chrono::seconds lifetime = std::chrono::minutes(1));
+  // Runs the body in a new process, which ends when the body returns: well if no expectation failed
+  // and nothing was thrown. It is killed after its lifetime, and when the test ends.
+  explicit Child(const std::function<void(Child& self)>& body,
+                 std::chrono::seconds lifetime = std::chrono::minutes(1));
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;

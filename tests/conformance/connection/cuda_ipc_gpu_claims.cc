@@ -1,5 +1,5 @@
-// By name between two processes on a real GPU. (On fake ones in cuda_ipc_test and connection_ipc_test, where a driver plays
-// both.)
+// By name between two processes on a real GPU. (On fake ones in cuda_ipc_test and
+// connection_ipc_test, where a driver plays both.)
 #include <array>
 #include <cstdlib>
 
@@ -16,8 +16,10 @@ namespace weft::conformance {
 namespace {
 
 constexpr const char* kFolderVariable = "WEFT_CLAIMS_FOLDER";
-// What is freed after a round of 4 MiB and made anew for the next comes, as drivers do, at the same addresses.
-constexpr std::array<std::size_t, 8> kSizes{1, 65'537, 1u << 20, (5u << 20) + 13, 4u << 20, 4u << 20, 4u << 20, 3};
+// What is freed after a round of 4 MiB and made anew for the next comes, as drivers do, at the same
+// addresses.
+constexpr std::array<std::size_t, 8> kSizes{1,        65'537,   1u << 20, (5u << 20) + 13,
+                                            4u << 20, 4u << 20, 4u << 20, 3};
 
 std::vector<std::byte> word(const std::string& text) {
   const auto bytes = bytes_of(text);
@@ -27,7 +29,8 @@ std::vector<std::byte> word(const std::string& text) {
 // One of the two processes: the GPU, a lane of shm with the other, and the lane by name over it.
 class End {
  public:
-  explicit End(const std::string& folder) : store(folder), device_(cuda::Device::open(real_driver().value(), 0)) {
+  explicit End(const std::string& folder)
+      : store(folder), device_(cuda::Device::open(real_driver().value(), 0)) {
     equip(bench, device_, OnDevice::Shareable);
     stage_ = std::make_shared<transport::staged::Stage>(std::vector{device_});
   }
@@ -63,7 +66,8 @@ class End {
  private:
   void take(std::shared_ptr<Connection> below) {
     ASSERT_TRUE(below);
-    lane = transport::cuda_ipc::over(transport::staged::over(std::move(below), stage_, loop), stage_, loop);
+    lane = transport::cuda_ipc::over(transport::staged::over(std::move(below), stage_, loop),
+                                     stage_, loop);
     lane->receive({[come = come_](const Arrival&) { ++*come; }, [](const Error&) {}});
   }
 
@@ -102,8 +106,9 @@ void ask(const std::string& folder) {
     const auto from = end.bench.allocate(bytes), back = end.bench.allocate(bytes);
     const Gate gate = end.bench.gate();
     const Op sent = end.lane->send({}, std::array{from->slice()}, from, gate.fence);
-    // Where it goes by name it is there before its bytes are; through pinned memory nobody would have seen it yet. The
-    // first lanes may only just be meeting, and then it goes as the lane below would.
+    // Where it goes by name it is there before its bytes are; through pinned memory nobody would
+    // have seen it yet. The first lanes may only just be meeting, and then it goes as the lane
+    // below would.
     if (round > 1) end.store.get("seen/" + std::to_string(round), patience());
     EXPECT_FALSE(sent.ended());
     from->write(payload.data());

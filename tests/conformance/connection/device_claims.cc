@@ -1,6 +1,6 @@
-// Payloads and destinations on a GPU: every backend's lanes through pinned memory, on a fake GPU or, in the program for
-// machines that have one, on a real one; and by name, on a fake one. What they must do for host memory is in the other
-// files, which are checked over such lanes as well.
+// Payloads and destinations on a GPU: every backend's lanes through pinned memory, on a fake GPU
+// or, in the program for machines that have one, on a real one; and by name, on a fake one. What
+// they must do for host memory is in the other files, which are checked over such lanes as well.
 #include <array>
 
 #include <weft/base/config.h>
@@ -19,7 +19,9 @@ struct Setting {
   Gpu gpu = Gpu::Fake;
   Way way = Way::Pinned;
 };
-std::ostream& operator<<(std::ostream& out, const Setting& setting) { return out << setting.backend; }
+std::ostream& operator<<(std::ostream& out, const Setting& setting) {
+  return out << setting.backend;
+}
 std::string name_of(const testing::TestParamInfo<Setting>& info) {
   return info.param.backend + (info.param.gpu == Gpu::Fake ? "" : "OnGpu") +
          (info.param.way == Way::Pinned   ? ""
@@ -37,12 +39,14 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
       transport = std::make_shared<StagedTransport>(GetParam().backend, Way::Pinned, nullptr,
                                                     cuda::Device::open(real_driver().value(), 0));
     }
-    equip(bench, transport->device(), GetParam().way == Way::ByName ? OnDevice::Shareable : OnDevice::Pooled);
+    equip(bench, transport->device(),
+          GetParam().way == Way::ByName ? OnDevice::Shareable : OnDevice::Pooled);
     lane = open_lane(*transport->connector());
     lane.far->receive({[kept = arrived](const Arrival& arrival) {
                          std::lock_guard lock(kept->mutex);
-                         kept->headers.emplace_back(reinterpret_cast<const char*>(arrival.header.data()),
-                                                    arrival.header.size());
+                         kept->headers.emplace_back(
+                             reinterpret_cast<const char*>(arrival.header.data()),
+                             arrival.header.size());
                          kept->sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
                        },
                        [kept = arrived](const Error&) {
@@ -62,7 +66,8 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
       std::lock_guard lock(arrived->mutex);
       return arrived->headers.size();
     };
-    EXPECT_TRUE(lane.far_loop->drive([&] { return count() > seen; }, patience())) << "nothing arrives";
+    EXPECT_TRUE(lane.far_loop->drive([&] { return count() > seen; }, patience()))
+        << "nothing arrives";
     std::lock_guard lock(arrived->mutex);
     return seen < arrived->headers.size() ? arrived->headers[seen++] : "";
   }
@@ -95,7 +100,8 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
 TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
   EXPECT_TRUE(lane.near->capabilities().device_memory);
   EXPECT_TRUE(transport->connector()->capabilities().device_memory);
-  for (const std::size_t bytes : {0u, 1u, 256u, 65'537u, 512u << 10, (512u << 10) + 1, (5u << 20) + 13}) {
+  for (const std::size_t bytes :
+       {0u, 1u, 256u, 65'537u, 512u << 10, (512u << 10) + 1, (5u << 20) + 13}) {
     SCOPED_TRACE(bytes);
     const auto payload = pattern(1, bytes);
     const auto from = on_device(payload);
@@ -132,15 +138,19 @@ TEST_P(DeviceClaims, ByWhichWayItGoesIsSeenByTheCopies) {
 TEST_P(DeviceClaims, EitherSideMayUseTheHostForAnyPayload) {
   for (const std::size_t bytes : {1000u, (1u << 20) + 7}) {
     SCOPED_TRACE(bytes);
-    const auto first = pattern(1, bytes), second = pattern(2, bytes + 1), third = pattern(3, 5), fourth = pattern(4, bytes);
+    const auto first = pattern(1, bytes), second = pattern(2, bytes + 1), third = pattern(3, 5),
+               fourth = pattern(4, bytes);
     const auto first_from = on_device(first), third_from = on_device(third);
     const auto second_to = bench.allocate(second.size()), third_to = bench.allocate(third.size());
     std::vector<std::byte> first_to(first.size()), fourth_to(fourth.size());
-    const std::array payloads{first_from->slice(), slice_of(second), third_from->slice(), Slice{}, slice_of(fourth)};
+    const std::array payloads{first_from->slice(), slice_of(second), third_from->slice(), Slice{},
+                              slice_of(fourth)};
     const Op sent = lane.near->send(bytes_of("mixed"), payloads, nullptr, {});
     EXPECT_EQ(next(), "mixed");
-    EXPECT_EQ(arrived->sizes, (std::vector<std::uint64_t>{first.size(), second.size(), 5, 0, fourth.size()}));
-    const std::array places{slice_of(first_to), second_to->slice(), third_to->slice(), Slice{}, slice_of(fourth_to)};
+    EXPECT_EQ(arrived->sizes,
+              (std::vector<std::uint64_t>{first.size(), second.size(), 5, 0, fourth.size()}));
+    const std::array places{slice_of(first_to), second_to->slice(), third_to->slice(), Slice{},
+                            slice_of(fourth_to)};
     expect_good(lane.far->accept(places, nullptr, {}));
     expect_good(sent);
     EXPECT_TRUE(same(first_to, first) && same(fourth_to, fourth));
@@ -166,16 +176,22 @@ TEST_P(DeviceClaims, MessagesOfHostAndDeviceKeepTheirOrder) {
   std::vector<Op> ops;
   constexpr int kRounds = 20;
   for (int i = 0; i < kRounds; ++i) {
-    ops.push_back(lane.near->send(bytes_of("small device"), std::array{small_from->slice()}, nullptr, {}));
+    ops.push_back(
+        lane.near->send(bytes_of("small device"), std::array{small_from->slice()}, nullptr, {}));
     ops.push_back(lane.near->send(bytes_of("nothing"), {}, nullptr, {}));
-    ops.push_back(lane.near->send(bytes_of("large device"), std::array{large_from->slice()}, nullptr, {}));
-    ops.push_back(lane.near->send(bytes_of("small host"), std::array{slice_of(small)}, nullptr, {}));
-    ops.push_back(lane.near->send(bytes_of("large host"), std::array{slice_of(large)}, nullptr, {}));
+    ops.push_back(
+        lane.near->send(bytes_of("large device"), std::array{large_from->slice()}, nullptr, {}));
+    ops.push_back(
+        lane.near->send(bytes_of("small host"), std::array{slice_of(small)}, nullptr, {}));
+    ops.push_back(
+        lane.near->send(bytes_of("large host"), std::array{slice_of(large)}, nullptr, {}));
   }
   const auto small_to = bench.allocate(small.size()), large_to = bench.allocate(large.size());
-  const auto take = [&](const std::string& header, const std::shared_ptr<Memory>& to, const std::vector<std::byte>& what) {
+  const auto take = [&](const std::string& header, const std::shared_ptr<Memory>& to,
+                        const std::vector<std::byte>& what) {
     ASSERT_EQ(next(), header);
-    expect_good(lane.far->accept(to ? std::vector{to->slice()} : std::vector<Slice>(), nullptr, {}));
+    expect_good(
+        lane.far->accept(to ? std::vector{to->slice()} : std::vector<Slice>(), nullptr, {}));
     EXPECT_TRUE(!to || same(read(*to), what));
   };
   for (int i = 0; i < kRounds; ++i) {
@@ -252,7 +268,8 @@ TEST_P(DeviceClaims, DestinationsAreOverwrittenOnlyWhenTheirFenceHasPassed) {
 
 TEST_P(DeviceClaims, AStreamThatWaitsForAReceiveSeesItsBytesAndTheHostNeverWaits) {
   const auto payload = pattern(1, 3 << 20);
-  const auto from = on_device(payload), to = bench.allocate(payload.size()), copy = bench.allocate(payload.size());
+  const auto from = on_device(payload), to = bench.allocate(payload.size()),
+             copy = bench.allocate(payload.size());
   cuda::Stream stream(*transport->device());
   const Gate gate = bench.gate();
   const int blocks = host_blocks();
@@ -294,7 +311,8 @@ TEST_P(DeviceClaims, WithoutDestinationsThePayloadsAreThrownAway) {
   const auto payload = pattern(1, 3 << 20);
   const auto from = on_device(payload);
   for (const std::size_t bytes : {100u, 3u << 20}) {
-    const Op sent = lane.near->send(bytes_of("unwanted"), std::array{from->slice().part(0, bytes)}, from, {});
+    const Op sent =
+        lane.near->send(bytes_of("unwanted"), std::array{from->slice().part(0, bytes)}, from, {});
     EXPECT_EQ(next(), "unwanted");
     expect_good(lane.far->accept({}, nullptr, {}));
     expect_good(sent);
@@ -310,7 +328,8 @@ TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStre
   const std::weak_ptr<Memory> watch = from;
   const Slice slice = from->slice();
   const Gate gate = bench.gate();
-  const Op waiting = lane.near->send(bytes_of("never"), std::array{slice}, std::move(from), gate.fence);
+  const Op waiting =
+      lane.near->send(bytes_of("never"), std::array{slice}, std::move(from), gate.fence);
   const Op behind = lane.near->send(bytes_of("behind"), {}, nullptr, {});
   cuda::Stream stream(*transport->device());
   waiting.done().wait(stream);
@@ -368,7 +387,8 @@ TEST_P(DeviceClaims, MemoryOfAnotherDeviceIsTheCallersErrorAndTheLaneGoesOn) {
   EXPECT_NE(refused.text().find("cuda:7"), std::string::npos) << refused.what();
   const Op sent = lane.near->send(bytes_of("good"), std::array{slice_of(payload)}, nullptr, {});
   EXPECT_EQ(next(), "good");
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(), Blame::Caller);
+  EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
+            Blame::Caller);
   const auto to = bench.allocate(payload.size());
   expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
   expect_good(sent);
@@ -382,7 +402,8 @@ std::vector<Setting> settings() {
     all.push_back({backend, Gpu::Real});
 #else
     const bool may_reach = transport::open(backend)->connector()->capabilities().direct_bytes > 0;
-    const bool is_direct = may_reach && config().gpu_direct == GpuDirect::PeerMemory;  // as a fake GPU's memory can be
+    const bool is_direct =
+        may_reach && config().gpu_direct == GpuDirect::PeerMemory;  // as a fake GPU's memory can be
     all.push_back({backend, Gpu::Fake, is_direct ? Way::Direct : Way::Pinned});
     all.push_back({backend, Gpu::Fake, Way::ByName});
 #endif

@@ -1,4 +1,5 @@
-// Device memory between two processes, each with a driver of its own: lanes through pinned memory on fake GPUs.
+// Device memory between two processes, each with a driver of its own: lanes through pinned memory
+// on fake GPUs.
 #include <array>
 
 #include <weft/cuda/fence.h>
@@ -37,7 +38,8 @@ class Side {
 // The messages of one end, which are accepted where the test says.
 class Inlet {
  public:
-  Inlet(Connection& connection, std::shared_ptr<EventLoop> loop) : connection_(connection), loop_(std::move(loop)) {
+  Inlet(Connection& connection, std::shared_ptr<EventLoop> loop)
+      : connection_(connection), loop_(std::move(loop)) {
     connection_.receive({[come = come_](const Arrival&) { ++*come; }, [](const Error&) {}});
   }
   Op take(const std::shared_ptr<Memory>& to, Fence ready = {}) {

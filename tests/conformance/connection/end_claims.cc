@@ -47,13 +47,15 @@ TEST_P(ConnectionClaims, ConnectingWhereNobodyListensEndsByTheDeadline) {
   EXPECT_EQ(failure_of(connection->send(bytes_of("again"), {}, nullptr, {})).blame(), why.blame());
 }
 
-// TP-009: a stopped process, or one that computes on its loop. The kernel may have taken the connection long since.
+// TP-009: a stopped process, or one that computes on its loop. The kernel may have taken the
+// connection long since.
 TEST_P(ConnectionClaims, AListenerThatAcceptsNobodyIsATimeoutAtTheDeadline) {
   const auto loop = std::make_shared<EventLoop>("near");
   const auto stuck = std::make_shared<EventLoop>("stuck", EventLoop::Thread::Given);
   Harbour harbour(connector_, stuck);
   const auto payload = pattern(1, 8 << 20);
-  const auto connection = connect(harbour.address(), loop, Deadline::in(std::chrono::milliseconds(200)));
+  const auto connection =
+      connect(harbour.address(), loop, Deadline::in(std::chrono::milliseconds(200)));
   Mailbox mail(*connection, loop);
   const Op sent = connection->send(bytes_of("hello"), std::array{slice_of(payload)}, nullptr, {});
   const Error why = mail.wait_closed();
@@ -118,7 +120,8 @@ TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
     owner->connection = lane.far;
     auto* const far = lane.far.get();
     far->receive({[=](const Arrival&) {
-                    if (!drops_when_closed) return owner->drop();  // without accepting what has arrived
+                    if (!drops_when_closed)
+                      return owner->drop();  // without accepting what has arrived
                     far->accept({}, nullptr, {});
                   },
                   [=](const Error&) { owner->drop(); }});
@@ -154,7 +157,8 @@ TEST_P(ConnectionClaims, WhatWasSentArrivesThoughTheSenderClosesRightAfter) {
   const auto payload = pattern(1, 1 << 20);
   std::size_t done = 0;
   for (int i = 0; i < 20; ++i) {
-    const Op op = lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {});
+    const Op op =
+        lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {});
     expect_good(op);
     ++done;
   }
@@ -220,7 +224,8 @@ TEST_P(ConnectionClaims, ClosingFailsAMessageThatWasAcceptedAndWaits) {
   std::vector<std::byte> got(payload.size());
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
-  const Op accepted = lane.far->accept(std::array{slice_of(got)}, std::move(pin), Fence(std::make_shared<HostFlag>()));
+  const Op accepted = lane.far->accept(std::array{slice_of(got)}, std::move(pin),
+                                       Fence(std::make_shared<HostFlag>()));
   flush(*lane.far_loop);
   EXPECT_FALSE(accepted.ended());
   lane.far->close(Error(Blame::Cancelled, "will not wait"));
@@ -239,7 +244,8 @@ TEST_P(ConnectionClaims, ADroppedPeerEndsALaneThatIsIdle) {
   }
   EXPECT_EQ(near_mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_EQ(near_mail.closings(), 1);
-  EXPECT_EQ(failure_of(lane.near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(lane.near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(),
+            Blame::PeerLost);
 }
 
 TEST_P(ConnectionClaims, ADroppedPeerFailsTheMessageItWasSending) {
@@ -253,7 +259,8 @@ TEST_P(ConnectionClaims, ADroppedPeerFailsTheMessageItWasSending) {
   lane.far.reset();
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
   std::vector<std::byte> got(payload.size());
-  EXPECT_EQ(failure_of(lane.near->accept(std::array{slice_of(got)}, nullptr, {})).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(lane.near->accept(std::array{slice_of(got)}, nullptr, {})).blame(),
+            Blame::PeerLost);
   EXPECT_TRUE(lane.near_loop->drive([&] { return closings > 0; }, patience()));
   flush(*lane.near_loop);
   EXPECT_EQ(closings, 1);

@@ -29,8 +29,8 @@ struct Far {
 
 class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
  protected:
-  // Starts the other process and connects to it. False, and the test is skipped, where the transport does not leave the
-  // process; false as well where that failed.
+  // Starts the other process and connects to it. False, and the test is skipped, where the
+  // transport does not leave the process; false as well where that failed.
   [[nodiscard]] bool start(const std::function<void(Far& far)>& body) {
     launch(body);
     return !IsSkipped() && !HasFatalFailure();
@@ -59,7 +59,8 @@ class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
   }
 
   std::chrono::seconds connects_within = harness::longest_wait();
-  std::chrono::seconds lifetime = harness::longest_wait();  // of the other process: a whole test fits into it
+  std::chrono::seconds lifetime =
+      harness::longest_wait();  // of the other process: a whole test fits into it
   std::unique_ptr<Child> child;
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<EventLoop> loop;

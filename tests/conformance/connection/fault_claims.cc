@@ -1,6 +1,7 @@
-// The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then killed, slow, or without
-// memory, while the lane connects, carries headers, carries a payload, is idle, closes. Whatever happens: messages come
-// whole and in order, a lane that ends says why once, and no operation is left pending.
+// The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then
+// killed, slow, or without memory, while the lane connects, carries headers, carries a payload, is
+// idle, closes. Whatever happens: messages come whole and in order, a lane that ends says why once,
+// and no operation is left pending.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -22,9 +23,12 @@ namespace {
 constexpr std::size_t kHeaderBytes = 60 << 10;
 constexpr std::size_t kPayloadBytes = 64 << 20;
 
-// The end of a process is heard from its kernel, at once. Every timer that would find it out too takes longer than this
-// (the shortest, of retransmissions over verbs, 9 s), and what has come must be read to its end first.
-Deadline before_any_timer() { return harness::kSanitized ? patience() : Deadline::in(std::chrono::seconds(8)); }
+// The end of a process is heard from its kernel, at once. Every timer that would find it out too
+// takes longer than this (the shortest, of retransmissions over verbs, 9 s), and what has come must
+// be read to its end first.
+Deadline before_any_timer() {
+  return harness::kSanitized ? patience() : Deadline::in(std::chrono::seconds(8));
+}
 
 // Sees to it that headers are those of messages 0, 1, 2, …, each whole.
 class Watch {
@@ -37,7 +41,8 @@ class Watch {
                           }
                           const auto whole = pattern(number, arrival.header.size() - sizeof number);
                           seen->good = seen->good && number == seen->messages &&
-                                       std::memcmp(arrival.header.data() + sizeof number, whole.data(), whole.size()) == 0;
+                                       std::memcmp(arrival.header.data() + sizeof number,
+                                                   whole.data(), whole.size()) == 0;
                           ++seen->messages;
                           if (arrival.sizes.empty()) {
                             connection.accept({}, {}, {});
@@ -81,7 +86,8 @@ std::vector<std::byte> header_of(std::uint32_t number, std::size_t bytes) {
 }
 
 enum class Phase { Connect, Header, Payload, Idle, Close };
-constexpr std::array kPhases{Phase::Connect, Phase::Header, Phase::Payload, Phase::Idle, Phase::Close};
+constexpr std::array kPhases{Phase::Connect, Phase::Header, Phase::Payload, Phase::Idle,
+                             Phase::Close};
 
 std::string name(Phase phase) {
   static constexpr std::array kNames{"Connect", "Header", "Payload", "Idle", "Close"};
@@ -101,7 +107,8 @@ void be_hit(Far& far, Phase phase) {
       break;
     case Phase::Payload: {
       const auto payload = pattern(1, kPayloadBytes);
-      const Op op = far.connection->send(header_of(0, 8), std::array{slice_of(payload)}, nullptr, {});
+      const Op op =
+          far.connection->send(header_of(0, 8), std::array{slice_of(payload)}, nullptr, {});
       far.wait_for_word();
       break;
     }
@@ -144,7 +151,8 @@ class ConnectionFaults : public ConnectionProcessClaims {
       child->kill();
     }
     std::vector<std::byte> got(watch.holds_payload() ? kPayloadBytes : 0);
-    const Op accepted = watch.holds_payload() ? near->accept(std::array{slice_of(got)}, nullptr, {}) : Op();
+    const Op accepted =
+        watch.holds_payload() ? near->accept(std::array{slice_of(got)}, nullptr, {}) : Op();
     const Op stuck = near->send({}, std::array{slice_of(sent)}, nullptr, {});  // nobody reads it
     if (is_stopped_first && phase != Phase::Close && phase != Phase::Connect) {
       // As long as it lives it may go on: a peer that is stopped is waited for.
@@ -152,7 +160,8 @@ class ConnectionFaults : public ConnectionProcessClaims {
       EXPECT_EQ(watch.closings(), 0) << watch.why().what();
     }
     child->kill();
-    EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, before_any_timer())) << "the end is not noticed";
+    EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, before_any_timer()))
+        << "the end is not noticed";
     // While it connects it tries again until its deadline: there may be another process by then.
     const bool may_be_late = phase == Phase::Connect && watch.why().blame() == Blame::Timeout;
     EXPECT_TRUE(may_be_late || watch.why().blame() == Blame::PeerLost) << watch.why().what();
@@ -191,7 +200,8 @@ TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsW
     Mailbox mail(*far.connection, far.loop);
     EXPECT_EQ(mail.next().header, "before");
     far.wire.say("it stands");
-    for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 1000))) << i;
+    for (std::uint32_t i = 0; i < 3; ++i)
+      EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 1000))) << i;
     EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
   });
   if (!is_started) return;
@@ -225,26 +235,31 @@ TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsE
     const std::string address = listening->hear();
     listening->signal(SIGSTOP);
     transport = open_for_claims(GetParam());
-    if (transport->connector()->why_unreachable(address)) GTEST_SKIP() << GetParam() << " does not reach another process";
+    if (transport->connector()->why_unreachable(address))
+      GTEST_SKIP() << GetParam() << " does not reach another process";
     loop = std::make_shared<EventLoop>("near");
-    const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(200))});
+    const auto connection = transport->connector()->connect(
+        address, {loop, Deadline::in(std::chrono::milliseconds(200))});
     Mailbox mail(*connection, loop);
     const auto payload = pattern(1, kPayloadBytes);
     const Op stuck = connection->send({}, std::array{slice_of(payload)}, nullptr, {});
     flush(*loop);
     if (is_killed) listening->kill();
     const Error why = mail.wait_closed();
-    EXPECT_TRUE((is_killed && why.blame() == Blame::PeerLost) || why.blame() == Blame::Timeout) << why.what();
+    EXPECT_TRUE((is_killed && why.blame() == Blame::PeerLost) || why.blame() == Blame::Timeout)
+        << why.what();
     EXPECT_EQ(failure_of(stuck).blame(), why.blame());
   }
 }
 
-// Ten messages of which the peer takes none until it is told to: the sender keeps what does not fit, and nothing is lost.
+// Ten messages of which the peer takes none until it is told to: the sender keeps what does not
+// fit, and nothing is lost.
 TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
   const bool is_started = start([](Far& far) {
     far.wait_for_word();
     Mailbox mail(*far.connection, far.loop);
-    for (std::uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 8 << 20))) << i;
+    for (std::uint32_t i = 0; i < 10; ++i)
+      EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 8 << 20))) << i;
     far.wire.say("all of it");
     far.wait_for_word();
   });
@@ -252,7 +267,8 @@ TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
   std::vector<std::vector<std::byte>> payloads;
   std::vector<Op> ops;
   for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 8 << 20));
-  for (const auto& payload : payloads) ops.push_back(near->send({}, std::array{slice_of(payload)}, nullptr, {}));
+  for (const auto& payload : payloads)
+    ops.push_back(near->send({}, std::array{slice_of(payload)}, nullptr, {}));
   for (int turn = 0; turn < 100; ++turn) flush(*loop);
   EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
   child->say("now");
@@ -266,7 +282,9 @@ TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
 bool holds_shared_memory() {
   std::error_code gone;  // a descriptor may be closed meanwhile
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    if (std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:weft") != std::string::npos) return true;
+    if (std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:weft") !=
+        std::string::npos)
+      return true;
   }
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -285,8 +303,8 @@ void make_lanes_for_ever(Far& far) {
   }
 }
 
-// Killed while it makes lanes: of what it made nothing outlives it, but the name of a socket that was to be taken away in
-// that moment. At its peer's nothing is left once the lane has ended.
+// Killed while it makes lanes: of what it made nothing outlives it, but the name of a socket that
+// was to be taken away in that moment. At its peer's nothing is left once the lane has ended.
 TEST_P(ConnectionFaults, AKilledProcessLeavesNothingBehind) {
   const harness::Folder folder;
   ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
@@ -298,19 +316,24 @@ TEST_P(ConnectionFaults, AKilledProcessLeavesNothingBehind) {
     child->kill();
     EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
     near.reset();
-    EXPECT_TRUE(loop->drive([] { return !holds_shared_memory(); }, patience())) << "a segment is kept";
+    EXPECT_TRUE(loop->drive([] { return !holds_shared_memory(); }, patience()))
+        << "a segment is kept";
     for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-      EXPECT_TRUE(entry.is_socket() && entry.path().filename().string().starts_with("weft-")) << entry.path();
+      EXPECT_TRUE(entry.is_socket() && entry.path().filename().string().starts_with("weft-"))
+          << entry.path();
     }
   }
   ::unsetenv("TMPDIR");
 }
 
-// A process that has no descriptors left is refused with Busy, or its connection ends; once it has some it connects.
+// A process that has no descriptors left is refused with Busy, or its connection ends; once it has
+// some it connects.
 TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
-  if (why_within_the_process(GetParam())) GTEST_SKIP() << GetParam() << " does not reach another process";
+  if (why_within_the_process(GetParam()))
+    GTEST_SKIP() << GetParam() << " does not reach another process";
   Child poor([&](Child& self) {
-    const std::string tried = self.hear();  // another listener: the attempt may get as far as there in the end
+    const std::string tried =
+        self.hear();  // another listener: the attempt may get as far as there in the end
     const std::string address = self.hear();
     const auto own_loop = std::make_shared<EventLoop>("poor");
     const auto own = open_for_claims(GetParam());
@@ -320,7 +343,8 @@ TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
     none.rlim_cur = 0;
     setrlimit(RLIMIT_NOFILE, &none);
     try {
-      const auto refused = own->connector()->connect(tried, {own_loop, Deadline::in(std::chrono::milliseconds(100))});
+      const auto refused = own->connector()->connect(
+          tried, {own_loop, Deadline::in(std::chrono::milliseconds(100))});
       Mailbox mail(*refused, own_loop);
       const Error why = mail.wait_closed();
       EXPECT_TRUE(why.blame() == Blame::Busy || why.blame() == Blame::Timeout) << why.what();

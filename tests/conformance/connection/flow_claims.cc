@@ -11,8 +11,9 @@ struct Manual {
   explicit Manual(Connection& connection) {
     connection.receive({[kept = kept](const Arrival& arrival) {
                           std::lock_guard lock(kept->mutex);
-                          kept->headers.emplace_back(reinterpret_cast<const char*>(arrival.header.data()),
-                                                     arrival.header.size());
+                          kept->headers.emplace_back(
+                              reinterpret_cast<const char*>(arrival.header.data()),
+                              arrival.header.size());
                           kept->sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
                         },
                         [](const Error&) {}});
@@ -68,7 +69,8 @@ TEST_P(ConnectionClaims, PayloadsLandWhereTheReceiverNamesSmallAndLarge) {
     ASSERT_TRUE(manual.wait(*lane.far_loop, ++message));
     std::vector<std::byte> got(2 * bytes + 3, std::byte{0x55});
     const Slice all = slice_of(got);
-    expect_good(lane.far->accept(std::array{all.part(1, bytes), all.part(bytes + 1, bytes + 1)}, nullptr, {}));
+    expect_good(lane.far->accept(std::array{all.part(1, bytes), all.part(bytes + 1, bytes + 1)},
+                                 nullptr, {}));
     expect_good(sent);
     std::vector<std::byte> expected{std::byte{0x55}};
     expected.insert(expected.end(), first.begin(), first.end());
@@ -83,7 +85,8 @@ TEST_P(ConnectionClaims, WithoutDestinationsThePayloadsAreThrownAway) {
   const Manual manual(*lane.far);
   const auto payload = pattern(3, 3 << 20);
   const Op large = lane.near->send(bytes_of("large"), std::array{slice_of(payload)}, nullptr, {});
-  const Op small = lane.near->send(bytes_of("small"), std::array{slice_of(payload).part(0, 10)}, nullptr, {});
+  const Op small =
+      lane.near->send(bytes_of("small"), std::array{slice_of(payload).part(0, 10)}, nullptr, {});
   lane.near->send(bytes_of("after"), {}, nullptr, {});
   ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
   expect_good(lane.far->accept({}, nullptr, {}));
@@ -102,21 +105,25 @@ TEST_P(ConnectionClaims, WrongDestinationsAreRefusedAndTheMessageWaitsForRightOn
   const Lane lane = open();
   const Manual manual(*lane.far);
   std::vector<std::byte> got(100);
-  EXPECT_EQ(failure_of(lane.far->accept({}, nullptr, {})).blame(), Blame::Caller) << "nothing has arrived";
+  EXPECT_EQ(failure_of(lane.far->accept({}, nullptr, {})).blame(), Blame::Caller)
+      << "nothing has arrived";
   lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
   ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
   const Slice all = slice_of(got);
   const Slice elsewhere{got.data(), 100, Device::cuda(0)};
   const Slice nowhere{nullptr, 100, Device::host()};
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{all.part(0, 99)}, nullptr, {})).blame(), Blame::Caller);
+  EXPECT_EQ(failure_of(lane.far->accept(std::array{all.part(0, 99)}, nullptr, {})).blame(),
+            Blame::Caller);
   EXPECT_EQ(failure_of(lane.far->accept(std::array{all, all}, nullptr, {})).blame(), Blame::Caller);
   EXPECT_EQ(failure_of(lane.far->accept(std::array{nowhere}, nullptr, {})).blame(), Blame::Caller);
   if (!lane.far->capabilities().device_memory) {
-    EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(), Blame::Caller);
+    EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
+              Blame::Caller);
   }
   expect_good(lane.far->accept(std::array{all}, nullptr, {}));
   EXPECT_TRUE(same(got, payload));
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{all}, nullptr, {})).blame(), Blame::Caller) << "accepted twice";
+  EXPECT_EQ(failure_of(lane.far->accept(std::array{all}, nullptr, {})).blame(), Blame::Caller)
+      << "accepted twice";
 }
 
 TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
@@ -131,7 +138,8 @@ TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
   };
   const auto seen = std::make_shared<Seen>();
   lane.far->receive({[seen, far = lane.far.get()](const Arrival& arrival) {
-                       if (arrival.sizes.empty()) return static_cast<void>(far->accept({}, nullptr, {}));
+                       if (arrival.sizes.empty())
+                         return static_cast<void>(far->accept({}, nullptr, {}));
                        seen->was_in_place = !arrival.in_place.empty();
                        seen->bytes.assign(arrival.in_place.begin(), arrival.in_place.end());
                        seen->done = true;  // before another thread may accept
@@ -180,7 +188,8 @@ TEST_P(ConnectionClaims, PayloadsAreReadOnlyWhenTheirFenceHasPassedAndNobodyOver
   const auto final = pattern(6, 2000);
   const auto gate = std::make_shared<HostFlag>();
   const auto second_gate = std::make_shared<HostFlag>();
-  const Op first = lane.near->send(bytes_of("late"), std::array{slice_of(late)}, nullptr, Fence(gate));
+  const Op first =
+      lane.near->send(bytes_of("late"), std::array{slice_of(late)}, nullptr, Fence(gate));
   const Op second = lane.near->send(bytes_of("ready"), {}, nullptr, {});
   const Op third = lane.near->send(bytes_of("later"), {}, nullptr, Fence(second_gate));
   const Op fourth = lane.near->send(bytes_of("last"), {}, nullptr, {});
@@ -203,7 +212,8 @@ TEST_P(ConnectionClaims, PayloadsAreReadOnlyWhenTheirFenceHasPassedAndNobodyOver
 TEST_P(ConnectionClaims, PinsAreHeldUntilDoneAndNoLonger) {
   const Lane lane = open();
   const Manual manual(*lane.far);
-  const auto payload = std::make_shared<std::vector<std::byte>>(pattern(7, 64 << 20));  // more than any buffer between
+  const auto payload = std::make_shared<std::vector<std::byte>>(
+      pattern(7, 64 << 20));  // more than any buffer between
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
   const Op sent = lane.near->send({}, std::array{slice_of(*payload)}, std::move(pin), {});
@@ -306,7 +316,8 @@ TEST_P(ConnectionClaims, ASenderIsHeldBackAndHearsWhenTheLineIsFull) {
   std::vector<Op> ops;
   const std::size_t enough = lane.near->capabilities().max_queued + (64 << 20) / payload.size();
   for (std::size_t i = 0; i < enough; ++i) {
-    ops.push_back(lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {}));
+    ops.push_back(
+        lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {}));
     if (ops.back().ended() && ops.back().error()) break;
   }
   const Error full = failure_of(ops.back());
@@ -332,7 +343,8 @@ TEST_P(ConnectionClaims, LimitsAreTheCallersErrorAndTheLaneGoesOn) {
   std::byte somewhere{};
   const std::string header(limits.max_header + 1, 'h');
   const std::vector<Slice> payloads(limits.max_payloads + 1, Slice{&somewhere, 1, Device::host()});
-  const Slice half{&somewhere, static_cast<std::size_t>(limits.max_message / 2 + 1), Device::host()};
+  const Slice half{&somewhere, static_cast<std::size_t>(limits.max_message / 2 + 1),
+                   Device::host()};
   const Slice whole{&somewhere, ~std::size_t{0}, Device::host()};
   const Slice nowhere{nullptr, 1, Device::host()};
   const auto refused = [&](std::string_view head, std::span<const Slice> slices) {
@@ -340,15 +352,17 @@ TEST_P(ConnectionClaims, LimitsAreTheCallersErrorAndTheLaneGoesOn) {
     EXPECT_TRUE(op.ended());
     return failure_of(op);
   };
-  for (const Error& error : {refused(header, {}), refused({}, payloads), refused({}, std::array{half, half}),
-                             refused({}, std::array{whole, whole}), refused({}, std::array{nowhere})}) {
+  for (const Error& error :
+       {refused(header, {}), refused({}, payloads), refused({}, std::array{half, half}),
+        refused({}, std::array{whole, whole}), refused({}, std::array{nowhere})}) {
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
   }
   if (!limits.device_memory) {
     const Slice elsewhere{&somewhere, 1, Device::cuda(0)};
     EXPECT_EQ(refused({}, std::array{elsewhere}).blame(), Blame::Caller);
   }
-  lane.near->send(bytes_of(std::string_view(header).substr(1)), std::span(payloads).subspan(1), nullptr, {});
+  lane.near->send(bytes_of(std::string_view(header).substr(1)), std::span(payloads).subspan(1),
+                  nullptr, {});
   const Letter letter = mail.next();
   EXPECT_EQ(letter.header.size(), limits.max_header);
   EXPECT_EQ(letter.payloads.size(), limits.max_payloads);

@@ -31,10 +31,11 @@ struct Harbour::Kept {
 
 Harbour::Harbour(transport::Connector& connector, std::shared_ptr<EventLoop> loop)
     : loop_(std::move(loop)), kept_(std::make_shared<Kept>()) {
-  listener_ = connector.listen({loop_, harness::interface_or(""), [kept = kept_](std::shared_ptr<Connection> connection) {
-                                  std::lock_guard lock(kept->mutex);
-                                  kept->waiting.push_back(std::move(connection));
-                                }});
+  listener_ = connector.listen(
+      {loop_, harness::interface_or(""), [kept = kept_](std::shared_ptr<Connection> connection) {
+         std::lock_guard lock(kept->mutex);
+         kept->waiting.push_back(std::move(connection));
+       }});
 }
 
 std::shared_ptr<Connection> Harbour::next() {

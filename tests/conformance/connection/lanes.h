@@ -1,4 +1,5 @@
-// Two ends of one lane of any backend, each on a loop of its own, for the claims that every backend must keep.
+// Two ends of one lane of any backend, each on a loop of its own, for the claims that every backend
+// must keep.
 #pragma once
 
 #include <memory>
@@ -30,11 +31,13 @@ std::vector<std::string> connecting_backends();
 // Those of this build that cannot be opened here, each with the reason.
 std::vector<std::pair<std::string, std::string>> unusable_backends();
 
-// Opens a backend as this program tests it: as it is, or with lanes that carry device memory over it.
+// Opens a backend as this program tests it: as it is, or with lanes that carry device memory over
+// it.
 std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend);
 // What its lanes are called then.
 std::string name_for_claims(const std::string& backend);
-// Memory as those lanes carry it: of the host, or of a fake GPU, which the host may read and write where it lies.
+// Memory as those lanes carry it: of the host, or of a fake GPU, which the host may read and write
+// where it lies.
 struct ClaimsMemory {
   Slice slice;
   Pin pin;
@@ -71,11 +74,13 @@ Lane open_lane(transport::Connector& connector);
 
 class ConnectionClaims : public testing::TestWithParam<std::string> {
  protected:
-  ConnectionClaims() : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
+  ConnectionClaims()
+      : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
 
   // What is sent without waiting for its Op must outlive the lane: declare it first.
   Lane open() { return open_lane(connector_); }
-  std::shared_ptr<Connection> connect(const std::string& address, const std::shared_ptr<EventLoop>& loop,
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const std::shared_ptr<EventLoop>& loop,
                                       Deadline deadline = patience()) {
     return connector_.connect(address, {loop, deadline});
   }

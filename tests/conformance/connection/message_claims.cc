@@ -1,5 +1,5 @@
-// Messages arrive whole and in order, whatever their sizes and however the ends take turns. Numbers like TP-004 name the
-// behaviours of TensorPipe's suite that a claim covers.
+// Messages arrive whole and in order, whatever their sizes and however the ends take turns. Numbers
+// like TP-004 name the behaviours of TensorPipe's suite that a claim covers.
 #include <array>
 #include <thread>
 
@@ -14,7 +14,8 @@ TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox far_mail(*lane.far, lane.far_loop);
   const auto payload = pattern(1, 256);
-  expect_good(lane.near->send(bytes_of("thirteen byte"), std::array{slice_of(payload)}, nullptr, {}));
+  expect_good(
+      lane.near->send(bytes_of("thirteen byte"), std::array{slice_of(payload)}, nullptr, {}));
   expect_good(lane.far->send(bytes_of("back"), {}, nullptr, {}));
   const Letter there = far_mail.next();
   EXPECT_EQ(there.header, "thirteen byte");
@@ -30,7 +31,8 @@ TEST_P(ConnectionClaims, WhatWasSentBeforeThePeerReceivesArrivesInOrder) {
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 16 << 10));
   const Lane lane = open();
-  for (const auto& payload : payloads) lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  for (const auto& payload : payloads)
+    lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
   Mailbox mail(*lane.far, lane.far_loop);
   for (const auto& payload : payloads) EXPECT_TRUE(same(mail.next().payloads.at(0), payload));
 }
@@ -41,7 +43,8 @@ TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
   for (int i = 0; i < 100; ++i) {
-    lane.near->send({}, i % 2 == 0 ? std::span<const Slice>() : std::array{slice_of(payload)}, nullptr, {});
+    lane.near->send({}, i % 2 == 0 ? std::span<const Slice>() : std::array{slice_of(payload)},
+                    nullptr, {});
   }
   for (int i = 0; i < 100; ++i) {
     const Letter letter = mail.next();
@@ -61,7 +64,8 @@ TEST_P(ConnectionClaims, EmptyPayloadsCountWithAnAddressAndWithout) {
   const Slice nowhere{nullptr, 0, Device::host()};
   lane.near->send({}, std::array{at_address}, nullptr, {});
   lane.near->send({}, std::array{nowhere}, nullptr, {});
-  lane.near->send({}, std::array{slice_of(payload), nowhere, slice_of(payload), at_address}, nullptr, {});
+  lane.near->send({}, std::array{slice_of(payload), nowhere, slice_of(payload), at_address},
+                  nullptr, {});
   EXPECT_EQ(mail.next().payloads, std::vector<std::vector<std::byte>>(1));
   EXPECT_EQ(mail.next().payloads, std::vector<std::vector<std::byte>>(1));
   const Letter mixed = mail.next();
@@ -94,8 +98,10 @@ TEST_P(ConnectionClaims, SizesThatWrapAroundAnyRingArriveWhole) {
   for (std::size_t i = 0; i < kMessages; ++i) {
     const Letter letter = mail.next();
     ASSERT_EQ(letter.header, std::to_string(i));
-    const std::vector<std::byte> expected(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size_of(i)));
-    ASSERT_TRUE(same(letter.payloads.at(0), expected) && same(letter.payloads.at(1), expected)) << i;
+    const std::vector<std::byte> expected(
+        payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size_of(i)));
+    ASSERT_TRUE(same(letter.payloads.at(0), expected) && same(letter.payloads.at(1), expected))
+        << i;
   }
 }
 
@@ -136,7 +142,8 @@ TEST_P(ConnectionClaims, ManySmallMessagesArriveEachAsItWasSent) {
                      [](const Error&) {}});
   for (std::uint32_t i = 0; i < kMessages; ++i) {
     for (;;) {
-      const Op op = lane.near->send(bytes_of({reinterpret_cast<const char*>(&i), sizeof i}), {}, nullptr, {});
+      const Op op =
+          lane.near->send(bytes_of({reinterpret_cast<const char*>(&i), sizeof i}), {}, nullptr, {});
       if (!op.ended() || !op.error()) break;
       ASSERT_EQ(op.error()->blame(), Blame::Busy) << op.error()->what();
       std::this_thread::yield();  // the loops' own threads make room
@@ -211,8 +218,8 @@ TEST_P(ConnectionClaims, SendersOnManyThreadsEachKeepTheirOrder) {
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (int i = 0; i < kMessages; ++i) {
-        lane.near->send(bytes_of(std::to_string(thread) + " " + std::to_string(i)), std::array{slice_of(payload)}, nullptr,
-                        {});
+        lane.near->send(bytes_of(std::to_string(thread) + " " + std::to_string(i)),
+                        std::array{slice_of(payload)}, nullptr, {});
       }
     });
   }

@@ -2,7 +2,9 @@
 
 namespace weft::conformance {
 
-std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend) { return transport::open(backend); }
+std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend) {
+  return transport::open(backend);
+}
 
 std::string name_for_claims(const std::string& backend) { return backend; }
 

@@ -20,7 +20,8 @@ TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
     Mailbox mail(*far.connection, far.loop);
     for (std::size_t i = 0; i < 3 * sizes.size(); ++i) {
       const Letter letter = mail.next();
-      expect_good(far.connection->send(bytes_of(letter.header), std::array{slice_of(letter.payloads.at(0))}, nullptr, {}));
+      expect_good(far.connection->send(bytes_of(letter.header),
+                                       std::array{slice_of(letter.payloads.at(0))}, nullptr, {}));
     }
     far.wait_for_word();
   });
@@ -42,13 +43,14 @@ TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
 
 // TP-012
 TEST_P(ConnectionProcessClaims, CarriesALotBothWaysAtOnce) {
-  const auto exchange = [](Connection& connection, const std::shared_ptr<EventLoop>& on, std::uint32_t mine,
-                           std::uint32_t theirs) {
+  const auto exchange = [](Connection& connection, const std::shared_ptr<EventLoop>& on,
+                           std::uint32_t mine, std::uint32_t theirs) {
     Mailbox mail(connection, on);
     std::vector<std::vector<std::byte>> payloads;
     std::vector<Op> ops;
     for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(mine + i, 256 << 10));
-    for (const auto& payload : payloads) ops.push_back(connection.send({}, std::array{slice_of(payload)}, nullptr, {}));
+    for (const auto& payload : payloads)
+      ops.push_back(connection.send({}, std::array{slice_of(payload)}, nullptr, {}));
     for (std::uint32_t i = 0; i < 100; ++i) {
       EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(theirs + i, 256 << 10))) << i;
     }
@@ -69,7 +71,8 @@ TEST_P(ConnectionProcessClaims, WhatWasSentArrivesThoughTheProcessEndsRightAfter
   const bool is_started = start([&](Far& far) {
     Mailbox mail(*far.connection, far.loop);
     mail.next();
-    for (int i = 0; i < 5; ++i) expect_good(far.connection->send({}, std::array{slice_of(payload)}, nullptr, {}));
+    for (int i = 0; i < 5; ++i)
+      expect_good(far.connection->send({}, std::array{slice_of(payload)}, nullptr, {}));
     far.connection->close(Error(Blame::Cancelled, "the process ends"));
     mail.wait_closed();
   });
@@ -103,7 +106,8 @@ TEST_P(ConnectionProcessClaims, AKilledPeerEndsALaneThatIsIdle) {
 TEST_P(ConnectionProcessClaims, AKilledPeerFailsTheMessageItWasSending) {
   const auto payload = pattern(2, 64 << 20);
   const bool is_started = start([&](Far& far) {
-    const Op sent = far.connection->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
+    const Op sent =
+        far.connection->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
     far.wait_for_word();
   });
   if (!is_started) return;
@@ -112,11 +116,13 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsTheMessageItWasSending) {
     std::atomic<int> closings{0};
   };
   const auto seen = std::make_shared<Seen>();
-  near->receive({[seen](const Arrival&) { seen->arrived = true; }, [seen](const Error&) { ++seen->closings; }});
+  near->receive({[seen](const Arrival&) { seen->arrived = true; },
+                 [seen](const Error&) { ++seen->closings; }});
   ASSERT_TRUE(loop->drive([&] { return seen->arrived.load(); }, patience()));
   child->kill();
   std::vector<std::byte> got(payload.size());
-  EXPECT_EQ(failure_of(near->accept(std::array{slice_of(got)}, nullptr, {})).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(near->accept(std::array{slice_of(got)}, nullptr, {})).blame(),
+            Blame::PeerLost);
   EXPECT_TRUE(loop->drive([&] { return seen->closings > 0; }, patience()));
   flush(*loop);
   EXPECT_EQ(seen->closings, 1);
@@ -168,10 +174,12 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessa
   expect_sends_to_fail(*near, *loop);
 }
 
-TEST_P(ConnectionProcessClaims, APeerThatClosedAndEndedFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
+TEST_P(ConnectionProcessClaims,
+       APeerThatClosedAndEndedFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
   const bool is_started = start([](Far& far) {
     const auto left = pattern(4, 64);
-    expect_good(far.connection->send(bytes_of("never accepted"), std::array{slice_of(left)}, nullptr, {}));
+    expect_good(
+        far.connection->send(bytes_of("never accepted"), std::array{slice_of(left)}, nullptr, {}));
     far.connection->close(Error(Blame::Cancelled, "the process ends"));
     far.wait_for_word();
   });
@@ -200,26 +208,29 @@ TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
   const std::string address = address_of_a_killed_listener(GetParam());
-  const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(300))});
+  const auto connection = transport->connector()->connect(
+      address, {loop, Deadline::in(std::chrono::milliseconds(300))});
   Mailbox mail(*connection, loop);
   const Error why = mail.wait_closed();
   EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
 }
 
-// As a remote call connects: the worker has listened, so that who refuses now is no process that is still to come.
+// As a remote call connects: the worker has listened, so that who refuses now is no process that is
+// still to come.
 TEST_P(ConnectionProcessClaims, WhoHasListenedAndRefusesIsLostThoughThereIsNoDeadline) {
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
   const std::string address = address_of_a_killed_listener(GetParam());
-  const auto connection =
-      transport->connector()->connect(address, {.loop = loop, .deadline = Deadline::never(), .has_listened = true});
+  const auto connection = transport->connector()->connect(
+      address, {.loop = loop, .deadline = Deadline::never(), .has_listened = true});
   Mailbox mail(*connection, loop);
   const Op sent = connection->send(bytes_of("anybody?"), {}, nullptr, {});
   EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transport, ConnectionProcessClaims, testing::ValuesIn(connecting_backends()),
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionProcessClaims,
+                         testing::ValuesIn(connecting_backends()),
                          [](const auto& one) { return one.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionProcessClaims);
 

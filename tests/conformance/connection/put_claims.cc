@@ -12,8 +12,9 @@ using transport::RegionKey;
 
 std::vector<std::string> one_sided_backends() {
   auto names = connecting_backends();
-  std::erase_if(names,
-                [](const std::string& name) { return !open_for_claims(name)->connector()->capabilities().one_sided; });
+  std::erase_if(names, [](const std::string& name) {
+    return !open_for_claims(name)->connector()->capabilities().one_sided;
+  });
   return names;
 }
 
@@ -23,8 +24,8 @@ class PutClaims : public ConnectionClaims {
   static std::shared_ptr<MemoryRegion> expose(const Lane& lane, const Slice& memory) {
     return lane.far->one_sided()->expose(memory).value();
   }
-  static Op put(const Lane& lane, const std::vector<std::byte>& from, const RegionKey& to, std::uint64_t offset,
-                Fence ready = {}) {
+  static Op put(const Lane& lane, const std::vector<std::byte>& from, const RegionKey& to,
+                std::uint64_t offset, Fence ready = {}) {
     return lane.near->one_sided()->put(slice_of(from), to, offset, nullptr, std::move(ready));
   }
 };
@@ -40,7 +41,8 @@ TEST_P(ConnectionClaims, OneSidedWritesAreThereWhereTheCapabilitiesSaySo) {
 }
 
 TEST_P(PutClaims, AMessageBehindAPutFindsItsBytesAndNoOthersChanged) {
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{200'000}, std::size_t{3} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{4096}, std::size_t{200'000}, std::size_t{3} << 20}) {
     const Lane lane = open();
     Mailbox near_mail(*lane.near, lane.near_loop);
     Mailbox mail(*lane.far, lane.far_loop);
@@ -76,11 +78,15 @@ TEST_P(PutClaims, GoBothWaysBetweenMessagesOfAllSizes) {
   for (std::uint32_t i = 0; i < 2 * kRounds; ++i) sources.push_back(pattern(i, 1000));
   std::vector<Op> ops;
   for (std::uint32_t i = 0; i < kRounds; ++i) {
-    const auto payload = std::make_shared<const std::vector<std::byte>>(pattern(i, std::size_t{1} << (i % 20)));
+    const auto payload =
+        std::make_shared<const std::vector<std::byte>>(pattern(i, std::size_t{1} << (i % 20)));
     ops.push_back(put(lane, sources[2 * i], of_far->key(), i * 1000));
-    ops.push_back(lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(*payload)}, payload, {}));
-    ops.push_back(lane.far->one_sided()->put(slice_of(sources[2 * i + 1]), of_near->key(), i * 1000, nullptr, {}));
-    ops.push_back(lane.far->send(bytes_of(std::to_string(i)), std::array{slice_of(*payload)}, payload, {}));
+    ops.push_back(
+        lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(*payload)}, payload, {}));
+    ops.push_back(lane.far->one_sided()->put(slice_of(sources[2 * i + 1]), of_near->key(), i * 1000,
+                                             nullptr, {}));
+    ops.push_back(
+        lane.far->send(bytes_of(std::to_string(i)), std::array{slice_of(*payload)}, payload, {}));
   }
   for (std::uint32_t i = 0; i < kRounds; ++i) {
     for (Mailbox* mail : {&far_mail, &near_mail}) {
@@ -119,7 +125,8 @@ TEST_P(PutClaims, PastTheEndIsTheCallersFaultAndTheLaneGoesOn) {
   std::vector<std::byte> memory(100);
   const auto region = expose(lane, slice_of(memory));
   const auto from = pattern(3, 60);
-  for (const std::uint64_t offset : {std::uint64_t{41}, std::uint64_t{100}, std::uint64_t{101}, ~std::uint64_t{0}}) {
+  for (const std::uint64_t offset :
+       {std::uint64_t{41}, std::uint64_t{100}, std::uint64_t{101}, ~std::uint64_t{0}}) {
     const Error error = failure_of(put(lane, from, region->key(), offset));
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("do not fit a region of 100"), std::string::npos) << error.text();
@@ -136,7 +143,9 @@ TEST_P(PutClaims, MemoryOfAGpuIsRefusedByName) {
   const auto region = lane.far->one_sided()->expose(on_gpu);
   ASSERT_FALSE(region.ok());
   EXPECT_NE(region.error().text().find("cuda:1"), std::string::npos) << region.error().text();
-  EXPECT_EQ(failure_of(lane.near->one_sided()->put(on_gpu, RegionKey{0, 1, 1}, 0, nullptr, {})).blame(), Blame::Caller);
+  EXPECT_EQ(
+      failure_of(lane.near->one_sided()->put(on_gpu, RegionKey{0, 1, 1}, 0, nullptr, {})).blame(),
+      Blame::Caller);
 }
 
 TEST_P(PutClaims, IntoMemoryThatWasWithdrawnTouchesItNotAndEndsTheLane) {
@@ -154,7 +163,8 @@ TEST_P(PutClaims, IntoMemoryThatWasWithdrawnTouchesItNotAndEndsTheLane) {
   EXPECT_EQ(near_mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_EQ(far_mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_TRUE(same(memory, std::vector<std::byte>(1000)));
-  EXPECT_EQ(failure_of(put(lane, from, key, 0)).blame(), Blame::PeerLost) << "a lane that fails stays failed";
+  EXPECT_EQ(failure_of(put(lane, from, key, 0)).blame(), Blame::PeerLost)
+      << "a lane that fails stays failed";
 }
 
 TEST_P(PutClaims, ThoseThatWaitEndInOrderWhenTheLaneIsClosed) {
@@ -166,7 +176,8 @@ TEST_P(PutClaims, ThoseThatWaitEndInOrderWhenTheLaneIsClosed) {
   std::vector<Op> ops;
   for (int i = 0; i < 3; ++i) {
     const auto pin = std::make_shared<int>(i);
-    ops.push_back(lane.near->one_sided()->put(slice_of(from), region->key(), 0, pin, Fence(std::make_shared<HostFlag>())));
+    ops.push_back(lane.near->one_sided()->put(slice_of(from), region->key(), 0, pin,
+                                              Fence(std::make_shared<HostFlag>())));
     ops.back().on_ended([&order, i] { order.push_back(i); });
   }
   lane.near->close(Error(Blame::Cancelled, "enough"));

@@ -1,7 +1,7 @@
-// The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left behind. 100 000 each way,
-// and a million in ./dev test --all and ./dev soak transport; a fiftieth of these where threads are watched (tsan) and
-// where lanes carry device memory over others, whose own long run is another program's. WEFT_SOAK_MESSAGES says another
-// number.
+// The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left
+// behind. 100 000 each way, and a million in ./dev test --all and ./dev soak transport; a fiftieth
+// of these where threads are watched (tsan) and where lanes carry device memory over others, whose
+// own long run is another program's. WEFT_SOAK_MESSAGES says another number.
 #include <array>
 #include <barrier>
 #include <cstdlib>
@@ -36,11 +36,12 @@ std::uint64_t messages() {
 constexpr std::size_t kLargest = 1 << 20;
 constexpr std::size_t kMaxPayloads = 3;
 
-// What message `number` of a direction is: the same on both ends. Of 100 messages 90 are small, 9 fit a ring easily, one
-// may be as large as the ring.
+// What message `number` of a direction is: the same on both ends. Of 100 messages 90 are small, 9
+// fit a ring easily, one may be as large as the ring.
 class Script {
  public:
-  Script(std::uint32_t direction, transport::Transport& on) : memory_(memory_for_claims(on, 2 * kLargest)) {
+  Script(std::uint32_t direction, transport::Transport& on)
+      : memory_(memory_for_claims(on, 2 * kLargest)) {
     std::memcpy(memory_.slice.data, pattern(direction, 2 * kLargest).data(), 2 * kLargest);
   }
 
@@ -70,18 +71,21 @@ class Script {
   const ClaimsMemory memory_;
 };
 
-bool same_bytes(const void* a, const Slice& b) { return b.bytes == 0 || std::memcmp(a, b.data, b.bytes) == 0; }
+bool same_bytes(const void* a, const Slice& b) {
+  return b.bytes == 0 || std::memcmp(a, b.data, b.bytes) == 0;
+}
 
-// Receives one direction. Every second message is read where it lies, if it lies there; the others land in memory. The lane
-// holds on to it.
+// Receives one direction. Every second message is read where it lies, if it lies there; the others
+// land in memory. The lane holds on to it.
 class Checker {
  public:
   Checker(Connection& connection, std::uint32_t direction, transport::Transport& on)
       : connection_(connection), script_(direction, on), on_(on) {}
-  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction, transport::Transport& on) {
+  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction,
+                                        transport::Transport& on) {
     const auto self = std::make_shared<Checker>(connection, direction, on);
-    connection.receive(
-        {[self](const Arrival& arrival) { self->take(arrival); }, [self](const Error&) { self->ended_ = true; }});
+    connection.receive({[self](const Arrival& arrival) { self->take(arrival); },
+                        [self](const Error&) { self->ended_ = true; }});
     return self;
   }
   std::uint64_t checked() const { return checked_; }
@@ -95,9 +99,11 @@ class Checker {
     if (taken_ == messages()) return ended(true, connection_.accept({}, {}, {}));  // the farewell
     const auto expected = script_.message(taken_++);
     std::uint64_t number = ~expected.number;
-    if (arrival.header.size() == sizeof number) std::memcpy(&number, arrival.header.data(), sizeof number);
+    if (arrival.header.size() == sizeof number)
+      std::memcpy(&number, arrival.header.data(), sizeof number);
     bool good = number == expected.number && arrival.sizes.size() == expected.payloads;
-    for (std::size_t i = 0; good && i < expected.payloads; ++i) good = arrival.sizes[i] == expected.contents[i].bytes;
+    for (std::size_t i = 0; good && i < expected.payloads; ++i)
+      good = arrival.sizes[i] == expected.contents[i].bytes;
     if (!good) return ended(false, connection_.accept({}, {}, {}));
     if (!arrival.in_place.empty() && expected.number % 2 == 0) {
       auto left = arrival.in_place;
@@ -107,10 +113,12 @@ class Checker {
       }
       return ended(good, connection_.accept({}, {}, {}));
     }
-    // A lane of device memory shows the next message while this one's payloads are still being copied.
+    // A lane of device memory shows the next message while this one's payloads are still being
+    // copied.
     const auto landing = free_landing();
     std::array<Slice, kMaxPayloads> to;
-    for (std::size_t i = 0; i < expected.payloads; ++i) to[i] = (*landing)[i].slice.part(0, expected.contents[i].bytes);
+    for (std::size_t i = 0; i < expected.payloads; ++i)
+      to[i] = (*landing)[i].slice.part(0, expected.contents[i].bytes);
     const Op op = connection_.accept(std::span(to).first(expected.payloads), {}, {});
     const auto compare = [this, expected, landing] {
       bool is_same = true;
@@ -152,8 +160,8 @@ class Checker {
 };
 
 // Sends messages [begin, end) and waits until as many have come; bounded in what is under way.
-void exchange(Connection& connection, EventLoop& loop, const Script& mine, const Checker& checker, std::uint64_t begin,
-              std::uint64_t end) {
+void exchange(Connection& connection, EventLoop& loop, const Script& mine, const Checker& checker,
+              std::uint64_t begin, std::uint64_t end) {
   std::vector<Op> under_way(256);
   for (std::uint64_t number = begin; number < end; ++number) {
     const auto message = mine.message(number);
@@ -169,10 +177,10 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
   EXPECT_EQ(checker.wrong(), 0u);
 }
 
-// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow. `meet` waits for the
-// other end where it is in this process, and has what is counted here.
-void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
-             const std::function<void()>& meet) {
+// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow.
+// `meet` waits for the other end where it is in this process, and has what is counted here.
+void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, std::uint32_t mine,
+             std::uint32_t theirs, const std::function<void()>& meet) {
   const Script sent(mine, on);
   const auto kept = Checker::begin(connection, theirs, on);
   const Checker& checker = *kept;
@@ -191,14 +199,16 @@ void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, 
   meet();
   // Nobody leaves while the other still measures.
   expect_good(connection.send({}, {}, {}, {}));
-  EXPECT_TRUE(loop.drive([&] { return checker.checked() > messages() || checker.ended(); }, patience()));
+  EXPECT_TRUE(
+      loop.drive([&] { return checker.checked() > messages() || checker.ended(); }, patience()));
 }
 
 using ConnectionSoak = ConnectionProcessClaims;
 
 TEST_P(ConnectionSoak, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
   lifetime = std::chrono::hours(1);
-  const bool is_started = start([](Far& far) { run_end(*far.transport, *far.connection, *far.loop, 1, 2, [] {}); });
+  const bool is_started =
+      start([](Far& far) { run_end(*far.transport, *far.connection, *far.loop, 1, 2, [] {}); });
   if (!is_started) return;
   run_end(*transport, *near, *loop, 2, 1, [] {});
   child->expect_success();
@@ -210,8 +220,10 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionSoak);
 
 class ConnectionSoakOfThreads : public ConnectionClaims {};
 
-TEST_P(ConnectionSoakOfThreads, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
-  if (!why_within_the_process(GetParam())) GTEST_SKIP() << GetParam() << " has the same between processes";
+TEST_P(ConnectionSoakOfThreads,
+       AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
+  if (!why_within_the_process(GetParam()))
+    GTEST_SKIP() << GetParam() << " has the same between processes";
   Lane lane = open();
   std::barrier both(2);
   const auto meet = [&] { both.arrive_and_wait(); };
@@ -220,7 +232,8 @@ TEST_P(ConnectionSoakOfThreads, AMillionMessagesOfMixedSizesBothWaysArriveWholeA
   other.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Transport, ConnectionSoakOfThreads, testing::ValuesIn(connecting_backends()),
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionSoakOfThreads,
+                         testing::ValuesIn(connecting_backends()),
                          [](const auto& one) { return one.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionSoakOfThreads);
 

@@ -11,24 +11,30 @@ namespace cuda_ipc = transport::cuda_ipc;
 // Lanes by name over another connector's.
 class ByName final : public transport::Connector {
  public:
-  ByName(std::unique_ptr<transport::Connector> below, std::shared_ptr<transport::staged::Stage> stage)
+  ByName(std::unique_ptr<transport::Connector> below,
+         std::shared_ptr<transport::staged::Stage> stage)
       : below_(std::move(below)), stage_(std::move(stage)) {}
 
-  transport::Capabilities capabilities() const override { return cuda_ipc::capabilities_over(below_->capabilities()); }
+  transport::Capabilities capabilities() const override {
+    return cuda_ipc::capabilities_over(below_->capabilities());
+  }
   int preference() const override { return below_->preference(); }
   std::optional<std::string> why_unreachable(const std::string& address) const override {
     return below_->why_unreachable(address);
   }
   std::unique_ptr<transport::Listener> listen(const transport::ListenOptions& options) override {
     transport::ListenOptions own = options;
-    own.accepted = [stage = stage_, loop = std::weak_ptr(options.loop), accepted = options.accepted](auto connection) {
+    own.accepted = [stage = stage_, loop = std::weak_ptr(options.loop),
+                    accepted = options.accepted](auto connection) {
       auto there = cuda_ipc::Identity::here();
       ++there.started;
-      if (const auto here = loop.lock()) accepted(cuda_ipc::over(std::move(connection), stage, here, there));
+      if (const auto here = loop.lock())
+        accepted(cuda_ipc::over(std::move(connection), stage, here, there));
     };
     return below_->listen(own);
   }
-  std::shared_ptr<Connection> connect(const std::string& address, const transport::ConnectOptions& options) override {
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const transport::ConnectOptions& options) override {
     return cuda_ipc::over(below_->connect(address, options), stage_, options.loop);
   }
 
@@ -39,7 +45,8 @@ class ByName final : public transport::Connector {
 
 }  // namespace
 
-StagedTransport::StagedTransport(const std::string& backend, Way way, std::unique_ptr<harness::FakeDriver> fake,
+StagedTransport::StagedTransport(const std::string& backend, Way way,
+                                 std::unique_ptr<harness::FakeDriver> fake,
                                  std::shared_ptr<cuda::Device> device)
     : fake_(std::move(fake)), device_(std::move(device)), below_(transport::open(backend)) {
   const auto stage = std::make_shared<transport::staged::Stage>(std::vector{device_});

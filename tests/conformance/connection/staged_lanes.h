@@ -1,5 +1,5 @@
-// A backend whose lanes carry device memory through pinned memory, or by name where it can be shared, on a fake GPU or a
-// real one.
+// A backend whose lanes carry device memory through pinned memory, or by name where it can be
+// shared, on a fake GPU or a real one.
 #pragma once
 
 #include <weft/tests/conformance/connection/lanes.h>
@@ -8,8 +8,9 @@
 
 namespace weft::conformance {
 
-// By name: the two ends of a lane take each other for two processes, which a fake driver plays (is_two_processes).
-// Direct: through no memory of the host, where the backend's network has been told to move what lies on a GPU itself.
+// By name: the two ends of a lane take each other for two processes, which a fake driver plays
+// (is_two_processes). Direct: through no memory of the host, where the backend's network has been
+// told to move what lies on a GPU itself.
 enum class Way { Pinned, Direct, ByName };
 
 class StagedTransport final : public transport::Transport {

@@ -5,7 +5,9 @@
 namespace weft::conformance {
 namespace {
 
-TEST(Connections, AtLeastInprocIsTested) { EXPECT_THAT(connecting_backends(), testing::Contains("inproc")); }
+TEST(Connections, AtLeastInprocIsTested) {
+  EXPECT_THAT(connecting_backends(), testing::Contains("inproc"));
+}
 
 }  // namespace
 }  // namespace weft::conformance

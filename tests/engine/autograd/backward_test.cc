@@ -16,7 +16,9 @@ using namespace weft;
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
 at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
-at::Tensor chain(std::vector<at::Tensor> m) { return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]).matmul(m[4]); }
+at::Tensor chain(std::vector<at::Tensor> m) {
+  return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]).matmul(m[4]);
+}
 at::Tensor branch(at::Tensor a, at::Tensor b) {
   if (!a.requires_grad() || b.requires_grad()) throw std::runtime_error("the flags did not travel");
   return a * b;
@@ -40,14 +42,17 @@ Future<at::Tensor> later(at::Tensor a, int other) {
   const at::Tensor there = co_await rpc::this_agent().async<&mul>(other, a, a);
   co_return there + a;
 }
-// A deferred reply, which another call, made outside of the context, computes and sets. By the worker and its caller.
+// A deferred reply, which another call, made outside of the context, computes and sets. By the
+// worker and its caller.
 struct Deferred {
   at::Tensor a;
   Promise<at::Tensor> promise;
 };
 std::mutex deferred_mutex;
 std::map<std::pair<int, int>, Deferred> deferred;
-std::pair<int, int> here_and_caller() { return {rpc::this_agent().self().rank, rpc::this_call().caller.rank}; }
+std::pair<int, int> here_and_caller() {
+  return {rpc::this_agent().self().rank, rpc::this_call().caller.rank};
+}
 Future<at::Tensor> answered_later(at::Tensor a) {
   std::lock_guard lock(deferred_mutex);
   return (deferred[here_and_caller()] = {a, {}}).promise.future();
@@ -150,7 +155,8 @@ TEST_P(Backward, DA008_TheCalleesLeafGetsItsGradientThere) {
       context.backward({y.sum()});
       EXPECT_TRUE(context.gradients().empty());
       EXPECT_EQ(agent.sync<&passes::gradients_here>(to), 1u);
-      EXPECT_TRUE(at::allclose(layer.sync<&passes::Layer::gradient>(), x.sum(0).unsqueeze(1).expand({3, 3})));
+      EXPECT_TRUE(at::allclose(layer.sync<&passes::Layer::gradient>(),
+                               x.sum(0).unsqueeze(1).expand({3, 3})));
       EXPECT_TRUE(layer.sync<&passes::Layer::grad_is_empty>());
     }
   });
@@ -180,7 +186,8 @@ TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
       context.backward({(y * 2).sum()});
       EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2.0, at::kDouble)));
       EXPECT_EQ(context.gradients().size(), 1u);
-      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held), at::full({3}, 2.0, at::kDouble)));
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held),
+                               at::full({3}, 2.0, at::kDouble)));
     }
   });
 }
@@ -192,11 +199,12 @@ TEST_P(Backward, DA016_WorkersThatUseOneOwnersWeightAtOnceGetTheirOwnGradients) 
       AutogradContext context(agent);
       const double factor = 1 + 10 * agent.self().rank + round;
       const auto x = leaf({3});
-      const at::Tensor y =
-          round % 2 == 0 ? agent.sync<&passes::scaled_by>(0, x, reference) : agent.sync<&passes::scaled>(0, x);
+      const at::Tensor y = round % 2 == 0 ? agent.sync<&passes::scaled_by>(0, x, reference)
+                                          : agent.sync<&passes::scaled>(0, x);
       context.backward({(y * factor).sum()});
       EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2 * factor, at::kDouble)));
-      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_of_shared>(0), x.detach() * factor)) << round;
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_of_shared>(0), x.detach() * factor))
+          << round;
     }
   });
 }
@@ -212,7 +220,8 @@ TEST_P(Backward, CopiesSendTheirGradientsToTheOwnerOfTheValue) {
       const at::Tensor y = agent.sync<&passes::add_held>(there, x, held.copy_to(there));
       context.backward({(y * 2).sum()});
       EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2.0, at::kDouble)));
-      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held), at::full({3}, 2.0, at::kDouble)));
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held),
+                               at::full({3}, 2.0, at::kDouble)));
     }
   });
 }
@@ -236,16 +245,22 @@ TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
     context.backward({y.sum()});
     expect_gradients(
         context, {a, b},
-        local_gradients([&] { return compute([](int, const at::Tensor& l, const at::Tensor& r) { return l * r; }); },
-                        {a, b}));
+        local_gradients(
+            [&] {
+              return compute([](int, const at::Tensor& l, const at::Tensor& r) { return l * r; });
+            },
+            {a, b}));
   });
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::vector<at::Tensor> m = {leaf({4, 6}), leaf({6, 5}), leaf({5, 7}), leaf({7, 8})};
     AutogradContext context(agent);
     at::Tensor y = m[0];
-    for (int i = 1; i < 4; ++i) y = agent.sync<&passes::matmul>(after(agent, i), y, m[static_cast<std::size_t>(i)]);
+    for (int i = 1; i < 4; ++i)
+      y = agent.sync<&passes::matmul>(after(agent, i), y, m[static_cast<std::size_t>(i)]);
     context.backward({y.sum()});
-    expect_gradients(context, m, local_gradients([&] { return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]); }, m));
+    expect_gradients(
+        context, m,
+        local_gradients([&] { return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]); }, m));
   });
 }
 
@@ -254,7 +269,8 @@ TEST_P(Backward, DA024_WrongRootsAreRefusedEachInItsWords) {
     AutogradContext context(agent);
     const auto x = leaf({2});
     std::set<std::string> texts;
-    const auto refused = [&](const std::vector<at::Tensor>& roots, const BackwardOptions& options = {}) {
+    const auto refused = [&](const std::vector<at::Tensor>& roots,
+                             const BackwardOptions& options = {}) {
       const auto error = error_of([&] { context.backward(roots, options); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
       texts.insert(error.text());
@@ -277,7 +293,8 @@ TEST_P(Backward, DA025_SeveralRootsAndGivenGradients) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
     std::vector<at::Tensor> roots;
-    for (int i = 0; i < 4; ++i) roots.push_back((agent.sync<&passes::mul>(after(agent, 1), a, b) * (i + 1)).sum());
+    for (int i = 0; i < 4; ++i)
+      roots.push_back((agent.sync<&passes::mul>(after(agent, 1), a, b) * (i + 1)).sum());
     context.backward(roots);
     expect_gradients(context, {a, b}, {b.detach() * 10, a.detach() * 10});
     AutogradContext* first = &context;
@@ -304,20 +321,23 @@ TEST_P(Backward, DA026_EachGradientHasItsOwnDtype) {
 
 TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const std::vector<at::Tensor> m = {leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3})};
+    const std::vector<at::Tensor> m = {leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3}),
+                                       leaf({3, 3})};
     for (const auto way : kWays) {
       SCOPED_TRACE(name(way));
       AutogradContext context(agent);
       context.backward({called<&passes::chain>(way, agent, after(agent, 1), m).sum()});
       expect_gradients(context, m, local_gradients([&] { return passes::chain(m); }, m));
     }
-    const auto expected = local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]});
+    const auto expected =
+        local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]});
     for (const int third : {0, 2, 1}) {
       for (const auto way : kWays) {
         SCOPED_TRACE(name(way));
         AutogradContext context(agent);
         const int rank = after(agent, third).rank;
-        context.backward({called<&passes::mixed>(way, agent, after(agent, 1), m[0], m[1], rank).sum()});
+        context.backward(
+            {called<&passes::mixed>(way, agent, after(agent, 1), m[0], m[1], rank).sum()});
         expect_gradients(context, {m[0], m[1]}, expected);
       }
     }
@@ -357,14 +377,17 @@ TEST_P(Backward, DeferredRepliesStayInTheContextOfTheirCall) {
       AutogradContext context(agent);
       auto reply = agent.async<&passes::answered_later>(to, a);
       // From a thread without the context.
-      std::thread([&] { EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::answer>(to); })); }).join();
+      std::thread([&] {
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::answer>(to); }));
+      }).join();
       context.backward({reply.get().sum()});
       expect_gradients(context, {a}, {a.detach() * 2});
     }
     for (int steps = 0; steps < 2; ++steps) {
       AutogradContext context(agent);
       const auto other = after(agent, steps + 1).rank;
-      context.backward({agent.sync<&passes::answered_behind_a_call>(after(agent, 1), a, other).sum()});
+      context.backward(
+          {agent.sync<&passes::answered_behind_a_call>(after(agent, 1), a, other).sum()});
       expect_gradients(context, {a}, {a.detach() * a.detach() * 3});
     }
   });
@@ -385,7 +408,8 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
     const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
     AutogradContext context(agent);
-    const at::Tensor loss = agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum();
+    const at::Tensor loss =
+        agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum();
     for (int i = 1; i <= 3; ++i) {
       context.backward({loss}, {.retain_graph = i < 3});
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
@@ -434,7 +458,9 @@ TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
       EXPECT_EQ(seen_there, (std::vector<std::size_t>{1, 1}));
     }
     for (const auto& worker : agent.workers()) {
-      EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::counters>(worker) == std::vector<std::size_t>{0, 0}; }));
+      EXPECT_TRUE(comes_true([&] {
+        return agent.sync<&passes::counters>(worker) == std::vector<std::size_t>{0, 0};
+      }));
     }
   });
 }
@@ -447,9 +473,11 @@ TEST_P(Backward, ManyPassesAtOnceOnOneWorker) {
         for (int round = 0; round < 10; ++round) {
           const auto a = leaf({3, 3}), b = leaf({3, 3});
           AutogradContext context(agent);
-          const at::Tensor loss = agent.sync<&passes::mixed>(after(agent, 1 + i % 2), a, b, after(agent, 1).rank).sum();
+          const at::Tensor loss =
+              agent.sync<&passes::mixed>(after(agent, 1 + i % 2), a, b, after(agent, 1).rank).sum();
           context.backward({loss}, {.mode = i % 2 == 0 ? BackwardMode::Fast : BackwardMode::Exact});
-          expect_gradients(context, {a, b}, local_gradients([&] { return a.matmul(b) * a + b; }, {a, b}));
+          expect_gradients(context, {a, b},
+                           local_gradients([&] { return a.matmul(b) * a + b; }, {a, b}));
         }
       });
     }
@@ -520,7 +548,8 @@ TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
     const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
     AutogradContext context(agent);
     for (int i = 1; i <= 3; ++i) {
-      context.backward({agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum()});
+      context.backward(
+          {agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum()});
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
     }
     EXPECT_TRUE(context.shared()->sends().empty());
@@ -528,17 +557,19 @@ TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
 }
 
 TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "one profiler sees all workers in one process";
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "one profiler sees all workers in one process";
   using Clock = std::chrono::steady_clock;
   static std::mutex mutex;
   static std::map<std::string, std::vector<Clock::time_point>> begun;
   begun.clear();
-  const auto handle = at::addGlobalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-        std::lock_guard lock(mutex);
-        begun[function.name()].push_back(Clock::now());
-        return nullptr;
-      }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                                           -> std::unique_ptr<at::ObserverContext> {
+                              std::lock_guard lock(mutex);
+                              begun[function.name()].push_back(Clock::now());
+                              return nullptr;
+                            }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   Clock::time_point begin, end;
   run_workers(GetParam(), [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -553,7 +584,8 @@ TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
   const auto received = begun["weft::RecvNode"], sent = begun["weft::SendNode"];
   ASSERT_EQ(received.size(), 2u);
   ASSERT_EQ(sent.size(), 2u);
-  const std::vector<Clock::time_point> order = {begin, received[0], sent[0], received[1], sent[1], end};
+  const std::vector<Clock::time_point> order = {begin,       received[0], sent[0],
+                                                received[1], sent[1],     end};
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
@@ -562,7 +594,8 @@ TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {
     AutogradContext context(agent);
     const at::Tensor y = agent.sync<&passes::mul>(after(agent, 1), leaf({2}), leaf({2}));
     const auto error = error_of([&] { y.sum().backward(); });
-    EXPECT_NE(std::string(error.what()).find("context.backward"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("context.backward"), std::string::npos)
+        << error.what();
   });
 }
 
@@ -587,7 +620,8 @@ TEST_P(Backward, AnAsyncPassLeavesNothingOfItsGraph) {
           memory.data(), {3}, [&freed](void*) { ++freed; }, at::kDouble);
       const auto a = leaf({3});
       AutogradContext context(agent);
-      const at::Tensor loss = agent.sync<&passes::mul>(after(agent, 1), a * kept, a).sum();  // whose graph keeps it
+      const at::Tensor loss =
+          agent.sync<&passes::mul>(after(agent, 1), a * kept, a).sum();  // whose graph keeps it
       auto pass = context.backward_async({loss});
       if (step > 0) pass.get();  // else it is dropped, and ends with the context
     }

@@ -1,5 +1,5 @@
-// Trainers each with a GPU of its own, in autograd contexts: row DR-009 of the behaviours, for two trainers. ddp_test.cc
-// has the same on the CPU.
+// Trainers each with a GPU of its own, in autograd contexts: row DR-009 of the behaviours, for two
+// trainers. ddp_test.cc has the same on the CPU.
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/trainers.h>
 
@@ -12,12 +12,15 @@ class DdpOnGpusInContexts : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const int gpus = tensor::cuda_device_count();
-    if (gpus < kTrainers) GTEST_SKIP() << "needs " << kTrainers << " GPUs and libtorch's CUDA half; there are " << gpus;
+    if (gpus < kTrainers)
+      GTEST_SKIP() << "needs " << kTrainers << " GPUs and libtorch's CUDA half; there are " << gpus;
   }
 };
 
 TEST_P(DdpOnGpusInContexts, DR009_RemoteLayersOnTheCpuAlternateWithDdpLayersOnEachTrainersGpu) {
-  const auto gpu_of = [](int rank) { return c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank)); };
+  const auto gpu_of = [](int rank) {
+    return c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
+  };
   hybrid::train(
       {harness::As::Threads, GetParam()}, kTrainers + 1, kTrainers,
       [&](rpc::Agent& agent, ProcessGroup& group) {

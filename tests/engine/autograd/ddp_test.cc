@@ -55,14 +55,16 @@ struct SandwichImpl : torch::nn::Module {
 TORCH_MODULE(Sandwich);
 // Two outputs, each of a weight of its own.
 struct HeadsImpl : torch::nn::Module {
-  HeadsImpl() : a(register_parameter("a", at::ones({3}))), b(register_parameter("b", at::ones({3}))) {}
+  HeadsImpl()
+      : a(register_parameter("a", at::ones({3}))), b(register_parameter("b", at::ones({3}))) {}
   std::vector<at::Tensor> forward(double x) { return {a * x, b * (2 * x)}; }
   at::Tensor a, b;
 };
 TORCH_MODULE(Heads);
 // Calls backward() of its own in its backward.
 struct Inner : torch::autograd::Function<Inner> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor weight) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
+                            at::Tensor weight) {
     context->save_for_backward({x, weight});
     return x * weight;
   }
@@ -83,7 +85,8 @@ struct RecomputedImpl : torch::nn::Module {
 TORCH_MODULE(Recomputed);
 struct WordsImpl : torch::nn::Module {
   explicit WordsImpl(int width = 2)
-      : words(register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, width).sparse(true)))) {
+      : words(register_module(
+            "words", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, width).sparse(true)))) {
     torch::NoGradGuard off;
     words->weight.copy_(at::linspace(-1, 1, 6 * width).view({6, width}));
   }
@@ -91,12 +94,14 @@ struct WordsImpl : torch::nn::Module {
   torch::nn::Embedding words;
 };
 TORCH_MODULE(Words);
-// Words and a layer of another worker, and two layers here, all without biases: what is negated at one end is negated at
-// the other.
+// Words and a layer of another worker, and two layers here, all without biases: what is negated at
+// one end is negated at the other.
 struct HybridImpl : torch::nn::Module {
   HybridImpl(RRef<Words> remote_words, RRef<Layer> remote_layer, ProcessGroup* inner_group)
-      : inner(register_module("inner", torch::nn::Linear(torch::nn::LinearOptions(3, 3).bias(false)))),
-        outer(register_module("outer", torch::nn::Linear(torch::nn::LinearOptions(3, 1).bias(false)))),
+      : inner(register_module("inner",
+                              torch::nn::Linear(torch::nn::LinearOptions(3, 3).bias(false)))),
+        outer(register_module("outer",
+                              torch::nn::Linear(torch::nn::LinearOptions(3, 1).bias(false)))),
         words_(std::move(remote_words)),
         layer_(std::move(remote_layer)) {
     torch::NoGradGuard off;
@@ -117,8 +122,10 @@ enum class Averaged { Nothing, Inner, All };
 // A trainer's group, for the calls of a master.
 std::mutex groups_mutex;
 std::map<int, ProcessGroup*> groups;
-// Of each round: how many numbers of the inner, the outer, the remote layer's and the words' gradient are not zero.
-std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer, int averaged, int rounds);
+// Of each round: how many numbers of the inner, the outer, the remote layer's and the words'
+// gradient are not zero.
+std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer,
+                                                     int averaged, int rounds);
 
 Words negated_words() {
   Words words(3);
@@ -127,12 +134,15 @@ Words negated_words() {
   return words;
 }
 at::Tensor words_forward(Words& words, at::Tensor indices) { return words(indices); }
-at::Tensor words_gradient(Words& words) { return AutogradContext::current().gradient(words->words->weight).to_dense(); }
+at::Tensor words_gradient(Words& words) {
+  return AutogradContext::current().gradient(words->words->weight).to_dense();
+}
 at::Tensor HybridImpl::forward(at::Tensor indices) {
   const at::Tensor x = layer_.sync<&Layer::forward>(words_.sync<&words_forward>(indices));
   return outer(ddp_ ? (*ddp_)(x) : inner(x));
 }
-std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer, int averaged, int rounds) {
+std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer,
+                                                     int averaged, int rounds) {
   rpc::Agent& agent = rpc::this_agent();
   ProcessGroup* group = nullptr;
   {
@@ -148,8 +158,9 @@ std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Lay
     const auto indices = at::full({2}, agent.self().rank % 2, at::kLong);
     context.backward({(ddp ? (*ddp)(indices) : model(indices)).sum()});
     std::vector<std::int64_t> numbers;
-    for (const at::Tensor& gradient : {context.gradient(model->inner->weight), context.gradient(model->outer->weight),
-                                       layer.sync<&Layer::gradient>(), words.sync<&words_gradient>()}) {
+    for (const at::Tensor& gradient :
+         {context.gradient(model->inner->weight), context.gradient(model->outer->weight),
+          layer.sync<&Layer::gradient>(), words.sync<&words_gradient>()}) {
       numbers.push_back(at::count_nonzero(gradient).item<std::int64_t>());
     }
     found.push_back(numbers);
@@ -190,8 +201,8 @@ TEST_P(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
         const auto parameters = net->parameters();
         for (std::size_t i = 0; i < parameters.size(); ++i) {
           EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i]))
-              << i << ", views " << views << ", round " << round << ": " << context.gradient(parameters[i]) << " and not "
-              << expected[i];
+              << i << ", views " << views << ", round " << round << ": "
+              << context.gradient(parameters[i]) << " and not " << expected[i];
           EXPECT_FALSE(parameters[i].grad().defined());
         }
         EXPECT_EQ(context.gradients().size(), parameters.size());
@@ -232,7 +243,9 @@ TEST_P(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
           context.backward({ddp(input_of(rank + 5)).sum()});
           outside(input_of(rank + 5)).sum().backward();
           for (std::size_t i = 0; i < parameters.size(); ++i) {
-            EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), plain->parameters()[i].grad())) << i;
+            EXPECT_TRUE(
+                at::allclose(context.gradient(parameters[i]), plain->parameters()[i].grad()))
+                << i;
           }
         }
         EXPECT_EQ(context.gradients().size(), parameters.size());
@@ -246,9 +259,10 @@ TEST_P(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group);
     bool fails = true;
-    net->first->weight.register_hook([&](const at::Tensor&) {  // the last; the others' gradients have come
-      if (fails) throw std::runtime_error("not yet");
-    });
+    net->first->weight.register_hook(
+        [&](const at::Tensor&) {  // the last; the others' gradients have come
+          if (fails) throw std::runtime_error("not yet");
+        });
     AutogradContext context(agent);
     const auto loss = ddp(input_of(group.rank())).sum();
     const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
@@ -266,7 +280,8 @@ TEST_P(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
 TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
-    DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});  // a bucket for each parameter
+    DistributedDataParallel ddp(
+        net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});  // a bucket for each parameter
     bool fails = true;
     net->first->weight.register_hook([&](const at::Tensor&) {
       if (fails) throw std::runtime_error("on purpose");
@@ -285,7 +300,8 @@ TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep
 
 TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
-    // A bucket for each parameter, b's first: a backward over `a` sends none, one over `b` sends that.
+    // A bucket for each parameter, b's first: a backward over `a` sends none, one over `b` sends
+    // that.
     const DdpOptions options{.bucket_bytes = 1, .first_bucket_bytes = 1};
     const double x = 1 + group.rank();
     for (const std::size_t first : {std::size_t{0}, std::size_t{1}}) {
@@ -299,13 +315,16 @@ TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
         context.backward({outputs[first].sum()});
         const auto error = error_of([&] { context.backward({outputs[1 - first].sum()}); });
         EXPECT_EQ(error.blame(), Blame::Caller);
-        EXPECT_NE(error.text().find("to one context.backward({a, b})"), std::string::npos) << error.text();
+        EXPECT_NE(error.text().find("to one context.backward({a, b})"), std::string::npos)
+            << error.text();
         const double local = first == 0 ? x : 2 * x;
-        EXPECT_TRUE(at::allclose(context.gradient(parameters[first]), at::full({3}, local))) << "and no average besides";
+        EXPECT_TRUE(at::allclose(context.gradient(parameters[first]), at::full({3}, local)))
+            << "and no average besides";
         EXPECT_FALSE(context.gradient(parameters[1 - first]).defined());
         const auto missing = error_of([&] { (*ddp)(x); });
         EXPECT_EQ(missing.blame(), Blame::Caller);
-        EXPECT_NE(missing.text().find("did not reduce all gradients"), std::string::npos) << missing.text();
+        EXPECT_NE(missing.text().find("did not reduce all gradients"), std::string::npos)
+            << missing.text();
       }
       ddp.emplace(net, group, options);
       AutogradContext context(agent);
@@ -350,7 +369,8 @@ TEST_P(DdpInContexts, DR006_UnevenInputs) {
           ddp(input_of(rank + i)).sum().backward();
         }
         // Now: who has run out receives the others' gradients from here on.
-        for (const auto& parameter : net->parameters()) expected.push_back(parameter.grad().clone());
+        for (const auto& parameter : net->parameters())
+          expected.push_back(parameter.grad().clone());
       });
     }
     hybrid::Net net;
@@ -397,8 +417,9 @@ TEST_P(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
     plain(local.forward(x)).sum().backward();
 
     for (const bool names_device : {false, true}) {
-      const auto layer = names_device ? agent.remote<hybrid::Layer>(4, weight, c10::Device(at::kCPU))
-                                      : agent.remote<hybrid::Layer>(4, weight);
+      const auto layer = names_device
+                             ? agent.remote<hybrid::Layer>(4, weight, c10::Device(at::kCPU))
+                             : agent.remote<hybrid::Layer>(4, weight);
       hybrid::Net net;
       DistributedDataParallel ddp(net, group);
       for (int round = 0; round < 2; ++round) {
@@ -427,7 +448,8 @@ TEST_P(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
       hybrid::Layer local(weight);
       hybrid::Sandwich local_net([&](const at::Tensor& y) { return local.forward(y); });
       DistributedDataParallel plain(local_net, group, options);
-      hybrid::Sandwich net([&](const at::Tensor& y) { return layer.sync<&hybrid::Layer::forward>(y); });
+      hybrid::Sandwich net(
+          [&](const at::Tensor& y) { return layer.sync<&hybrid::Layer::forward>(y); });
       DistributedDataParallel ddp(net, group, options);
       for (int round = 0; round < 3; ++round) {
         local_net->zero_grad();
@@ -455,7 +477,9 @@ TEST_P(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
     AutogradContext context(agent);
     const auto x = at::ones({3}).requires_grad_();
     const auto error = error_of([&] { context.backward({ddp(x).sum()}); });
-    EXPECT_NE(error.text().find("calls backward() inside of a distributed backward"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("calls backward() inside of a distributed backward"),
+              std::string::npos)
+        << error.text();
   });
 }
 
@@ -463,7 +487,8 @@ TEST_P(DdpInContexts, AnOptimizerThatStepsInBackwardIsRefused) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group);
-    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, torch::optim::SGDOptions(0.1));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group,
+                                                    torch::optim::SGDOptions(0.1));
     zero.overlap_with(ddp);
     {
       AutogradContext context(agent);
@@ -493,10 +518,12 @@ TEST_P(DdpInContexts, DR001_DR002_DR003_AMasterDrivesTrainersOfAHybridModel) {
     }
     const auto words = agent.remote<&hybrid::negated_words>(kRemote);
     const auto layer = agent.remote<hybrid::Layer>(kRemote, at::eye(3));
-    for (const auto averaged : {hybrid::Averaged::Nothing, hybrid::Averaged::Inner, hybrid::Averaged::All}) {
+    for (const auto averaged :
+         {hybrid::Averaged::Nothing, hybrid::Averaged::Inner, hybrid::Averaged::All}) {
       std::vector<Future<std::vector<std::vector<std::int64_t>>>> asked;
       for (int trainer = 0; trainer < kTrainers; ++trainer) {
-        asked.push_back(agent.async<&hybrid::train_as_told>(trainer, words, layer, static_cast<int>(averaged), 3));
+        asked.push_back(agent.async<&hybrid::train_as_told>(trainer, words, layer,
+                                                            static_cast<int>(averaged), 3));
       }
       const std::int64_t inner = averaged == hybrid::Averaged::Nothing ? 9 : 0;
       const std::int64_t outer = averaged == hybrid::Averaged::All ? 0 : 3;
@@ -515,7 +542,8 @@ TEST_P(DdpInContexts, DR009_RemoteLayersAlternateWithDdpLayersHere) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, DdpInContexts, testing::ValuesIn(hybrid::places()), hybrid::place_name);
+INSTANTIATE_TEST_SUITE_P(Autograd, DdpInContexts, testing::ValuesIn(hybrid::places()),
+                         hybrid::place_name);
 
 }  // namespace
 }  // namespace weft

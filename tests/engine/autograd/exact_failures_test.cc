@@ -1,5 +1,5 @@
-// BackwardMode::Exact asks first which messages lead to the roots: what goes wrong in that round ends the pass as whatever
-// goes wrong later does.
+// BackwardMode::Exact asks first which messages lead to the roots: what goes wrong in that round
+// ends the pass as whatever goes wrong later does.
 #include <csignal>
 #include <memory>
 #include <optional>
@@ -19,20 +19,25 @@ using namespace weft;
 
 struct Throwing : torch::autograd::Function<Throwing> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
     throw std::runtime_error("the node broke");
   }
 };
 at::Tensor twice(at::Tensor a) { return a * 2; }
 at::Tensor breaks(at::Tensor a) { return Throwing::apply(a); }
 at::Tensor twice_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&twice>(rank, a) * 2; }
-at::Tensor breaks_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&breaks>(rank, a) * 2; }
+at::Tensor breaks_on(at::Tensor a, int rank) {
+  return rpc::this_agent().sync<&breaks>(rank, a) * 2;
+}
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 std::size_t plans_here() { return AutogradContext::current().shared()->plans(); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 // Without telling others.
 void release_here() { AutogradContext::current().shared()->release("the test says so"); }
-at::Tensor make() { return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_(); }
+at::Tensor make() {
+  return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+}
 int number(int value) { return value; }
 bool reaches(int rank) {
   try {
@@ -87,13 +92,14 @@ TEST_P(ExactBackward, AGraphThatHasBeenFreedIsTheCallersErrorInBothModesAndSaysW
     for (const auto mode : {BackwardMode::Exact, BackwardMode::Fast}) {
       for (const bool is_remote : {true, false}) {
         AutogradContext context(agent);
-        const at::Tensor loss = (is_remote ? agent.sync<&asked::twice_on>(1, a, last) : a * a).sum();
+        const at::Tensor loss =
+            (is_remote ? agent.sync<&asked::twice_on>(1, a, last) : a * a).sum();
         context.backward({loss}, {.mode = mode});
         const at::Tensor gradient = context.gradient(a).clone();
         const auto error = error_of([&] { context.backward({loss}, {.mode = mode}); });
         EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-        expect_in(error, {"backward in context",
-                          is_remote ? "freed by a pass without retain_graph" : "through the graph a second time"});
+        expect_in(error, {"backward in context", is_remote ? "freed by a pass without retain_graph"
+                                                           : "through the graph a second time"});
         EXPECT_EQ(agent.debug_info().backward_passes, 0U);
         EXPECT_TRUE(at::equal(context.gradient(a), gradient));
       }
@@ -122,7 +128,8 @@ TEST_P(ExactBackward, APlanIsKeptForAsLongAsAnotherPassMayUseIt) {
     const auto a = leaf({3});
     AutogradContext context(agent);
     const auto expect_plans = [&](std::size_t plans) {
-      for (const int rank : {1, last}) EXPECT_EQ(agent.sync<&asked::plans_here>(rank), plans) << rank;
+      for (const int rank : {1, last})
+        EXPECT_EQ(agent.sync<&asked::plans_here>(rank), plans) << rank;
     };
     for (int pass = 0; pass < 3; ++pass) {
       context.backward({agent.sync<&asked::twice_on>(1, a, last).sum()}, kExact);
@@ -150,7 +157,8 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
     const auto expect_no_plans = [&](const char* when) {
       EXPECT_EQ(context.shared()->plans(), 0U) << when;
       for (const int rank : {1, last}) {
-        EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; })) << when << rank;
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; }))
+            << when << rank;
       }
     };
     std::optional<WeakNodePtr<torch::autograd::Node>> graph;
@@ -175,7 +183,8 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, ExactBackward, testing::ValuesIn(autograd_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Autograd, ExactBackward, testing::ValuesIn(autograd_settings()),
+                         setting_name);
 
 // Worker 1 answers, and its answer is held: the round goes on for as long as the test wants.
 TEST(ExactBackwardOnAHeldLink, AReleaseInTheRoundCancelsThePassWhichCountsAsRunningUntilThen) {
@@ -189,7 +198,8 @@ TEST(ExactBackwardOnAHeldLink, AReleaseInTheRoundCancelsThePassWhichCountsAsRunn
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto parameter = agent.remote<&asked::make>(1);
-    const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
+    const DistributedOptimizer<torch::optim::SGD> optimizer({parameter},
+                                                            torch::optim::SGDOptions(1.0));
     AutogradContext context(agent);
     const at::Tensor loss = parameter.to_here().sum();
     const auto held = [] {
@@ -270,8 +280,9 @@ TEST(ExactBackwardMessages, AWorkerTwoHopsAwayThatHasLeftIsLost) {
 TEST(ExactBackwardProcesses, AWorkerTwoHopsAwayThatIsKilledIsLost) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(3, [&](int rank) {
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                   {.rank = rank, .world_size = 3, .timeout = 20s, .transports = {transport}});
+      rpc::Agent agent =
+          rpc::init("worker" + std::to_string(rank),
+                    {.rank = rank, .world_size = 3, .timeout = 20s, .transports = {transport}});
       if (rank == 0) {
         AutogradContext context(agent);
         const at::Tensor loss = agent.sync<&asked::twice_on>(1, leaf({3}), 2).sum();

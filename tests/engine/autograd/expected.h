@@ -13,7 +13,8 @@ namespace weft::harness {
 // The gradients of the sum of what `compute` gives, by libtorch alone.
 inline std::vector<at::Tensor> local_gradients(const std::function<at::Tensor()>& compute,
                                                const std::vector<at::Tensor>& leaves) {
-  return torch::autograd::grad({compute().sum()}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+  return torch::autograd::grad({compute().sum()}, leaves, {}, std::nullopt, false,
+                               /*allow_unused=*/true);
 }
 
 inline void expect_gradients(AutogradContext& context, const std::vector<at::Tensor>& leaves,

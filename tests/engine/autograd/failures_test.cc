@@ -60,7 +60,9 @@ struct UnreadableResult {
 UnreadableResult unreadable(at::Tensor a) { return {a * 2, {}}; }
 at::Tensor breaks(at::Tensor a) { return Throwing::apply(a); }
 at::Tensor holds(at::Tensor a) { return Holding::apply(a); }
-at::Tensor breaks_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&breaks>(rank, a) * a; }
+at::Tensor breaks_on(at::Tensor a, int rank) {
+  return rpc::this_agent().sync<&breaks>(rank, a) * a;
+}
 int may_fail(int times) {
   failures = times;
   return 0;
@@ -75,7 +77,9 @@ at::Tensor& weight() {
   return it;
 }
 at::Tensor weighted(at::Tensor a) { return a * weight(); }
-at::Tensor weighted_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&weighted>(rank, a); }
+at::Tensor weighted_on(at::Tensor a, int rank) {
+  return rpc::this_agent().sync<&weighted>(rank, a);
+}
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 
 }  // namespace broken
@@ -103,7 +107,8 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
     for (const std::string part : {"the node broke", "Throwing"}) {
       EXPECT_NE(error.text().find(part), std::string::npos) << error.text();
     }
-    EXPECT_NE(error.text().find(agent.worker(last).name + " (rank"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find(agent.worker(last).name + " (rank"), std::string::npos)
+        << error.text();
     // Nothing is left of it, nowhere; and the graph is still there.
     for (const auto& worker : agent.workers()) {
       EXPECT_EQ(agent.sync<&broken::gradients_here>(worker), 0u) << worker.name;
@@ -117,8 +122,8 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
   });
 }
 
-// The mode is that of the process, and of those that are forked behind it. Not DetectAnomalyGuard: the thread sanitizer
-// does not see how libtorch locks the mutex that it unlocks.
+// The mode is that of the process, and of those that are forked behind it. Not DetectAnomalyGuard:
+// the thread sanitizer does not see how libtorch locks the mutex that it unlocks.
 struct AnomalyOn {
   AnomalyOn() { torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/true); }
   ~AnomalyOn() { torch::autograd::AnomalyMode::set_enabled(false); }
@@ -164,7 +169,8 @@ TEST(FailingBackwardAlone, InAnomalyModeItIsShownWhereANodeComesFromThatThrows) 
     AutogradContext context(agent);
     const at::Tensor loss = broken::Throwing::apply(leaf({3})).sum();
     Warnings warnings;
-    const c10::WarningUtils::WarningHandlerGuard here(&warnings);  // of this thread, which runs the root's nodes
+    const c10::WarningUtils::WarningHandlerGuard here(
+        &warnings);  // of this thread, which runs the root's nodes
     error_of([&] { context.backward({loss}); });
     EXPECT_NE(warnings.text.find("Error detected in"), std::string::npos) << warnings.text;
     EXPECT_NE(warnings.text.find("Throwing"), std::string::npos) << warnings.text;
@@ -261,11 +267,13 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
     const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
     const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
+    const at::Tensor holding =
+        broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
     const at::Tensor failing = agent.sync<&broken::weighted>(1, a).sum() + holding;
     const at::Tensor good = agent.sync<&broken::weighted>(1, c).sum();
     std::thread thread([&] {
-      const auto error = error_of([&] { context.backward({failing}, {.mode = BackwardMode::Exact}); });
+      const auto error =
+          error_of([&] { context.backward({failing}, {.mode = BackwardMode::Exact}); });
       EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
     });
     // It has ended on worker 1 when the next one comes there, and fails after that.
@@ -273,7 +281,8 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
       std::lock_guard lock(broken::mutex);
       return broken::held;
     }));
-    EXPECT_TRUE(comes_true([&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
+    EXPECT_TRUE(
+        comes_true([&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
     context.backward({good}, {.mode = BackwardMode::Exact});
     {
       std::lock_guard lock(broken::mutex);
@@ -302,14 +311,16 @@ TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnly
         const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
         const auto a = leaf({3}), b = leaf({3});
         AutogradContext context(agent);
-        const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
+        const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b))
+                                       .sum();  // made first, so it runs last
         const at::Tensor loss = agent.sync<&broken::weighted>(1, a).sum() + holding;
         std::thread thread([&] {
           const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
           EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
         });
         // Worker 1 has ended its part well.
-        EXPECT_TRUE(comes_true([&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
+        EXPECT_TRUE(comes_true(
+            [&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
         {
           std::lock_guard lock(broken::mutex);
           broken::go_on = true;
@@ -342,7 +353,8 @@ TEST_P(FailingBackward, CallsUnderNoGradGuardAreWaitedForByNoPass) {
           agent.sync<&broken::weighted_on>(0, a, last);
         }
         EXPECT_TRUE(context.shared()->sends().empty());
-        context.backward({agent.sync<&broken::weighted>(1, a).sum() + agent.sync<&broken::weighted_on>(1, a, last).sum()});
+        context.backward({agent.sync<&broken::weighted>(1, a).sum() +
+                          agent.sync<&broken::weighted_on>(1, a, last).sum()});
         EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 2, at::kDouble)));
       },
       options);
@@ -377,8 +389,10 @@ TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
     const auto send = [&](autograd::MessageId message, std::vector<at::Tensor> gradients) {
       static std::uint64_t pass = 1 << 20;
       return agent.sync<&autograd::internal::gradient>(
-          1, autograd::GradientMessage{
-                 {.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
+          1,
+          autograd::GradientMessage{{.context = context.id(), .pass = ++pass, .retain_graph = true},
+                                    message,
+                                    std::move(gradients)});
     };
     const auto one = at::ones({3}, at::kDouble);
     EXPECT_EQ(send({0, 1 << 20, true}, {one}).error().blame(), Blame::Caller);
@@ -398,19 +412,23 @@ bool is_gone(rpc::Agent& agent, int rank) {
 
 // What an outcome's bytes say is another worker's.
 TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
-  for (const int blame : {99, 1 << 30}) EXPECT_EQ(rpc::Outcome(blame, "made up").error().blame(), Blame::Remote);
+  for (const int blame : {99, 1 << 30})
+    EXPECT_EQ(rpc::Outcome(blame, "made up").error().blame(), Blame::Remote);
   EXPECT_EQ(rpc::Outcome(static_cast<int>(Blame::Timeout), "late").error().blame(), Blame::Timeout);
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);
     agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
     const autograd::PassName name{.context = context.id(), .pass = 7};
-    EXPECT_EQ(error_of([&] { agent.sync<&autograd::internal::pass_failed>(1, name, autograd::Outcome()); }).blame(),
+    EXPECT_EQ(error_of([&] {
+                agent.sync<&autograd::internal::pass_failed>(1, name, autograd::Outcome());
+              }).blame(),
               Blame::Remote);
   });
 }
 
-// 0 calls 1, which calls 2; then 1 and 0 are gone. Nobody is left who would tell 2, which has never heard of 0 directly.
+// 0 calls 1, which calls 2; then 1 and 0 are gone. Nobody is left who would tell 2, which has never
+// heard of 0 directly.
 TEST(FailingBackwardMessages, AContextEndsWhereItsOwnerAndWhoeverBroughtItAreLost) {
   static std::atomic<bool> called;
   called = false;
@@ -483,9 +501,10 @@ TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRef
     AutogradContext context(agent);
     agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
     const auto request = context.shared()->sends().at(0)->message();
-    autograd::GradientMessage message{{.context = context.id(), .pass = 1 << 20, .retain_graph = true},
-                                      {request.caller, request.call, /*reply=*/true},
-                                      {at::ones({3}, at::kDouble)}};
+    autograd::GradientMessage message{
+        {.context = context.id(), .pass = 1 << 20, .retain_graph = true},
+        {request.caller, request.call, /*reply=*/true},
+        {at::ones({3}, at::kDouble)}};
     for (std::size_t i = 0; i <= autograd::kMostNamed; ++i) message.name.failed.push_back(7 + i);
     const auto error = error_of([&] { agent.sync<&autograd::internal::gradient>(1, message); });
     EXPECT_NE(error.text().find("names 257 failed passes"), std::string::npos) << error.text();
@@ -496,8 +515,9 @@ TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRef
 TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(4, [&](int rank) {
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                   {.rank = rank, .world_size = 4, .timeout = 5s, .transports = {transport}});
+      rpc::Agent agent =
+          rpc::init("worker" + std::to_string(rank),
+                    {.rank = rank, .world_size = 4, .timeout = 5s, .transports = {transport}});
       const auto a = leaf({3});
       {
         AutogradContext context(agent);
@@ -506,7 +526,8 @@ TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
         if (rank % 2 == 0) {
           EXPECT_TRUE(comes_true([&] { return is_gone(agent, (rank + 1) % 4); }));
           const auto error = error_of([&] { context.backward({loss}); });
-          EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout) << error.what();
+          EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout)
+              << error.what();
         } else {
           ::pause();
         }
@@ -520,7 +541,8 @@ TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, FailingBackward, testing::ValuesIn(autograd_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Autograd, FailingBackward, testing::ValuesIn(autograd_settings()),
+                         setting_name);
 
 }  // namespace
 }  // namespace weft

@@ -1,4 +1,5 @@
-// What becomes of gradients where a pass leaves them: hooks, and whose memory they are. Group DA of the behaviours.
+// What becomes of gradients where a pass leaves them: hooks, and whose memory they are. Group DA of
+// the behaviours.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
@@ -23,7 +24,9 @@ struct Alone : torch::autograd::Function<Alone> {
   }
 };
 struct ForBoth : torch::autograd::Function<ForBoth> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) { return a + b; }
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) {
+    return a + b;
+  }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list gradients) {
     seen = memory_of(gradients[0]);
@@ -38,28 +41,33 @@ struct Expanded : torch::autograd::Function<Expanded> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list) {
-    const at::Tensor one = at::ones({1}, at::kDouble).expand(context->saved_data["sizes"].toIntVector());
+    const at::Tensor one =
+        at::ones({1}, at::kDouble).expand(context->saved_data["sizes"].toIntVector());
     seen = memory_of(one);
     return {one};
   }
 };
-// A sparse gradient of ten rows for both: of memory with gaps, or of whole memory that others can see as well.
+// A sparse gradient of ten rows for both: of memory with gaps, or of whole memory that others can
+// see as well.
 at::Tensor held_indices, held_values;
 struct SparseForBoth : torch::autograd::Function<SparseForBoth> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor a, at::Tensor b, bool expanded) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor a, at::Tensor b,
+                            bool expanded) {
     context->saved_data["expanded"] = expanded;
     return a + b;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list) {
-    at::Tensor values = at::rand({1, 3}, at::kDouble).expand({8, 3}), indices = at::ones({1, 1}, at::kLong).expand({1, 8});
+    at::Tensor values = at::rand({1, 3}, at::kDouble).expand({8, 3}),
+               indices = at::ones({1, 1}, at::kLong).expand({1, 8});
     if (!context->saved_data["expanded"].toBool()) {
       held_values = values = values.contiguous();
       held_indices = indices = indices.contiguous();
     }
     const at::Tensor gradient = at::_sparse_coo_tensor_unsafe(indices, values, {10, 3});
     seen = memory_of(gradient);
-    return {gradient, context->saved_data["expanded"].toBool() ? gradient : at::Tensor(), at::Tensor()};
+    return {gradient, context->saved_data["expanded"].toBool() ? gradient : at::Tensor(),
+            at::Tensor()};
   }
 };
 // Counts by so many, behind the node that it hangs on.
@@ -107,9 +115,11 @@ TEST_P(Gradients, DA036_HooksBehindAccumulatorsRunOnceEachInAPass) {
     AutogradContext context(agent);
     const at::Tensor sum = a + a;
     for (const int by : {1, 2}) {
-      sum.grad_fn()->next_edge(0).function->add_post_hook(std::make_unique<gradients::Counting>(counted, by));
+      sum.grad_fn()->next_edge(0).function->add_post_hook(
+          std::make_unique<gradients::Counting>(counted, by));
     }
-    sum.grad_fn()->next_edge(1).function->add_post_hook(std::make_unique<gradients::Counting>(counted, 2));
+    sum.grad_fn()->next_edge(1).function->add_post_hook(
+        std::make_unique<gradients::Counting>(counted, 2));
     const at::Tensor root = agent.sync<&gradients::add>(after(agent, 1), sum, sum).sum();
     for (int pass = 1; pass <= 2; ++pass) {
       context.backward({root}, {.retain_graph = true});
@@ -134,11 +144,13 @@ TEST_P(Gradients, DA035_GradientsAreNotShared) {
 }
 
 TEST(GradientMemory, DA035_IsTakenOverFromItsOnlyUserAndCopiedElse) {
-  const auto gradients_of = [](rpc::Agent& agent, const at::Tensor& root, const std::vector<at::Tensor>& leaves) {
+  const auto gradients_of = [](rpc::Agent& agent, const at::Tensor& root,
+                               const std::vector<at::Tensor>& leaves) {
     AutogradContext context(agent);
     context.backward({root});
     std::vector<const void*> memory;
-    for (const at::Tensor& each : leaves) memory.push_back(gradients::memory_of(context.gradient(each)));
+    for (const at::Tensor& each : leaves)
+      memory.push_back(gradients::memory_of(context.gradient(each)));
     return std::pair(memory, context.gradients());
   };
   run_workers({As::Threads, "inproc", 2}, [&](rpc::Agent& agent) {
@@ -149,7 +161,8 @@ TEST(GradientMemory, DA035_IsTakenOverFromItsOnlyUserAndCopiedElse) {
       EXPECT_EQ(memory[0], gradients::seen) << "nobody else uses it";
     }
     {
-      const auto [memory, kept] = gradients_of(agent, gradients::ForBoth::apply(a, b)[1][0], {a, b});
+      const auto [memory, kept] =
+          gradients_of(agent, gradients::ForBoth::apply(a, b)[1][0], {a, b});
       EXPECT_NE(memory[0], memory[1]) << "the first is copied, and leaves the second the only user";
       EXPECT_TRUE(at::equal(kept[0].second, kept[1].second));
     }
@@ -164,11 +177,14 @@ TEST(GradientMemory, DA035_IsTakenOverFromItsOnlyUserAndCopiedElse) {
 TEST(GradientMemory, DA035_OfSparseGradientsAsWell) {
   run_workers({As::Threads, "inproc", 2}, [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
-    const auto indices = at::tensor({1, 2, 4, 5, 4, 3, 2, 9}, at::kLong), offsets = at::tensor({0, 4}, at::kLong);
+    const auto indices = at::tensor({1, 2, 4, 5, 4, 3, 2, 9}, at::kLong),
+               offsets = at::tensor({0, 4}, at::kLong);
     const auto bag = [&](const at::Tensor& weight) {
-      return std::get<0>(at::embedding_bag(weight, indices, offsets, false, 0, /*sparse=*/true)).sum();
+      return std::get<0>(at::embedding_bag(weight, indices, offsets, false, 0, /*sparse=*/true))
+          .sum();
     };
-    const auto ten_more = [](AutogradContext& context, const at::Tensor& root, const at::Tensor& parameter) {
+    const auto ten_more = [](AutogradContext& context, const at::Tensor& root,
+                             const at::Tensor& parameter) {
       const at::Tensor once = context.gradient(parameter).to_dense().clone();
       for (int i = 0; i < 10; ++i) context.backward({root}, {.retain_graph = true});
       return std::pair(once, context.gradient(parameter).to_dense());
@@ -186,7 +202,8 @@ TEST(GradientMemory, DA035_OfSparseGradientsAsWell) {
       AutogradContext context(agent);
       const at::Tensor root = bag(gradients::SparseForBoth::apply(a, b, true));
       context.backward({root}, {.retain_graph = true});
-      const void *of_a = gradients::memory_of(context.gradient(a)), *of_b = gradients::memory_of(context.gradient(b));
+      const void *of_a = gradients::memory_of(context.gradient(a)),
+                 *of_b = gradients::memory_of(context.gradient(b));
       EXPECT_NE(of_a, gradients::seen);
       EXPECT_NE(of_b, gradients::seen);
       EXPECT_NE(of_a, of_b);
@@ -202,7 +219,8 @@ TEST(GradientMemory, DA035_OfSparseGradientsAsWell) {
           << "that others see its indices and values is no reason to copy";
       const at::Tensor first = gradients::held_values.clone();
       context.backward({root}, {.retain_graph = true});
-      EXPECT_TRUE(at::allclose(context.gradient(a).to_dense()[1], (first + gradients::held_values).sum(0)));
+      EXPECT_TRUE(
+          at::allclose(context.gradient(a).to_dense()[1], (first + gradients::held_values).sum(0)));
     }
     gradients::held_values = gradients::held_indices = at::Tensor();
   });

@@ -80,7 +80,8 @@ TEST_P(InContexts, RE036_AnOperationThatFailsInAContextIsTheCallersErrorAndTheCo
     {
       AutogradContext context(agent);
       const auto to = after(agent, 1);
-      EXPECT_EQ(error_of([&] { agent.sync<&in_contexts::matmul>(to, a, b); }).blame(), Blame::Remote);
+      EXPECT_EQ(error_of([&] { agent.sync<&in_contexts::matmul>(to, a, b); }).blame(),
+                Blame::Remote);
       EXPECT_EQ(error_of([&] { agent.sync_op("aten::matmul", to, a, b); }).blame(), Blame::Remote);
       // It goes on as if they had not been made.
       context.backward({agent.sync<&in_contexts::mul>(to, a, a).sum()});
@@ -115,7 +116,8 @@ TEST_P(InContexts, RB048_ATrainingLoopLeavesNothingBehind) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, InContexts, testing::ValuesIn(autograd_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Autograd, InContexts, testing::ValuesIn(autograd_settings()),
+                         setting_name);
 
 }  // namespace
 }  // namespace weft

@@ -1,5 +1,6 @@
-// A worker that is killed at an instant that nobody has chosen, while all train through each other at random: each pass of
-// the others ends, with an error that names it or as it should, and nothing is left of any context or reference.
+// A worker that is killed at an instant that nobody has chosen, while all train through each other
+// at random: each pass of the others ends, with an error that names it or as it should, and nothing
+// is left of any context or reference.
 #include <random>
 
 #include <torch/optim/sgd.h>
@@ -39,8 +40,11 @@ constexpr int kWorkers = 4;
 class Trainer {
  public:
   Trainer(rpc::Agent& agent, int seed, std::string victim)
-      : agent_(agent), victim_(std::move(victim)), random_(static_cast<unsigned>(seed * kWorkers + agent.self().rank)) {
-    for (int rank = 0; rank < kWorkers; ++rank) weights_.push_back(agent.remote<&anywhen::weight>(rank));
+      : agent_(agent),
+        victim_(std::move(victim)),
+        random_(static_cast<unsigned>(seed * kWorkers + agent.self().rank)) {
+    for (int rank = 0; rank < kWorkers; ++rank)
+      weights_.push_back(agent.remote<&anywhen::weight>(rank));
     for (const auto& weight : weights_) weight.to_here();
     optimizer_.emplace(weights_, torch::optim::SGDOptions(0.01));
   }
@@ -97,16 +101,19 @@ TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed, victim](int rank) {
     at::set_num_threads(1);
-    auto agent = rpc::init("worker" + std::to_string(rank),
-                           {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
+    auto agent = rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
     // Whoever hosts the store may be the one that is killed: all know each other before.
-    for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&anywhen::nothing>(after(agent, steps));
+    for (int steps = 0; steps < kWorkers; ++steps)
+      agent.sync<&anywhen::nothing>(after(agent, steps));
     Trainer trainer(agent, seed, "worker" + std::to_string(victim));
     Processes::say("ready");
     if (rank == victim) {
       for (;;) trainer.step();
     }
-    while (trainer.failed() == 0) trainer.step();  // as it must: each optimizer has a part on the killed worker
+    while (trainer.failed() == 0)
+      trainer.step();  // as it must: each optimizer has a part on the killed worker
     EXPECT_EQ(trainer.failed(), 1);
     for (int i = 0; i < 5; ++i) trainer.step();
     trainer.drop();
@@ -119,13 +126,15 @@ TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
                  now.pending_users, now.calls_waiting,   now.handlers_busy};
       return counted == std::vector<std::size_t>(7);
     });
-    EXPECT_EQ(counted, std::vector<std::size_t>(7)) << "contexts, passes, owners, forks, pending users, calls, handlers";
+    EXPECT_EQ(counted, std::vector<std::size_t>(7))
+        << "contexts, passes, owners, forks, pending users, calls, handlers";
     meet_without(agent, victim);
   });
   kill_anywhen(workers, kWorkers, victim, seed, 100ms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
+INSTANTIATE_TEST_SUITE_P(Autograd, KilledAnywhen,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
                          killed_name);
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Workers that are lost behind others, in passes: row DF-005 of the behaviours, one worker further away.
+// Workers that are lost behind others, in passes: row DF-005 of the behaviours, one worker further
+// away.
 #include <atomic>
 #include <csignal>
 
@@ -15,7 +16,8 @@ using namespace weft;
 // Says so, and ends only with its process.
 struct NeverEnding : torch::autograd::Function<NeverEnding> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
     harness::Processes::say("inside of the pass");
     for (;;) ::pause();
   }
@@ -23,7 +25,9 @@ struct NeverEnding : torch::autograd::Function<NeverEnding> {
 at::Tensor twice(at::Tensor a) { return a * 2; }
 at::Tensor twice_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&twice>(rank, a) * a; }
 at::Tensor never_ending(at::Tensor a) { return NeverEnding::apply(a); }
-at::Tensor never_ending_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&never_ending>(rank, a) * a; }
+at::Tensor never_ending_on(at::Tensor a, int rank) {
+  return rpc::this_agent().sync<&never_ending>(rank, a) * a;
+}
 int number(int value) { return value; }
 // Whether calls from here to that worker fail, in the end.
 bool is_lost_here(int rank) {
@@ -89,8 +93,9 @@ TEST(LostBehindAnother, DF005_AWorkerThatLeavesAfterTheForwardEndsThePassThatCom
 TEST(LostBehindAnotherProcess, DF005_AKilledWorkerEndsThePassThatComesByItsNeighbour) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(3, [&](int rank) {
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                   {.rank = rank, .world_size = 3, .timeout = 30s, .transports = {transport}});
+      rpc::Agent agent =
+          rpc::init("worker" + std::to_string(rank),
+                    {.rank = rank, .world_size = 3, .timeout = 30s, .transports = {transport}});
       if (rank > 0) ::pause();
       const auto a = leaf({3});
       AutogradContext context(agent);
@@ -112,8 +117,9 @@ TEST(LostBehindAnotherProcess, DF005_SoDoesOneThatIsKilledInsideOfThePass) {
   for (const std::string transport : {"shm", "tcp"}) {
     for (const auto mode : {BackwardMode::Fast, BackwardMode::Exact}) {
       Processes processes(3, [&](int rank) {
-        rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                     {.rank = rank, .world_size = 3, .timeout = 30s, .transports = {transport}});
+        rpc::Agent agent =
+            rpc::init("worker" + std::to_string(rank),
+                      {.rank = rank, .world_size = 3, .timeout = 30s, .transports = {transport}});
         if (rank > 0) ::pause();
         const auto a = leaf({3});
         AutogradContext context(agent);

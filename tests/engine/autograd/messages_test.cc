@@ -1,4 +1,5 @@
-// How many messages an iteration takes: exactly those that its steps depend on, each a request and its reply.
+// How many messages an iteration takes: exactly those that its steps depend on, each a request and
+// its reply.
 #include <map>
 #include <mutex>
 
@@ -23,7 +24,8 @@ namespace {
 
 using namespace harness;
 
-// Requests that have come to workers of this process, and replies that have gone, by what was called.
+// Requests that have come to workers of this process, and replies that have gone, by what was
+// called.
 class Requests final : public trace::Observer {
  public:
   static Requests& of_process() {
@@ -45,20 +47,24 @@ class Requests final : public trace::Observer {
     ++seen_[short_name(name)];
     ++open_;
   }
-  void ended(trace::Kind kind, const char* name, double, const Error*, std::uint64_t) noexcept override {
+  void ended(trace::Kind kind, const char* name, double, const Error*,
+             std::uint64_t) noexcept override {
     if (kind != trace::Kind::Served || is_of_the_test(name)) return;
     std::lock_guard lock(mutex_);
     --open_;
   }
   // Worker 1 asks from the beginning whether it may shut down.
   static bool is_of_the_test(const std::string& name) {
-    return name.find("calls_waiting") != std::string::npos || name.find("join_shutdown") != std::string::npos;
+    return name.find("calls_waiting") != std::string::npos ||
+           name.find("join_shutdown") != std::string::npos;
   }
-  // "weft::autograd::internal::clean_up" is "clean_up". A step that is asked for behind a pass finds it ended at times.
+  // "weft::autograd::internal::clean_up" is "clean_up". A step that is asked for behind a pass
+  // finds it ended at times.
   static std::string short_name(const std::string& name) {
     const auto end = name.find_first_of("<(");
     const auto colon = name.rfind(':', end);
-    const std::string last = name.substr(colon + 1, end == std::string::npos ? end : end - colon - 1);
+    const std::string last =
+        name.substr(colon + 1, end == std::string::npos ? end : end - colon - 1);
     return last.starts_with("step_") ? "step" : last;
   }
   std::mutex mutex_;
@@ -68,8 +74,9 @@ class Requests final : public trace::Observer {
 
 // What was asked since the last time, once all of it has been answered.
 std::map<std::string, int> asked(rpc::Agent& agent) {
-  EXPECT_TRUE(
-      comes_true([&] { return agent.debug_info().calls_waiting == 0 && agent.sync<&counted::calls_waiting>(1) == 0; }));
+  EXPECT_TRUE(comes_true([&] {
+    return agent.debug_info().calls_waiting == 0 && agent.sync<&counted::calls_waiting>(1) == 0;
+  }));
   return Requests::of_process().take();
 }
 using Counts = std::map<std::string, int>;
@@ -95,16 +102,19 @@ TEST_F(Messages, OfTheListingAreThoseThatItsStepsDependOn) {
   run([&](rpc::Agent& agent) {
     {
       AutogradContext context(agent);
-      const auto first = agent.remote<&counted::random>(1), second = agent.remote<&counted::random>(1);
+      const auto first = agent.remote<&counted::random>(1),
+                 second = agent.remote<&counted::random>(1);
       const auto a = first.fetch(), b = second.fetch();
       const at::Tensor loss = (a.get() + b.get()).sum();
       // Two values made, two fetched.
       EXPECT_EQ(asked(agent), (Counts{{"random", 2}, {"fetch", 2}}));
       context.backward({loss});
-      // Each value came in a message of its own: a gradient for each. The answer to one says that the pass has ended.
+      // Each value came in a message of its own: a gradient for each. The answer to one says that
+      // the pass has ended.
       EXPECT_EQ(asked(agent), (Counts{{"gradient", 2}}));
       Optimizer optimizer({first, second}, options_);
-      // One for each owner, and so is the step. The owner confirms each reference that was passed to it.
+      // One for each owner, and so is the step. The owner confirms each reference that was passed
+      // to it.
       EXPECT_EQ(asked(agent), (Counts{{"make_local", 1}, {"child_accepted", 2}}));
       optimizer.step(context);
       EXPECT_EQ(asked(agent), (Counts{{"step", 1}}));
@@ -116,7 +126,8 @@ TEST_F(Messages, OfTheListingAreThoseThatItsStepsDependOn) {
 
 TEST_F(Messages, WithTensorsAndOptimizerKept) {
   run([&](rpc::Agent& agent) {
-    const auto first = agent.remote<&counted::random>(1), second = agent.remote<&counted::random>(1);
+    const auto first = agent.remote<&counted::random>(1),
+               second = agent.remote<&counted::random>(1);
     const Optimizer optimizer({first, second}, options_);
     asked(agent);
     for (const bool queued : {false, true}) {
@@ -142,7 +153,8 @@ TEST_F(Messages, WithTensorsAndOptimizerKept) {
 
 TEST_F(Messages, OfAnExactPassAreOneMoreForTheFirstOfAPlan) {
   run([&](rpc::Agent& agent) {
-    const auto first = agent.remote<&counted::random>(1), second = agent.remote<&counted::random>(1);
+    const auto first = agent.remote<&counted::random>(1),
+               second = agent.remote<&counted::random>(1);
     AutogradContext context(agent);
     const at::Tensor loss = (first.to_here() + second.to_here()).sum();
     asked(agent);

@@ -28,8 +28,8 @@ at::Tensor plain(const at::Tensor& x, const Weight& weight) {
 
 // plain(), which backward() computes once more; `depth` times within itself.
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const Weight& weight,
-                            int64_t depth) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const Weight& weight, int64_t depth) {
     const c10::AutoGradMode no_grad(false);
     context->save_for_backward({x});
     context->saved_data["weight"] = weight.tensor;
@@ -57,7 +57,9 @@ Weight& weight_of(int rank) {
 Weight& weight_here() { return weight_of(rpc::this_agent().self().rank); }
 
 at::Tensor call_plain(at::Tensor x) { return plain(x, weight_here()); }
-at::Tensor call_recomputed(at::Tensor x, int depth) { return Recomputed::apply(x, weight_here(), depth); }
+at::Tensor call_recomputed(at::Tensor x, int depth) {
+  return Recomputed::apply(x, weight_here(), depth);
+}
 at::Tensor gradient_here() { return AutogradContext::current().gradient(weight_here().tensor); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 at::Tensor grad_here() { return weight_here().tensor.grad(); }
@@ -77,7 +79,8 @@ class Nested : public testing::TestWithParam<Setting> {
   static void run(const std::function<void(rpc::Agent&)>& body) {
     for (int rank = 0; rank < GetParam().workers; ++rank) {
       weight_of(rank).tensor = numbers(1).requires_grad_();
-      weight_of(rank).tensor.mutable_grad() = at::full({3}, 7.0, at::kDouble);  // of the program's own training
+      weight_of(rank).tensor.mutable_grad() =
+          at::full({3}, 7.0, at::kDouble);  // of the program's own training
     }
     run_workers(GetParam(), body);
   }
@@ -99,7 +102,8 @@ TEST_P(Nested, GradientsAreTheContexts) {
           AutogradContext context(agent);
           context.backward({agent.sync<&call_recomputed>(where, x, depth).sum()}, {.mode = mode});
           EXPECT_TRUE(at::equal(context.gradient(x), wanted_x));
-          EXPECT_TRUE(at::equal(agent.sync<&gradient_here>(where), wanted)) << "depth " << depth << " on " << where;
+          EXPECT_TRUE(at::equal(agent.sync<&gradient_here>(where), wanted))
+              << "depth " << depth << " on " << where;
           // Neither the input of the nested pass nor anything else.
           EXPECT_EQ(agent.sync<&gradients_here>(where), where == 0 ? 2U : 1U);
           EXPECT_TRUE(at::equal(agent.sync<&grad_here>(where), at::full({3}, 7.0, at::kDouble)));
@@ -117,10 +121,11 @@ TEST_P(Nested, SeveralUsesAndPassesAddUp) {
     const auto both = [&](bool recomputed) {
       AutogradContext context(agent);
       const auto once = [&] {
-        return recomputed
-                   ? agent.sync<&call_recomputed>(1, x, 0) + agent.sync<&call_recomputed>(1, x * 2, 1) +
-                         agent.sync<&call_plain>(1, x * 3)
-                   : agent.sync<&call_plain>(1, x) + agent.sync<&call_plain>(1, x * 2) + agent.sync<&call_plain>(1, x * 3);
+        return recomputed ? agent.sync<&call_recomputed>(1, x, 0) +
+                                agent.sync<&call_recomputed>(1, x * 2, 1) +
+                                agent.sync<&call_plain>(1, x * 3)
+                          : agent.sync<&call_plain>(1, x) + agent.sync<&call_plain>(1, x * 2) +
+                                agent.sync<&call_plain>(1, x * 3);
       };
       context.backward({once().sum()});
       context.backward({once().sum()});
@@ -153,7 +158,8 @@ TEST_P(Nested, ContextsOfSeveralThreadsStayApart) {
           context.backward({agent.sync<&call_recomputed>(1, x, again % 2).sum()});
           const auto found = agent.sync<&gradient_here>(1);
           EXPECT_TRUE(at::equal(found, wanted[static_cast<std::size_t>(thread)]))
-              << found << " instead of " << wanted[static_cast<std::size_t>(thread)] << " in thread " << thread;
+              << found << " instead of " << wanted[static_cast<std::size_t>(thread)]
+              << " in thread " << thread;
         }
       });
     }

@@ -1,6 +1,7 @@
-// Passes whose tensors lie on GPUs, over the fake driver: no host waits between the kernel that computes a gradient on one
-// worker and the one that reads it on another; their order is that of streams. Named operations on streams stand for the
-// nodes' kernels. cuda_gpu_test.cc has passes that compute on a real GPU.
+// Passes whose tensors lie on GPUs, over the fake driver: no host waits between the kernel that
+// computes a gradient on one worker and the one that reads it on another; their order is that of
+// streams. Named operations on streams stand for the nodes' kernels. cuda_gpu_test.cc has passes
+// that compute on a real GPU.
 #include <algorithm>
 #include <functional>
 #include <mutex>
@@ -30,8 +31,8 @@ constexpr std::int64_t kElements = 64;
 // What called functions reach.
 harness::FakeDriver* fake = nullptr;
 harness::FakeTorchCuda* torch_cuda = nullptr;
-// Memory is freed in the order of its own stream, and the fake allocator does not see who else reads it: what a kernel
-// reads stays until the test has ended.
+// Memory is freed in the order of its own stream, and the fake allocator does not see who else
+// reads it: what a kernel reads stays until the test has ended.
 std::mutex mutex;
 std::vector<at::Tensor> kept;
 
@@ -44,8 +45,11 @@ at::Tensor product(const char* kernel, const at::Tensor& a, float factor) {
   }
   const auto* from = static_cast<const float*>(a.const_data_ptr());
   float* to = result.mutable_data_ptr<float>();
-  const auto body = [from, to, factor] { std::transform(from, from + kElements, to, [=](float x) { return x * factor; }); };
-  EXPECT_EQ(fake->enqueue(torch_cuda->view(torch_cuda->current()).native(), kernel, body), CUDA_SUCCESS);
+  const auto body = [from, to, factor] {
+    std::transform(from, from + kElements, to, [=](float x) { return x * factor; });
+  };
+  EXPECT_EQ(fake->enqueue(torch_cuda->view(torch_cuda->current()).native(), kernel, body),
+            CUDA_SUCCESS);
   return result;
 }
 void wait_for(const at::Tensor& tensor) {
@@ -65,7 +69,9 @@ bool is_all(const at::Tensor& tensor, float value) {
 }
 
 struct Here : torch::autograd::Function<Here> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return product("forward here", x, 2); }
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) {
+    return product("forward here", x, 2);
+  }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list gradients) {
     return {product("backward here", gradients[0], 2)};
@@ -90,7 +96,9 @@ at::Tensor weight;
 at::Tensor of_weight() { return There::apply(weight); }
 // Reads the gradient on streams of this call's own, without waiting for them.
 at::Tensor copied;
-void copy_gradient() { copied = product("read the gradient", AutogradContext::current().gradient(weight), 1); }
+void copy_gradient() {
+  copied = product("read the gradient", AutogradContext::current().gradient(weight), 1);
+}
 int plus(int a, int b) { return a + b; }
 
 }  // namespace on_cuda
@@ -108,9 +116,10 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (tensor::cuda_device_count() > 0)
       GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
-    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 1, .threads = true, .is_two_processes = is_ipc()});
-    torch_ = std::make_unique<FakeTorchCuda>(*fake_,
-                                             is_ipc() ? FakeTorchCuda::Memory::Shareable : FakeTorchCuda::Memory::Pooled);
+    fake_ = std::make_unique<FakeDriver>(
+        FakeDriver::Options{.devices = 1, .threads = true, .is_two_processes = is_ipc()});
+    torch_ = std::make_unique<FakeTorchCuda>(
+        *fake_, is_ipc() ? FakeTorchCuda::Memory::Shareable : FakeTorchCuda::Memory::Pooled);
     fake = fake_.get();
     torch_cuda = torch_.get();
     ASSERT_EQ(at::getAccelerator(), c10::kCUDA) << "nodes would have no streams";
@@ -129,18 +138,22 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
   }
 
   static bool is_ipc() { return GetParam() == std::string_view("cuda_ipc"); }
-  // Two workers that share a GPU; worker0 runs the body. Worker1 has one thread: if that waits for the GPU, nothing else is
-  // answered.
+  // Two workers that share a GPU; worker0 runs the body. Worker1 has one thread: if that waits for
+  // the GPU, nothing else is answered.
   void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const c10::Device gpu(c10::kCUDA, 0);
     harness::run_threads(2, [&](int rank) {
-      rpc::Options options{
-          .rank = rank, .world_size = 2, .store = store, .worker_threads = rank == 1 ? 1 : 16, .timeout = 20s};
+      rpc::Options options{.rank = rank,
+                           .world_size = 2,
+                           .store = store,
+                           .worker_threads = rank == 1 ? 1 : 16,
+                           .timeout = 20s};
       options.transports = {is_ipc() ? "shm" : GetParam()};
       options.device_maps = {{"worker" + std::to_string(1 - rank), {{gpu, gpu}}}};
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options,
-                                   lent_.lend(*fake_, is_ipc() ? harness::other_process(rank) : nullptr));
+      rpc::Agent agent =
+          rpc::init("worker" + std::to_string(rank), options,
+                    lent_.lend(*fake_, is_ipc() ? harness::other_process(rank) : nullptr));
       if (rank == 0) body(agent);
       agent.shutdown({.timeout = 30s});
     });
@@ -184,10 +197,13 @@ TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAnd
     }
     EXPECT_TRUE(is_all(root, 6));
     fake_->hold(view(side));
-    fake_->delay(&cuda::Driver::launch_kernel, 100ms);  // time for a gradient that has not waited for its kernel
+    fake_->delay(&cuda::Driver::launch_kernel,
+                 100ms);  // time for a gradient that has not waited for its kernel
     const auto pass = context.backward_async({root}, {.grad_outputs = {one}});
-    EXPECT_GT(fake_->pending(view(side)), 0u) << "a node's kernel is on the stream of its forward, and the host went on";
-    if (is_ipc()) hear_all(agent);  // by other transports what was sent behind that kernel holds it up
+    EXPECT_GT(fake_->pending(view(side)), 0u)
+        << "a node's kernel is on the stream of its forward, and the host went on";
+    if (is_ipc())
+      hear_all(agent);  // by other transports what was sent behind that kernel holds it up
     EXPECT_FALSE(pass.done());
     EXPECT_FALSE(has_run("backward there")) << "before the kernel that makes its gradient";
     fake_->release(view(side));
@@ -237,7 +253,8 @@ TEST_P(BackwardOnCuda, APassEndsBeforeItsKernelsDoAndWhoReadsAGradientReadsItBeh
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, BackwardOnCuda, testing::Values("inproc", "shm", "tcp", "cuda_ipc"),
+INSTANTIATE_TEST_SUITE_P(Autograd, BackwardOnCuda,
+                         testing::Values("inproc", "shm", "tcp", "cuda_ipc"),
                          [](const auto& transport) { return std::string(transport.param); });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Calls outside of any context, whose gradients go nowhere: one warning in a process, where a backward pass shows that they
-// were wanted. Each worker is a process, since a process warns once.
+// Calls outside of any context, whose gradients go nowhere: one warning in a process, where a
+// backward pass shows that they were wanted. Each worker is a process, since a process warns once.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -19,7 +19,9 @@ using namespace weft;
 at::Tensor twice(at::Tensor a) { return a * 2; }
 at::Tensor same(at::Tensor a) { return a; }
 std::vector<at::Tensor> both(at::Tensor a) { return {a * 2, a.detach()}; }
-Future<at::Tensor> twice_later(at::Tensor a) { return rpc::this_agent().async<&twice>(rpc::this_call().caller.rank, a); }
+Future<at::Tensor> twice_later(at::Tensor a) {
+  return rpc::this_agent().async<&twice>(rpc::this_call().caller.rank, a);
+}
 struct Net {
   torch::nn::Linear linear{2, 1};
   at::Tensor forward(at::Tensor x) { return linear->forward(x); }
@@ -47,7 +49,8 @@ constexpr const char* kWarning = "outside of an AutogradContext";
 std::size_t warnings(const LogWatch& log) {
   const std::string text = log.text();
   std::size_t count = 0;
-  for (auto at = text.find(kWarning); at != std::string::npos; at = text.find(kWarning, at + 1)) ++count;
+  for (auto at = text.find(kWarning); at != std::string::npos; at = text.find(kWarning, at + 1))
+    ++count;
   return count;
 }
 
@@ -65,18 +68,34 @@ void PrintTo(const Wanted& wanted, std::ostream* out) { *out << wanted.name; }
 
 // Ways to get a result that has been computed from x, or from what the callee has.
 const Wanted kWanted[] = {
-    {"Sync", [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&twice>("worker1", x); }},
-    {"Async", [](rpc::Agent& agent, const at::Tensor& x) { return agent.async<&twice>("worker1", x).get(); }},
-    {"Remote", [](rpc::Agent& agent, const at::Tensor& x) { return agent.remote<&twice>("worker1", x).to_here(); }},
-    {"Fetched", [](rpc::Agent& agent, const at::Tensor& x) { return agent.remote<&twice>("worker1", x).fetch().get(); }},
-    {"Operator", [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync_op("aten::mul", "worker1", x, 2.0); }},
+    {"Sync",
+     [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&twice>("worker1", x); }},
+    {"Async", [](rpc::Agent& agent,
+                 const at::Tensor& x) { return agent.async<&twice>("worker1", x).get(); }},
+    {"Remote", [](rpc::Agent& agent,
+                  const at::Tensor& x) { return agent.remote<&twice>("worker1", x).to_here(); }},
+    {"Fetched",
+     [](rpc::Agent& agent, const at::Tensor& x) {
+       return agent.remote<&twice>("worker1", x).fetch().get();
+     }},
+    {"Operator", [](rpc::Agent& agent,
+                    const at::Tensor& x) { return agent.sync_op("aten::mul", "worker1", x, 2.0); }},
     {"RemoteOperator",
-     [](rpc::Agent& agent, const at::Tensor& x) { return agent.remote_op("aten::mul", "worker1", x, 2.0).to_here(); }},
-    {"Script", [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync_script("outside.twice", "worker1", x); }},
-    {"InAContainer", [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&both>("worker1", x)[0]; }},
-    {"CallOfACall", [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&twice_later>("worker1", x * 2); }},
+     [](rpc::Agent& agent, const at::Tensor& x) {
+       return agent.remote_op("aten::mul", "worker1", x, 2.0).to_here();
+     }},
+    {"Script",
+     [](rpc::Agent& agent, const at::Tensor& x) {
+       return agent.sync_script("outside.twice", "worker1", x);
+     }},
+    {"InAContainer",
+     [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&both>("worker1", x)[0]; }},
+    {"CallOfACall", [](rpc::Agent& agent,
+                       const at::Tensor& x) { return agent.sync<&twice_later>("worker1", x * 2); }},
     {"ModelThere",
-     [](rpc::Agent& agent, const at::Tensor& x) { return agent.remote<Net>("worker1").sync<&Net::forward>(x.detach()); }},
+     [](rpc::Agent& agent, const at::Tensor& x) {
+       return agent.remote<Net>("worker1").sync<&Net::forward>(x.detach());
+     }},
     {"OtherThread",
      [](rpc::Agent& agent, const at::Tensor& x) {
        const AutogradContext context(agent);
@@ -99,7 +118,8 @@ TEST_P(Outside, ABackwardPassIntoAResultWarnsOnce) {
     for (int again = 0; again < 3; ++again) {
       const auto x = at::ones({2}, at::kFloat).requires_grad_();
       const auto result = wanted.result(agent, x);
-      EXPECT_EQ(warnings(log), again == 0 ? 0U : 1U) << log.text();  // whoever only looks at the result is not told
+      EXPECT_EQ(warnings(log), again == 0 ? 0U : 1U)
+          << log.text();  // whoever only looks at the result is not told
       result.sum().backward();
       EXPECT_FALSE(x.grad().defined());
       EXPECT_EQ(warnings(log), 1U) << log.text();
@@ -109,12 +129,14 @@ TEST_P(Outside, ABackwardPassIntoAResultWarnsOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Outside, testing::Combine(testing::ValuesIn(with_processes()), testing::ValuesIn(kWanted)),
-                         [](const auto& info) { return name(std::get<0>(info.param)) + std::get<1>(info.param).name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, Outside, testing::Combine(testing::ValuesIn(with_processes()), testing::ValuesIn(kWanted)),
+    [](const auto& info) { return name(std::get<0>(info.param)) + std::get<1>(info.param).name; });
 
 class Weights : public testing::TestWithParam<Setting> {};
 
-// What programs do that know what they do; a result that does warn shows at the end that the log is heard.
+// What programs do that know what they do; a result that does warn shows at the end that the log is
+// heard.
 TEST_P(Weights, AreSentAndFetchedWithoutAWarning) {
   run_workers(GetParam(), [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;

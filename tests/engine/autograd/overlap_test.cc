@@ -1,4 +1,5 @@
-// What a pass sends, and when, by the order of events: a node that would wait for ever if it were the other way around.
+// What a pass sends, and when, by the order of events: a node that would wait for ever if it were
+// the other way around.
 #include <condition_variable>
 #include <mutex>
 
@@ -38,7 +39,8 @@ at::Tensor tell_arrival(at::Tensor a) {
 
 // The weight's gradient is ready when that of x is, and its computation goes on in a held node.
 at::Tensor times_held_weight(at::Tensor x) {
-  const at::Tensor weight = at::ones({3, 3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+  const at::Tensor weight =
+      at::ones({3, 3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
   return x.matmul(UntilArrived::apply(weight));
 }
 at::Tensor twice(at::Tensor x) { return x * 2; }
@@ -53,7 +55,8 @@ using namespace harness;
 class Overlap : public testing::TestWithParam<Setting> {};
 
 TEST_P(Overlap, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "the peer is seen through this process's memory";
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "the peer is seen through this process's memory";
   overlapping::arrived = false;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -69,7 +72,8 @@ TEST_P(Overlap, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
 }
 
 TEST_P(Overlap, GradientsOfInputsArriveBeforeThoseOfWeightsAreComputed) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "the peer is seen through this process's memory";
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "the peer is seen through this process's memory";
   overlapping::arrived = false;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -83,8 +87,8 @@ TEST_P(Overlap, GradientsOfInputsArriveBeforeThoseOfWeightsAreComputed) {
 
 INSTANTIATE_TEST_SUITE_P(Autograd, Overlap, testing::ValuesIn(autograd_settings()), setting_name);
 
-// The link to worker 1 carries nothing from the moment when the pass begins; all that worker 0 computes by itself is done
-// then all the same.
+// The link to worker 1 carries nothing from the moment when the pass begins; all that worker 0
+// computes by itself is done then all the same.
 TEST(OverlapOnAHeldLink, TheLocalPartDoesNotWaitForWhatItSends) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> ways;

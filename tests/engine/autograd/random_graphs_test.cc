@@ -31,7 +31,9 @@ std::vector<at::Tensor> apply_on(std::vector<int> path, Op op, at::Tensor a, at:
   return rpc::this_agent().sync<&apply_on>(next, path, op, a, b);
 }
 at::Tensor given(at::Tensor value) { return value.detach().requires_grad_(); }
-at::Tensor gradient_of(RRef<at::Tensor> leaf) { return AutogradContext::current().gradient(leaf.local_value()); }
+at::Tensor gradient_of(RRef<at::Tensor> leaf) {
+  return AutogradContext::current().gradient(leaf.local_value());
+}
 
 struct Step {
   Op op = Op::Add;
@@ -61,7 +63,8 @@ Plan plan(std::uint64_t seed, int workers) {
   std::size_t values = plan.leaves.size();
   for (std::size_t i = 0, steps = 3 + pick(12); i < steps; ++i) {
     Step step;
-    step.op = static_cast<Op>(pick(plan.exact ? 6 : 5));  // Detached leads nowhere, which Fast does not take
+    step.op = static_cast<Op>(
+        pick(plan.exact ? 6 : 5));  // Detached leads nowhere, which Fast does not take
     step.a = pick(values);
     step.b = values - 1 - pick(std::min<std::size_t>(values, 4));
     for (std::size_t hops = pick(4); hops > 0; --hops)
@@ -83,10 +86,12 @@ Plan plan(std::uint64_t seed, int workers) {
 template <class Run>
 at::Tensor loss_of(const Plan& plan, std::vector<at::Tensor> values, Run run) {
   for (const Step& step : plan.steps) {
-    for (const at::Tensor& result : run(step, values[step.a], values[step.b])) values.push_back(result);
+    for (const at::Tensor& result : run(step, values[step.a], values[step.b]))
+      values.push_back(result);
   }
   at::Tensor loss;
-  for (const std::size_t root : plan.roots) loss = loss.defined() ? loss + values[root].sum() : values[root].sum();
+  for (const std::size_t root : plan.roots)
+    loss = loss.defined() ? loss + values[root].sum() : values[root].sum();
   return loss;
 }
 
@@ -102,7 +107,9 @@ struct Run {
   Setting setting;
   int graphs = 0;
 };
-void PrintTo(const Run& run, std::ostream* out) { *out << run.graphs << " graphs, " << name(run.setting); }
+void PrintTo(const Run& run, std::ostream* out) {
+  *out << run.graphs << " graphs, " << name(run.setting);
+}
 
 class RandomGraphs : public testing::TestWithParam<Run> {};
 
@@ -116,11 +123,13 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
       const Plan graph = plan(static_cast<std::uint64_t>(1000 * workers + i), workers);
       std::vector<at::Tensor> own;
       for (const at::Tensor& value : graph.leaves) own.push_back(given(value));
-      const at::Tensor local = loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) {
-        return random_graphs::apply(step.op, a, b);
-      });
+      const at::Tensor local =
+          loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) {
+            return random_graphs::apply(step.op, a, b);
+          });
       if (!local.requires_grad()) continue;  // nothing but detached values: another one instead
-      const auto expected = torch::autograd::grad({local}, own, {}, std::nullopt, false, /*allow_unused=*/true);
+      const auto expected =
+          torch::autograd::grad({local}, own, {}, std::nullopt, false, /*allow_unused=*/true);
 
       AutogradContext context(agent);
       std::vector<RRef<at::Tensor>> leaves;
@@ -130,25 +139,27 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
         values.push_back(leaves.back().to_here());
       }
       // What is fetched and not used has to lead to the loss in Fast mode.
-      at::Tensor loss = loss_of(graph, values, [&](const Step& step, const at::Tensor& a, const at::Tensor& b) {
-        if (step.path.empty()) return random_graphs::apply(step.op, a, b);
-        std::vector<int> rest(step.path.begin() + 1, step.path.end());
-        return agent.sync<&apply_on>(step.path.front(), rest, step.op, a, b);
-      });
+      at::Tensor loss =
+          loss_of(graph, values, [&](const Step& step, const at::Tensor& a, const at::Tensor& b) {
+            if (step.path.empty()) return random_graphs::apply(step.op, a, b);
+            std::vector<int> rest(step.path.begin() + 1, step.path.end());
+            return agent.sync<&apply_on>(step.path.front(), rest, step.op, a, b);
+          });
       if (!graph.exact) {
         for (const at::Tensor& value : values) loss = loss + value.sum() * 0;
       }
       ASSERT_NEAR(loss.item<double>(), local.item<double>(), 1e-9);
       for (int pass = 1; pass <= graph.passes; ++pass) {
-        context.backward(
-            {loss}, {.retain_graph = pass < graph.passes, .mode = graph.exact ? BackwardMode::Exact : BackwardMode::Fast});
+        context.backward({loss}, {.retain_graph = pass < graph.passes,
+                                  .mode = graph.exact ? BackwardMode::Exact : BackwardMode::Fast});
         for (std::size_t k = 0; k < leaves.size(); ++k) {
           const at::Tensor gradient = agent.sync<&gradient_of>(graph.owners[k], leaves[k]);
           const at::Tensor zero = at::zeros({3, 3}, at::kDouble);
-          EXPECT_TRUE(at::allclose(gradient.defined() ? gradient : zero, expected[k].defined() ? expected[k] * pass : zero,
-                                   1e-10, 1e-10))
+          EXPECT_TRUE(at::allclose(gradient.defined() ? gradient : zero,
+                                   expected[k].defined() ? expected[k] * pass : zero, 1e-10, 1e-10))
               << "graph " << i << ", leaf " << k << ", pass " << pass;
-          EXPECT_TRUE(!graph.exact || gradient.defined() == expected[k].defined()) << "graph " << i << ", leaf " << k;
+          EXPECT_TRUE(!graph.exact || gradient.defined() == expected[k].defined())
+              << "graph " << i << ", leaf " << k;
         }
       }
       ++compared;
@@ -163,7 +174,8 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
 
 std::vector<Run> runs() {
   std::vector<Run> all;
-  for (const Setting& setting : settings({2, 3, 4})) all.push_back({setting, setting.transport == "inproc" ? 80 : 20});
+  for (const Setting& setting : settings({2, 3, 4}))
+    all.push_back({setting, setting.transport == "inproc" ? 80 : 20});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Autograd, RandomGraphs, testing::ValuesIn(runs()),

@@ -40,7 +40,8 @@ std::uint64_t second_context() {
   AutogradContext second(rpc::this_agent());
   return second.id();
 }
-// A second one when the first has been released: whether all that a called function may use still works.
+// A second one when the first has been released: whether all that a called function may use still
+// works.
 bool two_after_each_other(int rank) {
   AutogradContext first(rpc::this_agent());
   first.release();
@@ -48,7 +49,8 @@ bool two_after_each_other(int rank) {
   second.release();
   AutogradContext third(rpc::this_agent());
   RRef<int> held(7);
-  return held.local_value() == 7 && AutogradContext::current().id() == third.id() && rpc::this_call().caller.rank == rank &&
+  return held.local_value() == 7 && AutogradContext::current().id() == third.id() &&
+         rpc::this_call().caller.rank == rank &&
          rpc::this_agent().sync<&context_here>(rank) == third.id();
 }
 at::Tensor sum_of(std::vector<at::Tensor> all) {
@@ -56,11 +58,14 @@ at::Tensor sum_of(std::vector<at::Tensor> all) {
   for (std::size_t i = 1; i < all.size(); ++i) sum = sum + all[i];
   return sum;
 }
-bool knows(std::uint64_t context) { return rpc::this_agent().shared_core()->contexts().find(context) != nullptr; }
+bool knows(std::uint64_t context) {
+  return rpc::this_agent().shared_core()->contexts().find(context) != nullptr;
+}
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 int number(int value) { return value; }
 
-// What this call's context has recorded before it on this worker, in words. Nodes of what was received are numbered.
+// What this call's context has recorded before it on this worker, in words. Nodes of what was
+// received are numbered.
 std::string graph() {
   const auto context = AutogradContext::current().shared();
   std::map<const torch::autograd::Node*, std::size_t> received;
@@ -74,7 +79,8 @@ std::string graph() {
     for (const auto& edge : send->next_edges()) {
       text += " " + named(edge.function.get());
       for (const auto& next : edge.function->next_edges()) {
-        if (next.is_valid()) text += " <- " + named(next.function.get()) + "[" + std::to_string(next.input_nr) + "]";
+        if (next.is_valid())
+          text += " <- " + named(next.function.get()) + "[" + std::to_string(next.input_nr) + "]";
       }
     }
     text += "\n";
@@ -139,17 +145,21 @@ TEST_P(Recording, DA041_ContextsFollowCallsContinuationsCoroutinesAndCallsToOnes
     for (int steps = 0; steps < 3; ++steps) {
       const auto to = after(agent, steps);
       EXPECT_EQ(agent.sync<&recorded::context_here>(to), context.id());
-      EXPECT_EQ(agent.sync<&recorded::context_in_continuation>(to, agent.self().rank), context.id());
-      EXPECT_EQ(agent.sync<&recorded::context_in_coroutine>(to, after(agent, 1).rank), context.id());
+      EXPECT_EQ(agent.sync<&recorded::context_in_continuation>(to, agent.self().rank),
+                context.id());
+      EXPECT_EQ(agent.sync<&recorded::context_in_coroutine>(to, after(agent, 1).rank),
+                context.id());
       EXPECT_EQ(agent.remote<&recorded::context_here>(to).to_here(), context.id());
-      const auto then = agent.async<&recorded::number>(to, 1).then([](int) { return AutogradContext::current().id(); });
+      const auto then = agent.async<&recorded::number>(to, 1).then(
+          [](int) { return AutogradContext::current().id(); });
       EXPECT_EQ(then.get(), context.id());
     }
   });
 }
 
 TEST(AutogradIds, DA001_TheLargestIsTheWorkersAndTheNextTooIsNobodyElses) {
-  EXPECT_EQ(rpc::number_of(3, (std::uint64_t{1} << 48) - 1), (std::uint64_t{3} << 48) + (std::uint64_t{1} << 48) - 1);
+  EXPECT_EQ(rpc::number_of(3, (std::uint64_t{1} << 48) - 1),
+            (std::uint64_t{3} << 48) + (std::uint64_t{1} << 48) - 1);
   EXPECT_EQ(rpc::number_of(3, std::uint64_t{1} << 48), std::uint64_t{3} << 48);
   EXPECT_EQ(rpc::number_of(65535, 7), std::uint64_t{0xffff000000000007});
 }
@@ -160,9 +170,13 @@ TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
     const std::vector<std::function<at::Tensor(at::Tensor, at::Tensor)>> ways = {
         [&](at::Tensor a, at::Tensor b) { return agent.sync<&recorded::add>(to, a, b); },
         [&](at::Tensor a, at::Tensor b) { return agent.async<&recorded::add>(to, a, b).get(); },
-        [&](at::Tensor a, at::Tensor b) { return agent.remote<&recorded::add>(to, a, b).to_here(); },
+        [&](at::Tensor a, at::Tensor b) {
+          return agent.remote<&recorded::add>(to, a, b).to_here();
+        },
         [&](at::Tensor a, at::Tensor b) { return agent.sync_op("aten::add", to, a, b); },
-        [&](at::Tensor a, at::Tensor b) { return agent.remote_op("aten::add", to, a, b).to_here(); },
+        [&](at::Tensor a, at::Tensor b) {
+          return agent.remote_op("aten::add", to, a, b).to_here();
+        },
     };
     for (std::size_t way = 0; way < ways.size(); ++way) {
       SCOPED_TRACE(way);
@@ -180,7 +194,8 @@ TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
       EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
       EXPECT_EQ(agent.sync<&recorded::graph>(to),
-                "send to " + std::to_string(agent.self().rank) + ": AddBackward0 <- received 0[0] <- received 0[1]\n");
+                "send to " + std::to_string(agent.self().rank) +
+                    ": AddBackward0 <- received 0[0] <- received 0[1]\n");
     }
   });
 }
@@ -194,8 +209,9 @@ TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
       AutogradContext context(agent);
       const auto a = leaf({2}), b = leaf({2});
       const std::vector<int> behind = {2, 3};
-      const at::Tensor sum = remote ? agent.remote<&recorded::add_along>(1, behind, a, b, remote).to_here()
-                                    : agent.sync<&recorded::add_along>(1, behind, a, b, remote);
+      const at::Tensor sum =
+          remote ? agent.remote<&recorded::add_along>(1, behind, a, b, remote).to_here()
+                 : agent.sync<&recorded::add_along>(1, behind, a, b, remote);
       EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
       const auto sends = context.shared()->sends();
       ASSERT_EQ(sends.size(), 1u);
@@ -203,9 +219,12 @@ TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
       EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
       // What came from behind goes back, and what came from before goes on, in one message each.
-      EXPECT_EQ(agent.sync<&recorded::graph>(1), "send to 0: received 0\nsend to 2: received 1 received 1\n");
-      EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: received 0\nsend to 3: received 1 received 1\n");
-      EXPECT_EQ(agent.sync<&recorded::graph>(3), "send to 2: AddBackward0 <- received 0[0] <- received 0[1]\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(1),
+                "send to 0: received 0\nsend to 2: received 1 received 1\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(2),
+                "send to 1: received 0\nsend to 3: received 1 received 1\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(3),
+                "send to 2: AddBackward0 <- received 0[0] <- received 0[1]\n");
     }
   });
 }
@@ -241,7 +260,8 @@ TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
       AutogradContext context(agent);
       const auto to = after(agent, 1);
       std::vector<at::Tensor> all;
-      for (int i = 0; i < 10; ++i) all.push_back(i % 2 == 0 ? leaf({2}) : at::ones({2}, at::kDouble));
+      for (int i = 0; i < 10; ++i)
+        all.push_back(i % 2 == 0 ? leaf({2}) : at::ones({2}, at::kDouble));
       if (remote) {
         agent.remote<&recorded::sum_of>(to, all).to_here();
       } else {
@@ -251,7 +271,8 @@ TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
       ASSERT_EQ(sends.size(), 1u);
       ASSERT_EQ(sends[0]->num_outputs(), 5u);
       for (std::uint32_t i = 0; i < 5; ++i) {
-        EXPECT_EQ(sends[0]->next_edge(i).function, torch::autograd::impl::grad_accumulator(all[2 * i]));
+        EXPECT_EQ(sends[0]->next_edge(i).function,
+                  torch::autograd::impl::grad_accumulator(all[2 * i]));
       }
       EXPECT_EQ(context.shared()->workers(), std::set<int>{to.rank});
     }
@@ -298,13 +319,16 @@ TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
       }
       EXPECT_EQ(agent.debug_info().contexts, 0u);
       for (const auto& worker : agent.workers()) {
-        EXPECT_TRUE(comes_true([&] { return agent.sync<&recorded::contexts>(worker) == 0; }, kCleanUp)) << worker.name;
+        EXPECT_TRUE(
+            comes_true([&] { return agent.sync<&recorded::contexts>(worker) == 0; }, kCleanUp))
+            << worker.name;
       }
     }
   });
 }
 
-// Also behind the attempts that anybody waits for: else the other worker would keep it for as long as it sees this one.
+// Also behind the attempts that anybody waits for: else the other worker would keep it for as long
+// as it sees this one.
 TEST_P(Recording, DA010_CleanUpIsRetriedUntilItIsHeard) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::ContextCleanup] = 7;

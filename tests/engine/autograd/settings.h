@@ -25,7 +25,9 @@ inline at::Tensor leaf(at::IntArrayRef sizes) {
 // The ways to have a function called elsewhere and its result here.
 enum class Way { Sync, Async, Remote };
 inline constexpr Way kWays[] = {Way::Sync, Way::Async, Way::Remote};
-inline const char* name(Way way) { return way == Way::Sync ? "sync" : way == Way::Async ? "async" : "remote"; }
+inline const char* name(Way way) {
+  return way == Way::Sync ? "sync" : way == Way::Async ? "async" : "remote";
+}
 // `who`: an agent, with whom it calls as first argument; or a reference, for a method of its value.
 template <auto F, class Who, class... A>
 auto called(Way way, Who& who, A&&... arguments) {

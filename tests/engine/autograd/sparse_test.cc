@@ -1,5 +1,5 @@
-// Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts, references, dtypes,
-// nested and mixed calls, and many passes.
+// Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts,
+// references, dtypes, nested and mixed calls, and many passes.
 #include <torch/autograd.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -13,11 +13,15 @@ using namespace weft;
 
 at::Tensor make(at::ScalarType dtype) {
   const auto indices = at::tensor({0, 1, 1, 2}, at::kLong).view({2, 2});
-  return at::sparse_coo_tensor(indices, at::rand({2}, at::kDouble) + 0.5, {3, 3}).to(dtype).requires_grad_();
+  return at::sparse_coo_tensor(indices, at::rand({2}, at::kDouble) + 0.5, {3, 3})
+      .to(dtype)
+      .requires_grad_();
 }
 at::Tensor make_there(int dtype) { return make(static_cast<at::ScalarType>(dtype)); }
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
-at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) { return rpc::this_agent().sync<&add>(rank, a, b) + a; }
+at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) {
+  return rpc::this_agent().sync<&add>(rank, a, b) + a;
+}
 at::Tensor add_held(at::Tensor a, RRef<at::Tensor> b) { return a + b.to_here(); }
 at::Tensor times_dense(at::Tensor a, at::Tensor dense) { return at::_sparse_mm(a, dense); }
 at::Tensor only_first(at::Tensor a, at::Tensor b) {
@@ -41,7 +45,9 @@ struct Embedding {
     torch::NoGradGuard off;
     bag->weight.copy_(at::arange(30).view({10, 3}));
   }
-  at::Tensor forward(at::Tensor indices, at::Tensor offsets) { return bag->forward(indices, offsets); }
+  at::Tensor forward(at::Tensor indices, at::Tensor offsets) {
+    return bag->forward(indices, offsets);
+  }
   at::Tensor gradient() { return AutogradContext::current().gradient(bag->weight); }
   torch::nn::EmbeddingBag bag;
 };
@@ -67,7 +73,8 @@ void expect_gradients(const AutogradContext& context, const std::function<at::Te
     ASSERT_TRUE(found.defined()) << i;
     EXPECT_EQ(found.scalar_type(), leaves[i].scalar_type());
     EXPECT_EQ(found.is_sparse(), expected[i].is_sparse()) << i;
-    EXPECT_TRUE(at::allclose(dense(found), dense(expected[i]) * passes)) << i << dense(found) << dense(expected[i]);
+    EXPECT_TRUE(at::allclose(dense(found), dense(expected[i]) * passes))
+        << i << dense(found) << dense(expected[i]);
     EXPECT_FALSE(leaves[i].grad().defined());
   }
   EXPECT_EQ(context.gradients().size(), leaves.size());
@@ -107,10 +114,12 @@ TEST_P(Sparse, DA039_ContextsEndEverywhere) {
       AutogradContext context(agent);
       const auto a = sparse::make(at::kDouble);
       agent.sync<&sparse::add_on>(1, a, a, static_cast<int>(agent.workers().size()) - 1);
-      for (const auto& worker : agent.workers()) EXPECT_EQ(agent.sync<&sparse::contexts>(worker), 1u) << worker.name;
+      for (const auto& worker : agent.workers())
+        EXPECT_EQ(agent.sync<&sparse::contexts>(worker), 1u) << worker.name;
     }
     for (const auto& worker : agent.workers()) {
-      EXPECT_TRUE(comes_true([&] { return agent.sync<&sparse::contexts>(worker) == 0; }, 10s)) << worker.name;
+      EXPECT_TRUE(comes_true([&] { return agent.sync<&sparse::contexts>(worker) == 0; }, 10s))
+          << worker.name;
     }
   });
 }
@@ -127,7 +136,8 @@ TEST_P(Sparse, DA039_ReferencesGetTheirGradientsAtTheirOwner) {
       EXPECT_TRUE(sum.is_sparse());
       context.backward({sum_of(sum)});
       expect_gradients(context, [&] { return a + a.detach(); }, {a});
-      EXPECT_TRUE(at::allclose(agent.sync<&sparse::gradient_here>(owner, held), dense(context.gradient(a))));
+      EXPECT_TRUE(at::allclose(agent.sync<&sparse::gradient_here>(owner, held),
+                               dense(context.gradient(a))));
     }
   });
 }
@@ -139,8 +149,8 @@ TEST_P(Sparse, DA039_TrainersThatUseOneServersWeightAtOnceGetTheirOwnGradients) 
       AutogradContext context(agent);
       const double factor = 1 + 10 * agent.self().rank + round;
       const auto a = sparse::make(at::kDouble);
-      const at::Tensor sum =
-          round % 2 == 0 ? agent.sync<&sparse::add_held>(0, a, weight) : agent.sync<&sparse::add_shared>(0, a);
+      const at::Tensor sum = round % 2 == 0 ? agent.sync<&sparse::add_held>(0, a, weight)
+                                            : agent.sync<&sparse::add_shared>(0, a);
       EXPECT_TRUE(sum.is_sparse());
       context.backward({sum_of(sum) * factor});
       const at::Tensor expected = (a.detach().to_dense() != 0).to(at::kDouble) * factor;
@@ -164,7 +174,8 @@ TEST_P(Sparse, DA039_NestedCallsAndCallsWhereOnlyOneNeedsGradients) {
     const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
     for (const int third : {0, 1, 2}) {
       AutogradContext context(agent);
-      context.backward({sum_of(agent.sync<&sparse::add_on>(after(agent, 1), a, b, after(agent, third).rank))});
+      context.backward(
+          {sum_of(agent.sync<&sparse::add_on>(after(agent, 1), a, b, after(agent, third).rank))});
       expect_gradients(context, [&] { return a + b + a; }, {a, b});
     }
     AutogradContext context(agent);
@@ -198,7 +209,8 @@ TEST_P(Sparse, DA038_039_SparseGradientsOfARemoteEmbedding) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto embedding = agent.remote<sparse::Embedding>(after(agent, 1));
-    const auto indices = at::tensor({1, 2, 4, 5, 4, 3}, at::kLong), offsets = at::tensor({0, 3}, at::kLong);
+    const auto indices = at::tensor({1, 2, 4, 5, 4, 3}, at::kLong),
+               offsets = at::tensor({0, 3}, at::kLong);
     const at::Tensor loss = embedding.sync<&sparse::Embedding::forward>(indices, offsets).sum();
     sparse::Embedding local;
     for (int i = 0; i < 2; ++i) {
@@ -214,7 +226,8 @@ TEST_P(Sparse, DA038_039_SparseGradientsOfARemoteEmbedding) {
 TEST_P(Sparse, DA039_SparseTensorsTravelBothWays) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto sparse = [] {
-      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}), at::rand({2}, at::kDouble), {3}, at::kDouble)
+      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}),
+                                   at::rand({2}, at::kDouble), {3}, at::kDouble)
           .requires_grad_();
     };
     const auto a = sparse(), b = sparse();
@@ -222,7 +235,8 @@ TEST_P(Sparse, DA039_SparseTensorsTravelBothWays) {
     const at::Tensor sum = agent.sync<&sparse::add>(after(agent, 1), a, b);
     EXPECT_TRUE(sum.is_sparse());
     context.backward({at::_sparse_sum(sum)});
-    EXPECT_TRUE(at::allclose(context.gradient(a).to_dense(), at::tensor({1.0, 0.0, 1.0}, at::kDouble)));
+    EXPECT_TRUE(
+        at::allclose(context.gradient(a).to_dense(), at::tensor({1.0, 0.0, 1.0}, at::kDouble)));
   });
 }
 

@@ -1,5 +1,5 @@
-// What tests of trainers share, each with an agent and a group: where they run, and a model that alternates between another
-// worker's layers and averaged ones here.
+// What tests of trainers share, each with an agent and a group: where they run, and a model that
+// alternates between another worker's layers and averaged ones here.
 #pragma once
 
 #include <filesystem>
@@ -20,13 +20,15 @@ using namespace weft;
 
 struct Layer {
   explicit Layer(at::Tensor value) : Layer(value, at::kCPU) {}
-  Layer(at::Tensor value, c10::Device device) : weight(value.to(device, false, /*copy=*/true).requires_grad_()) {}
+  Layer(at::Tensor value, c10::Device device)
+      : weight(value.to(device, false, /*copy=*/true).requires_grad_()) {}
   at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
   at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
   at::Tensor weight;
 };
 struct DenseImpl : torch::nn::Module {
-  explicit DenseImpl(const at::Tensor& value) : weight(register_parameter("weight", value.clone())) {}
+  explicit DenseImpl(const at::Tensor& value)
+      : weight(register_parameter("weight", value.clone())) {}
   at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
   at::Tensor weight;
 };
@@ -35,15 +37,21 @@ TORCH_MODULE(Dense);
 // Every transport, as threads and as processes; each test has its own number of workers.
 inline std::vector<harness::Setting> places() {
   using harness::As;
-  return {
-      {As::Threads, "inproc"}, {As::Threads, "shm"}, {As::Threads, "tcp"}, {As::Processes, "shm"}, {As::Processes, "tcp"}};
+  return {{As::Threads, "inproc"},
+          {As::Threads, "shm"},
+          {As::Threads, "tcp"},
+          {As::Processes, "shm"},
+          {As::Processes, "tcp"}};
 }
-inline auto place_name = [](const auto& info) { return info.param.transport + name(info.param.as); };
+inline auto place_name = [](const auto& info) {
+  return info.param.transport + name(info.param.as);
+};
 
 using Train = std::function<void(rpc::Agent&, ProcessGroup&)>;
-// Workers of which the first `trainers` have a group, and run the body. Their group's backend: that of the place (gloo,
-// where that is inproc), or the given one, each with a device.
-inline void train(harness::Setting place, int workers, int trainers, const Train& body, const std::string& backend = "",
+// Workers of which the first `trainers` have a group, and run the body. Their group's backend: that
+// of the place (gloo, where that is inproc), or the given one, each with a device.
+inline void train(harness::Setting place, int workers, int trainers, const Train& body,
+                  const std::string& backend = "",
                   const std::function<c10::Device(int rank)>& device_of = {}) {
   const harness::Folder folder;  // where processes meet
   const auto in_process = c10::make_intrusive<c10d::HashStore>();
@@ -51,13 +59,14 @@ inline void train(harness::Setting place, int workers, int trainers, const Train
   harness::run_workers(place, [&](rpc::Agent& agent) {
     const int rank = agent.self().rank;
     if (rank >= trainers) return;
-    ProcessGroupOptions options{.backend = place.transport == "inproc" ? "gloo" : place.transport,
-                                .init_method = "file://" + (std::filesystem::path(folder.path()) / "trainers").string(),
-                                .rank = rank,
-                                .world_size = trainers,
-                                .group_name = "trainers",
-                                .timeout = std::chrono::minutes(1),
-                                .device = device_of ? device_of(rank) : c10::Device(at::kCPU)};
+    ProcessGroupOptions options{
+        .backend = place.transport == "inproc" ? "gloo" : place.transport,
+        .init_method = "file://" + (std::filesystem::path(folder.path()) / "trainers").string(),
+        .rank = rank,
+        .world_size = trainers,
+        .group_name = "trainers",
+        .timeout = std::chrono::minutes(1),
+        .device = device_of ? device_of(rank) : c10::Device(at::kCPU)};
     if (!backend.empty()) options.backend = backend;
     if (place.as == harness::As::Threads) options.store = in_process;
     ProcessGroup group = init_process_group(options);
@@ -66,14 +75,18 @@ inline void train(harness::Setting place, int workers, int trainers, const Train
   });
 }
 
-// The first and the third layer are another worker's, on its CPU, the second and the fourth each a model of its own here,
-// on the given device: gradients are those of all four in one process, averaged where the layers are.
-inline void alternate_layers(rpc::Agent& agent, ProcessGroup& group, int remote, c10::Device device) {
+// The first and the third layer are another worker's, on its CPU, the second and the fourth each a
+// model of its own here, on the given device: gradients are those of all four in one process,
+// averaged where the layers are.
+inline void alternate_layers(rpc::Agent& agent, ProcessGroup& group, int remote,
+                             c10::Device device) {
   const auto numbers = [](std::int64_t rows, std::int64_t columns) {
     return at::linspace(-1, 1, rows * columns, at::kDouble).view({rows, columns});
   };
-  const std::vector<at::Tensor> values = {numbers(4, 5), numbers(5, 3), numbers(3, 6), numbers(6, 2)};
-  const auto first = agent.remote<Layer>(remote, values[0]), third = agent.remote<Layer>(remote, values[2]);
+  const std::vector<at::Tensor> values = {numbers(4, 5), numbers(5, 3), numbers(3, 6),
+                                          numbers(6, 2)};
+  const auto first = agent.remote<Layer>(remote, values[0]),
+             third = agent.remote<Layer>(remote, values[2]);
   Dense second(values[1].to(device)), fourth(values[3].to(device));
   DistributedDataParallel averaged_second(second, group), averaged_fourth(fourth, group);
   for (int round = 0; round < 3; ++round) {
@@ -93,10 +106,12 @@ inline void alternate_layers(rpc::Agent& agent, ProcessGroup& group, int remote,
     y = averaged_second(first.sync<&Layer::forward>(x).tanh().to(device)).tanh();
     y = averaged_fourth(third.sync<&Layer::forward>(y.cpu()).tanh().to(device)).tanh();
     context.backward({y.sum()});
-    const at::Tensor found[] = {first.sync<&Layer::gradient>(), context.gradient(second->weight).cpu(),
-                                third.sync<&Layer::gradient>(), context.gradient(fourth->weight).cpu()};
+    const at::Tensor found[] = {
+        first.sync<&Layer::gradient>(), context.gradient(second->weight).cpu(),
+        third.sync<&Layer::gradient>(), context.gradient(fourth->weight).cpu()};
     for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-10, 1e-10)) << "layer " << i << ", round " << round;
+      EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-10, 1e-10))
+          << "layer " << i << ", round " << round;
       EXPECT_GT(at::count_nonzero(found[i]).item<std::int64_t>(), 0) << "layer " << i;
     }
   }

@@ -1,4 +1,5 @@
-// Passes that have ended well on one worker and may yet fail on another: what they have brought there is nobody's for good.
+// Passes that have ended well on one worker and may yet fail on another: what they have brought
+// there is nobody's for good.
 #include <array>
 #include <condition_variable>
 #include <mutex>
@@ -18,20 +19,29 @@ namespace unsettled {
 
 using namespace weft;
 
-// One weight of this process, and how many gradients have come to it on each worker since the last look.
+// One weight of this process, and how many gradients have come to it on each worker since the last
+// look.
 std::array<std::atomic<int>, 4> came{};
 at::Tensor& weight() {
   static at::Tensor it = [] {
     at::Tensor ones = at::ones({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
-    ones.register_hook([](const at::Tensor&) { ++came.at(autograd::Pass::current()->context()->core()->self().rank); });
+    ones.register_hook([](const at::Tensor&) {
+      ++came.at(autograd::Pass::current()->context()->core()->self().rank);
+    });
     return ones;
   }();
   return it;
 }
 at::Tensor weighted(at::Tensor a) { return a * weight(); }
-at::Tensor weighted_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&weighted>(rank, a); }
-at::Tensor make_weight() { return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_(); }
-at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) { return weighted(a) + a * parameter.local_value(); }
+at::Tensor weighted_on(at::Tensor a, int rank) {
+  return rpc::this_agent().sync<&weighted>(rank, a);
+}
+at::Tensor make_weight() {
+  return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+}
+at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) {
+  return weighted(a) + a * parameter.local_value();
+}
 // Without the context, which a call inside of it would bring along.
 bool has_gradient_of_weight(std::uint64_t id) {
   const auto context = rpc::this_agent().shared_core()->contexts().find(id);
@@ -40,7 +50,8 @@ bool has_gradient_of_weight(std::uint64_t id) {
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 std::vector<at::Tensor> gradients_here() {
   std::vector<at::Tensor> all;
-  for (const auto& [parameter, gradient] : AutogradContext::current().gradients()) all.push_back(gradient);
+  for (const auto& [parameter, gradient] : AutogradContext::current().gradients())
+    all.push_back(gradient);
   return all;
 }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
@@ -99,17 +110,19 @@ using namespace std::chrono_literals;
 
 class UnsettledPass : public testing::TestWithParam<Setting> {};
 
-// Runs a pass that fails at the root when it has ended on these workers, and `meanwhile` between the two.
+// Runs a pass that fails at the root when it has ended on these workers, and `meanwhile` between
+// the two.
 void fail_late(
-    rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss, const std::set<int>& workers,
-    const std::function<void()>& meanwhile = [] {}) {
+    rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss,
+    const std::set<int>& workers, const std::function<void()>& meanwhile = [] {}) {
   for (const int rank : workers) agent.sync<&look_again>(rank);
   gate.set(false, false);
   std::thread thread([&] {
     const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
     EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
   });
-  for (const int rank : workers) EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(rank); }));
+  for (const int rank : workers)
+    EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(rank); }));
   meanwhile();
   gate.set(true, true);
   thread.join();
@@ -155,19 +168,22 @@ TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAS
         if (agent.self().rank != 0) return;
         const int last = static_cast<int>(agent.workers().size()) - 1;
         const auto parameter = agent.remote<&make_weight>(1);
-        const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
+        const DistributedOptimizer<torch::optim::SGD> optimizer({parameter},
+                                                                torch::optim::SGDOptions(1.0));
         const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
         AutogradContext context(agent);
         // Worker 1's weight is used twice where it is the last one as well.
         const at::Tensor late = Late::apply(b).sum();
-        const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() + agent.sync<&weighted_on>(1, c, last).sum() + late;
+        const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() +
+                                agent.sync<&weighted_on>(1, c, last).sum() + late;
         fail_late(agent, context, loss, {1, last});
         context.backward({loss}, {.retain_graph = true});
         const at::Tensor expected = last == 1 ? (a + c).detach() : c.detach();
         EXPECT_TRUE(at::allclose(agent.sync<&gradient_of_weight>(last), expected));
         fail_late(agent, context, loss, {1, last});
         optimizer.step(context);
-        EXPECT_TRUE(at::equal(parameter.to_here(), -a.detach())) << "a failed pass has been stepped with";
+        EXPECT_TRUE(at::equal(parameter.to_here(), -a.detach()))
+            << "a failed pass has been stepped with";
       },
       options);
 }
@@ -194,7 +210,8 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
     expect_refused(here);
     gate.set(true, false);
     thread.join();
-    EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach())) << "what was refused has left nothing";
+    EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()))
+        << "what was refused has left nothing";
     context.backward({there}, kAgain);
     context.backward({here}, kAgain);
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 5.0, at::kDouble)));
@@ -217,7 +234,8 @@ TEST_P(UnsettledPass, WhatComesBehindAnAverageOfAnotherRootIsAddedToIt) {
     expect_there(2 * a.detach());
     agent.sync<&run_a_pass_here>(1, b);  // worker 1's own
     expect_there(2 * a.detach() + b);
-    context.backward({agent.sync<&weighted>(1, c).sum()});  // which tells worker 1 that the first one has ended everywhere
+    context.backward({agent.sync<&weighted>(1, c)
+                          .sum()});  // which tells worker 1 that the first one has ended everywhere
     expect_there(2 * a.detach() + b + c.detach());
   });
 }
@@ -232,7 +250,8 @@ TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
     const auto request = context.shared()->sends().at(0)->message();
     const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
     // A number before that of the pass, which nobody remembers.
-    const autograd::PassName early{.context = context.id(), .pass = context.id(), .retain_graph = true};
+    const autograd::PassName early{
+        .context = context.id(), .pass = context.id(), .retain_graph = true};
     for (const auto& [rank, message] : {std::pair(1, reply), std::pair(0, request)}) {
       const auto outcome = agent.sync<&autograd::internal::gradient>(
           rank, autograd::GradientMessage{early, message, {at::ones({3}, at::kDouble)}});
@@ -245,7 +264,8 @@ TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, UnsettledPass, testing::ValuesIn(autograd_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Autograd, UnsettledPass, testing::ValuesIn(autograd_settings()),
+                         setting_name);
 
 // Worker 1 is told again and again for 14 s, and does not hear it.
 TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
@@ -258,11 +278,13 @@ TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
       [](rpc::Agent& agent) {
         if (agent.self().rank == 0) {
           const auto parameter = agent.remote<&make_weight>(1);
-          const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
+          const DistributedOptimizer<torch::optim::SGD> optimizer({parameter},
+                                                                  torch::optim::SGDOptions(1.0));
           gate.set(true, true);
           AutogradContext context(agent);
           const at::Tensor late = Late::apply(leaf({3})).sum();
-          const auto pass = context.backward_async({agent.sync<&use>(1, parameter, leaf({3})).sum() + late});
+          const auto pass =
+              context.backward_async({agent.sync<&use>(1, parameter, leaf({3})).sum() + late});
           const auto step = optimizer.step_async(context);
           EXPECT_TRUE(comes_true([&] { return pass.done() && step.done(); }));
           for (const auto& one : {pass, step}) {
@@ -278,8 +300,8 @@ TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
       options);
 }
 
-// 0 calls 1, which calls 2. When both have ended their parts well 1 leaves, so that the pass fails: nobody is left who
-// would tell 2, which has never heard of 0.
+// 0 calls 1, which calls 2. When both have ended their parts well 1 leaves, so that the pass fails:
+// nobody is left who would tell 2, which has never heard of 0.
 TEST(UnsettledPassAlone, WhoIsBehindALostWorkerHearsThatItHasFailed) {
   static std::atomic<bool> ended, over;
   ended = over = false;
@@ -310,7 +332,8 @@ TEST(UnsettledPassAlone, WhoIsBehindALostWorkerHearsThatItHasFailed) {
       }
       over = true;
     } else {
-      EXPECT_TRUE(comes_true([&] { return agent.self().rank == 1 ? ended.load() : over.load(); }, 60s));
+      EXPECT_TRUE(
+          comes_true([&] { return agent.self().rank == 1 ? ended.load() : over.load(); }, 60s));
     }
     agent.leave();
   });

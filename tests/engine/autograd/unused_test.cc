@@ -1,4 +1,5 @@
-// What was sent and leads to no root, and gradients that are none: rows DA-020, 021 and 040 of the behaviours.
+// What was sent and leads to no root, and gradients that are none: rows DA-020, 021 and 040 of the
+// behaviours.
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/nodes.h>
 #include <weft/tests/engine/autograd/expected.h>
@@ -19,7 +20,8 @@ std::vector<at::Tensor>& weights() {
 std::vector<at::Tensor> take_weights() { return weights(); }
 std::vector<at::Tensor> gradients_of_weights() {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& weight : weights()) all.push_back(AutogradContext::current().gradient(weight));
+  for (const at::Tensor& weight : weights())
+    all.push_back(AutogradContext::current().gradient(weight));
   return all;
 }
 
@@ -40,10 +42,11 @@ TEST_P(Unused, DA020_ATensorThatWasSentAndNarrowedAwayHasAGradientOfZeros) {
       SCOPED_TRACE(name(way));
       AutogradContext context(agent);
       const at::Tensor all = called<&unused::stack>(way, agent, after(agent, 1), a, b, c);
-      const at::Tensor product =
-          called<&unused::matmul>(way, agent, after(agent, 2), all.narrow(0, 0, 1), all.narrow(0, 2, 1));
+      const at::Tensor product = called<&unused::matmul>(way, agent, after(agent, 2),
+                                                         all.narrow(0, 0, 1), all.narrow(0, 2, 1));
       context.backward({product.sum()});
-      expect_gradients(context, {a, b, c}, {expected[0], at::zeros({3, 3}, at::kDouble), expected[1]});
+      expect_gradients(context, {a, b, c},
+                       {expected[0], at::zeros({3, 3}, at::kDouble), expected[1]});
     }
   });
 }
@@ -55,7 +58,8 @@ TEST_P(Unused, DA020_AnArgumentThatItsFunctionDoesNotUseHasNoGradient) {
     for (const auto way : kWays) {
       SCOPED_TRACE(name(way));
       AutogradContext context(agent);
-      context.backward({called<&unused::first_by_last>(way, agent, after(agent, 1), a, b, c).sum()});
+      context.backward(
+          {called<&unused::first_by_last>(way, agent, after(agent, 1), a, b, c).sum()});
       expect_gradients(context, {a, b, c}, {expected[0], at::Tensor(), expected[1]});
     }
   });

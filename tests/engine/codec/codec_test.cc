@@ -82,16 +82,20 @@ TEST(Codec, KeepsPlainValues) {
 }
 
 TEST(Codec, KeepsTheBitsOfFloatingPointNumbers) {
-  const auto arrived = [](const auto& value) { return decode<std::decay_t<decltype(value)>>(encode(value)); };
+  const auto arrived = [](const auto& value) {
+    return decode<std::decay_t<decltype(value)>>(encode(value));
+  };
   EXPECT_TRUE(std::signbit(arrived(-0.0)));
   EXPECT_TRUE(std::signbit(arrived(-0.0F)));
   EXPECT_TRUE(std::signbit(arrived(c10::Scalar(-0.0)).toDouble()));
   EXPECT_TRUE(std::signbit(arrived(std::vector<double>{1, -0.0})[1]));
   EXPECT_FALSE(std::signbit(arrived(0.0)));
   EXPECT_TRUE(std::isnan(arrived(std::numeric_limits<double>::quiet_NaN())));
-  EXPECT_EQ(arrived(-std::numeric_limits<float>::infinity()), -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(arrived(-std::numeric_limits<float>::infinity()),
+            -std::numeric_limits<float>::infinity());
   EXPECT_EQ(arrived(18446744073709551616.0), 18446744073709551616.0);
-  EXPECT_EQ(arrived(std::numeric_limits<double>::denorm_min()), std::numeric_limits<double>::denorm_min());
+  EXPECT_EQ(arrived(std::numeric_limits<double>::denorm_min()),
+            std::numeric_limits<double>::denorm_min());
 }
 
 TEST(Codec, KeepsContainers) {
@@ -158,7 +162,8 @@ TEST(Codec, ATensorThatReachesBeyondItsStorageThrowsHoweverItIsCounted) {
   EXPECT_TRUE(decode<at::Tensor>(forged(bytes, {2, 2}, {2, 1})).equal(bytes.view({2, 2})));
   constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
   EXPECT_THROW(decode<at::Tensor>(forged(bytes, {5}, {1})), Error);
-  EXPECT_THROW(decode<at::Tensor>(forged(bytes, {4}, {~std::uint64_t{0} / 3})), Error) << "2^64 - 1 to the last";
+  EXPECT_THROW(decode<at::Tensor>(forged(bytes, {4}, {~std::uint64_t{0} / 3})), Error)
+      << "2^64 - 1 to the last";
   EXPECT_THROW(decode<at::Tensor>(forged(floats, {2, 2, 2}, {1, kMost, kMost})), Error);
 }
 
@@ -169,7 +174,8 @@ void expect_exact_bytes() {
   EXPECT_EQ((decode<std::array<Byte, 2>>(bytes)), two);
   EXPECT_THROW((decode<std::array<Byte, 1>>(bytes)), Error);
   EXPECT_THROW((decode<std::array<Byte, 3>>(bytes)), Error);
-  EXPECT_THROW((decode<std::array<Byte, 4096>>(encode(std::string("x")))), Error) << "it is not read behind its end";
+  EXPECT_THROW((decode<std::array<Byte, 4096>>(encode(std::string("x")))), Error)
+      << "it is not read behind its end";
 }
 
 TEST(Codec, AnArrayOfBytesOfAnotherLengthThrows) {
@@ -192,7 +198,8 @@ TEST(Codec, AFieldThatIsAnArrayTakesExactlyAsMany) {
   EXPECT_EQ(two.values[0], 3);
   EXPECT_EQ(two.values[1], 4);
   EXPECT_EQ(decode<Any>(encode(two)).values, (std::vector<int>{3, 4}));
-  for (const auto& other : {Any{{}}, Any{{3}}, Any{{3, 4, 5}}}) EXPECT_THROW(decode<Two>(encode(other)), Error);
+  for (const auto& other : {Any{{}}, Any{{3}}, Any{{3, 4, 5}}})
+    EXPECT_THROW(decode<Two>(encode(other)), Error);
 }
 
 TEST(Codec, KeepsStructs) {
@@ -212,7 +219,8 @@ TEST(Codec, KeepsLibtorchsSmallValues) {
   EXPECT_EQ(there_and_back(c10::Scalar(-7)).toLong(), -7);
   EXPECT_EQ(there_and_back(c10::Scalar(0.5)).toDouble(), 0.5);
   EXPECT_TRUE(there_and_back(c10::Scalar(0.5)).isFloatingPoint());
-  EXPECT_EQ(there_and_back(c10::Scalar(c10::complex<double>(1, -2))).toComplexDouble(), c10::complex<double>(1, -2));
+  EXPECT_EQ(there_and_back(c10::Scalar(c10::complex<double>(1, -2))).toComplexDouble(),
+            c10::complex<double>(1, -2));
   expect_kept(c10::ScalarType::BFloat16);
   EXPECT_EQ(decode<c10::Device>(encode(c10::Device(c10::kCUDA, 3))), c10::Device(c10::kCUDA, 3));
 }
@@ -231,7 +239,8 @@ TEST(Codec, KeepsDevicesAndWhatHoldsThemInEveryContainer) {
   expect_kept(std::map<std::string, c10::Device>{{"a", gpu}, {"b", cpu}});
   expect_kept(std::unordered_map<int, c10::Device>{{1, gpu}});
   expect_kept(std::unordered_map<c10::Device, int>{{gpu, 1}});
-  expect_kept(std::map<std::string, std::vector<Pair>>{{"worker1", {{cpu, gpu}, {gpu, cpu}}}, {"worker2", {}}});
+  expect_kept(std::map<std::string, std::vector<Pair>>{{"worker1", {{cpu, gpu}, {gpu, cpu}}},
+                                                       {"worker2", {}}});
   expect_kept(std::vector<std::tuple<int, c10::Device>>{{1, gpu}});
   expect_kept(std::vector<std::array<c10::Device, 2>>{{gpu, cpu}});
   expect_kept(std::optional<c10::Device>(gpu));
@@ -283,21 +292,26 @@ TEST(Codec, ATypeOrLayoutThatLibtorchDoesNotHaveIsRefused) {
   expect_kept(at::kSparseCsr);
   expect_kept(at::MemoryFormat::ChannelsLast);
   for (const int number : {-100, -1, 77, 127}) {
-    EXPECT_THROW(decode<c10::ScalarType>(encode(static_cast<std::int8_t>(number))), Error) << number;
+    EXPECT_THROW(decode<c10::ScalarType>(encode(static_cast<std::int8_t>(number))), Error)
+        << number;
     EXPECT_THROW(decode<c10::Layout>(encode(static_cast<std::int8_t>(number))), Error) << number;
-    EXPECT_THROW(decode<c10::MemoryFormat>(encode(static_cast<std::int8_t>(number))), Error) << number;
+    EXPECT_THROW(decode<c10::MemoryFormat>(encode(static_cast<std::int8_t>(number))), Error)
+        << number;
   }
 }
 
 TEST(Codec, KeepsTensorsOfAllDtypes) {
-  for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble,
-                          at::kBool, at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2,
-                          at::kFloat8_e4m3fn, at::kUInt16, at::kUInt32, at::kUInt64}) {
+  for (const auto type :
+       {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble,
+        at::kBool, at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2,
+        at::kFloat8_e4m3fn, at::kUInt16, at::kUInt32, at::kUInt64}) {
     SCOPED_TRACE(c10::toString(type));
-    expect_same(there_and_back(at::arange(6).reshape({2, 3}).to(type)), at::arange(6).reshape({2, 3}).to(type));
+    expect_same(there_and_back(at::arange(6).reshape({2, 3}).to(type)),
+                at::arange(6).reshape({2, 3}).to(type));
   }
   // libtorch compares none of these; their bytes do.
-  for (const auto type : {at::kComplexHalf, at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu}) {
+  for (const auto type :
+       {at::kComplexHalf, at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu}) {
     SCOPED_TRACE(c10::toString(type));
     const auto sent = at::arange(1, 7, at::kFloat).reshape({2, 3}).to(type);
     const auto got = there_and_back(sent);
@@ -310,8 +324,9 @@ TEST(Codec, KeepsTensorsOfAllDtypes) {
 TEST(Codec, KeepsShapesStridesAndFlags) {
   const auto base = at::arange(24, at::kFloat).reshape({4, 6});
   for (const auto& tensor :
-       {base, base.t(), base.slice(1, 1, 5, 2), base.select(0, 2), at::ones({3, 1}).expand({3, 4}), at::scalar_tensor(2.0),
-        at::empty({0}), at::empty({3, 0, 2}), base.as_strided({2, 3}, {1, 7}, 3), at::ones({2}).requires_grad_(),
+       {base, base.t(), base.slice(1, 1, 5, 2), base.select(0, 2), at::ones({3, 1}).expand({3, 4}),
+        at::scalar_tensor(2.0), at::empty({0}), at::empty({3, 0, 2}),
+        base.as_strided({2, 3}, {1, 7}, 3), at::ones({2}).requires_grad_(),
         at::complex(at::ones({2}), at::ones({2})).conj()}) {
     expect_same(there_and_back(tensor), tensor);
   }
@@ -354,8 +369,8 @@ TEST(Codec, RangesOfOneStorageThatDoNotMeetTravelApart) {
 TEST(Codec, ATensorBetweenTwoOthersMakesThemOne) {
   const auto base = at::zeros({1000});
   const auto other = at::ones({3});
-  const auto got = there_and_back(
-      std::vector<at::Tensor>{base.slice(0, 0, 10), base.slice(0, 900), other, base.slice(0, 5, 950), other, base});
+  const auto got = there_and_back(std::vector<at::Tensor>{
+      base.slice(0, 0, 10), base.slice(0, 900), other, base.slice(0, 5, 950), other, base});
   got[5].fill_(7);
   EXPECT_TRUE(at::equal(got[0], at::full({10}, 7.0)));
   EXPECT_TRUE(at::equal(got[1], at::full({100}, 7.0)));
@@ -367,8 +382,8 @@ TEST(Codec, ATensorBetweenTwoOthersMakesThemOne) {
 
 TEST(Codec, ColumnsThatInterleaveStayShared) {
   const auto base = at::arange(40, at::kFloat).reshape({10, 4});
-  const auto got = there_and_back(
-      std::vector<at::Tensor>{base.select(1, 3), base.select(1, 0), base.slice(1, 2, 4), base.slice(0, 9).select(1, 1)});
+  const auto got = there_and_back(std::vector<at::Tensor>{
+      base.select(1, 3), base.select(1, 0), base.slice(1, 2, 4), base.slice(0, 9).select(1, 1)});
   expect_same(got[0], base.select(1, 3));
   expect_same(got[1], base.select(1, 0));
   expect_same(got[2], base.slice(1, 2, 4));
@@ -382,10 +397,12 @@ TEST(Codec, ColumnsThatInterleaveStayShared) {
 TEST(Codec, ManyTensorsOfFewRangesKeepTheirStorages) {
   const auto base = at::arange(5000, at::kLong);
   std::vector<at::Tensor> sent;
-  for (std::int64_t i = 0; i < 5000; ++i) sent.push_back(base.slice(0, (i * 7) % 5000, (i * 7) % 5000 + 1));
+  for (std::int64_t i = 0; i < 5000; ++i)
+    sent.push_back(base.slice(0, (i * 7) % 5000, (i * 7) % 5000 + 1));
   const auto got = there_and_back(sent);
   ASSERT_EQ(got.size(), sent.size());
-  for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(got[i].item<std::int64_t>(), sent[i].item<std::int64_t>()) << i;
+  for (std::size_t i = 0; i < sent.size(); ++i)
+    ASSERT_EQ(got[i].item<std::int64_t>(), sent[i].item<std::int64_t>()) << i;
   EXPECT_EQ(got[0].storage().nbytes(), 5000 * 8U) << "they touch: one range";
   EXPECT_TRUE(got[0].is_alias_of(got[4999]));
 }
@@ -393,8 +410,9 @@ TEST(Codec, ManyTensorsOfFewRangesKeepTheirStorages) {
 TEST(Codec, OfMoreRangesThanTravelApartTheSmallestGapsTravelToo) {
   const auto base = at::zeros({4000, 64});
   std::vector<at::Tensor> sent;
-  for (std::int64_t i = 0; i < 300; ++i) sent.push_back(base.select(0, 2 * i).fill_(i));  // gaps of a row
-  sent.push_back(base.select(0, 3000).fill_(3000));                                       // a gap of 2400 rows
+  for (std::int64_t i = 0; i < 300; ++i)
+    sent.push_back(base.select(0, 2 * i).fill_(i));  // gaps of a row
+  sent.push_back(base.select(0, 3000).fill_(3000));  // a gap of 2400 rows
   const auto bytes = encode(sent);
   EXPECT_LT(bytes.size(), 346 * 256 + 20000U);
   const auto got = decode<std::vector<at::Tensor>>(bytes);
@@ -443,12 +461,15 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(std::string(error.what()).find("resized or freed"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("resized or freed"), std::string::npos)
+        << error.what();
   }
-  EXPECT_EQ(decode<at::Tensor>(encode(freed.slice(0, 0, 2))).numel(), 2) << "what is left of it travels";
+  EXPECT_EQ(decode<at::Tensor>(encode(freed.slice(0, 0, 2))).numel(), 2)
+      << "what is left of it travels";
 }
 
-// libtorch gives them for gradients that are known to be zero: they have no memory until somebody computes with them.
+// libtorch gives them for gradients that are known to be zero: they have no memory until somebody
+// computes with them.
 TEST(Codec, ZerosWithoutMemoryTravelAsZeros) {
   const auto zeros = at::_efficientzerotensor({2, 3}, at::kDouble);
   const auto kept = decode<at::Tensor>(encode(zeros));
@@ -459,16 +480,20 @@ TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
   const std::string headers(100, '\x91');  // of arrays, in a text
   expect_kept(headers);
   constexpr int kDeepestTree = codec::kDeepest / 2;
-  EXPECT_EQ(harness::levels_of(decode<harness::Tree>(encode(harness::grown(kDeepestTree)))), kDeepestTree);
+  EXPECT_EQ(harness::levels_of(decode<harness::Tree>(encode(harness::grown(kDeepestTree)))),
+            kDeepestTree);
   try {
     encode(harness::grown(kDeepestTree + 1));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(std::string(error.what()).find("more than 64 containers"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("more than 64 containers"), std::string::npos)
+        << error.what();
   }
   // Not how many there are side by side.
-  EXPECT_EQ(decode<std::vector<std::vector<int>>>(encode(std::vector<std::vector<int>>(500))).size(), 500U);
+  EXPECT_EQ(
+      decode<std::vector<std::vector<int>>>(encode(std::vector<std::vector<int>>(500))).size(),
+      500U);
 }
 
 TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {
@@ -480,7 +505,8 @@ TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {
 }
 
 TEST(Codec, ShortBytesThrowWhereverTheyAreCut) {
-  const auto whole = encode(Outer{{"in", {7, 8, 9}}, {{"w", at::ones({5})}, {"v", at::ones({3}, at::kByte)}}, 1.5});
+  const auto whole = encode(
+      Outer{{"in", {7, 8, 9}}, {{"w", at::ones({5})}, {"v", at::ones({3}, at::kByte)}}, 1.5});
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
     EXPECT_THROW(decode<Outer>(std::span(whole).first(bytes)), Error) << bytes;
   }
@@ -502,7 +528,8 @@ TEST(Codec, ForeignBytesThrowOrGiveAValueNeverMore) {
     try {
       const Outer value = decode<Outer>(bytes);
       for (const auto& [name, tensor] : value.tensors) {
-        if (tensor.defined() && tensor.numel() > 0 && tensor.numel() < 1000) static_cast<void>(tensor.clone());
+        if (tensor.defined() && tensor.numel() > 0 && tensor.numel() < 1000)
+          static_cast<void>(tensor.clone());
       }
     } catch (const Error&) {
       ++thrown;

@@ -31,7 +31,8 @@ inline void expect_same(const at::Tensor& got, const at::Tensor& sent) {
   const auto plain = [](const at::Tensor& tensor) {
     at::Tensor dense = tensor.detach();
     if (dense.layout() != at::kStrided) dense = dense.to_dense();
-    return dense.is_complex() ? at::view_as_real(dense.to(at::kComplexDouble)) : dense.to(at::kDouble);
+    return dense.is_complex() ? at::view_as_real(dense.to(at::kComplexDouble))
+                              : dense.to(at::kDouble);
   };
   EXPECT_TRUE(at::equal(plain(got), plain(sent)));
 }

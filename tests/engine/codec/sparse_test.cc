@@ -28,7 +28,8 @@ TEST(Codec, KeepsSparseTensors) {
 
 // As the bytes of a peer may have it: libtorch would believe them.
 TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
-  const auto unchecked = [](const at::Tensor& indices, const at::Tensor& values, at::IntArrayRef sizes, bool coalesced) {
+  const auto unchecked = [](const at::Tensor& indices, const at::Tensor& values,
+                            at::IntArrayRef sizes, bool coalesced) {
     return encode(at::_sparse_coo_tensor_unsafe(indices, values, sizes)._coalesced_(coalesced));
   };
   const auto blame_of = [](const std::vector<std::byte>& bytes) -> std::optional<Blame> {
@@ -57,7 +58,8 @@ TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
   EXPECT_EQ(blame_of(unchecked(one, two, {3, 4}, true)), Blame::Caller);
   EXPECT_EQ(blame_of(unchecked(at::empty({0, 2}, at::kLong), two, {}, false)), std::nullopt);
   EXPECT_EQ(blame_of(unchecked(at::empty({0, 2}, at::kLong), two, {}, true)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at::empty({2, 0}, at::kLong), at::empty({0, 5}), {3, 4, 5}, true)), std::nullopt);
+  EXPECT_EQ(blame_of(unchecked(at::empty({2, 0}, at::kLong), at::empty({0, 5}), {3, 4, 5}, true)),
+            std::nullopt);
 }
 
 // Where threads outnumber processors, libtorch's wait long for each other.
@@ -82,8 +84,10 @@ TEST(Codec, ReadingACooTensorStartsNoThreadsOfLibtorch) {
 // libtorch reads them as if they were in order.
 TEST(Codec, ValuesOfACompressedTensorLieInOrderWhenTheyHaveCome) {
   const auto rows = at::arange(4), columns = at::zeros({3}, at::kLong);
-  for (const auto& values : {at::ones({1}).expand({3}), at::arange(6, at::kFloat).slice(0, 0, 6, 2)}) {
-    const auto sent = at::sparse_csr_tensor(rows, columns, values, {3, 1}, at::TensorOptions(at::kSparseCsr));
+  for (const auto& values :
+       {at::ones({1}).expand({3}), at::arange(6, at::kFloat).slice(0, 0, 6, 2)}) {
+    const auto sent =
+        at::sparse_csr_tensor(rows, columns, values, {3, 1}, at::TensorOptions(at::kSparseCsr));
     const auto got = there_and_back(sent);
     EXPECT_TRUE(got.values().is_contiguous());
     EXPECT_TRUE(at::equal(got.sum(1, true).to_dense().flatten(), values));

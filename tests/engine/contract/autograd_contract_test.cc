@@ -1,5 +1,6 @@
-// A program written against the public API of distributed autograd and its optimizers as it is specified: each spelling
-// once, with what it has to give. Where this does not compile, users' programs do not.
+// A program written against the public API of distributed autograd and its optimizers as it is
+// specified: each spelling once, with what it has to give. Where this does not compile, users'
+// programs do not.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -26,9 +27,13 @@ using namespace std::chrono_literals;
 at::Tensor filled(double value) { return torch::full({2}, value, torch::kDouble); }
 
 struct LayerImpl : torch::nn::Module {
-  LayerImpl() : weight(register_parameter("weight", filled(3))), unused(register_parameter("unused", filled(1))) {}
+  LayerImpl()
+      : weight(register_parameter("weight", filled(3))),
+        unused(register_parameter("unused", filled(1))) {}
   at::Tensor forward(at::Tensor x) { return x * weight; }
-  std::vector<RRef<at::Tensor>> parameter_rrefs() { return {RRef<at::Tensor>(weight), RRef<at::Tensor>(unused)}; }
+  std::vector<RRef<at::Tensor>> parameter_rrefs() {
+    return {RRef<at::Tensor>(weight), RRef<at::Tensor>(unused)};
+  }
   at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
   at::Tensor weight, unused;
 };
@@ -46,7 +51,9 @@ at::Tensor doubled(at::Tensor x) {
 
 struct Refusing : torch::optim::SGD {
   using torch::optim::SGD::SGD;
-  at::Tensor step(LossClosure = nullptr) override { throw std::runtime_error("refused on purpose"); }
+  at::Tensor step(LossClosure = nullptr) override {
+    throw std::runtime_error("refused on purpose");
+  }
 };
 
 template <class F>
@@ -92,8 +99,11 @@ class AutogradContract : public testing::Test {
       ranks.emplace_back([&, rank] {
         try {
           rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options(rank, of_agents));
-          body(agent,
-               init_process_group({.backend = "tcp", .rank = rank, .world_size = 2, .store = of_group, .timeout = 60s}));
+          body(agent, init_process_group({.backend = "tcp",
+                                          .rank = rank,
+                                          .world_size = 2,
+                                          .store = of_group,
+                                          .timeout = 60s}));
           agent.shutdown();
         } catch (const std::exception& error) {
           ADD_FAILURE() << "rank " << rank << ": " << error.what();
@@ -138,7 +148,9 @@ TEST_F(AutogradContract, OptionsOfAPass) {
     EXPECT_TRUE(context.gradient(x).equal(filled(6)));
     const at::Tensor unused = layer.sync<&LayerImpl::forward>(x);
     agent.set_timeout(200ms);  // of a pass as well
-    EXPECT_EQ(error_of([&] { context.backward({loss}, {.retain_graph = true, .mode = BackwardMode::Fast}); }).blame(),
+    EXPECT_EQ(error_of([&] {
+                context.backward({loss}, {.retain_graph = true, .mode = BackwardMode::Fast});
+              }).blame(),
               Blame::Timeout);
     agent.set_timeout(30s);
     EXPECT_TRUE(context.gradient(x).equal(filled(6)));
@@ -156,7 +168,8 @@ TEST_F(AutogradContract, AFailedPassLeavesNothingAndTheRetainedGraphRunsAgain) {
     const Error error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
     breaks = false;
     EXPECT_EQ(error.blame(), Blame::Remote);
-    EXPECT_NE(std::string(error.what()).find("broken on purpose"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("broken on purpose"), std::string::npos)
+        << error.what();
     EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
     EXPECT_FALSE(context.gradient(x).defined());
     context.backward({loss});
@@ -194,14 +207,16 @@ TEST_F(AutogradContract, AnOptimizerStepsWhereTheParametersAre) {
     }
     EXPECT_TRUE(at::allclose(parameter_rrefs[0].to_here(), filled(3 - 0.05 * 5)));
     EXPECT_TRUE(at::allclose(own, filled(5 - 0.05 * 3)));
-    DistributedOptimizer<torch::optim::SGD> decaying(parameter_rrefs, torch::optim::SGDOptions(0.05).weight_decay(0.5));
+    DistributedOptimizer<torch::optim::SGD> decaying(
+        parameter_rrefs, torch::optim::SGDOptions(0.05).weight_decay(0.5));
     {
       AutogradContext context(agent);
       context.backward({layer.sync<&LayerImpl::forward>(own).sum()});
       Future<void> stepped = decaying.step_async(context);
       stepped.get();
     }
-    EXPECT_TRUE(at::allclose(parameter_rrefs[0].to_here(), filled(2.75 - 0.05 * (4.85 + 0.5 * 2.75))));
+    EXPECT_TRUE(
+        at::allclose(parameter_rrefs[0].to_here(), filled(2.75 - 0.05 * (4.85 + 0.5 * 2.75))));
     EXPECT_TRUE(at::allclose(own, filled(4.85 - 0.05 * (2.75 + 0.5 * 4.85))));
     EXPECT_TRUE(parameter_rrefs[1].to_here().equal(filled(1))) << "it has no gradient: no decay";
   });
@@ -237,7 +252,8 @@ TEST_F(AutogradContract, DistributedDataParallelPutsItsAveragesIntoTheContext) {
 TEST_F(AutogradContract, OptimizersOfAGroup) {
   run_both([](rpc::Agent&, ProcessGroup group) {
     const auto model = std::make_shared<LayerImpl>(), plain_model = std::make_shared<LayerImpl>();
-    ZeroRedundancyOptimizer<torch::optim::Adam> zero(model->parameters(), group, torch::optim::AdamOptions(1e-3));
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(model->parameters(), group,
+                                                     torch::optim::AdamOptions(1e-3));
     torch::optim::Adam plain(plain_model->parameters(), torch::optim::AdamOptions(1e-3));
     for (const auto& one : {model, plain_model}) {
       (one->forward(filled(5)) + one->unused * one->unused).sum().backward();

@@ -1,7 +1,8 @@
-// Mistakes of everyday use. compile_test.py compiles each "#ifdef NAME  // says: SENTENCE" in a namespace of its own,
-// behind a copy of what all of them use, and finds the sentence in at most 15 lines of output, which name a line of the
-// mistake. "FIRST | SECOND": either is found, where compilers have words of their own. "in 20 lines": a limit of its own,
-// where compilers show both overloads of remote(), or the macro that says a thing twice.
+// Mistakes of everyday use. compile_test.py compiles each "#ifdef NAME  // says: SENTENCE" in a
+// namespace of its own, behind a copy of what all of them use, and finds the sentence in at most 15
+// lines of output, which name a line of the mistake. "FIRST | SECOND": either is found, where
+// compilers have words of their own. "in 20 lines": a limit of its own, where compilers show both
+// overloads of remote(), or the macro that says a thing twice.
 #include <functional>
 #include <map>
 #include <memory>
@@ -69,7 +70,9 @@ at::Tensor sum(const Agent& agent, const at::Tensor& x) { return agent.sync<&add
 int sum(const Agent& agent) { return agent.async<&plus>("worker1", 1, 2, 3).get(); }
 #endif
 #ifdef TOO_FEW_ARGUMENTS_OF_REMOTE  // says: the function takes another number of arguments
-at::Tensor sum(const Agent& agent, const at::Tensor& x) { return agent.remote<&add>("worker1", x).to_here(); }
+at::Tensor sum(const Agent& agent, const at::Tensor& x) {
+  return agent.remote<&add>("worker1", x).to_here();
+}
 #endif
 #ifdef NO_DESTINATION_BUT_A_NUMBER  // says: the function takes another number of arguments
 int sum(const Agent& agent) { return agent.sync<&plus>(1, 2); }
@@ -83,7 +86,8 @@ int sum(const Agent& agent) { return agent.async<&plus>(1.0, 1, 2).get(); }
 #ifdef WRONG_TYPE  // says: an argument cannot be converted to the type that the function takes
 int sum(const Agent& agent) { return agent.sync<&plus>("worker1", 1, "two"); }
 #endif
-#ifdef WRONG_TYPE_OF_ASYNC  // says: an argument cannot be converted to the type that the function takes
+#ifdef WRONG_TYPE_OF_ASYNC  // says: an argument cannot be converted to the type that the function
+                            // takes
 at::Tensor sum(const Agent& agent, const at::Tensor& x) {
   Future<at::Tensor> result = agent.async<&add>("worker1", x, std::string("two"));
   return result.then([](const at::Tensor& value) { return value * 2; }).get();
@@ -134,7 +138,9 @@ std::size_t call(const Agent& agent) { return agent.sync<&length>("worker1", "te
 #endif
 #ifdef FUTURE_PARAMETER  // says: a Future cannot be sent
 int value_of(Future<int> future) { return future.get(); }
-int call(const Agent& agent, const Future<int>& later) { return agent.remote<&value_of>("worker1", later).to_here(); }
+int call(const Agent& agent, const Future<int>& later) {
+  return agent.remote<&value_of>("worker1", later).to_here();
+}
 #endif
 #ifdef FUNCTION_PARAMETER  // says: a std::function cannot be sent
 int apply(std::function<int(int)> function) { return function(1); }
@@ -193,7 +199,9 @@ double twice(double a) { return 2 * a; }
 int call(const Agent& agent) { return agent.sync<&twice>("worker1", 1); }
 #endif
 #ifdef OVERLOADED_OF_REMOTE  // in 20 lines, says: static_cast<R (*)(P...)>(&f)
-int call(const Agent& agent, const at::Tensor& x) { return agent.remote<&at::sum>("worker1", x).to_here(); }
+int call(const Agent& agent, const at::Tensor& x) {
+  return agent.remote<&at::sum>("worker1", x).to_here();
+}
 #endif
 #ifdef TEMPLATE_WITHOUT_ARGUMENTS  // says: static_cast<R (*)(P...)>(&f)
 template <class T>
@@ -223,11 +231,15 @@ double call(const Agent& agent) { return agent.sync<&rate>("worker1", Settings()
 #endif
 #ifdef STRUCT_IN_A_VECTOR  // says: WEFT_FIELDS
 std::size_t count(std::vector<Settings> settings) { return settings.size(); }
-std::size_t call(const Agent& agent) { return agent.async<&count>("worker1", std::vector<Settings>(2)).get(); }
+std::size_t call(const Agent& agent) {
+  return agent.async<&count>("worker1", std::vector<Settings>(2)).get();
+}
 #endif
 #ifdef STRUCT_IN_A_MAP  // says: WEFT_FIELDS
 std::size_t count(const std::map<std::string, Settings>& settings) { return settings.size(); }
-std::size_t call(const Agent& agent) { return agent.sync<&count>("worker1", std::map<std::string, Settings>()); }
+std::size_t call(const Agent& agent) {
+  return agent.sync<&count>("worker1", std::map<std::string, Settings>());
+}
 #endif
 #ifdef STRUCT_AS_RESULT  // says: WEFT_FIELDS
 Settings settings() { return {}; }
@@ -294,7 +306,9 @@ long double call(const Agent& agent) { return agent.sync<&half>("worker1", 1.0L)
 #endif
 #ifdef MODULE_AS_ARGUMENT  // says: a torch::nn module
 at::Tensor run(Net net, at::Tensor x) { return net(x); }
-at::Tensor call(const Agent& agent, const Net& net, const at::Tensor& x) { return agent.sync<&run>("worker1", net, x); }
+at::Tensor call(const Agent& agent, const Net& net, const at::Tensor& x) {
+  return agent.sync<&run>("worker1", net, x);
+}
 #endif
 #ifdef SHARED_MODULE_AS_ARGUMENT  // says: a torch::nn module
 void train(std::shared_ptr<torch::nn::Module> net) { net->train(); }
@@ -302,22 +316,30 @@ void call(const Agent& agent, const Net& net) { agent.async<&train>("worker1", n
 #endif
 #ifdef MODULE_IMPL_AS_ARGUMENT  // says: a torch::nn module
 at::Tensor run(NetImpl net, at::Tensor x) { return net.forward(x); }
-at::Tensor call(const Agent& agent, const NetImpl& net, const at::Tensor& x) { return agent.sync<&run>("worker1", net, x); }
+at::Tensor call(const Agent& agent, const NetImpl& net, const at::Tensor& x) {
+  return agent.sync<&run>("worker1", net, x);
+}
 #endif
 #ifdef MODULES_AS_ARGUMENT  // says: a torch::nn module
 std::size_t count(std::vector<torch::nn::Linear> layers) { return layers.size(); }
-std::size_t call(const Agent& agent) { return agent.sync<&count>("worker1", std::vector<torch::nn::Linear>()); }
+std::size_t call(const Agent& agent) {
+  return agent.sync<&count>("worker1", std::vector<torch::nn::Linear>());
+}
 #endif
 #ifdef MODULE_AS_RESULT  // says: a torch::nn module
 Net make() { return {}; }
 at::Tensor call(const Agent& agent, const at::Tensor& x) { return agent.sync<&make>("worker1")(x); }
 #endif
 #ifdef MODULE_FETCHED  // says: a torch::nn module
-at::Tensor call(const Agent& agent, const at::Tensor& x) { return agent.remote<Net>("worker1").to_here()(x); }
+at::Tensor call(const Agent& agent, const at::Tensor& x) {
+  return agent.remote<Net>("worker1").to_here()(x);
+}
 #endif
 #ifdef OPTIMIZER_AS_ARGUMENT  // says: WEFT_FIELDS
 void step(std::shared_ptr<torch::optim::SGD> optimizer) { optimizer->step(); }
-void call(const Agent& agent, const std::shared_ptr<torch::optim::SGD>& sgd) { agent.sync<&step>("worker1", sgd); }
+void call(const Agent& agent, const std::shared_ptr<torch::optim::SGD>& sgd) {
+  agent.sync<&step>("worker1", sgd);
+}
 #endif
 #ifdef STRUCT_ENCODED  // says: WEFT_FIELDS
 auto bytes() { return weft::encode(Settings()); }
@@ -332,7 +354,9 @@ auto text(const std::vector<std::byte>& bytes) { return weft::decode<std::string
 auto bytes(const Counter& counter) { return weft::encode(&counter); }
 #endif
 #ifdef STRUCT_OF_ALL_RANKS  // says: WEFT_FIELDS
-double call(const ProcessGroup& group) { return weft::all_gather_object(Settings(), group)[0].rate; }
+double call(const ProcessGroup& group) {
+  return weft::all_gather_object(Settings(), group)[0].rate;
+}
 #endif
 #ifdef STRUCT_RECEIVED  // says: WEFT_FIELDS
 double call(const ProcessGroup& group) { return weft::recv_object<Settings>(0, group).rate; }
@@ -346,17 +370,23 @@ int call(const RRef<Counter>& counter) { return counter.sync<&Counter::add>(); }
 #ifdef TOO_MANY_ARGUMENTS_OF_A_METHOD  // says: the method takes another number of arguments
 int call(const RRef<Counter>& counter) { return counter.async<&Counter::add>(1, 2).get(); }
 #endif
-#ifdef WRONG_TYPE_OF_A_METHOD  // says: an argument cannot be converted to the type that the function takes
+#ifdef WRONG_TYPE_OF_A_METHOD  // says: an argument cannot be converted to the type that the
+                               // function takes
 int call(const RRef<Counter>& counter) { return counter.remote<&Counter::add>("one").to_here(); }
 #endif
-#ifdef WRONG_TYPE_OF_A_METHOD_WITHIN_A_TIME  // says: an argument cannot be converted to the type that the function takes
-int call(const RRef<Counter>& counter) { return counter.timeout(std::chrono::seconds(1)).sync<&Counter::add>("one"); }
+#ifdef WRONG_TYPE_OF_A_METHOD_WITHIN_A_TIME  // says: an argument cannot be converted to the type
+                                             // that the function takes
+int call(const RRef<Counter>& counter) {
+  return counter.timeout(std::chrono::seconds(1)).sync<&Counter::add>("one");
+}
 #endif
 #ifdef DESTINATION_OF_A_METHOD  // says: the method takes another number of arguments
 int call(const RRef<Counter>& counter) { return counter.sync<&Counter::add>("worker1", 1); }
 #endif
 #ifdef NON_CONST_REFERENCE_OF_A_METHOD  // says: cannot take a non-const lvalue reference
-void call(const RRef<Counter>& counter, std::vector<int> numbers) { counter.sync<&Counter::fill>(numbers); }
+void call(const RRef<Counter>& counter, std::vector<int> numbers) {
+  counter.sync<&Counter::fill>(numbers);
+}
 #endif
 #ifdef METHOD_RETURNS_POINTER  // says: cannot return a view or a pointer
 int call(const RRef<Counter>& counter) { return *counter.sync<&Counter::place>(); }
@@ -386,10 +416,14 @@ int call(const RRef<Counter>& counter) { return counter.sync<&count>(); }
 int call(const RRef<Counter>& counter) { return counter.rpc_sync().add(1); }
 #endif
 #ifdef WRONG_ARGUMENTS_OF_A_CONSTRUCTOR  // says: no constructor that takes these arguments
-RRef<Counter> call(const Agent& agent) { return agent.remote<Counter>("worker1", std::vector<int>()); }
+RRef<Counter> call(const Agent& agent) {
+  return agent.remote<Counter>("worker1", std::vector<int>());
+}
 #endif
 #ifdef TOO_MANY_ARGUMENTS_OF_A_CONSTRUCTOR  // says: no constructor that takes these arguments
-int call(const Agent& agent) { return agent.remote<Counter>("worker1", 1, 2).sync<&Counter::add>(1); }
+int call(const Agent& agent) {
+  return agent.remote<Counter>("worker1", 1, 2).sync<&Counter::add>(1);
+}
 #endif
 #ifdef ABSTRACT_CLASS  // says: no constructor that takes these arguments
 struct Shape {
@@ -416,7 +450,9 @@ void call(const Agent& agent) { agent.remote<Trainer>("worker1", Settings()); }
 int call(const RRef<std::unique_ptr<int>>& number) { return *number.to_here(); }
 #endif
 #ifdef COPIED_WITHOUT_A_COPY  // says: cannot be copied: call a method on it where it is
-RRef<std::unique_ptr<double>> call(const RRef<std::unique_ptr<double>>& number) { return number.copy_to("worker1"); }
+RRef<std::unique_ptr<double>> call(const RRef<std::unique_ptr<double>>& number) {
+  return number.copy_to("worker1");
+}
 #endif
 #ifdef WRONG_VALUE_OF_A_REFERENCE  // says: the value of an RRef<T> is a T
 RRef<std::string> call(const Agent& agent) { return RRef<std::string>(agent, 7); }
@@ -429,10 +465,13 @@ RRef<int> call(const Agent& agent) { return agent.remote<&text_of>("worker1", 7)
 
 #ifdef CONTINUATION_OF_ANOTHER_TYPE  // says: a continuation takes the Future, or its value
 int call(const Agent& agent) {
-  return agent.async<&plus>("worker1", 1, 2).then([](const std::string& text) { return text.size(); }).get();
+  return agent.async<&plus>("worker1", 1, 2)
+      .then([](const std::string& text) { return text.size(); })
+      .get();
 }
 #endif
-#ifdef CONTINUATION_OF_A_VALUE_THAT_IS_NONE  // says: a continuation of a Future<void> takes the Future, or nothing
+#ifdef CONTINUATION_OF_A_VALUE_THAT_IS_NONE  // says: a continuation of a Future<void> takes the
+                                             // Future, or nothing
 auto call(const Future<void>& done) {
   return done.then([](int value) { return value; });
 }
@@ -458,7 +497,8 @@ void call(const Future<int>& later) {
 #ifdef FUTURE_OF_ANOTHER_TYPE  // says: could not convert | no viable conversion
 Future<int> call(const Agent& agent) { return agent.async<&text_of>("worker1", 7); }
 #endif
-#ifdef SHARED_FUTURE_OF_WHAT_CANNOT_BE_COPIED  // says: futures share their value, and this one cannot be copied
+#ifdef SHARED_FUTURE_OF_WHAT_CANNOT_BE_COPIED  // says: futures share their value, and this one
+                                               // cannot be copied
 std::unique_ptr<int> make() { return nullptr; }
 auto call(const Agent& agent) { return agent.async<&make>("worker1").get(); }
 #endif
@@ -472,13 +512,19 @@ Future<int> call() { return Future<int>::ready(std::string("seven")); }
 // ---- Calls by name.
 
 #ifdef MAP_TO_AN_OPERATOR  // says: an operator called by name takes
-at::Tensor call(const Agent& agent) { return agent.sync_op("aten::add", "worker1", std::map<int, int>()); }
+at::Tensor call(const Agent& agent) {
+  return agent.sync_op("aten::add", "worker1", std::map<int, int>());
+}
 #endif
 #ifdef STRUCT_TO_A_SCRIPT  // says: a script takes tensors, numbers, strings
-at::Tensor call(const Agent& agent) { return agent.sync_script("math.scale", "worker1", Settings()); }
+at::Tensor call(const Agent& agent) {
+  return agent.sync_script("math.scale", "worker1", Settings());
+}
 #endif
 #ifdef STRUCT_OF_A_SCRIPT  // says: a script's result is a tensor, a number
-double call(const Agent& agent) { return agent.sync_script<Settings>("math.scale", "worker1").rate; }
+double call(const Agent& agent) {
+  return agent.sync_script<Settings>("math.scale", "worker1").rate;
+}
 #endif
 #ifdef EXPOSED_LAMBDA  // says: a lambda or function object has no name
 void call() {
@@ -529,13 +575,17 @@ at::Tensor call(const ProcessGroup& group, const Net& net, const at::Tensor& x) 
 }
 #endif
 #ifdef NO_MODULE  // says: std::make_shared
-void call(const ProcessGroup& group) { DistributedDataParallel ddp(std::make_shared<Counter>(), group); }
+void call(const ProcessGroup& group) {
+  DistributedDataParallel ddp(std::make_shared<Counter>(), group);
+}
 #endif
 #ifdef TENSOR_AS_MODULE  // says: std::make_shared
 void call(const ProcessGroup& group, const at::Tensor& x) { DistributedDataParallel ddp(x, group); }
 #endif
 #ifdef PARAMETERS_AS_MODULE  // says: std::make_shared
-void call(const ProcessGroup& group, const Net& net) { DistributedDataParallel ddp(net->parameters(), group); }
+void call(const ProcessGroup& group, const Net& net) {
+  DistributedDataParallel ddp(net->parameters(), group);
+}
 #endif
 #ifdef MODULE_WITHOUT_GROUP  // says: then the group
 void call(const Net& net) { DistributedDataParallel ddp(net); }
@@ -553,12 +603,14 @@ at::Tensor call(const ProcessGroup& group, const Net& net) {
 }
 #endif
 #ifdef NO_FORWARD  // says: the module's forward() does not take these arguments
-at::Tensor call(const ProcessGroup& group, const std::shared_ptr<torch::nn::Module>& net, const at::Tensor& x) {
+at::Tensor call(const ProcessGroup& group, const std::shared_ptr<torch::nn::Module>& net,
+                const at::Tensor& x) {
   DistributedDataParallel ddp(net, group);
   return ddp(x);
 }
 #endif
-#ifdef PARAMETERS_OF_THE_REPLICA  // says: has no member named 'parameters' | no member named 'parameters'
+#ifdef PARAMETERS_OF_THE_REPLICA  // says: has no member named 'parameters' | no member named
+                                  // 'parameters'
 auto call(DistributedDataParallel<NetImpl>& ddp) { return ddp.parameters(); }
 #endif
 #ifdef PARAMETERS_OF_THE_REPLICA_BY_ARROW  // says: non-pointer type | is not a pointer
@@ -589,7 +641,8 @@ void call(const ProcessGroup& group, const Net& net) {
 #endif
 #ifdef SHARDED_WITH_THE_OPTIONS_SECOND  // says: ZeroRedundancyOptimizer
 void call(const ProcessGroup& group, const Net& net) {
-  weft::ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(0.1), group);
+  weft::ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(),
+                                                             torch::optim::SGDOptions(0.1), group);
   optimizer.step();
 }
 #endif
@@ -600,7 +653,8 @@ void call(const ProcessGroup& group, const Net& net) {
 #endif
 #ifdef DISTRIBUTED_OPTIMIZER_OF_TENSORS  // says: DistributedOptimizer
 void call(const Net& net) {
-  weft::DistributedOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+  weft::DistributedOptimizer<torch::optim::SGD> optimizer(net->parameters(),
+                                                          torch::optim::SGDOptions(0.1));
 }
 #endif
 #ifdef DISTRIBUTED_OPTIMIZER_WITH_OTHER_OPTIONS  // says: DistributedOptimizer
@@ -614,10 +668,14 @@ void call(const std::vector<RRef<at::Tensor>>& parameters) {
 #ifdef SUM_WITHOUT_A_GROUP  // says: too few arguments
 at::Tensor call(const at::Tensor& x) { return weft::functional::all_reduce(x); }
 #endif
-#ifdef SUM_BY_NAME  // says: cannot convert 'const char*' to 'weft::ReduceOp' | parameter of type 'ReduceOp'
-at::Tensor call(const ProcessGroup& group, const at::Tensor& x) { return weft::functional::all_reduce(x, group, "sum"); }
+#ifdef SUM_BY_NAME  // says: cannot convert 'const char*' to 'weft::ReduceOp' | parameter of type
+                    // 'ReduceOp'
+at::Tensor call(const ProcessGroup& group, const at::Tensor& x) {
+  return weft::functional::all_reduce(x, group, "sum");
+}
 #endif
-#ifdef WORKERS_OPTIONS_BY_POSITION  // says: could not convert '0' | too many arguments to function call
+#ifdef WORKERS_OPTIONS_BY_POSITION  // says: could not convert '0' | too many arguments to function
+                                    // call
 void call() { weft::rpc::init("worker0", 0, 2); }
 #endif
 

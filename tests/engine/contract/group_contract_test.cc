@@ -1,5 +1,6 @@
-// A program written against the public API of process groups and data parallel training as it is specified: each spelling
-// once, with what it has to give. Where this does not compile, users' programs do not.
+// A program written against the public API of process groups and data parallel training as it is
+// specified: each spelling once, with what it has to give. Where this does not compile, users'
+// programs do not.
 #include <chrono>
 #include <numeric>
 #include <optional>
@@ -23,14 +24,17 @@ using namespace weft;
 using namespace std::chrono_literals;
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() : a(register_module("a", torch::nn::Linear(4, 8))), b(register_module("b", torch::nn::Linear(8, 2))) {}
+  NetImpl()
+      : a(register_module("a", torch::nn::Linear(4, 8))),
+        b(register_module("b", torch::nn::Linear(8, 2))) {}
   at::Tensor forward(at::Tensor x) { return b->forward(torch::relu(a->forward(x))); }
   torch::nn::Linear a, b;
 };
 TORCH_MODULE(Net);
 
 struct Trainer {  // a DistributedDataParallel as a member
-  Trainer(std::shared_ptr<NetImpl> net, ProcessGroup group) : ddp(std::move(net), std::move(group)) {}
+  Trainer(std::shared_ptr<NetImpl> net, ProcessGroup group)
+      : ddp(std::move(net), std::move(group)) {}
   DistributedDataParallel<NetImpl> ddp;
 };
 
@@ -43,7 +47,11 @@ class GroupContract : public testing::TestWithParam<std::string> {
     for (int rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
         try {
-          body(init_process_group({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store, .timeout = 60s}));
+          body(init_process_group({.backend = GetParam(),
+                                   .rank = rank,
+                                   .world_size = 2,
+                                   .store = store,
+                                   .timeout = 60s}));
         } catch (const std::exception& error) {
           ADD_FAILURE() << "rank " << rank << ": " << error.what();
         }
@@ -75,7 +83,10 @@ TEST_P(GroupContract, Collectives) {
     for (const ReduceOp op : {ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg}) {
       t = own();
       group.all_reduce(t, op).synchronize(10s);
-      const double want = op == ReduceOp::Product ? 2 : op == ReduceOp::Min ? 1 : op == ReduceOp::Max ? 2 : 1.5;
+      const double want = op == ReduceOp::Product ? 2
+                          : op == ReduceOp::Min   ? 1
+                          : op == ReduceOp::Max   ? 2
+                                                  : 1.5;
       EXPECT_TRUE(t.equal(two(want, want)));
     }
     for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
@@ -94,14 +105,20 @@ TEST_P(GroupContract, Collectives) {
     group.gather(gathered, own(), 1).wait();
     EXPECT_TRUE(rank == 0 || (gathered[0].equal(two(1, 1)) && gathered[1].equal(two(2, 2))));
     at::Tensor got = torch::zeros(2);
-    group.scatter(got, rank == 0 ? std::vector<at::Tensor>{two(5, 5), two(6, 6)} : std::vector<at::Tensor>{}, 0).wait();
+    group
+        .scatter(
+            got,
+            rank == 0 ? std::vector<at::Tensor>{two(5, 5), two(6, 6)} : std::vector<at::Tensor>{},
+            0)
+        .wait();
     EXPECT_TRUE(got.equal(two(5 + rank, 5 + rank)));
     group.reduce_scatter(got, {two(1, 1), two(2, 2)}).wait();
     EXPECT_TRUE(got.equal(two(2 + 2 * rank, 2 + 2 * rank)));
     group.reduce_scatter_into(got, torch::tensor({1.F, 1.F, 2.F, 2.F}), ReduceOp::Sum).wait();
     EXPECT_TRUE(got.equal(two(2 + 2 * rank, 2 + 2 * rank)));
     std::vector<at::Tensor> crossed{torch::zeros(1), torch::zeros(1)};
-    group.all_to_all(crossed, {torch::full({1}, 10.0 * rank), torch::full({1}, 10.0 * rank + 1)}).wait();
+    group.all_to_all(crossed, {torch::full({1}, 10.0 * rank), torch::full({1}, 10.0 * rank + 1)})
+        .wait();
     EXPECT_EQ(crossed[0].item<float>(), rank);
     EXPECT_EQ(crossed[1].item<float>(), 10 + rank);
     Work sent = group.send(own(), (rank + 1) % size, 7);
@@ -203,7 +220,8 @@ TEST(GroupContractOptions, AreAggregatesInThisOrder) {
                        .static_graph = false,
                        .broadcast_buffers = true};
   EXPECT_FALSE(ddp.static_graph);
-  for (const BackendInfo& backend : available_backends()) EXPECT_EQ(backend.usable, backend.why_not.empty());
+  for (const BackendInfo& backend : available_backends())
+    EXPECT_EQ(backend.usable, backend.why_not.empty());
   group.abort("over");
   EXPECT_THROW(group.barrier().wait(), Error);
 }

@@ -1,5 +1,6 @@
-// What must not compile. compile_test.py compiles this and finds, for each line with "refused: …" at its end, an error of
-// that line's that says so. Each line has types of its own, for the compiler says a sentence once for each type.
+// What must not compile. compile_test.py compiles this and finds, for each line with "refused: …"
+// at its end, an error of that line's that says so. Each line has types of its own, for the
+// compiler says a sentence once for each type.
 #include <array>
 #include <map>
 #include <span>
@@ -82,76 +83,99 @@ struct Pointing {
 
 // RE-004, RE-035: before anything is sent; what a foreign program sends is in rpc/errors_test.cc.
 void calls(rpc::Agent& agent, const Future<int>& later) {
-  agent.sync<&plus>(1, 1, 2, 3);                        // refused: the function takes another number of arguments
-  agent.async<&plus>(1, 1);                             // refused: the function takes another number of arguments
-  agent.remote<&plus>(1);                               // refused: the function takes another number of arguments
-  agent.sync<&plus>(1, 1, "two");                       // refused: an argument cannot be converted to the type
-  agent.async<&plus>(1, later, 2);                      // refused: an argument cannot be converted to the type
-  agent.sync<&plus>(1.0, 1, 2);                         // refused: deleted function
-  agent.sync<lambda>(1, 2);                             // refused: a lambda or function object has no name
-  agent.sync<&overloaded>(1, 2);                        // refused: no matching function
-  agent.sync<&Counter::add>(1, 2);                      // refused: this is a member function: call it through an RRef
+  agent.sync<&plus>(1, 1, 2, 3);    // refused: the function takes another number of arguments
+  agent.async<&plus>(1, 1);         // refused: the function takes another number of arguments
+  agent.remote<&plus>(1);           // refused: the function takes another number of arguments
+  agent.sync<&plus>(1, 1, "two");   // refused: an argument cannot be converted to the type
+  agent.async<&plus>(1, later, 2);  // refused: an argument cannot be converted to the type
+  agent.sync<&plus>(1.0, 1, 2);     // refused: deleted function
+  agent.sync<lambda>(1, 2);         // refused: a lambda or function object has no name
+  agent.sync<&overloaded>(1, 2);    // refused: no matching function
+  agent.sync<&Counter::add>(1, 2);  // refused: this is a member function: call it through an RRef
   agent.sync_op("aten::add", 1, std::map<int, int>());  // refused: an operator called by name takes
 }
 
 void scripts(rpc::Agent& agent) {
-  agent.sync_script("math.f", 1, Counter(1));              // refused: a script takes tensors, numbers, strings
-  agent.sync_script<std::map<int, Counter>>("math.f", 1);  // refused: a script's result is a tensor, a number
+  agent.sync_script("math.f", 1, Counter(1));  // refused: a script takes tensors, numbers, strings
+  agent.sync_script<std::map<int, Counter>>("math.f",
+                                            1);  // refused: a script's result is a tensor, a number
 }
 
 void parameters(rpc::Agent& agent) {
-  agent.async<&changes>(1, "text");                // refused: cannot take a non-const lvalue reference
-  agent.async<&views>(1, "text");                  // refused: cannot take a view or a pointer, nor a container of them
-  agent.async<&spans>(1, std::span<float>());      // refused: cannot take a view or a pointer, nor a container of them
-  agent.async<&refers>(1, at::IntArrayRef());      // refused: cannot take a view or a pointer, nor a container of them
-  agent.async<&points>(1, nullptr);                // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&changes>(1, "text");  // refused: cannot take a non-const lvalue reference
+  agent.async<&views>(1,
+                      "text");  // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&spans>(
+      1, std::span<float>());  // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&refers>(
+      1, at::IntArrayRef());  // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&points>(
+      1, nullptr);  // refused: cannot take a view or a pointer, nor a container of them
   agent.async<&views_in_a_container>(1, Texts());  // refused: nor a container of them
-  // RE-015, in all modes. What returns a Future answers later; another result is one at once (RE-017).
+  // RE-015, in all modes. What returns a Future answers later; another result is one at once
+  // (RE-017).
   agent.async<&awaits>(1, Future<std::int8_t>());            // refused: a Future cannot be sent
   agent.sync<&awaits_too>(1, Future<std::int16_t>());        // refused: a Future cannot be sent
   agent.remote<&awaits_as_well>(1, Future<std::int64_t>());  // refused: a Future cannot be sent
 }
 
 void results(rpc::Agent& agent) {
-  agent.async<&gives_a_view>(1);            // refused: cannot return a view or a pointer, nor a container of them
-  agent.async<&gives_a_pointer>(1);         // refused: cannot return a view or a pointer, nor a container of them
-  agent.async<&gives_spans>(1);             // refused: cannot return a view or a pointer, nor a container of them
-  agent.remote<&stays>(1).to_here();        // refused: cannot return a view or a pointer, nor a container of them
-  agent.async<&gives_fixed>(1);             // refused: cannot return what cannot be moved
-  agent.remote<&gives_fixed_too>(1);        // refused: cannot return what cannot be moved
-  agent.remote<&gives_single_later>(1);     // refused: cannot return a Future of what cannot be copied
-  agent.async<&gives_twice_later>(1);       // refused: cannot return a Future of a Future
-  RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_a_view>(
+      1);  // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_a_pointer>(
+      1);  // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_spans>(
+      1);  // refused: cannot return a view or a pointer, nor a container of them
+  agent.remote<&stays>(1)
+      .to_here();  // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_fixed>(1);          // refused: cannot return what cannot be moved
+  agent.remote<&gives_fixed_too>(1);     // refused: cannot return what cannot be moved
+  agent.remote<&gives_single_later>(1);  // refused: cannot return a Future of what cannot be copied
+  agent.async<&gives_twice_later>(1);    // refused: cannot return a Future of a Future
+  RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a
+                                            // container of them
 }
 
 void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
-  agent.sync<&takes_without_fields>(1, WithoutFields());     // refused: cannot travel: write WEFT_FIELDS(a, b)
-  agent.sync<&takes_without_default>(1, WithoutDefault(1));  // refused: give this struct a default constructor
-  encode(torch::nn::AnyModule());                            // refused: cannot travel: write WEFT_FIELDS(a, b)
-  decode<std::pair<int, std::string_view>>(bytes);           // refused: what travels cannot hold a view or a pointer
+  agent.sync<&takes_without_fields>(
+      1, WithoutFields());  // refused: cannot travel: write WEFT_FIELDS(a, b)
+  agent.sync<&takes_without_default>(
+      1, WithoutDefault(1));       // refused: give this struct a default constructor
+  encode(torch::nn::AnyModule());  // refused: cannot travel: write WEFT_FIELDS(a, b)
+  decode<std::pair<int, std::string_view>>(
+      bytes);  // refused: what travels cannot hold a view or a pointer
 }
 
 // RR-021 in all modes.
 void references(rpc::Agent& agent, const RRef<Counter>& counter) {
-  counter.sync<&Counter::add>();          // refused: the method takes another number of arguments
-  counter.async<&Counter::add>(1, 2);     // refused: the method takes another number of arguments
-  counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the function
-  counter.sync<&Counter::changes>(std::vector<int>());  // refused: cannot take a non-const lvalue reference
-  counter.sync<&Elsewhere::get>();                      // refused: a member function of another class
-  counter.sync<&Counter::none>();                       // refused: is not a member of
-  counter.async<&Counter::none_later>();                // refused: is not a member of
-  counter.remote<&Counter::none_there>();               // refused: is not a member of
-  agent.remote<Counter>(1, std::vector<int>());         // refused: M has no constructor that takes these arguments
+  counter.sync<&Counter::add>();       // refused: the method takes another number of arguments
+  counter.async<&Counter::add>(1, 2);  // refused: the method takes another number of arguments
+  counter.remote<&Counter::add>(
+      "text");  // refused: an argument cannot be converted to the type that the function
+  counter.sync<&Counter::changes>(
+      std::vector<int>());                 // refused: cannot take a non-const lvalue reference
+  counter.sync<&Elsewhere::get>();         // refused: a member function of another class
+  counter.sync<&Counter::none>();          // refused: is not a member of
+  counter.async<&Counter::none_later>();   // refused: is not a member of
+  counter.remote<&Counter::none_there>();  // refused: is not a member of
+  agent.remote<Counter>(
+      1, std::vector<int>());  // refused: M has no constructor that takes these arguments
 }
 
 void futures(const Future<int>& number, const Future<void>& done) {
-  number.then([](std::string text) { return text; });  // refused: a continuation takes the Future, or its value
-  done.then([](int value) { return value; });  // refused: a continuation of a Future<void> takes the Future, or nothing
+  number.then([](std::string text) {
+    return text;
+  });  // refused: a continuation takes the Future, or its value
+  done.then([](int value) {
+    return value;
+  });  // refused: a continuation of a Future<void> takes the Future, or nothing
 }
 
 void optimizers() {
-  static_cast<void>(sizeof(DistributedOptimizer<torch::optim::LBFGS>));     // refused: LBFGS computes the loss again
-  static_cast<void>(sizeof(ZeroRedundancyOptimizer<torch::optim::LBFGS>));  // refused: LBFGS looks at all parameters
+  static_cast<void>(
+      sizeof(DistributedOptimizer<torch::optim::LBFGS>));  // refused: LBFGS computes the loss again
+  static_cast<void>(sizeof(
+      ZeroRedundancyOptimizer<torch::optim::LBFGS>));  // refused: LBFGS looks at all parameters
 }
 
 void options() {
@@ -160,10 +184,14 @@ void options() {
 }
 
 void parts(DistributedDataParallel<torch::nn::Module>& ddp, torch::optim::LBFGS optimizer) {
-  checkpoint::Part("model", ddp);                       // refused: (of a DistributedDataParallel: its module())
-  checkpoint::Part("number", 1.0L);                     // refused: a bool, an integer, a float, a double or a std::string
-  checkpoint::Part("module", torch::nn::Module());      // refused: this module would be gone before it is saved
-  checkpoint::Part("optimizer", std::move(optimizer));  // refused: this optimizer would be gone before it is saved
+  checkpoint::Part("model", ddp);  // refused: (of a DistributedDataParallel: its module())
+  checkpoint::Part("number",
+                   1.0L);  // refused: a bool, an integer, a float, a double or a std::string
+  checkpoint::Part("module",
+                   torch::nn::Module());  // refused: this module would be gone before it is saved
+  checkpoint::Part(
+      "optimizer",
+      std::move(optimizer));  // refused: this optimizer would be gone before it is saved
 }
 
 }  // namespace refused

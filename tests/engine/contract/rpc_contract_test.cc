@@ -1,5 +1,6 @@
-// A program written against the public API of RPC, RRef, Future and the codec as it is specified: each spelling once, with
-// what it has to give. Where this does not compile, users' programs do not.
+// A program written against the public API of RPC, RRef, Future and the codec as it is specified:
+// each spelling once, with what it has to give. Where this does not compile, users' programs do
+// not.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -55,19 +56,24 @@ struct Packed {
   std::string b;
   MSGPACK_DEFINE(a, b)
 };
-using Everything = std::tuple<bool, std::int8_t, std::uint64_t, float, double, Colour, std::string, std::vector<int>,
-                              std::array<int, 2>, std::map<std::string, int>, std::set<int>, std::pair<int, std::string>,
-                              std::optional<int>, std::variant<int, std::string>, std::chrono::milliseconds, Point>;
+using Everything = std::tuple<bool, std::int8_t, std::uint64_t, float, double, Colour, std::string,
+                              std::vector<int>, std::array<int, 2>, std::map<std::string, int>,
+                              std::set<int>, std::pair<int, std::string>, std::optional<int>,
+                              std::variant<int, std::string>, std::chrono::milliseconds, Point>;
 Everything same(Everything value) { return value; }
-std::pair<std::vector<c10::Device>, std::optional<c10::Device>> devices(std::vector<c10::Device> some) {
+std::pair<std::vector<c10::Device>, std::optional<c10::Device>> devices(
+    std::vector<c10::Device> some) {
   return {some, some.back()};
 }
-using Devices = std::tuple<std::array<c10::Device, 2>, std::map<std::string, c10::Device>, std::deque<c10::Device>,
-                           std::vector<std::pair<c10::Device, c10::Device>>, std::optional<std::pair<int, c10::Device>>,
-                           std::variant<c10::Device, int>, rpc::DeviceMaps>;
+using Devices =
+    std::tuple<std::array<c10::Device, 2>, std::map<std::string, c10::Device>,
+               std::deque<c10::Device>, std::vector<std::pair<c10::Device, c10::Device>>,
+               std::optional<std::pair<int, c10::Device>>, std::variant<c10::Device, int>,
+               rpc::DeviceMaps>;
 Devices same_devices(Devices value) { return value; }
 int packed(Packed value) { return value.a + static_cast<int>(value.b.size()); }
-std::tuple<c10::Scalar, c10::ScalarType, c10::Device> torch_values(c10::Scalar a, c10::ScalarType b, c10::Device c) {
+std::tuple<c10::Scalar, c10::ScalarType, c10::Device> torch_values(c10::Scalar a, c10::ScalarType b,
+                                                                   c10::Device c) {
   return {a, b, c};
 }
 bool is_undefined(at::Tensor tensor) { return !tensor.defined(); }
@@ -80,7 +86,9 @@ struct Accumulator {
   int total() const { return sum; }
   std::string label() const& { return name; }
   Future<int> add_later(int value) {
-    return rpc::this_agent().async<&plus>(rpc::this_agent().self(), value, 0).then([this](int v) { return sum += v; });
+    return rpc::this_agent().async<&plus>(rpc::this_agent().self(), value, 0).then([this](int v) {
+      return sum += v;
+    });
   }
   static int answer() { return 42; }
   std::atomic<int> sum;
@@ -127,11 +135,13 @@ class RpcContract : public testing::Test {
   static void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     std::thread other([&] {
-      rpc::Agent agent = rpc::init("worker1", {.rank = 1, .world_size = 2, .store = store, .transports = {"inproc"}});
+      rpc::Agent agent = rpc::init(
+          "worker1", {.rank = 1, .world_size = 2, .store = store, .transports = {"inproc"}});
       agent.shutdown();
     });
     {
-      rpc::Agent agent = rpc::init("worker0", {.rank = 0, .world_size = 2, .store = store, .transports = {"inproc"}});
+      rpc::Agent agent = rpc::init(
+          "worker0", {.rank = 0, .world_size = 2, .store = store, .transports = {"inproc"}});
       try {
         body(agent);
       } catch (const std::exception& error) {
@@ -139,8 +149,8 @@ class RpcContract : public testing::Test {
       }
       const auto counted = [&agent] {
         const rpc::DebugInfo info = agent.debug_info();
-        return info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes +
-               info.calls_waiting + info.handlers_busy;
+        return info.owner_rrefs + info.forks + info.pending_users + info.contexts +
+               info.backward_passes + info.calls_waiting + info.handlers_busy;
       };
       const auto limit = std::chrono::steady_clock::now() + 20s;
       while (counted() > 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
@@ -196,8 +206,9 @@ TEST_F(RpcContract, ProgramsExposeWhatOthersCall) {
 
 TEST_F(RpcContract, Values) {
   run([](rpc::Agent& agent) {
-    const Everything value{true,   -3,         ~0ULL,  0.5F,     0.25, Colour::Green, "text", {1, 2},
-                           {3, 4}, {{"a", 1}}, {5, 6}, {7, "p"}, 8,    "v",           9ms,    Point{1, {0.5}, "n"}};
+    const Everything value{
+        true,   -3,         ~0ULL,  0.5F,     0.25, Colour::Green, "text", {1, 2},
+        {3, 4}, {{"a", 1}}, {5, 6}, {7, "p"}, 8,    "v",           9ms,    Point{1, {0.5}, "n"}};
     EXPECT_EQ(agent.sync<&same>("worker1", value), value);
     EXPECT_EQ(agent.sync<&packed>("worker1", Packed{1, "ab"}), 3);
     const auto [scalar, type, device] =
@@ -206,7 +217,8 @@ TEST_F(RpcContract, Values) {
     EXPECT_EQ(type, at::kHalf);
     EXPECT_TRUE(device.is_cpu());
     const std::vector<c10::Device> some{c10::Device("cpu"), c10::Device("cuda:1")};
-    EXPECT_EQ(agent.sync<&devices>("worker1", some), std::pair(some, std::optional(c10::Device("cuda:1"))));
+    EXPECT_EQ(agent.sync<&devices>("worker1", some),
+              std::pair(some, std::optional(c10::Device("cuda:1"))));
     const Devices more{{some[1], some[0]},
                        {{"a", some[1]}},
                        {some[1]},
@@ -268,14 +280,16 @@ TEST_F(RpcContract, ObjectsThatLiveElsewhere) {
     m.created().get();
     EXPECT_TRUE(m.confirmed());
     RRef<NetImpl> net = agent.remote<NetImpl>("worker1", 3);
-    EXPECT_EQ(net.sync<&NetImpl::forward>(torch::ones({4, 3})).sizes(), (std::vector<std::int64_t>{4, 2}));
+    EXPECT_EQ(net.sync<&NetImpl::forward>(torch::ones({4, 3})).sizes(),
+              (std::vector<std::int64_t>{4, 2}));
     EXPECT_EQ(net.sync<&NetImpl::shape>(), (std::vector<std::int64_t>{2, 3}));
     RRef<at::Tensor> own(agent, torch::ones(2));
     EXPECT_TRUE(own.is_owner());
     EXPECT_TRUE(own.confirmed());
     EXPECT_TRUE(own.local_value().equal(torch::ones(2)));
     EXPECT_TRUE(agent.sync<&use>("worker1", own).equal(torch::full({2}, 2)));
-    EXPECT_TRUE(agent.sync<&use>("worker1", agent.remote<&use>("worker1", own)).equal(torch::full({2}, 3)));
+    EXPECT_TRUE(
+        agent.sync<&use>("worker1", agent.remote<&use>("worker1", own)).equal(torch::full({2}, 3)));
     EXPECT_EQ(agent.sync<&make_here>("worker1", 3).to_here(), 3);
     EXPECT_EQ(own.fetch().get().numel(), 2);
     EXPECT_EQ(own.to_here(2s).numel(), 2);
@@ -293,7 +307,8 @@ TEST_F(RpcContract, FuturesAndDeferredReplies) {
     const auto ones = torch::ones({2, 2});
     EXPECT_TRUE(agent.sync<&async_add>("worker1", agent.self(), ones, ones, ones).equal(ones * 3));
     EXPECT_EQ(agent.sync<&by_coroutine>("worker1", "worker0"), 7);
-    static_assert(std::is_same_v<decltype(agent.async<&by_coroutine>("worker1", "worker0")), Future<int>>);
+    static_assert(
+        std::is_same_v<decltype(agent.async<&by_coroutine>("worker1", "worker0")), Future<int>>);
     Future<int> f = agent.async<&plus>("worker1", 1, 2);
     f.wait();
     f.wait(1s);
@@ -301,7 +316,8 @@ TEST_F(RpcContract, FuturesAndDeferredReplies) {
     EXPECT_FALSE(f.failed());
     Future<std::string> text = f.then([](int value) { return std::to_string(value); });
     EXPECT_EQ(text.get(), "3");
-    Future<int> flat = f.then([&agent](Future<int> same) { return agent.async<&plus>("worker1", same.get(), 1); });
+    Future<int> flat =
+        f.then([&agent](Future<int> same) { return agent.async<&plus>("worker1", same.get(), 1); });
     EXPECT_EQ(flat.get(), 4);
     EXPECT_EQ(f.then([](auto future) { return future.get() + 1; }).get(), 4);
     std::atomic<int> seen{0};

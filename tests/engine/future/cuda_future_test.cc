@@ -38,8 +38,12 @@ at::Tensor tensor_in(const at::Tensor& value) { return value; }
 at::Tensor tensor_in(const std::vector<at::Tensor>& value) { return value.at(1); }
 at::Tensor tensor_in(const Parcel& value) { return value.content.at(0); }
 at::Tensor tensor_in(const Crate& value) { return value.parcels.at("it")->content.at(0); }
-at::Tensor tensor_in(const std::variant<int, at::Tensor>& value) { return std::get<at::Tensor>(value); }
-at::Tensor tensor_in(const std::tuple<int, std::array<at::Tensor, 1>>& value) { return std::get<1>(value)[0]; }
+at::Tensor tensor_in(const std::variant<int, at::Tensor>& value) {
+  return std::get<at::Tensor>(value);
+}
+at::Tensor tensor_in(const std::tuple<int, std::array<at::Tensor, 1>>& value) {
+  return std::get<1>(value)[0];
+}
 
 class CudaFuture : public testing::Test {
  protected:
@@ -76,10 +80,12 @@ class CudaFuture : public testing::Test {
   void fill(const at::Tensor& tensor, unsigned char byte) {
     cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor), byte);
   }
-  static int first_byte(const at::Tensor& tensor) { return *static_cast<const unsigned char*>(tensor.const_data_ptr()); }
+  static int first_byte(const at::Tensor& tensor) {
+    return *static_cast<const unsigned char*>(tensor.const_data_ptr());
+  }
 
-  // A promise is set on a stream that has not come to write its value yet; whoever takes it, on another one, sees it
-  // written.
+  // A promise is set on a stream that has not come to write its value yet; whoever takes it, on
+  // another one, sees it written.
   template <class T>
   void expect_ordered(const T& value) {
     const at::Tensor tensor = tensor_in(value);

@@ -8,7 +8,9 @@
 
 namespace weft {
 
-inline std::exception_ptr failure(const std::string& text) { return std::make_exception_ptr(Error(Blame::Remote, text)); }
+inline std::exception_ptr failure(const std::string& text) {
+  return std::make_exception_ptr(Error(Blame::Remote, text));
+}
 
 template <class F>
 std::string text_of(F call) {

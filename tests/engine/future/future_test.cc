@@ -49,7 +49,9 @@ TEST(Future, WaitRunsOutOfTimeAndMayBeRepeated) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_THAT(error.text(), testing::HasSubstr("the Future<int> was not done within 1 ms; what completes it goes on"));
+    EXPECT_THAT(
+        error.text(),
+        testing::HasSubstr("the Future<int> was not done within 1 ms; what completes it goes on"));
   }
   promise.set(3);
   future.wait(milliseconds(1));
@@ -80,9 +82,11 @@ TEST(Promise, RE014_ASecondSetIsACallerError) {
 TEST(Promise, ANullErrorIsACallerErrorAndLeavesTheFutureAsItIs) {
   Promise<std::string> promise;
   const auto future = promise.future();
-  EXPECT_THAT(text_of([&] { promise.set_error(std::exception_ptr()); }), testing::HasSubstr("null std::exception_ptr"));
+  EXPECT_THAT(text_of([&] { promise.set_error(std::exception_ptr()); }),
+              testing::HasSubstr("null std::exception_ptr"));
   EXPECT_FALSE(future.done());
-  EXPECT_THAT(text_of([] { Future<std::string>::failed(nullptr); }), testing::HasSubstr("null std::exception_ptr"));
+  EXPECT_THAT(text_of([] { Future<std::string>::failed(nullptr); }),
+              testing::HasSubstr("null std::exception_ptr"));
   promise.set("value");
   EXPECT_EQ(future.get(), "value");
 }
@@ -127,7 +131,8 @@ TEST(Then, RB023_AChainOfTwentyAddsTwenty) {
   EXPECT_EQ(future.get(), 21);
 }
 
-constexpr int kLongChain = 100'000;  // of links whose calls, one inside the other, no stack would hold
+constexpr int kLongChain =
+    100'000;  // of links whose calls, one inside the other, no stack would hold
 
 Future<int> long_chain(Future<int> future) {
   for (int i = 0; i < kLongChain; ++i) future = future.then([](int value) { return value + 1; });
@@ -214,7 +219,8 @@ TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
     ran = true;
     return value;
   });
-  const auto seen = skipped.then([](const Future<int>& future) { return text_of([&] { future.get(); }); });
+  const auto seen =
+      skipped.then([](const Future<int>& future) { return text_of([&] { future.get(); }); });
   promise.set_error(failure("broken"));
   EXPECT_FALSE(ran);
   EXPECT_EQ(text_of([&] { skipped.get(); }), "broken");
@@ -222,7 +228,8 @@ TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
 }
 
 TEST(Then, AFunctionMayTakeTheFutureAsAnRvalue) {
-  const auto doubled = Future<int>::ready(4).then([](Future<int>&& future) { return 2 * future.get(); });
+  const auto doubled =
+      Future<int>::ready(4).then([](Future<int>&& future) { return 2 * future.get(); });
   EXPECT_EQ(doubled.get(), 8);
   int seen = 0;
   doubled.on_done([&](Future<int>&& future) { seen = future.get(); });
@@ -237,7 +244,8 @@ TEST(Then, GenericLambdasGetTheFuture) {
 }
 
 TEST(Then, WhatAContinuationThrowsBecomesTheError) {
-  const auto result = Future<int>::ready(1).then([](int) -> int { throw std::out_of_range("far"); });
+  const auto result =
+      Future<int>::ready(1).then([](int) -> int { throw std::out_of_range("far"); });
   EXPECT_THROW(result.get(), std::out_of_range);
 }
 
@@ -263,8 +271,9 @@ TEST(Then, OfVoidTakesNothing) {
 
 TEST(Then, MayAttachAndWaitInsideAContinuation) {
   Promise<int> promise;
-  const auto result = promise.future().then(
-      [future = promise.future()](int value) { return value + future.then([](int again) { return again; }).get(); });
+  const auto result = promise.future().then([future = promise.future()](int value) {
+    return value + future.then([](int again) { return again; }).get();
+  });
   promise.set(3);
   EXPECT_EQ(result.get(), 6);
 }
@@ -321,15 +330,19 @@ TEST(WhenAll, TheFirstErrorWinsAtOnce) {
 }
 
 TEST(WhenAll, OfDifferentTypesGivesATuple) {
-  const auto all = when_all(Future<int>::ready(1), Future<std::string>::ready("two"), Future<void>::ready());
+  const auto all =
+      when_all(Future<int>::ready(1), Future<std::string>::ready("two"), Future<void>::ready());
   EXPECT_EQ(std::get<0>(all.get()), 1);
   EXPECT_EQ(std::get<1>(all.get()), "two");
-  EXPECT_EQ(text_of([] { when_all(Future<int>::ready(1), Future<void>::failed(failure("void"))).get(); }), "void");
+  EXPECT_EQ(
+      text_of([] { when_all(Future<int>::ready(1), Future<void>::failed(failure("void"))).get(); }),
+      "void");
 }
 
 TEST(WhenAll, OfVoidsIsAVoid) {
   Promise<void> a;
-  const Future<void> vector = when_all(std::vector<Future<void>>{a.future(), Future<void>::ready()});
+  const Future<void> vector =
+      when_all(std::vector<Future<void>>{a.future(), Future<void>::ready()});
   const Future<void> pack = when_all(a.future(), Future<void>::ready());
   EXPECT_FALSE(vector.done());
   a.set();
@@ -421,8 +434,8 @@ TEST(Coroutine, WhatItsValueThrowsWhileItIsMovedIsItsError) {
 
 TEST(Then, TakesACopyOfWhatAReferenceIsReturnedTo) {
   const std::vector<std::string> names{"a", "b"};
-  const auto name =
-      Future<int>::ready(1).then([&](int i) -> const std::string& { return names[static_cast<std::size_t>(i)]; });
+  const auto name = Future<int>::ready(1).then(
+      [&](int i) -> const std::string& { return names[static_cast<std::size_t>(i)]; });
   static_assert(std::is_same_v<decltype(name), const Future<std::string>>);
   EXPECT_EQ(name.get(), "b");
   const auto inner = Future<int>::ready(7);
@@ -445,13 +458,15 @@ TEST(Future, ManyThreadsSetAndContinue) {
   constexpr int kCount = 2000;
   std::vector<Promise<int>> promises(kCount);
   std::vector<Future<int>> futures;
-  for (const auto& promise : promises) futures.push_back(promise.future().then([](int value) { return value + 1; }));
+  for (const auto& promise : promises)
+    futures.push_back(promise.future().then([](int value) { return value + 1; }));
   const auto all = when_all(futures);
   std::vector<std::thread> threads;
   std::atomic<int> next{0};
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
-      for (int mine = next++; mine < kCount; mine = next++) promises[static_cast<std::size_t>(mine)].set(mine);
+      for (int mine = next++; mine < kCount; mine = next++)
+        promises[static_cast<std::size_t>(mine)].set(mine);
     });
   }
   const auto values = all.get();

@@ -27,18 +27,21 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
   Promise<int> promise;
   std::vector<std::string> order;
   promise.future().on_done([&] { order.emplace_back("plain"); });
-  promise.future().on_done([&](const Future<int>& future) { order.emplace_back(future.failed() ? "failed" : "good"); });
+  promise.future().on_done(
+      [&](const Future<int>& future) { order.emplace_back(future.failed() ? "failed" : "good"); });
   const auto last = promise.future().then([&](const Future<int>&) { order.emplace_back("then"); });
   promise.set_error(failure("x"));
   last.get();
   EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
 }
 
-// A home whose loop and threads are this one: what must not run inside a turn waits until somebody blocks or calls next().
+// A home whose loop and threads are this one: what must not run inside a turn waits until somebody
+// blocks or calls next().
 class OneThread final : public detail::Home {
  public:
   const char* name() const override { return "one thread"; }
-  bool drive(const std::function<bool()>& done, Deadline /*deadline*/, const void* /*awaited*/) override {
+  bool drive(const std::function<bool()>& done, Deadline /*deadline*/,
+             const void* /*awaited*/) override {
     while (!done() && next()) {
     }
     return done();
@@ -84,10 +87,12 @@ TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
 }
 
 TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
-  for (const std::shared_ptr<OneThread>& home : {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
+  for (const std::shared_ptr<OneThread>& home :
+       {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
     const Promise<int> promise(home);
     const Promise<int> other(home);
-    const auto waits = promise.future().then([&](int value) { return value + other.future().get(); });
+    const auto waits =
+        promise.future().then([&](int value) { return value + other.future().get(); });
     int lights = 0;
     promise.future().on_done([&] { other.set(10); });
     promise.future().on_done_light([&](const Future<int>&) { ++lights; });
@@ -156,7 +161,8 @@ TEST(OnDone, WhatItThrowsIsLogged) {
 TEST(OnDone, ForwardingToAPromiseThatIsSetByThenIsLoggedAndHoldsNobodyUp) {
   const auto home = std::make_shared<OneThread>();
   const std::shared_ptr<OneThread> none;
-  for (const auto& [from, to] : {std::pair(home, home), std::pair(home, none), std::pair(none, none)}) {
+  for (const auto& [from, to] :
+       {std::pair(home, home), std::pair(home, none), std::pair(none, none)}) {
     std::vector<std::string> errors;
     const log::Capture capture([&](LogLevel level, std::string_view text) {
       if (level == LogLevel::Error) errors.emplace_back(text);
@@ -236,7 +242,8 @@ TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
   for (int i = 0; i < kLinks; ++i) {
     future = future.then([home](int value) {
       const Promise<int> reply(home);
-      const auto both = when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
+      const auto both =
+          when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
       home->run(Task([home, reply, value] { home->in_a_turn([&] { reply.set(value); }); }));
       both.wait(std::chrono::seconds(20));
       return both.get().at(0) + both.get().at(1);
@@ -246,7 +253,8 @@ TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
   EXPECT_EQ(future.get(), kLinks);
 }
 
-// A loop's turn must not be blocked by what waits for a future of which only a part comes from there.
+// A loop's turn must not be blocked by what waits for a future of which only a part comes from
+// there.
 TEST(OnDone, NothingRunsInATurnBehindAFutureWithoutAHome) {
   const auto home = std::make_shared<OneThread>();
   const Promise<int> promise(home);

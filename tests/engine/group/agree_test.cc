@@ -17,7 +17,9 @@ using harness::As;
 using testing::HasSubstr;
 using testing::Not;
 
-void on_ranks(const harness::Body& body) { harness::run_ranks(As::Threads, 3, body, {.backend = "gloo"}); }
+void on_ranks(const harness::Body& body) {
+  harness::run_ranks(As::Threads, 3, body, {.backend = "gloo"});
+}
 
 TEST(Agree, ReturnsWhereNoneFailed) {
   on_ranks([](ProcessGroup& group) {
@@ -47,7 +49,8 @@ TEST(Agree, AllThrowItAlsoWhereThatIsHowTheyLeaveTheGroup) {
     for (int life = 0; life < 10; ++life) {
       const auto thrown = error_of([&] {
         auto group = init_process_group({.backend = "gloo"});
-        agree(group, rank == 0 ? std::optional(Error(Blame::Busy, "the disk is full")) : std::nullopt);
+        agree(group,
+              rank == 0 ? std::optional(Error(Blame::Busy, "the disk is full")) : std::nullopt);
       });
       ASSERT_TRUE(thrown.has_value());
       EXPECT_EQ(thrown->text(), "the disk is full");
@@ -71,10 +74,13 @@ TEST(Agree, ARankThatBringsMoreThanATextIsRefused) {
     const auto bytes = torch::zeros({group.rank() == 0 ? 20'000 : 0}, torch::kByte);
     const auto thrown = error_of([&] {
       if (group.rank() != 0) return agree(group, std::nullopt);
-      detail::all_gather_ragged(bytes, group, {"the text of an error", 16 << 10, "that rank runs another program"});
+      detail::all_gather_ragged(
+          bytes, group, {"the text of an error", 16 << 10, "that rank runs another program"});
     });
     ASSERT_TRUE(thrown.has_value());
-    EXPECT_EQ(thrown->text(), "the text of an error of 20000 bytes; it may have 16384; that rank runs another program");
+    EXPECT_EQ(
+        thrown->text(),
+        "the text of an error of 20000 bytes; it may have 16384; that rank runs another program");
   });
 }
 

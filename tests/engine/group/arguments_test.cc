@@ -20,53 +20,71 @@ struct Wrong {
   std::string text;                         // of the error, in part
 };
 
-at::Tensor ones(std::int64_t count = 2, at::ScalarType dtype = at::kFloat) { return torch::ones({count}, dtype); }
+at::Tensor ones(std::int64_t count = 2, at::ScalarType dtype = at::kFloat) {
+  return torch::ones({count}, dtype);
+}
 
 std::vector<Wrong> wrong_calls() {
   const at::Tensor row = torch::ones({2, 2}).t();
   const at::Tensor column = torch::ones({2, 2}).select(1, 0);
   const at::Tensor sparse = torch::eye(2).to_sparse();
   static std::array<char, 9> bytes{};
-  const at::Tensor askew =
-      at::from_blob(bytes.data() + (reinterpret_cast<std::uintptr_t>(bytes.data()) % 4 == 0 ? 1 : 0), {2}, at::kFloat);
+  const at::Tensor askew = at::from_blob(
+      bytes.data() + (reinterpret_cast<std::uintptr_t>(bytes.data()) % 4 == 0 ? 1 : 0), {2},
+      at::kFloat);
   return {
-      {"undefined", [](auto& g) { static_cast<void>(g.all_reduce(at::Tensor())); }, "tensor is an undefined tensor"},
+      {"undefined", [](auto& g) { static_cast<void>(g.all_reduce(at::Tensor())); },
+       "tensor is an undefined tensor"},
       {"not contiguous", [=](auto& g) { static_cast<void>(g.all_reduce(row)); },
-       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result there"},
+       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result "
+       "there"},
       {"not contiguous, to receive", [=](auto& g) { static_cast<void>(g.recv(row, 1 - g.rank())); },
-       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result there"},
+       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result "
+       "there"},
       {"not contiguous, to send", [=](auto& g) { static_cast<void>(g.send(row, 1 - g.rank())); },
        "is not contiguous; pass .contiguous()"},
-      {"lazily conjugated", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kComplexFloat).conj())); },
+      {"lazily conjugated",
+       [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kComplexFloat).conj())); },
        "resolve it before (t = t.resolve_conj().resolve_neg()) and read the result there"},
       {"lazily negated",
-       [](auto& g) { static_cast<void>(g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1)); },
+       [](auto& g) {
+         static_cast<void>(g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1));
+       },
        "pass .resolve_conj().resolve_neg()"},
       {"sparse", [=](auto& g) { static_cast<void>(g.broadcast(sparse, 0)); }, "only dense tensors"},
       {"meta device", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kMeta))); },
        "carries tensors on meta"},
-      {"without memory", [](auto& g) { static_cast<void>(g.all_reduce(at::_efficientzerotensor({2}))); }, "has no memory"},
+      {"without memory",
+       [](auto& g) { static_cast<void>(g.all_reduce(at::_efficientzerotensor({2}))); },
+       "has no memory"},
       {"misplaced", [=](auto& g) { static_cast<void>(g.all_reduce(askew)); },
        "is no multiple of its elements' 4 bytes; pass .clone()"},
-      {"misplaced input", [=](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(1), askew)); }, "pass .clone()"},
+      {"misplaced input",
+       [=](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(1), askew)); }, "pass .clone()"},
       {"misplaced part",
        [=](auto& g) {
          static_cast<void>(g.reduce_scatter(ones(), {ones(), askew}));
        },
        "pass .clone()"},
-      {"quantised", [](auto& g) { static_cast<void>(g.all_reduce(torch::empty({2}, at::kQInt8))); }, "dtype QInt8"},
-      {"an operator that is none", [](auto& g) { static_cast<void>(g.all_reduce(ones(), static_cast<ReduceOp>(77))); },
+      {"quantised", [](auto& g) { static_cast<void>(g.all_reduce(torch::empty({2}, at::kQInt8))); },
+       "dtype QInt8"},
+      {"an operator that is none",
+       [](auto& g) { static_cast<void>(g.all_reduce(ones(), static_cast<ReduceOp>(77))); },
        "no ReduceOp 77"},
-      {"root too high", [](auto& g) { static_cast<void>(g.broadcast(ones(), 2)); }, "root 2 is not a rank of the group"},
-      {"root negative", [](auto& g) { static_cast<void>(g.reduce(ones(), -1)); }, "root -1 is not a rank of the group"},
+      {"root too high", [](auto& g) { static_cast<void>(g.broadcast(ones(), 2)); },
+       "root 2 is not a rank of the group"},
+      {"root negative", [](auto& g) { static_cast<void>(g.reduce(ones(), -1)); },
+       "root -1 is not a rank of the group"},
       {"gather's root", [](auto& g) { static_cast<void>(g.gather({}, ones(), 7)); }, "root 7"},
       {"scatter's root", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, 7)); }, "root 7"},
       {"broadcast's root negative", [](auto& g) { static_cast<void>(g.broadcast(ones(), -1)); },
        "root -1 is not a rank of the group"},
       {"reduce's root too high", [](auto& g) { static_cast<void>(g.reduce(ones(), 2)); },
        "root 2 is not a rank of the group"},
-      {"gather's root negative", [](auto& g) { static_cast<void>(g.gather({}, ones(), -1)); }, "root -1"},
-      {"scatter's root negative", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, -1)); }, "root -1"},
+      {"gather's root negative", [](auto& g) { static_cast<void>(g.gather({}, ones(), -1)); },
+       "root -1"},
+      {"scatter's root negative", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, -1)); },
+       "root -1"},
       {"no tensor to broadcast", [](auto& g) { static_cast<void>(g.broadcast(at::Tensor(), 0)); },
        "tensor is an undefined tensor"},
       {"no tensor to reduce", [](auto& g) { static_cast<void>(g.reduce(at::Tensor(), 0)); },
@@ -102,15 +120,18 @@ std::vector<Wrong> wrong_calls() {
        "outputs[0]"},
       {"flat output", [](auto& g) { static_cast<void>(g.all_gather_into(ones(3), ones())); },
        "output has 3 elements; it takes 2 x 2"},
-      {"flat output's dtype", [](auto& g) { static_cast<void>(g.all_gather_into(ones(4, at::kInt), ones())); },
+      {"flat output's dtype",
+       [](auto& g) { static_cast<void>(g.all_gather_into(ones(4, at::kInt), ones())); },
        "dtype and device must agree"},
-      {"gather without outputs", [](auto& g) { static_cast<void>(g.gather({}, ones(), 0)); }, "outputs holds 0 tensors"},
+      {"gather without outputs", [](auto& g) { static_cast<void>(g.gather({}, ones(), 0)); },
+       "outputs holds 0 tensors"},
       {"gather with outputs off root",
        [](auto& g) {
          static_cast<void>(g.gather({ones(), ones()}, ones(), 1));
        },
        "outputs must be empty"},
-      {"gather with too few outputs", [](auto& g) { static_cast<void>(g.gather({ones()}, ones(), 0)); },
+      {"gather with too few outputs",
+       [](auto& g) { static_cast<void>(g.gather({ones()}, ones(), 0)); },
        "outputs holds 1 tensor;"},
       {"gather's shapes",
        [](auto& g) {
@@ -137,7 +158,8 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.scatter(ones(), {ones(), at::Tensor()}, 0));
        },
        "inputs[1] is an undefined tensor"},
-      {"scatter without inputs", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, 0)); }, "inputs holds 0 tensors"},
+      {"scatter without inputs", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, 0)); },
+       "inputs holds 0 tensors"},
       {"scatter with inputs off root",
        [](auto& g) {
          static_cast<void>(g.scatter(ones(), {ones(), ones()}, 1));
@@ -148,7 +170,8 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.scatter(ones(), {ones(), ones(3)}, 0));
        },
        "inputs[1] has shape [3]"},
-      {"reduce_scatter's list", [](auto& g) { static_cast<void>(g.reduce_scatter(ones(), {ones()})); },
+      {"reduce_scatter's list",
+       [](auto& g) { static_cast<void>(g.reduce_scatter(ones(), {ones()})); },
        "inputs holds 1 tensor;"},
       {"reduce_scatter's own part",
        [](auto& g) {
@@ -162,9 +185,11 @@ std::vector<Wrong> wrong_calls() {
        "dtype"},
       {"flat input", [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(5))); },
        "input has 5 elements; it takes 2 x 2"},
-      {"flat input's dtype", [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(4, at::kInt))); },
+      {"flat input's dtype",
+       [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(4, at::kInt))); },
        "dtype and device must agree"},
-      {"all_to_all of nothing", [](auto& g) { static_cast<void>(g.all_to_all({}, {})); }, "inputs is empty"},
+      {"all_to_all of nothing", [](auto& g) { static_cast<void>(g.all_to_all({}, {})); },
+       "inputs is empty"},
       {"all_to_all's lists",
        [](auto& g) {
          static_cast<void>(g.all_to_all({ones()}, {ones(), ones()}));
@@ -180,14 +205,22 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.all_to_all({ones(), ones()}, {ones(), ones(2, at::kInt)}));
        },
        "dtype"},
-      {"send to itself", [](auto& g) { static_cast<void>(g.send(ones(), 0)); }, "rank 0 is this rank"},
-      {"send to nobody", [](auto& g) { static_cast<void>(g.send(ones(), 2)); }, "to 2 is not a rank"},
-      {"send with a negative tag", [](auto& g) { static_cast<void>(g.send(ones(), 1, -1)); }, "tag -1 is negative"},
-      {"send what is not contiguous", [=](auto& g) { static_cast<void>(g.send(row, 1)); }, "not contiguous"},
-      {"receive from itself", [](auto& g) { static_cast<void>(g.recv(ones(), 0)); }, "rank 0 is this rank"},
-      {"receive from nobody", [](auto& g) { static_cast<void>(g.recv(ones(), -2)); }, "from -2 is not a rank"},
-      {"receive with a negative tag", [](auto& g) { static_cast<void>(g.recv(ones(), 1, -5)); }, "tag -5 is negative"},
-      {"receive into what is not contiguous", [=](auto& g) { static_cast<void>(g.recv(row, 1)); }, "not contiguous"},
+      {"send to itself", [](auto& g) { static_cast<void>(g.send(ones(), 0)); },
+       "rank 0 is this rank"},
+      {"send to nobody", [](auto& g) { static_cast<void>(g.send(ones(), 2)); },
+       "to 2 is not a rank"},
+      {"send with a negative tag", [](auto& g) { static_cast<void>(g.send(ones(), 1, -1)); },
+       "tag -1 is negative"},
+      {"send what is not contiguous", [=](auto& g) { static_cast<void>(g.send(row, 1)); },
+       "not contiguous"},
+      {"receive from itself", [](auto& g) { static_cast<void>(g.recv(ones(), 0)); },
+       "rank 0 is this rank"},
+      {"receive from nobody", [](auto& g) { static_cast<void>(g.recv(ones(), -2)); },
+       "from -2 is not a rank"},
+      {"receive with a negative tag", [](auto& g) { static_cast<void>(g.recv(ones(), 1, -5)); },
+       "tag -5 is negative"},
+      {"receive into what is not contiguous", [=](auto& g) { static_cast<void>(g.recv(row, 1)); },
+       "not contiguous"},
       {"no ranks", [](auto& g) { g.new_group({}); }, "no ranks are given"},
       {"a rank twice",
        [](auto& g) {
@@ -222,7 +255,8 @@ TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
       for (const Wrong& wrong : wrong_calls()) {
         const auto error = error_of([&] { wrong.call(group); });
         EXPECT_EQ(error.blame(), Blame::Caller) << wrong.what << ": " << error.what();
-        EXPECT_NE(error.text().find(wrong.text), std::string::npos) << wrong.what << ": " << error.text();
+        EXPECT_NE(error.text().find(wrong.text), std::string::npos)
+            << wrong.what << ": " << error.text();
       }
     } else {
       const auto received = torch::zeros({2});
@@ -237,10 +271,10 @@ TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
 TEST(Arguments, CN014_AnEmptyGroupRefusesEverything) {
   ProcessGroup none;
   EXPECT_FALSE(none);
-  for (const auto& call :
-       std::vector<std::function<void()>>{[&] { none.rank(); }, [&] { static_cast<void>(none.all_reduce(ones())); },
-                                          [&] { static_cast<void>(none.barrier()); }, [&] { none.split(0, 0); },
-                                          [&] { none.abort("x"); }, [&] { none.store(); }}) {
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { none.rank(); }, [&] { static_cast<void>(none.all_reduce(ones())); },
+           [&] { static_cast<void>(none.barrier()); }, [&] { none.split(0, 0); },
+           [&] { none.abort("x"); }, [&] { none.store(); }}) {
     const auto error = error_of(call);
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("this process group is empty"), std::string::npos) << error.text();
@@ -306,7 +340,9 @@ TEST(Backends, CC009_AreNamedInAnyCaseAndWithBlanks) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {
                        EXPECT_EQ(group.backend(c10::Device(c10::kCPU)), "gloo");
-                       EXPECT_EQ(error_of([&] { group.backend(c10::Device(c10::kCUDA, 0)); }).blame(), Blame::Caller);
+                       EXPECT_EQ(
+                           error_of([&] { group.backend(c10::Device(c10::kCUDA, 0)); }).blame(),
+                           Blame::Caller);
                      },
                      {.backend = " CPU : Gloo "});
 }

@@ -19,18 +19,21 @@ TEST(ParseBackends, CC009_TakesOneNameForBothDevices) {
 }
 
 TEST(ParseBackends, CC009_TakesOneForEachDeviceInAnyCaseAndWithBlanks) {
-  EXPECT_EQ(parse_backends("cpu:gloo,cuda:nccl"), (Backends{{c10::kCPU, "gloo"}, {c10::kCUDA, "nccl"}}));
+  EXPECT_EQ(parse_backends("cpu:gloo,cuda:nccl"),
+            (Backends{{c10::kCPU, "gloo"}, {c10::kCUDA, "nccl"}}));
   EXPECT_EQ(parse_backends(" CUDA : Nccl "), (Backends{{c10::kCUDA, "nccl"}}));
 }
 
 TEST(ParseBackends, CC009_RefusesWhatIsNoListOfDevicesAndBackends) {
-  for (const char* text : {"cpu:gloo,", ",cpu:gloo", "cpu:", ":gloo", "cpu:gloo,cpu:tcp", "tpu:gloo", "gloo,nccl", ","}) {
+  for (const char* text : {"cpu:gloo,", ",cpu:gloo", "cpu:", ":gloo", "cpu:gloo,cpu:tcp",
+                           "tpu:gloo", "gloo,nccl", ","}) {
     try {
       parse_backends(text);
       ADD_FAILURE() << "'" << text << "' was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_NE(error.text().find("backend '" + std::string(text) + "'"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("backend '" + std::string(text) + "'"), std::string::npos)
+          << error.text();
     }
   }
 }

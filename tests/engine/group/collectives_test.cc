@@ -30,20 +30,26 @@ class Collectives : public testing::TestWithParam<Setting> {
   }
 };
 
-const auto setting_name = [](const auto& info) { return std::string(info.param.backend) + harness::name(info.param.as); };
+const auto setting_name = [](const auto& info) {
+  return std::string(info.param.backend) + harness::name(info.param.as);
+};
 INSTANTIATE_TEST_SUITE_P(, Collectives,
-                         testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"},
-                                         Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
+                         testing::Values(Setting{As::Threads, "gloo"},
+                                         Setting{As::Processes, "gloo"},
+                                         Setting{As::Threads, "tcp"},
+                                         Setting{As::Processes, "shm"}),
                          setting_name);
 // Of what is Gloo's own.
 class GlooCollectives : public Collectives {};
-INSTANTIATE_TEST_SUITE_P(, GlooCollectives, testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"}),
+INSTANTIATE_TEST_SUITE_P(, GlooCollectives,
+                         testing::Values(Setting{As::Threads, "gloo"},
+                                         Setting{As::Processes, "gloo"}),
                          setting_name);
 
-constexpr at::ScalarType kMovable[] = {at::kByte,   at::kChar,          at::kShort,         at::kInt,
-                                       at::kLong,   at::kHalf,          at::kBFloat16,      at::kFloat,
-                                       at::kDouble, at::kComplexFloat,  at::kComplexDouble, at::kBool,
-                                       at::kUInt16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+constexpr at::ScalarType kMovable[] = {
+    at::kByte,          at::kChar,     at::kShort,  at::kInt,           at::kLong,
+    at::kHalf,          at::kBFloat16, at::kFloat,  at::kDouble,        at::kComplexFloat,
+    at::kComplexDouble, at::kBool,     at::kUInt16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
 
 // Small values that every dtype holds exactly, different for each rank.
 at::Tensor values_of(int rank, at::ScalarType dtype, std::int64_t count = 5) {
@@ -75,31 +81,37 @@ TEST_P(Collectives, CG004_AllReduceAppliesEveryOperator) {
       group.all_reduce(mine, op).wait();
       return mine;
     };
-    const auto mine = [&] { return torch::tensor({group.rank() + 1.0, 4.0 - group.rank()}, at::kDouble); };
+    const auto mine = [&] {
+      return torch::tensor({group.rank() + 1.0, 4.0 - group.rank()}, at::kDouble);
+    };
     EXPECT_TRUE(same(reduced(mine(), ReduceOp::Sum), torch::tensor({6.0, 9.0}, at::kDouble)));
     EXPECT_TRUE(same(reduced(mine(), ReduceOp::Avg), torch::tensor({2.0, 3.0}, at::kDouble)));
     EXPECT_TRUE(same(reduced(mine(), ReduceOp::Product), torch::tensor({6.0, 24.0}, at::kDouble)));
     EXPECT_TRUE(same(reduced(mine(), ReduceOp::Min), torch::tensor({1.0, 2.0}, at::kDouble)));
     EXPECT_TRUE(same(reduced(mine(), ReduceOp::Max), torch::tensor({3.0, 4.0}, at::kDouble)));
-    const auto bits = [&] { return torch::tensor({1 << group.rank(), 7 ^ (1 << group.rank())}, at::kInt); };
+    const auto bits = [&] {
+      return torch::tensor({1 << group.rank(), 7 ^ (1 << group.rank())}, at::kInt);
+    };
     EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitOr), torch::tensor({7, 7}, at::kInt)));
     EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitAnd), torch::tensor({0, 0}, at::kInt)));
     EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitXor), torch::tensor({7, 0}, at::kInt)));
-    EXPECT_TRUE(same(reduced(mine(), ReduceOp()), torch::tensor({6.0, 9.0}, at::kDouble))) << "the default is the sum";
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp()), torch::tensor({6.0, 9.0}, at::kDouble)))
+        << "the default is the sum";
   });
 }
 
 TEST_P(Collectives, CC006_CG005_AllReduceAddsEveryDtypeThatTheBackendCanAdd) {
   on_ranks(2, [](ProcessGroup& group) {
-    for (const auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble,
-                             at::kComplexFloat, at::kComplexDouble}) {
+    for (const auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
+                             at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
       const auto tensor = values_of(group.rank(), dtype);
       group.all_reduce(tensor).wait();
       EXPECT_TRUE(same(tensor, values_of(0, dtype) + values_of(1, dtype))) << dtype;
     }
     const auto truth = torch::tensor({group.rank() == 0, true, false});
     group.all_reduce(truth).wait();
-    EXPECT_TRUE(same(truth, torch::tensor({true, true, false}))) << "the sum of truth values is their or";
+    EXPECT_TRUE(same(truth, torch::tensor({true, true, false})))
+        << "the sum of truth values is their or";
     const auto both = torch::tensor({group.rank() == 0, true, false});
     group.all_reduce(both, ReduceOp::Product).wait();
     EXPECT_TRUE(same(both, torch::tensor({false, true, false}))) << "and the product their and";
@@ -109,15 +121,18 @@ TEST_P(Collectives, CC006_CG005_AllReduceAddsEveryDtypeThatTheBackendCanAdd) {
 TEST_P(GlooCollectives, WhatTheBackendCannotReduceIsRefusedByNameBeforeAnythingIsSent) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 0) {  // alone: the other rank takes part in none of these
-      for (const auto& [dtype, op, words] : std::vector<std::tuple<at::ScalarType, ReduceOp, std::string>>{
+      for (const auto& [dtype, op, words] :
+           std::vector<std::tuple<at::ScalarType, ReduceOp, std::string>>{
                {at::kInt, ReduceOp::Avg, "int32 with Avg"},
                {at::kFloat, ReduceOp::BitAnd, "float32 with BitAnd"},
                {at::kComplexFloat, ReduceOp::Product, "complex64 with Product"},
                {at::kShort, ReduceOp::Sum, "int16 with Sum"},
                {at::kFloat8_e4m3fn, ReduceOp::Sum, "float8_e4m3fn with Sum"}}) {
-        const auto error = error_of([&] { static_cast<void>(group.all_reduce(torch::zeros({2}, dtype), op)); });
+        const auto error =
+            error_of([&] { static_cast<void>(group.all_reduce(torch::zeros({2}, dtype), op)); });
         EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
-        EXPECT_NE(error.text().find("'gloo' cannot reduce " + words), std::string::npos) << error.text();
+        EXPECT_NE(error.text().find("'gloo' cannot reduce " + words), std::string::npos)
+            << error.text();
       }
     }
     const auto tensor = torch::ones({1});
@@ -151,20 +166,24 @@ TEST_P(Collectives, AllReduceIsBitwiseEqualOnAllRanks) {
 TEST_P(Collectives, CG009_ReduceChangesTheRootsTensorOnly) {
   on_ranks(3, [](ProcessGroup& group) {
     for (int root = 0; root < 3; ++root) {
-      for (const auto& [op, expected] : std::map<ReduceOp, double>{
-               {ReduceOp::Sum, 6}, {ReduceOp::Avg, 2}, {ReduceOp::Product, 6}, {ReduceOp::Min, 1}, {ReduceOp::Max, 3}}) {
+      for (const auto& [op, expected] : std::map<ReduceOp, double>{{ReduceOp::Sum, 6},
+                                                                   {ReduceOp::Avg, 2},
+                                                                   {ReduceOp::Product, 6},
+                                                                   {ReduceOp::Min, 1},
+                                                                   {ReduceOp::Max, 3}}) {
         const auto tensor = torch::full({4}, group.rank() + 1.0);
         group.reduce(tensor, root, op).wait();
         const double value = group.rank() == root ? expected : group.rank() + 1.0;
         EXPECT_TRUE(same(tensor, torch::full({4}, value))) << "root " << root << ", " << name(op);
       }
-      for (const auto& [op, expected] :
-           std::map<ReduceOp, int>{{ReduceOp::BitAnd, 8}, {ReduceOp::BitOr, 15}, {ReduceOp::BitXor, 15}}) {
+      for (const auto& [op, expected] : std::map<ReduceOp, int>{
+               {ReduceOp::BitAnd, 8}, {ReduceOp::BitOr, 15}, {ReduceOp::BitXor, 15}}) {
         const int own = 8 | 1 << group.rank();
         const auto tensor = torch::full({4}, own, at::kInt);
         group.reduce(tensor, root, op).wait();
         const int value = group.rank() == root ? expected : own;
-        EXPECT_TRUE(same(tensor, torch::full({4}, value, at::kInt))) << "root " << root << ", " << name(op);
+        EXPECT_TRUE(same(tensor, torch::full({4}, value, at::kInt)))
+            << "root " << root << ", " << name(op);
       }
     }
   });
@@ -196,7 +215,8 @@ TEST_P(Collectives, CC006_ReduceAndGatherTakeTruthValues) {
     const auto all = torch::zeros({9}, at::kBool);
     group.gather(group.rank() == 2 ? all.chunk(3) : std::vector<at::Tensor>(), mine(), 2).wait();
     if (group.rank() == 2) {
-      EXPECT_TRUE(same(all, torch::tensor({false, true, false, true, true, false, false, true, false})));
+      EXPECT_TRUE(
+          same(all, torch::tensor({false, true, false, true, true, false, false, true, false})));
     }
   });
 }
@@ -204,28 +224,36 @@ TEST_P(Collectives, CC006_ReduceAndGatherTakeTruthValues) {
 TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOther) {
   on_ranks(2, [](ProcessGroup& group) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
-      const auto pairs_of = [&](int rank) { return (torch::arange(6).view({3, 2}) + 10 * rank).to(dtype); };
+      const auto pairs_of = [&](int rank) {
+        return (torch::arange(6).view({3, 2}) + 10 * rank).to(dtype);
+      };
       const auto real = pairs_of(group.rank());
       const auto complex = torch::view_as_complex(pairs_of(group.rank()));
       const auto expect = [&](const at::Tensor& got, int rank) {
-        EXPECT_TRUE(same(got.is_complex() ? torch::view_as_real(got).contiguous() : got, pairs_of(rank))) << got;
+        EXPECT_TRUE(
+            same(got.is_complex() ? torch::view_as_real(got).contiguous() : got, pairs_of(rank)))
+            << got;
       };
       for (const at::Tensor& input : {real, complex}) {
         const auto reals = [&] { return torch::zeros({3, 2}, dtype); };
         const auto complexes = [&] { return torch::zeros({3}, c10::toComplexType(dtype)); };
-        for (const std::vector<at::Tensor>& outputs :
-             {std::vector<at::Tensor>{reals(), reals()}, {reals(), complexes()}, {complexes(), complexes()}}) {
+        for (const std::vector<at::Tensor>& outputs : {std::vector<at::Tensor>{reals(), reals()},
+                                                       {reals(), complexes()},
+                                                       {complexes(), complexes()}}) {
           group.all_gather(outputs, input).wait();
-          for (int rank = 0; rank < 2; ++rank) expect(outputs[static_cast<std::size_t>(rank)], rank);
+          for (int rank = 0; rank < 2; ++rank)
+            expect(outputs[static_cast<std::size_t>(rank)], rank);
         }
-        for (const auto& flat : {torch::zeros({6, 2}, dtype), torch::zeros({6}, c10::toComplexType(dtype))}) {
+        for (const auto& flat :
+             {torch::zeros({6, 2}, dtype), torch::zeros({6}, c10::toComplexType(dtype))}) {
           group.all_gather_into(flat, input).wait();
           for (int rank = 0; rank < 2; ++rank) expect(flat.narrow(0, 3 * rank, 3), rank);
         }
         std::vector<at::Tensor> gathered;
         if (group.rank() == 1) gathered = {complexes(), reals()};
         group.gather(gathered, input, 1).wait();
-        for (std::size_t rank = 0; rank < gathered.size(); ++rank) expect(gathered[rank], static_cast<int>(rank));
+        for (std::size_t rank = 0; rank < gathered.size(); ++rank)
+          expect(gathered[rank], static_cast<int>(rank));
       }
       // Ranks need not do alike.
       const auto mixed = torch::zeros({6, 2}, dtype);
@@ -233,11 +261,15 @@ TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOthe
       for (int rank = 0; rank < 2; ++rank) expect(mixed.narrow(0, 3 * rank, 3), rank);
       // Of other shapes, or of another precision, they are as wrong as ever.
       const auto error = error_of([&] {
-        static_cast<void>(group.all_gather({real, real}, torch::ones({6}, c10::toComplexType(dtype))));
+        static_cast<void>(
+            group.all_gather({real, real}, torch::ones({6}, c10::toComplexType(dtype))));
       });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       const auto other = complex.to(dtype == at::kFloat ? at::kComplexDouble : at::kComplexFloat);
-      EXPECT_EQ(error_of([&] { static_cast<void>(group.all_gather({real, real}, other)); }).blame(), Blame::Caller);
+      EXPECT_EQ(error_of([&] {
+                  static_cast<void>(group.all_gather({real, real}, other));
+                }).blame(),
+                Blame::Caller);
     }
   });
 }
@@ -247,11 +279,13 @@ TEST_P(Collectives, CG009_GatherAndScatterAreEachOthersReverseForEveryRoot) {
     for (int root = 0; root < 3; ++root) {
       const bool is_root = group.rank() == root;
       std::vector<at::Tensor> parts;
-      for (int rank = 0; rank < 3 && is_root; ++rank) parts.push_back(torch::empty({2, 2}, at::kLong));
+      for (int rank = 0; rank < 3 && is_root; ++rank)
+        parts.push_back(torch::empty({2, 2}, at::kLong));
       const auto mine = torch::full({2, 2}, 10 * root + group.rank(), at::kLong);
       group.gather(parts, mine, root).wait();
       for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-        EXPECT_TRUE(same(parts[rank], torch::full({2, 2}, 10 * root + static_cast<int>(rank), at::kLong)));
+        EXPECT_TRUE(
+            same(parts[rank], torch::full({2, 2}, 10 * root + static_cast<int>(rank), at::kLong)));
       }
       const auto back = torch::zeros({2, 2}, at::kLong);
       group.scatter(back, parts, root).wait();
@@ -262,8 +296,10 @@ TEST_P(Collectives, CG009_GatherAndScatterAreEachOthersReverseForEveryRoot) {
 
 TEST_P(Collectives, CG008_ReduceScatterGivesEachRankItsReducedPart) {
   on_ranks(3, [](ProcessGroup& group) {
-    const auto input = torch::arange(6).to(at::kFloat) + group.rank();  // the sum over ranks: 3 i + 3
-    const auto own = torch::tensor({2.f * static_cast<float>(group.rank()), 2.f * static_cast<float>(group.rank()) + 1});
+    const auto input =
+        torch::arange(6).to(at::kFloat) + group.rank();  // the sum over ranks: 3 i + 3
+    const auto own = torch::tensor(
+        {2.f * static_cast<float>(group.rank()), 2.f * static_cast<float>(group.rank()) + 1});
     const auto output = torch::zeros({2});
     group.reduce_scatter_into(output, input).wait();
     EXPECT_TRUE(same(output, own * 3 + 3));
@@ -271,7 +307,8 @@ TEST_P(Collectives, CG008_ReduceScatterGivesEachRankItsReducedPart) {
     EXPECT_TRUE(same(output, own + 1));
     group.reduce_scatter(output, input.chunk(3), ReduceOp::Max).wait();
     EXPECT_TRUE(same(output, own + 2));
-    EXPECT_TRUE(same(input, torch::arange(6).to(at::kFloat) + group.rank())) << "inputs are only read";
+    EXPECT_TRUE(same(input, torch::arange(6).to(at::kFloat) + group.rank()))
+        << "inputs are only read";
   });
 }
 
@@ -288,7 +325,9 @@ TEST_P(Collectives, CG008_ReduceScatterTakesPartsOfDifferentSizesAndNone) {
 TEST_P(Collectives, CG012_AllToAllTransposesPartsOfAnySizes) {
   on_ranks(3, [](ProcessGroup& group) {
     // Rank r sends 2 r + p elements of value 10 r + p to rank p.
-    const auto part = [](int from, int to) { return torch::full({2 * from + to}, 10 * from + to, at::kInt); };
+    const auto part = [](int from, int to) {
+      return torch::full({2 * from + to}, 10 * from + to, at::kInt);
+    };
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs;
     for (int peer = 0; peer < 3; ++peer) {
@@ -297,7 +336,8 @@ TEST_P(Collectives, CG012_AllToAllTransposesPartsOfAnySizes) {
     }
     group.all_to_all(outputs, inputs).wait();
     for (int peer = 0; peer < 3; ++peer) {
-      EXPECT_TRUE(same(outputs[static_cast<std::size_t>(peer)], part(peer, group.rank()))) << "from " << peer;
+      EXPECT_TRUE(same(outputs[static_cast<std::size_t>(peer)], part(peer, group.rank())))
+          << "from " << peer;
     }
     // Parts of one tensor, lying one behind the other.
     const auto from = torch::arange(3) + 3 * group.rank();
@@ -319,8 +359,8 @@ TEST_P(Collectives, ARankWithNothingToExchangeStillTakesPartInAllToAll) {
     }
     group.all_to_all(outputs, inputs).wait();
     for (int peer = 0; peer < 3; ++peer) {
-      EXPECT_TRUE(
-          same(outputs[static_cast<std::size_t>(peer)], torch::full({size(group.rank(), peer)}, peer + 1, at::kInt)));
+      EXPECT_TRUE(same(outputs[static_cast<std::size_t>(peer)],
+                       torch::full({size(group.rank(), peer)}, peer + 1, at::kInt)));
     }
   });
 }
@@ -417,16 +457,26 @@ TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
     };
     struct Kind {
       const char* name;
-      std::function<Work(int call, at::Tensor& mine)> begin;  // gives the tensor in which the result comes
+      std::function<Work(int call, at::Tensor& mine)>
+          begin;  // gives the tensor in which the result comes
       std::function<at::Tensor(int call, bool is_root)> result;
     };
     const Kind kinds[] = {
-        {"broadcast", [&](int call, at::Tensor& mine) { return group.broadcast(mine = number(call, rank), call % 3); },
+        {"broadcast",
+         [&](int call, at::Tensor& mine) {
+           return group.broadcast(mine = number(call, rank), call % 3);
+         },
          [&](int call, bool) { return number(call, call % 3); }},
-        {"all_reduce", [&](int call, at::Tensor& mine) { return group.all_reduce(mine = number(call, rank)); },
+        {"all_reduce",
+         [&](int call, at::Tensor& mine) { return group.all_reduce(mine = number(call, rank)); },
          [&](int call, bool) { return numbers(call).sum(0, true, at::kInt); }},
-        {"reduce", [&](int call, at::Tensor& mine) { return group.reduce(mine = number(call, rank), call % 3); },
-         [&](int call, bool is_root) { return is_root ? numbers(call).sum(0, true, at::kInt) : number(call, rank); }},
+        {"reduce",
+         [&](int call, at::Tensor& mine) {
+           return group.reduce(mine = number(call, rank), call % 3);
+         },
+         [&](int call, bool is_root) {
+           return is_root ? numbers(call).sum(0, true, at::kInt) : number(call, rank);
+         }},
         {"all_gather",
          [&](int call, at::Tensor& mine) {
            mine = torch::zeros({3}, at::kInt);
@@ -438,7 +488,9 @@ TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
            mine = torch::zeros({3}, at::kInt);
            return group.gather(parts_of(mine, rank == call % 3), number(call, rank), call % 3);
          },
-         [&](int call, bool is_root) { return is_root ? numbers(call) : torch::zeros({3}, at::kInt); }},
+         [&](int call, bool is_root) {
+           return is_root ? numbers(call) : torch::zeros({3}, at::kInt);
+         }},
         {"scatter",
          [&](int call, at::Tensor& mine) {
            mine = torch::zeros({1}, at::kInt);
@@ -454,14 +506,16 @@ TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
       }
       for (Work& work : works) work.wait();
       for (int call = 0; call < kCalls; ++call) {
-        EXPECT_TRUE(same(results[static_cast<std::size_t>(call)], kind.result(call, rank == call % 3)))
+        EXPECT_TRUE(
+            same(results[static_cast<std::size_t>(call)], kind.result(call, rank == call % 3)))
             << kind.name << " " << call;
       }
     }
   });
 }
 
-// The newest collective's, as errors and dumps tell it. (Earlier groups of this process had their own.)
+// The newest collective's, as errors and dumps tell it. (Earlier groups of this process had their
+// own.)
 std::uint64_t last_number(const ProcessGroup& group) {
   const auto is_ours = [&](const trace::Member& member) {
     return member.party()->kind == "group" && member.party()->rank == group.rank() &&
@@ -556,21 +610,24 @@ struct Seen {
 };
 
 void PrintTo(const Seen& seen, std::ostream* out) {
-  *out << seen.bytes << " bytes, shape " << testing::PrintToString(seen.shape) << ", root " << seen.root << ", "
-       << seen.reduction;
+  *out << seen.bytes << " bytes, shape " << testing::PrintToString(seen.shape) << ", root "
+       << seen.root << ", " << seen.reduction;
 }
 
 std::map<std::string, Seen> seen_by(int rank) {
   std::map<std::string, Seen> all;
   for (const trace::Record& record : trace::flight_recorder().read()) {
     if (record.kind != trace::Kind::Collective || record.member.party()->rank != rank) continue;
-    all[record.name] = {
-        record.bytes, {record.shape.begin(), record.shape.begin() + record.dims}, record.peer, record.reduction};
+    all[record.name] = {record.bytes,
+                        {record.shape.begin(), record.shape.begin() + record.dims},
+                        record.peer,
+                        record.reduction};
   }
   return all;
 }
 
-// Three ranks; every part has 5 floats, and in all_to_all as many as its receiver's rank counts from 1.
+// Three ranks; every part has 5 floats, and in all_to_all as many as its receiver's rank counts
+// from 1.
 TEST_P(Collectives, AreRecordedWithTheBytesOfAllTensorsOfTheRankAndWhatRanksMustAgreeOn) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto part = [](std::int64_t elements = 5) { return torch::ones({elements}); };
@@ -586,7 +643,8 @@ TEST_P(Collectives, AreRecordedWithTheBytesOfAllTensorsOfTheRankAndWhatRanksMust
     group.scatter(part(), rank == 0 ? parts() : none, 0).wait();
     group.reduce_scatter(part(), parts(), ReduceOp::Product).wait();
     group.reduce_scatter_into(part(), part(15), ReduceOp::Min).wait();
-    group.all_to_all({part(rank + 1), part(rank + 1), part(rank + 1)}, {part(1), part(2), part(3)}).wait();
+    group.all_to_all({part(rank + 1), part(rank + 1), part(rank + 1)}, {part(1), part(2), part(3)})
+        .wait();
     auto seen = seen_by(rank);
     EXPECT_EQ(seen["broadcast"], (Seen{20, {5}, 1, ""}));
     EXPECT_EQ(seen["reduce"], (Seen{20, {5}, 2, "Max"}));

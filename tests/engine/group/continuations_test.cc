@@ -11,7 +11,8 @@ namespace {
 TEST(Continuations, RunAtOnceWhereNoThreadCanBeStarted) {
   const log::Capture capture([](LogLevel, std::string_view) {});
   const harness::NoMoreThreads no_more;
-  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  if (harness::can_make_threads())
+    GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   const auto home = std::make_shared<Continuations>();
   int ran = 0;
   for (int times = 0; times < 2; ++times) home->run(Task([&] { ++ran; }));

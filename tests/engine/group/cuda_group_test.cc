@@ -1,5 +1,5 @@
-// Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
-// own.
+// Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every
+// rank has a GPU of its own.
 #include <atomic>
 #include <cstring>
 #include <latch>
@@ -60,17 +60,22 @@ class CudaGroup : public testing::Test {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(kRanks, [&](int rank) {
       const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu_of(rank)));
-      Rank one{
-          rank,
-          group::init(
-              {.backend = backend_, .rank = rank, .world_size = kRanks, .store = store, .timeout = timeout_, .device = gpu},
-              std::make_shared<tensor::CudaDevices>(fake_->driver())),
-          gpu};
+      Rank one{rank,
+               group::init({.backend = backend_,
+                            .rank = rank,
+                            .world_size = kRanks,
+                            .store = store,
+                            .timeout = timeout_,
+                            .device = gpu},
+                           std::make_shared<tensor::CudaDevices>(fake_->driver())),
+               gpu};
       body(one);
     });
   }
 
-  at::Tensor bytes(const Rank& rank, std::int64_t count) { return torch_->empty({count}, at::kByte, rank.rank); }
+  at::Tensor bytes(const Rank& rank, std::int64_t count) {
+    return torch_->empty({count}, at::kByte, rank.rank);
+  }
   cuda::StreamRef stream(const Rank& rank) { return torch_->view(torch_->current(rank.rank)); }
   // On the rank's current stream.
   void fill(const Rank& rank, const at::Tensor& tensor, int byte) {
@@ -81,12 +86,16 @@ class CudaGroup : public testing::Test {
     cuda::copy(stream(rank), tensor::slice_of(copy), tensor::slice_of(tensor));
     return copy;
   }
-  static int byte_of(const at::Tensor& tensor) { return *static_cast<const unsigned char*>(tensor.const_data_ptr()); }
+  static int byte_of(const at::Tensor& tensor) {
+    return *static_cast<const unsigned char*>(tensor.const_data_ptr());
+  }
   // The host waits for the rank's current stream.
   static void drain(const Rank& rank, tensor::CudaDevices& devices) {
     EXPECT_TRUE(devices.ready(rank.gpu).synchronize(Deadline::in(std::chrono::seconds(20))));
   }
-  static tensor::CudaDevices& devices(Rank& rank) { return *group::Core::of(rank.group).options.job->devices; }
+  static tensor::CudaDevices& devices(Rank& rank) {
+    return *group::Core::of(rank.group).options.job->devices;
+  }
 
   std::string backend_ = "gloo";
   std::chrono::milliseconds timeout_ = std::chrono::seconds(20);
@@ -94,8 +103,8 @@ class CudaGroup : public testing::Test {
   std::unique_ptr<FakeTorchCuda> torch_;
 };
 
-// Whose first CUDA operation connects it: who left it before the others had made it would wait for them, and they hear
-// nothing of it.
+// Whose first CUDA operation connects it: who left it before the others had made it would wait for
+// them, and they hear nothing of it.
 TEST_F(CudaGroup, AGroupForGpusAloneIsThereOnceAllItsRanksHaveCome) {
   backend_ = "cuda:gloo";
   std::atomic<bool> has_come{false};
@@ -109,8 +118,8 @@ TEST_F(CudaGroup, AGroupForGpusAloneIsThereOnceAllItsRanksHaveCome) {
   });
 }
 
-// The group is there, and its first CUDA operation connects the ranks for it. Else the others would wait for this one, and
-// who comes later would find what it left in the store.
+// The group is there, and its first CUDA operation connects the ranks for it. Else the others would
+// wait for this one, and who comes later would find what it left in the store.
 TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
   timeout_ = std::chrono::seconds(5);
   std::latch given_up(1);
@@ -123,7 +132,8 @@ TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
       given_up.count_down();
       for (const at::Tensor& tensor : {at::ones({1}), bytes(one, 4)}) {
         EXPECT_EQ(broadcast(tensor).blame(), Blame::Timeout) << "at once, with the same error";
-        EXPECT_EQ(error_of([&] { one.group.all_reduce(tensor).synchronize(); }).blame(), Blame::Timeout);
+        EXPECT_EQ(error_of([&] { one.group.all_reduce(tensor).synchronize(); }).blame(),
+                  Blame::Timeout);
       }
     } else {
       given_up.wait();
@@ -139,12 +149,15 @@ TEST_F(CudaGroup, ThreadsThatShareAGpuAreWarnedOnce) {
     testing::internal::CaptureStderr();  // where the harness writes the log
     run_on([gpus](int rank) { return rank % gpus; },
            [&](Rank& rank) {
-             // The host's wait: a stream's could keep the other rank's copies for ever, of which it is warned.
+             // The host's wait: a stream's could keep the other rank's copies for ever, of which it
+             // is warned.
              rank.group.all_reduce(torch_->empty({8}, at::kByte, rank.gpu.index())).synchronize();
            });
-    const std::string text = testing::internal::GetCapturedStderr(), warned = "threads of one process and share cuda:0";
+    const std::string text = testing::internal::GetCapturedStderr(),
+                      warned = "threads of one process and share cuda:0";
     int warnings = 0;
-    for (auto at = text.find(warned); at != std::string::npos; at = text.find(warned, at + 1)) ++warnings;
+    for (auto at = text.find(warned); at != std::string::npos; at = text.find(warned, at + 1))
+      ++warnings;
     EXPECT_EQ(warnings, gpus == 1 ? 1 : 0) << text;
   }
 }
@@ -172,7 +185,8 @@ TEST_F(CudaGroup, CN022_OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStre
   });
 }
 
-// On streams of the user's own, behind what these have still to do; what reads the results does so on them, after the wait.
+// On streams of the user's own, behind what these have still to do; what reads the results does so
+// on them, after the wait.
 TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
@@ -182,19 +196,22 @@ TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot)
     for (int root = 0; root < kRanks; ++root) {
       const bool is_root = rank.rank == root;
       const auto both = [&] { return std::vector<at::Tensor>{bytes(rank, 8), bytes(rank, 8)}; };
-      const at::Tensor copied = bytes(rank, 8), all = bytes(rank, 8), reduced = bytes(rank, 8), mine = bytes(rank, 8),
-                       flat = bytes(rank, 16), part = bytes(rank, 8);
+      const at::Tensor copied = bytes(rank, 8), all = bytes(rank, 8), reduced = bytes(rank, 8),
+                       mine = bytes(rank, 8), flat = bytes(rank, 16), part = bytes(rank, 8);
       const auto gathered = both(), parts = both();
       fake_->hold(stream(rank));
       fill(rank, copied, 10 * root + rank.rank + 1);
-      for (const at::Tensor& tensor : {all, reduced, mine, parts[0]}) fill(rank, tensor, rank.rank + 1);
+      for (const at::Tensor& tensor : {all, reduced, mine, parts[0]})
+        fill(rank, tensor, rank.rank + 1);
       fill(rank, parts[1], rank.rank + 5);
-      std::vector<Work> works{rank.group.broadcast(copied, root),     rank.group.all_reduce(all),
-                              rank.group.reduce(reduced, root),       rank.group.all_gather(gathered, mine),
-                              rank.group.all_gather_into(flat, mine), rank.group.reduce_scatter(part, parts)};
+      std::vector<Work> works{
+          rank.group.broadcast(copied, root),     rank.group.all_reduce(all),
+          rank.group.reduce(reduced, root),       rank.group.all_gather(gathered, mine),
+          rank.group.all_gather_into(flat, mine), rank.group.reduce_scatter(part, parts)};
       for (Work& work : works) work.wait();
       std::vector<at::Tensor> copies;
-      for (const at::Tensor& tensor : {copied, all, reduced, gathered[0], gathered[1], flat, part}) {
+      for (const at::Tensor& tensor :
+           {copied, all, reduced, gathered[0], gathered[1], flat, part}) {
         copies.push_back(copy_of(rank, tensor));
       }
       for (const Work& work : works) EXPECT_FALSE(work.query());
@@ -202,7 +219,8 @@ TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot)
       drain(rank, devices(rank));
       std::vector<int> found;
       for (const at::Tensor& copy : copies) found.push_back(byte_of(copy));
-      const int expected[] = {11 * root + 1, 3, is_root ? 3 : rank.rank + 1, 1, 2, 1, rank.rank == 0 ? 3 : 11};
+      const int expected[] = {11 * root + 1,          3, is_root ? 3 : rank.rank + 1, 1, 2, 1,
+                              rank.rank == 0 ? 3 : 11};
       EXPECT_THAT(found, testing::ElementsAreArray(expected)) << "root " << root;
     }
   });
@@ -218,14 +236,16 @@ TEST_F(CudaGroup, CN010_OperationsThatNobodyWaitsForKeepNothing) {
     }
     rank.group.barrier().wait();
     const auto all_gone = [&] {
-      return std::all_of(watched.begin(), watched.end(), [](const auto& one) { return one.expired(); });
+      return std::all_of(watched.begin(), watched.end(),
+                         [](const auto& one) { return one.expired(); });
     };
     EXPECT_TRUE(harness::comes_true(all_gone));
   });
 }
 
 #if WEFT_TRACE_ENABLED
-// What summaries call exposed, and the copies through host memory, whose arrows come from what issued them.
+// What summaries call exposed, and the copies through host memory, whose arrows come from what
+// issued them.
 TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimeline) {
   constinit static trace::Name gradients{trace::Layer::User, "gradients"};
   harness::DeviceTimeline timeline;
@@ -245,17 +265,20 @@ TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimel
     if (rank.rank == 0) names = timeline.names(3 * kRanks);
     rank.group.barrier().wait();
   });
-  EXPECT_THAT(names, testing::UnorderedElementsAre("wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes",
-                                                   "wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes"));
-  EXPECT_THAT(timeline.arrows(),
-              testing::ElementsAre("gradients -> wait", "gradients -> wait", "gradients > stage -> copy to device",
-                                   "gradients > stage -> copy to device", "gradients > stage -> copy to host",
-                                   "gradients > stage -> copy to host"));
+  EXPECT_THAT(names, testing::UnorderedElementsAre(
+                         "wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes",
+                         "wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes"));
+  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("gradients -> wait", "gradients -> wait",
+                                                      "gradients > stage -> copy to device",
+                                                      "gradients > stage -> copy to device",
+                                                      "gradients > stage -> copy to host",
+                                                      "gradients > stage -> copy to host"));
 }
 #endif
 
 #ifdef WEFT_TEST_NVTX
-[[maybe_unused]] const bool tool_is_attached = (harness::attach_nvtx_tool(), true);  // before anything is traced
+[[maybe_unused]] const bool tool_is_attached =
+    (harness::attach_nvtx_tool(), true);  // before anything is traced
 
 TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
   harness::take_nvtx_recording();  // of the tests before
@@ -269,11 +292,12 @@ TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
   std::set<std::string> seen;
   for (const char* name : {"all_reduce", "barrier", "broadcast"}) {
     for (auto fields : recording.payloads(std::string("start weft.engine ") + name))
-      seen.insert(std::string(name) + " of rank " + fields["Rank"] + " on " + fields["CUDA device"]);
+      seen.insert(std::string(name) + " of rank " + fields["Rank"] + " on " +
+                  fields["CUDA device"]);
   }
-  EXPECT_THAT(seen,
-              testing::ElementsAre("all_reduce of rank 0 on 0", "all_reduce of rank 1 on 1", "barrier of rank 0 on 0",
-                                   "barrier of rank 1 on 1", "broadcast of rank 0 on -1", "broadcast of rank 1 on -1"));
+  EXPECT_THAT(seen, testing::ElementsAre("all_reduce of rank 0 on 0", "all_reduce of rank 1 on 1",
+                                         "barrier of rank 0 on 0", "barrier of rank 1 on 1",
+                                         "broadcast of rank 0 on -1", "broadcast of rank 1 on -1"));
 }
 #endif
 
@@ -284,7 +308,8 @@ TEST_F(CudaGroup, FutureIsDoneAtOnceAndItsContinuationRunsBehindTheOperation) {
     fill(rank, tensor, rank.rank + 1);
     fake_->hold(stream(rank));
     fill(rank, tensor, rank.rank + 2);
-    const auto copy = rank.group.all_reduce(tensor).future().then([&] { return copy_of(rank, tensor); });
+    const auto copy =
+        rank.group.all_reduce(tensor).future().then([&] { return copy_of(rank, tensor); });
     EXPECT_TRUE(copy.done());
     fake_->release(stream(rank));
     const at::Tensor result = copy.get();
@@ -396,7 +421,8 @@ TEST_F(CudaGroup, AbortedOperationLetsTheStreamGoOn) {
     Work sent = rank.group.send(at::zeros({1}), 1);
     drain(rank, devices(rank));  // hangs if the failed operation held the stream
     EXPECT_EQ(error_of([&] { work.synchronize(); }).blame(), Blame::Cancelled);
-    EXPECT_EQ(error_of([&] { static_cast<void>(rank.group.all_reduce(tensor)); }).blame(), Blame::Cancelled);
+    EXPECT_EQ(error_of([&] { static_cast<void>(rank.group.all_reduce(tensor)); }).blame(),
+              Blame::Cancelled);
   });
 }
 
@@ -406,7 +432,8 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
     const at::Tensor foreign = torch_->empty({8}, at::kByte, 1 - rank.rank);
     const Error error = error_of([&] { static_cast<void>(rank.group.all_reduce(foreign)); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos)
+        << error.text();
   });
 }
 
@@ -417,7 +444,8 @@ TEST_F(CudaGroup, AModelOnSeveralGpusHasAGroupForEach) {
     const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
     const at::Tensor host = at::ones({8}, at::kByte);
     const std::vector<at::Tensor> model{there, here, host, there};
-    EXPECT_THAT(parallel::gpus_of(rank.group, model), testing::ElementsAre(here.device(), there.device()));
+    EXPECT_THAT(parallel::gpus_of(rank.group, model),
+                testing::ElementsAre(here.device(), there.device()));
     EXPECT_THAT(parallel::gpus_of(rank.group, {host}), testing::IsEmpty());
     parallel::check_same_model(rank.group, {{"here", here}, {"there", there}, {"host", host}});
     parallel::DeviceGroups groups(rank.group, model);
@@ -437,7 +465,8 @@ TEST_F(CudaGroup, ModelsThatLieOtherwiseAreToldApart) {
     const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
     const std::vector<std::pair<std::vector<at::Tensor>, const char*>> cases{
         {{here, there},
-         "it has second Byte [8] strides [1] on GPU 2 of the rank where rank 0 has second Byte [8] strides [1] on "
+         "it has second Byte [8] strides [1] on GPU 2 of the rank where rank 0 has second Byte [8] "
+         "strides [1] on "
          "the rank's GPU"},
         {{here, at::ones({8}, at::kByte)}, "it has second Byte [8] strides [1] where rank 0 has"}};
     for (const auto& [of_rank_1, text] : cases) {
@@ -454,11 +483,14 @@ TEST_F(CudaGroup, ModelsThatLieOtherwiseAreToldApart) {
 TEST_F(CudaGroup, AGroupForAGpuThatIsNotThereIsRefusedAndTheRanksStayInStep) {
   run([&](Rank& rank) {
     if (rank.rank == 1) {
-      const Error error = error_of([&] { rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCUDA, kRanks)}); });
+      const Error error = error_of([&] {
+        rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCUDA, kRanks)});
+      });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), testing::HasSubstr("this process sees GPUs 0 to 1 only"));
     }
-    EXPECT_EQ(rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCPU)}).device(), c10::Device(c10::kCPU));
+    EXPECT_EQ(rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCPU)}).device(),
+              c10::Device(c10::kCPU));
     EXPECT_EQ(rank.group.new_group({0, 1}).device(), rank.gpu);
     EXPECT_EQ(rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCUDA)}).device(), rank.gpu);
   });
@@ -470,16 +502,19 @@ TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
     const at::Tensor tensor = bytes(rank, 8);
     fill(rank, tensor, rank.rank + 1);
     drain(rank, devices(rank));
-    const c10::StreamGuard current(torch_->new_stream(rank.rank));  // the default stream cannot be captured
+    const c10::StreamGuard current(
+        torch_->new_stream(rank.rank));  // the default stream cannot be captured
     FakeDriver::Graph graph;
-    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              CUDA_SUCCESS);
     const Error waits = error_of([&] { static_cast<void>(rank.group.barrier()); });
     EXPECT_EQ(waits.blame(), Blame::Caller);
     EXPECT_NE(waits.text().find("the host waits for it"), std::string::npos) << waits.text();
     Work work = rank.group.all_reduce(tensor);
     const Error refused = error_of([&] { work.wait(); });
     EXPECT_EQ(refused.blame(), Blame::Unsupported);
-    EXPECT_NE(refused.text().find("make the group with backend 'nccl'"), std::string::npos) << refused.text();
+    EXPECT_NE(refused.text().find("make the group with backend 'nccl'"), std::string::npos)
+        << refused.text();
     ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
     rank.group.all_reduce(tensor).wait();
     drain(rank, devices(rank));
@@ -494,10 +529,13 @@ TEST_F(CudaGroup, TheFirstOperationOfAGroupCannotBeCaptured) {
     drain(rank, devices(rank));
     const c10::StreamGuard current(torch_->new_stream(rank.rank));
     FakeDriver::Graph graph;
-    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              CUDA_SUCCESS);
     const Error first = error_of([&] { static_cast<void>(rank.group.all_reduce(tensor)); });
     EXPECT_EQ(first.blame(), Blame::Caller);
-    EXPECT_NE(first.text().find("run one collective of the group before the capture"), std::string::npos) << first.text();
+    EXPECT_NE(first.text().find("run one collective of the group before the capture"),
+              std::string::npos)
+        << first.text();
     ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
     rank.group.all_reduce(tensor).wait();
     drain(rank, devices(rank));

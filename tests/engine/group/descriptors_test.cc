@@ -23,7 +23,8 @@ namespace {
 using harness::FewDescriptors;
 using harness::Processes;
 
-constexpr auto kLong = std::chrono::minutes(30);  // whoever waited for it would be stopped with the test
+constexpr auto kLong =
+    std::chrono::minutes(30);  // whoever waited for it would be stopped with the test
 
 std::optional<Error> joined(const ProcessGroupOptions& options) {
   try {
@@ -38,14 +39,18 @@ std::optional<Error> joined(const ProcessGroupOptions& options) {
 }
 
 bool names_the_limit(const std::optional<Error>& error) {
-  return error && error->blame() == Blame::Busy && error->text().find("ulimit -n") != std::string::npos;
+  return error && error->blame() == Blame::Busy &&
+         error->text().find("ulimit -n") != std::string::npos;
 }
 
 class WithoutDescriptors : public testing::TestWithParam<std::string> {};
 
 // However many there are.
 TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
-  ASSERT_FALSE(joined({.backend = GetParam(), .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()}))
+  ASSERT_FALSE(joined({.backend = GetParam(),
+                       .rank = 0,
+                       .world_size = 1,
+                       .store = c10::make_intrusive<c10d::HashStore>()}))
       << "what is opened once in a process is open";
   bool has_joined = false;
   for (int left = 0; left < 200 && !has_joined; left += 3) {
@@ -54,8 +59,11 @@ TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
     {
       const FewDescriptors few(left);
       const auto join = [&](int rank) {
-        errors.at(static_cast<std::size_t>(rank)) =
-            joined({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store, .timeout = kLong});
+        errors.at(static_cast<std::size_t>(rank)) = joined({.backend = GetParam(),
+                                                            .rank = rank,
+                                                            .world_size = 2,
+                                                            .store = store,
+                                                            .timeout = kLong});
       };
       std::thread other([&] { join(1); });
       join(0);
@@ -124,14 +132,18 @@ TEST_P(OneWithoutDescriptors, TheHostOfTheStoreSaysSoAtOnce) {
   EXPECT_EQ(became, "joined");
 }
 
-INSTANTIATE_TEST_SUITE_P(Group, OneWithoutDescriptors, testing::Values("gloo", "shm", "tcp", "weft"),
+INSTANTIATE_TEST_SUITE_P(Group, OneWithoutDescriptors,
+                         testing::Values("gloo", "shm", "tcp", "weft"),
                          [](const auto& backend) { return backend.param; });
 
 TEST(WithoutAnyDescriptor, ARankSaysThatItCannotReachTheStore) {
   Processes ranks(1, [](int) {
     const FewDescriptors few(0);
-    const auto error =
-        joined({.backend = "tcp", .init_method = "tcp://127.0.0.1:29578", .rank = 1, .world_size = 2, .timeout = kLong});
+    const auto error = joined({.backend = "tcp",
+                               .init_method = "tcp://127.0.0.1:29578",
+                               .rank = 1,
+                               .world_size = 2,
+                               .timeout = kLong});
     EXPECT_TRUE(names_the_limit(error)) << (error ? error->what() : "joined");
   });
   ranks.expect_success();
@@ -147,8 +159,11 @@ TEST(WithoutLoopback, RankZeroSaysThatNoInterfaceIsUp) {
   if (status != 0) GTEST_SKIP() << "this process may make no network namespace";
   Processes processes(1, [&](int) {
     ASSERT_TRUE(enter());
-    const auto error =
-        joined({.backend = "tcp", .init_method = "tcp://127.0.0.1:29577", .rank = 0, .world_size = 1, .timeout = kLong});
+    const auto error = joined({.backend = "tcp",
+                               .init_method = "tcp://127.0.0.1:29577",
+                               .rank = 0,
+                               .world_size = 1,
+                               .timeout = kLong});
     ASSERT_TRUE(error);
     EXPECT_NE(error->text().find("ip link set lo up"), std::string::npos) << error->what();
     EXPECT_EQ(error->text().find("port is taken"), std::string::npos) << error->what();

@@ -18,8 +18,9 @@ using harness::error_of;
 const bool kDetail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
 
 // Both ranks see that they disagree, and how.
-void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const std::function<Work(ProcessGroup&)>& on_1,
-                         const std::string& text_0, const std::string& text_1) {
+void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0,
+                         const std::function<Work(ProcessGroup&)>& on_1, const std::string& text_0,
+                         const std::string& text_1) {
   ASSERT_TRUE(kDetail);
   const auto body = [&](ProcessGroup& group) {
     group.barrier().wait();
@@ -34,7 +35,8 @@ void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const s
     group.all_reduce(tensor).wait();
     EXPECT_EQ(tensor.item<float>(), 2) << "nothing was sent, so the group goes on";
   };
-  for (const char* backend : {"gloo", "shm"}) harness::run_ranks(As::Threads, 2, body, {.backend = backend});
+  for (const char* backend : {"gloo", "shm"})
+    harness::run_ranks(As::Threads, 2, body, {.backend = backend});
 }
 
 // Over gloo, whose messages carry bytes and say nothing of them.
@@ -51,7 +53,8 @@ TEST(Detail, SeesMessagesWhoseSidesDiffer) {
       EXPECT_EQ(received.sum().item<float>(), group.rank() == 0 ? 0 : 4) << "shapes may differ";
       const auto error = error_of([&] { exchange(torch::ones({4}), torch::zeros({4}, at::kInt)); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-      EXPECT_NE(error.text().find("ranks disagree in message #2 of tag 3"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("ranks disagree in message #2 of tag 3"), std::string::npos)
+          << error.text();
       EXPECT_NE(error.text().find("sent 4 elements of Float"), std::string::npos) << error.text();
       EXPECT_NE(error.text().find("received 4 elements of Int"), std::string::npos) << error.text();
       exchange(torch::ones({4}), received);  // all bytes have been taken, so the group goes on
@@ -75,14 +78,17 @@ TEST(Detail, SeesPartsOfAnAllToAllThatDoNotFit) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     // Rank 0 sends parts of 3 elements and rank 1 of 4; both take what they send.
     const std::int64_t size = 3 + group.rank();
-    const auto parts = [&] { return std::vector<at::Tensor>{torch::ones({size}), torch::ones({size})}; };
+    const auto parts = [&] {
+      return std::vector<at::Tensor>{torch::ones({size}), torch::ones({size})};
+    };
     const auto error = error_of([&] { group.all_to_all(parts(), parts()).wait(); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
     const std::string other = std::to_string(1 - group.rank());
-    const std::string expected =
-        "sends rank " + other + " " + std::to_string(size) + " elements, which takes " + std::to_string(7 - size);
+    const std::string expected = "sends rank " + other + " " + std::to_string(size) +
+                                 " elements, which takes " + std::to_string(7 - size);
     EXPECT_NE(error.text().find(expected), std::string::npos) << error.text();
-    const auto out = std::vector<at::Tensor>{torch::zeros({group.rank() + 1}), torch::zeros({group.rank() + 1})};
+    const auto out =
+        std::vector<at::Tensor>{torch::zeros({group.rank() + 1}), torch::zeros({group.rank() + 1})};
     group.all_to_all(out, {torch::ones({1}), torch::ones({2})}).wait();
     EXPECT_EQ(out[1][0].item<float>(), 1);
   });
@@ -90,16 +96,17 @@ TEST(Detail, SeesPartsOfAnAllToAllThatDoNotFit) {
 
 TEST(Detail, SeesDifferentDtypes) {
   expect_disagreement([](auto& group) { return group.broadcast(torch::ones({2}), 0); },
-                      [](auto& group) { return group.broadcast(torch::ones({2}, at::kInt), 0); }, "broadcast Float",
-                      "broadcast Int");
+                      [](auto& group) { return group.broadcast(torch::ones({2}, at::kInt), 0); },
+                      "broadcast Float", "broadcast Int");
 }
 
 TEST(Detail, SeesDifferentOperatorsAndRoots) {
   expect_disagreement([](auto& group) { return group.all_reduce(torch::ones({2})); },
-                      [](auto& group) { return group.all_reduce(torch::ones({2}), ReduceOp::Max); }, "all_reduce",
-                      "all_reduce");
+                      [](auto& group) { return group.all_reduce(torch::ones({2}), ReduceOp::Max); },
+                      "all_reduce", "all_reduce");
   expect_disagreement([](auto& group) { return group.broadcast(torch::ones({2}), 0); },
-                      [](auto& group) { return group.broadcast(torch::ones({2}), 1); }, "broadcast", "broadcast");
+                      [](auto& group) { return group.broadcast(torch::ones({2}), 1); }, "broadcast",
+                      "broadcast");
 }
 
 TEST(Detail, SeesDifferentOperations) {
@@ -113,7 +120,8 @@ TEST(Detail, NamesTheRankThatDidNotCome) {
     if (group.rank() != 1) {
       const auto error = error_of([&] { static_cast<void>(all.all_reduce(torch::ones({1}))); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      EXPECT_NE(error.text().find("rank 1 did not come to collective #1"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("rank 1 did not come to collective #1"), std::string::npos)
+          << error.text();
     }
     group.barrier().wait();
   });

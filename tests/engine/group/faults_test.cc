@@ -21,7 +21,8 @@ using harness::Processes;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Long enough that no error below can have come by it: each rank has less time than this (harness::kLimit).
+// Long enough that no error below can have come by it: each rank has less time than this
+// (harness::kLimit).
 constexpr seconds kForever{1000};
 
 void expect_lost(const Error& error, const std::string& who) {
@@ -29,13 +30,16 @@ void expect_lost(const Error& error, const std::string& who) {
   EXPECT_NE(error.text().find(who + " is lost"), std::string::npos) << error.text();
 }
 
-ProcessGroup join(milliseconds timeout = kForever) { return init_process_group({.timeout = timeout}); }
+ProcessGroup join(milliseconds timeout = kForever) {
+  return init_process_group({.timeout = timeout});
+}
 
 [[noreturn]] void wait_for_the_end() {
   for (;;) ::pause();
 }
 
-// The body of ranks that meet, of which one is then killed while it does nothing; the others do `pending` meanwhile.
+// The body of ranks that meet, of which one is then killed while it does nothing; the others do
+// `pending` meanwhile.
 void with_a_killed_rank(int ranks, int victim, const std::function<void(ProcessGroup&)>& pending) {
   Processes processes(ranks, [=](int rank) {
     auto group = join();
@@ -56,7 +60,8 @@ void with_a_killed_rank(int ranks, int victim, const std::function<void(ProcessG
 }
 
 TEST(KilledRank, IsNamedByAPendingAllReduce) {
-  with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
+  with_a_killed_rank(3, 1,
+                     [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
 // Without the job's rank 0 there is no new_group, so nobody is advised to make one.
@@ -90,7 +95,8 @@ TEST(KilledRank, IsNamedOnce) {
     if (rank == 1) wait_for_the_end();
     const auto error = error_of([&] { group.all_reduce(torch::ones({1000})).wait(); });
     expect_lost(error, "rank 1");
-    EXPECT_EQ(error.text().find("rank 1 is lost"), error.text().rfind("rank 1 is lost")) << error.text();
+    EXPECT_EQ(error.text().find("rank 1 is lost"), error.text().rfind("rank 1 is lost"))
+        << error.text();
   });
   for (int rank = 0; rank < 2; ++rank) processes.wait_for(rank, "ready");
   processes.signal(1, SIGKILL);
@@ -106,7 +112,8 @@ TEST(KilledRank, IsNamedByAMonitoredBarrier) {
 }
 
 TEST(KilledRank, IsNamedByAPendingReceiveOfAnotherRank) {
-  with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.recv(torch::ones({1}), 1 - group.rank()).wait(); });
+  with_a_killed_rank(
+      3, 2, [](ProcessGroup& group) { group.recv(torch::ones({1}), 1 - group.rank()).wait(); });
 }
 
 TEST(KilledRank, IsNamedByAPendingReceiveFromAnySource) {
@@ -114,12 +121,14 @@ TEST(KilledRank, IsNamedByAPendingReceiveFromAnySource) {
 }
 
 TEST(KilledRank, IsNamedByASendThatIsTooLargeForTheKernel) {
-  with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.send(torch::ones({8 << 20}), 1).wait(); });
+  with_a_killed_rank(3, 1,
+                     [](ProcessGroup& group) { group.send(torch::ones({8 << 20}), 1).wait(); });
 }
 
 // Rank 0 hosts the store and hears first who dies; its own death must be as clear.
 TEST(KilledRank, ST009_MayBeTheOneThatHostsTheStore) {
-  with_a_killed_rank(3, 0, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
+  with_a_killed_rank(3, 0,
+                     [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
 TEST(KilledRank, InTheMiddleOfALoopOfCollectivesIsNamed) {
@@ -162,7 +171,8 @@ class LostRank : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(By, LostRank, testing::Values("gloo", "tcp", "shm"),
                          [](const auto& given) { return std::string(given.param); });
 
-// CN-016: and those of whom another leaves go on again; who names one that is gone hears of it at once.
+// CN-016: and those of whom another leaves go on again; who names one that is gone hears of it at
+// once.
 TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
   const std::string backend = GetParam();
   Processes processes(4, [backend](int rank) {
@@ -189,7 +199,9 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
     auto two = group.new_group({0, 3});
     EXPECT_EQ(sum_of_ones(two), 2);
     EXPECT_EQ(error_of([&] { group.new_group({0, 2, 3}); }).blame(), Blame::PeerLost);
-    EXPECT_TRUE(harness::comes_true([&] { return group.living_ranks() == std::vector<int>{0, 3}; }));
+    EXPECT_TRUE(harness::comes_true([&] {
+      return group.living_ranks() == std::vector<int>{0, 3};
+    }));
     EXPECT_EQ(sum_of_ones(two), 2);
   });
   for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "ready");
@@ -214,7 +226,8 @@ TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
     // Gloo does not fail such a receive when one connection of several breaks.
     if (error.blame() != Blame::Timeout) return expect_lost(error, "rank 1");
     EXPECT_NE(error.text().find("let it leave last"), std::string::npos) << error.text();
-    EXPECT_EQ(error.text().find("let it leave last"), error.text().rfind("let it leave last")) << error.text();
+    EXPECT_EQ(error.text().find("let it leave last"), error.text().rfind("let it leave last"))
+        << error.text();
     const auto next = error_of([&] { group.barrier().wait(); });
     EXPECT_NE(next.text().find("let it leave last"), std::string::npos) << next.what();
   });
@@ -225,7 +238,9 @@ TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
 }
 
 // Looks into memory that an operation is writing, as no program may, to be in the middle of it.
-__attribute__((noinline, no_sanitize("thread"))) bool has_begun(const volatile float* numbers) { return *numbers != 0; }
+__attribute__((noinline, no_sanitize("thread"))) bool has_begun(const volatile float* numbers) {
+  return *numbers != 0;
+}
 
 // Whoever goes on may load a checkpoint into it.
 TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
@@ -243,7 +258,8 @@ TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
         while (!has_begun(numbers)) continue;
         group.abort("enough");
       }
-      const bool failed = harness::comes_true([&] { return work.query(); }) && work.error().has_value();
+      const bool failed =
+          harness::comes_true([&] { return work.query(); }) && work.error().has_value();
       const auto is_untouched = [&] {
         return std::all_of(numbers, numbers + data.numel(), [](float one) { return one == 7; });
       };
@@ -268,7 +284,8 @@ TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
     const auto error = error_of([&] { join(rank == 0 ? seconds(4) : seconds(30)); });
     // Rank 0 gives up first, says for whom it waited, and takes the store with it.
     EXPECT_EQ(error.blame(), rank == 0 ? Blame::Timeout : Blame::PeerLost) << error.what();
-    EXPECT_NE(error.text().find("rank 2 did not come within 4 s"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rank 2 did not come within 4 s"), std::string::npos)
+        << error.text();
   });
   processes.wait_for(2, "ready");
   processes.signal(2, SIGKILL);
@@ -303,7 +320,9 @@ TEST(LeavingRank, ByAnExceptionIsNamed) {
     }
     const auto error = error_of([&] { group.all_reduce(torch::ones({1})).wait(); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-    EXPECT_NE(error.text().find("rank 1 is lost: it left the group by an exception"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rank 1 is lost: it left the group by an exception"),
+              std::string::npos)
+        << error.text();
   });
   processes.expect_success();
 }
@@ -331,10 +350,13 @@ TEST(LeavingRank, ThatCannotJoinASubgroupIsNamed) {
 TEST(LeavingRank, WaitsForNoCollectiveThatCouldNotBegin) {
   Processes processes(2, [](int rank) {
     auto group = join();
-    group::Core::Operation operation{.name = "reduce_scatter", .device = at::kCPU, .tensors = {torch::ones({4})}};
+    group::Core::Operation operation{
+        .name = "reduce_scatter", .device = at::kCPU, .tensors = {torch::ones({4})}};
     operation.prepare = [] { throw std::bad_alloc(); };
-    const auto nothing = [](transport::Communicator&, const Pin&, const Fence&, std::vector<Op>&) {};
-    EXPECT_THROW(static_cast<void>(group::Core::of(group).issue(std::move(operation), nothing)), std::bad_alloc);
+    const auto nothing = [](transport::Communicator&, const Pin&, const Fence&, std::vector<Op>&) {
+    };
+    EXPECT_THROW(static_cast<void>(group::Core::of(group).issue(std::move(operation), nothing)),
+                 std::bad_alloc);
     const auto sum = torch::ones({1});
     group.all_reduce(sum).wait();
     EXPECT_EQ(sum.item<float>(), 2);
@@ -354,7 +376,8 @@ TEST(StoppedRank, CG014_CN018_IsATimeoutOfPendingAndLaterOperations) {
     if (rank == 1) wait_for_the_end();
     // The first rank to run out of time closes its connections, which the other may see first.
     const auto timed_out = [](const Error& error) {
-      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
+          << error.what();
     };
     timed_out(error_of([&] { group.all_reduce(torch::ones({1})).wait(); }));
     timed_out(error_of([&] { group.barrier().wait(); }));
@@ -374,7 +397,8 @@ TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
     const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
-    // Not before both have been told; and rank 0, which hosts the store, not while the other looks into it.
+    // Not before both have been told; and rank 0, which hosts the store, not while the other looks
+    // into it.
     group.store()->set("told " + std::to_string(rank), std::vector<std::uint8_t>());
     group.store()->wait({rank == 0 ? "told 1" : "told 0"});
     if (rank == 1) group.store()->set("rank 1 is through", std::vector<std::uint8_t>());
@@ -389,7 +413,8 @@ TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
 TEST(LateRank, CC012_CN017_OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
   Processes processes(2, [](int rank) {
     auto group = join(seconds(3));
-    auto other = init_process_group({.init_method = "env://", .group_name = "control", .timeout = kForever});
+    auto other =
+        init_process_group({.init_method = "env://", .group_name = "control", .timeout = kForever});
     if (rank == 0) {
       const auto begin = std::chrono::steady_clock::now();
       EXPECT_EQ(error_of([&] { group.barrier().wait(); }).blame(), Blame::Timeout);
@@ -397,7 +422,8 @@ TEST(LateRank, CC012_CN017_OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
     }
     other.barrier().wait();
     if (rank == 1) {
-      // Rank 0 had done its part of the barrier, so that it may still pass here; the next operation fails.
+      // Rank 0 had done its part of the barrier, so that it may still pass here; the next operation
+      // fails.
       const auto error = error_of([&] {
         group.barrier().wait();
         group.barrier().wait();

@@ -1,4 +1,5 @@
-// Children that are forked from a rank: they share its connections, and must neither use nor end them.
+// Children that are forked from a rank: they share its connections, and must neither use nor end
+// them.
 #include <optional>
 #include <stdexcept>
 
@@ -26,7 +27,8 @@ class ForkedRanks : public testing::TestWithParam<std::string> {
  protected:
   using Group = std::optional<ProcessGroup>;
   // All ranks fork; afterwards the group works as before.
-  static void fork_and_go_on(const std::function<void(Group& group, Group& half, Work& work)>& child) {
+  static void fork_and_go_on(
+      const std::function<void(Group& group, Group& half, Work& work)>& child) {
     Processes processes(2, [&](int rank) {
       Group group = init_process_group({.backend = GetParam()});
       Group half = group->split(0, rank);

@@ -10,8 +10,8 @@ namespace {
 std::span<const char> bytes_of(const std::string& text) { return {text.data(), text.size()}; }
 
 TEST(Frame, ComesOutAsItWentInByteByByte) {
-  const std::string bytes =
-      encode({FrameType::Abort, 3, 9, "a group", "a reason"}) + encode({FrameType::Goodbye, 1, 0, "", ""});
+  const std::string bytes = encode({FrameType::Abort, 3, 9, "a group", "a reason"}) +
+                            encode({FrameType::Goodbye, 1, 0, "", ""});
   FrameReader reader(4);
   std::vector<Frame> frames;
   for (const char byte : bytes) {
@@ -32,7 +32,8 @@ TEST(Frame, ComesOutAsItWentInByteByByte) {
 
 TEST(Frame, TextThatIsTooLongIsCut) {
   FrameReader reader(1);
-  reader.append(bytes_of(encode({FrameType::Abort, 0, 0, "g", std::string(2 * kMaxFrameText, 'x')})));
+  reader.append(
+      bytes_of(encode({FrameType::Abort, 0, 0, "g", std::string(2 * kMaxFrameText, 'x')})));
   Frame frame;
   ASSERT_TRUE(reader.next(frame).value());
   EXPECT_EQ(frame.text.size(), kMaxFrameText);
@@ -59,7 +60,8 @@ TEST(FrameReader, RefusesWhatIsNoFrame) {
   EXPECT_TRUE(refused(with(4, std::uint8_t(12))));
   EXPECT_TRUE(refused(with(8, std::int32_t(2))));  // rank
   EXPECT_TRUE(refused(with(8, std::int32_t(-1))));
-  EXPECT_TRUE(refused(with(12, static_cast<std::uint32_t>(kMaxFrameText + 1))));  // sizes, before anything is kept
+  EXPECT_TRUE(refused(
+      with(12, static_cast<std::uint32_t>(kMaxFrameText + 1))));  // sizes, before anything is kept
   EXPECT_TRUE(refused(with(16, std::uint32_t(0xffffffff))));
 }
 

@@ -1,5 +1,6 @@
-// Collectives that autograd sees: values and gradients against their closed forms (row CG-017 of the behaviours). Rank r's
-// input is r + 1 everywhere, and its loss sin(result) summed up, times a weight of its own, so that ranks differ.
+// Collectives that autograd sees: values and gradients against their closed forms (row CG-017 of
+// the behaviours). Rank r's input is r + 1 everywhere, and its loss sin(result) summed up, times a
+// weight of its own, so that ranks differ.
 #include <gtest/gtest.h>
 
 #include <ATen/ops/ones.h>
@@ -92,7 +93,8 @@ TEST_P(Functional, CG017_AllGather) {
     const auto x = input(group);
     const auto y = functional::all_gather(x, group);
     ASSERT_EQ(y.size(), kRanks);
-    for (int rank = 0; rank < kRanks; ++rank) expect_all(y[static_cast<std::size_t>(rank)], rank + 1);
+    for (int rank = 0; rank < kRanks; ++rank)
+      expect_all(y[static_cast<std::size_t>(rank)], rank + 1);
     loss(at::stack(y), group).backward();
     expect_all(x.grad(), slopes(group.rank() + 1));
   });
@@ -119,7 +121,8 @@ TEST_P(Functional, CG017_Scatter) {
     expect_all(y, kRoot + 1 + group.rank());
     loss(y, group).backward();
     for (int rank = 0; rank < kRanks; ++rank) {
-      expect_all(x[static_cast<std::size_t>(rank)].grad(), group.rank() == kRoot ? slope(kRoot + 1 + rank, rank) : 0);
+      expect_all(x[static_cast<std::size_t>(rank)].grad(),
+                 group.rank() == kRoot ? slope(kRoot + 1 + rank, rank) : 0);
     }
   });
 }
@@ -134,7 +137,8 @@ TEST_P(Functional, CG017_ReduceScatter) {
       expect_all(y, (kSum + kRanks * group.rank()) * share);
       loss(y, group).backward();
       for (int rank = 0; rank < kRanks; ++rank) {
-        expect_all(x[static_cast<std::size_t>(rank)].grad(), slope((kSum + kRanks * rank) * share, rank) * share);
+        expect_all(x[static_cast<std::size_t>(rank)].grad(),
+                   slope((kSum + kRanks * rank) * share, rank) * share);
       }
     }
   });
@@ -151,24 +155,28 @@ TEST_P(Functional, CG017_AllToAll) {
     }
     loss(at::stack(y), group).backward();
     for (int rank = 0; rank < kRanks; ++rank) {
-      expect_all(x[static_cast<std::size_t>(rank)].grad(), slope(group.rank() + 1 + 10 * rank, rank));
+      expect_all(x[static_cast<std::size_t>(rank)].grad(),
+                 slope(group.rank() + 1 + 10 * rank, rank));
     }
   });
 }
 
-// sum(x)^3 has the gradient 3 s^2 and the second derivative 6 s, times what other ranks' losses add.
+// sum(x)^3 has the gradient 3 s^2 and the second derivative 6 s, times what other ranks' losses
+// add.
 TEST_P(Functional, ABackwardPassCanBeDifferentiatedAgain) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto y = functional::all_reduce(x, group).pow(3).sum();
-    const at::Tensor first = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    const at::Tensor first =
+        torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     expect_all(first, kRanks * 3 * kSum * kSum);
     first.sum().backward();
     expect_all(x.grad(), kRanks * kRanks * 6 * kSum);
   });
 }
 
-// Only the root has something to learn, and only another rank's loss depends on it: all take part all the same.
+// Only the root has something to learn, and only another rank's loss depends on it: all take part
+// all the same.
 TEST_P(Functional, RanksWhoseInputsNeedNoGradientTakePartInTheBackward) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group).detach().requires_grad_(group.rank() == kRoot);
@@ -180,7 +188,8 @@ TEST_P(Functional, RanksWhoseInputsNeedNoGradientTakePartInTheBackward) {
   });
 }
 
-// Of some results nobody's loss knows; gradients come as expanded views and the input is a transposed one.
+// Of some results nobody's loss knows; gradients come as expanded views and the input is a
+// transposed one.
 TEST_P(Functional, ResultsThatAreLeftOutCountNothingAndStridesDoNotMatter) {
   on_ranks([](ProcessGroup& group) {
     const auto x = torch::full({3, 2}, group.rank() + 1, at::kDouble).requires_grad_();
@@ -206,10 +215,13 @@ TEST_P(Functional, WithoutGradientsItIsThePlainCollective) {
 
 TEST_P(Functional, ConjugatesTravelAsWhatTheyAre) {
   on_ranks([](ProcessGroup& group) {
-    const auto x = torch::full({2}, c10::complex<double>(1, group.rank()), at::kComplexDouble).requires_grad_();
+    const auto x = torch::full({2}, c10::complex<double>(1, group.rank()), at::kComplexDouble)
+                       .requires_grad_();
     const auto y = functional::all_reduce(x.conj(), group);
     EXPECT_EQ(y[0].item<c10::complex<double>>(), c10::complex<double>(3, -3));
-    torch::real(y * torch::full({2}, c10::complex<double>(0, 1), at::kComplexDouble)).sum().backward();
+    torch::real(y * torch::full({2}, c10::complex<double>(0, 1), at::kComplexDouble))
+        .sum()
+        .backward();
     EXPECT_EQ(x.grad()[0].item<c10::complex<double>>(), c10::complex<double>(0, kRanks));
   });
 }

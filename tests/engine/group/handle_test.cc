@@ -1,4 +1,5 @@
-// What a program asks of a group besides its operations: whether it is broken, limits of time, leaving.
+// What a program asks of a group besides its operations: whether it is broken, limits of time,
+// leaving.
 #include <csignal>
 #include <string>
 #include <vector>
@@ -44,7 +45,10 @@ TEST_P(Handle, KnowsOfNoErrorWhereThereIsNone) {
     EXPECT_FALSE(group.error());
     group.all_reduce(torch::ones({4})).wait();
     EXPECT_FALSE(group.error());
-    EXPECT_EQ(error_of([&] { static_cast<void>(group.all_reduce(torch::ones({2, 2}).t())); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] {
+                static_cast<void>(group.all_reduce(torch::ones({2, 2}).t()));
+              }).blame(),
+              Blame::Caller);
     EXPECT_FALSE(group.error()) << "a call that was refused breaks nothing";
     group.barrier().wait();
     EXPECT_EQ(error_of([] { static_cast<void>(ProcessGroup().error()); }).blame(), Blame::Caller);
@@ -60,7 +64,8 @@ TEST_P(Handle, KnowsThatTheGroupWasAborted) {
     const Error error = *other.error();
     EXPECT_EQ(error.blame(), Blame::Cancelled);
     EXPECT_THAT(error.text(), HasSubstr("enough"));
-    EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).text(), error.text()) << "the next call throws it";
+    EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).text(), error.text())
+        << "the next call throws it";
     EXPECT_EQ(other.error()->text(), error.text()) << "asking takes nothing away";
     EXPECT_FALSE(group.error());
     group.barrier().wait();
@@ -91,9 +96,10 @@ TEST_P(Handle, ALimitBreaksTheGroupWhereOthersDoNotCome) {
       Work work = handle.all_reduce(torch::ones({4}));
       const Error error = error_of([&] { work.wait(); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      const std::string why = ": not all ranks took part within 200 ms, its limit of with_timeout()";
-      EXPECT_THAT(error.text(),
-                  AllOf(StartsWith("all_reduce #1 on group 'default/0,1' ("), HasSubstr("rank 0 of 2)" + why)));
+      const std::string why =
+          ": not all ranks took part within 200 ms, its limit of with_timeout()";
+      EXPECT_THAT(error.text(), AllOf(StartsWith("all_reduce #1 on group 'default/0,1' ("),
+                                      HasSubstr("rank 0 of 2)" + why)));
       EXPECT_THAT(other.error()->text(), HasSubstr("(rank 0 of 2): all_reduce #1" + why));
       EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).blame(), Blame::Timeout);
       ASSERT_TRUE(other.error());
@@ -121,9 +127,12 @@ TEST_P(Handle, ALimitHoldsForEachKindOfOperation) {
       [](ProcessGroup& group) {
         return group.reduce_scatter(torch::ones({1}), {torch::ones({1}), torch::ones({1})});
       },
-      [](ProcessGroup& group) { return group.reduce_scatter_into(torch::ones({1}), torch::ones({2})); },
       [](ProcessGroup& group) {
-        return group.all_to_all({torch::ones({1}), torch::ones({1})}, {torch::ones({1}), torch::ones({1})});
+        return group.reduce_scatter_into(torch::ones({1}), torch::ones({2}));
+      },
+      [](ProcessGroup& group) {
+        return group.all_to_all({torch::ones({1}), torch::ones({1})},
+                                {torch::ones({1}), torch::ones({1})});
       },
   };
   run(2, [&](ProcessGroup& group) {
@@ -166,7 +175,8 @@ TEST_P(Handle, ALimitThatIsKeptChangesNothing) {
     shorter.barrier().wait();
     group.barrier().wait();
     EXPECT_FALSE(group.error());
-    for (const auto wrong : {milliseconds(0), milliseconds(-1), milliseconds(kForever) + milliseconds(1)}) {
+    for (const auto wrong :
+         {milliseconds(0), milliseconds(-1), milliseconds(kForever) + milliseconds(1)}) {
       const Error error = error_of([&] { static_cast<void>(group.with_timeout(wrong)); });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), HasSubstr("ProcessGroupOptions::timeout"));
@@ -190,7 +200,9 @@ TEST_P(Handle, LeavesWithinALimit) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), HasSubstr("has left"));
       EXPECT_EQ(error_of([&] { handle.leave(seconds(1)); }).blame(), Blame::Caller);
-      EXPECT_EQ(error_of([&] { static_cast<void>(handle.send(torch::ones({1}), (handle.rank() + 1) % 3)); }).blame(),
+      EXPECT_EQ(error_of([&] {
+                  static_cast<void>(handle.send(torch::ones({1}), (handle.rank() + 1) % 3));
+                }).blame(),
                 Blame::Caller);
       EXPECT_EQ(error_of([&] { static_cast<void>(handle.split(0, 0)); }).blame(), Blame::Caller);
       EXPECT_EQ(error_of([&] { handle.monitored_barrier(seconds(1)); }).blame(), Blame::Caller);
@@ -213,7 +225,8 @@ TEST_P(Handle, LeavingNamesWhoHasNotDoneItsPart) {
       EXPECT_THAT(error.text(), HasSubstr("300 ms"));
       EXPECT_THAT(error.text(), HasSubstr("rank 1"));  // Gloo's send has not ended, others' has
       EXPECT_THAT(error.ranks(), ElementsAre(1));
-      EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).blame(), Blame::Caller) << "it has left all the same";
+      EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).blame(), Blame::Caller)
+          << "it has left all the same";
     } else if (group.rank() == 2) {
       other.leave(seconds(30));
     }
@@ -275,7 +288,8 @@ TEST_P(Handle, TheRankThatHasLeftIsGiven) {
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("rank 1"));
     EXPECT_THAT(error.ranks(), ElementsAre(1));
-    EXPECT_THAT(error_of([&] { static_cast<void>(other.send(torch::ones({1}), 1)); }).ranks(), ElementsAre(1));
+    EXPECT_THAT(error_of([&] { static_cast<void>(other.send(torch::ones({1}), 1)); }).ranks(),
+                ElementsAre(1));
     group.barrier().wait();
   });
 }
@@ -288,7 +302,8 @@ TEST_P(MeshHandle, TheRanksThatDidNotComeToACollectiveAreGiven) {
   run(3, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1, 2}, {.timeout = seconds(4)});  // of joining as well
     if (group.rank() != 2) {
-      const Error error = error_of([&] { other.all_gather_into(torch::ones({3}), torch::ones({1})).wait(); });
+      const Error error =
+          error_of([&] { other.all_gather_into(torch::ones({3}), torch::ones({1})).wait(); });
       // One may hear of it from the other: who has given up says what about.
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_THAT(error.ranks(), ElementsAre(2)) << error.what();
@@ -319,7 +334,10 @@ TEST_P(KilledHandle, TheLostRankIsGivenWithoutAnOperation) {
     EXPECT_THAT(other.error()->text(), HasSubstr("rank 1 is lost"));
     EXPECT_THAT(error_of([&] { pending.wait(); }).ranks(), ElementsAre(2));
     EXPECT_THAT(error_of([&] { static_cast<void>(group.barrier()); }).ranks(), ElementsAre(2));
-    EXPECT_THAT(error_of([&] { static_cast<void>(group.new_group({0, 1, 2})); }).ranks(), ElementsAre(2));
+    EXPECT_THAT(error_of([&] {
+                  static_cast<void>(group.new_group({0, 1, 2}));
+                }).ranks(),
+                ElementsAre(2));
     group.leave(kForever);  // waits for nobody
     other.leave(kForever);
   });

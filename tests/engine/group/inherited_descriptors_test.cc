@@ -1,4 +1,5 @@
-// What a program has open that a rank starts by exec: nothing of Weft's, nor of the libraries below it.
+// What a program has open that a rank starts by exec: nothing of Weft's, nor of the libraries below
+// it.
 #include <cstdio>
 #include <set>
 #include <stdexcept>
@@ -18,8 +19,8 @@
 namespace weft {
 namespace {
 
-// Of a program that is started now: "0 -> /dev/null" and the like, but for the pipe that it prints to and the folder that
-// it reads.
+// Of a program that is started now: "0 -> /dev/null" and the like, but for the pipe that it prints
+// to and the folder that it reads.
 std::set<std::string> open_in_a_program() {
   FILE* const program = ::popen("exec ls -l /proc/self/fd", "r");
   if (program == nullptr) throw std::runtime_error("popen");
@@ -28,7 +29,8 @@ std::set<std::string> open_in_a_program() {
     const std::string text = line;
     const auto arrow = text.find(" -> ");
     if (arrow == std::string::npos || text.find("/proc/", arrow) != std::string::npos) continue;
-    const std::string number = text.substr(text.rfind(' ', arrow - 1) + 1, arrow - text.rfind(' ', arrow - 1) - 1);
+    const std::string number =
+        text.substr(text.rfind(' ', arrow - 1) + 1, arrow - text.rfind(' ', arrow - 1) - 1);
     if (number != "1") found.insert(text.substr(text.rfind(' ', arrow - 1) + 1));
   }
   ::pclose(program);
@@ -70,7 +72,8 @@ void expect_nothing_of_an_agents(const std::string& transport) {
 }
 
 class InheritedDescriptors : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Backends, InheritedDescriptors, testing::Values("gloo", "shm", "tcp", "verbs"),
+INSTANTIATE_TEST_SUITE_P(Backends, InheritedDescriptors,
+                         testing::Values("gloo", "shm", "tcp", "verbs"),
                          [](const auto& backend) { return backend.param; });
 
 TEST_P(InheritedDescriptors, AreNoneOfAGroups) {

@@ -131,7 +131,8 @@ TEST_P(Inline, HasTheErrorOfAnAbortedOperation) {
       ASSERT_TRUE(told->error);
       EXPECT_EQ(told->error->blame(), Blame::Cancelled);
       EXPECT_EQ(told->error->text(), work.error()->text());
-      EXPECT_NE(told->error->text().find("recv from rank 1"), std::string::npos) << told->error->text();
+      EXPECT_NE(told->error->text().find("recv from rank 1"), std::string::npos)
+          << told->error->text();
     }
   });
 }
@@ -161,7 +162,8 @@ TEST_P(Inline, WhatItThrowsIsLogged) {
     for (const bool has_ended : {false, true}) {
       Work work = group.all_reduce(torch::ones({4}));
       if (has_ended) work.wait();
-      work.on_done_inline([](const std::optional<Error>&) { throw std::runtime_error("not my day"); });
+      work.on_done_inline(
+          [](const std::optional<Error>&) { throw std::runtime_error("not my day"); });
       work.wait();
       group.barrier().wait();
     }
@@ -183,11 +185,12 @@ TEST_P(Inline, MayDropTheLastHandleOfTheGroup) {
     Told told;
     {
       Work work = own.all_reduce(tensor);
-      work.on_done_inline([tell = told.function(), last = std::make_shared<ProcessGroup>(std::move(own))](
-                              const std::optional<Error>& error) mutable {
-        last.reset();
-        tell(error);
-      });
+      work.on_done_inline(
+          [tell = told.function(), last = std::make_shared<ProcessGroup>(std::move(own))](
+              const std::optional<Error>& error) mutable {
+            last.reset();
+            tell(error);
+          });
     }
     ASSERT_TRUE(told.came());
     EXPECT_FALSE(told.error);

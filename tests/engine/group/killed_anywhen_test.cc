@@ -1,5 +1,6 @@
-// A rank that is killed at an instant that nobody has chosen, in the middle of whatever all do: the others are told who it
-// was, by what they wait for and by all that comes later, and no result was wrong before.
+// A rank that is killed at an instant that nobody has chosen, in the middle of whatever all do: the
+// others are told who it was, by what they wait for and by all that comes later, and no result was
+// wrong before.
 #include <deque>
 #include <random>
 
@@ -52,7 +53,9 @@ class Stream {
     switch (below(6)) {
       case 0: keep(group_.all_reduce(mine), mine, kSum); break;
       case 1: keep(group_.broadcast(mine, root), mine, root + 1.0); break;
-      case 2: keep(group_.reduce(mine, root), rank == root ? mine : torch::full({1}, kSum), kSum); break;
+      case 2:
+        keep(group_.reduce(mine, root), rank == root ? mine : torch::full({1}, kSum), kSum);
+        break;
       case 3: {
         auto all = torch::zeros({kRanks * size});
         keep(group_.all_gather_into(all, mine), all.narrow(0, root * size, size), root + 1.0);
@@ -100,7 +103,8 @@ TEST_P(KilledAnywhen, IsNamedToAllOthers) {
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
       const std::string named = "rank " + std::to_string(victim) + " is lost";
       EXPECT_NE(error.text().find(named), std::string::npos) << error.text();
-      EXPECT_EQ(error.text().find(named), error.text().rfind(named)) << "named twice: " << error.text();
+      EXPECT_EQ(error.text().find(named), error.text().rfind(named))
+          << "named twice: " << error.text();
     };
     expect_lost([&] { Stream(group, seed).run(); });
     expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
@@ -110,7 +114,8 @@ TEST_P(KilledAnywhen, IsNamedToAllOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Group, KilledAnywhen,
-                         testing::Combine(testing::Values("gloo", "shm", "tcp"), testing::Range(0, 4)),
+                         testing::Combine(testing::Values("gloo", "shm", "tcp"),
+                                          testing::Range(0, 4)),
                          harness::killed_name);
 
 }  // namespace

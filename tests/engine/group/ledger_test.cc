@@ -96,7 +96,8 @@ TEST(Ledger, PendingCollectivesBeyondALeaversLastAreLeftBehind) {
   EXPECT_FALSE(fixture.ledger.left_behind());
   fixture.leaving(5, 0);
   ASSERT_TRUE(fixture.ledger.left_behind());
-  EXPECT_EQ(fixture.ledger.left_behind()->text(), "rank 1 left group 'g' after 0 collectives; #1 will never complete");
+  EXPECT_EQ(fixture.ledger.left_behind()->text(),
+            "rank 1 left group 'g' after 0 collectives; #1 will never complete");
 }
 
 TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
@@ -144,8 +145,9 @@ TEST(Ledger, AReceiveFromAnySourceIsLeftBehindOnlyByAllOthers) {
   fixture.leaving(5, 0, "0 0 0 ");
   EXPECT_FALSE(fixture.ledger.left_behind()) << "rank 2 may send";
   fixture.leaving(6, 0, "1 0 0 ");
-  EXPECT_EQ(fixture.ledger.left_behind()->text(),
-            "all other ranks have left group 'g' with fewer messages to this rank than it receives");
+  EXPECT_EQ(
+      fixture.ledger.left_behind()->text(),
+      "all other ranks have left group 'g' with fewer messages to this rank than it receives");
 }
 
 TEST(Ledger, SaysWhoHasLeft) {
@@ -178,7 +180,8 @@ TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
   fixture.ledger.on_gone(6);
   EXPECT_EQ(nothing_left(fixture), std::vector<int>{});
   Fixture alone;
-  EXPECT_EQ(alone.ledger.await_others([](int rank) { return rank == 5; }, Deadline::in(std::chrono::seconds(0))),
+  EXPECT_EQ(alone.ledger.await_others([](int rank) { return rank == 5; },
+                                      Deadline::in(std::chrono::seconds(0))),
             std::vector<int>{1});
   alone.ledger.on_alone();
   EXPECT_EQ(nothing_left(alone), std::vector<int>{});

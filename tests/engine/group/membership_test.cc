@@ -18,7 +18,8 @@ namespace {
 class Member {
  public:
   explicit Member(StoreBootstrap& store) {
-    std::istringstream text(to_text(store.get("weft/member/0", Deadline::in(std::chrono::seconds(20)))));
+    std::istringstream text(
+        to_text(store.get("weft/member/0", Deadline::in(std::chrono::seconds(20)))));
     std::string host, token;
     int port = 0;
     text >> host >> port >> token;
@@ -29,7 +30,8 @@ class Member {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     EXPECT_EQ(::connect(socket_.get(), there.get(), there.length), 0);
     const std::string hello = encode({FrameType::Hello, 1, 0, "", token});
-    EXPECT_EQ(::send(socket_.get(), hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
+    EXPECT_EQ(::send(socket_.get(), hello.data(), hello.size(), 0),
+              static_cast<ssize_t>(hello.size()));
   }
 
   // How many frames come until the one of this number, or until nothing comes.
@@ -56,7 +58,8 @@ class Member {
 TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
   constexpr int kFrames = 300;
   const auto loop = std::make_shared<EventLoop>("membership");
-  const auto store = std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
   const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
   hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   Member member(*store);
@@ -68,18 +71,22 @@ TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
 
 TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
   const auto loop = std::make_shared<EventLoop>("membership");
-  const auto store = std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
   const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
   std::promise<std::string> lost;
   Membership::Listener listener;
-  listener.lost = [&](int rank, const std::string& how) { lost.set_value(std::to_string(rank) + ": " + how); };
+  listener.lost = [&](int rank, const std::string& how) {
+    lost.set_value(std::to_string(rank) + ": " + how);
+  };
   listener.gone = [](int) {};
   hub->listen("group", listener);
   hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   const Member member(*store);
   auto told = lost.get_future();
   // The kernel's buffers take some of it.
-  for (int i = 0; i < 2000 && told.wait_for(std::chrono::seconds(0)) != std::future_status::ready; ++i) {
+  for (int i = 0; i < 2000 && told.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+       ++i) {
     hub->send({FrameType::Leaving, 0, 0, "group", std::string(kMaxFrameText, ' ')});
   }
   ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
@@ -89,7 +96,8 @@ TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
 
 TEST(Membership, IsBusyWhereNoDescriptorIsLeftToListenWith) {
   const auto loop = std::make_shared<EventLoop>("membership");
-  const auto store = std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   const rlimit none{0, limit.rlim_max};

@@ -26,10 +26,11 @@ class Messages : public testing::TestWithParam<Setting> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, Messages,
-                         testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"},
-                                         Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
-                         [](const auto& of) { return of.param.backend + harness::name(of.param.as); });
+INSTANTIATE_TEST_SUITE_P(
+    , Messages,
+    testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"},
+                    Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
+    [](const auto& of) { return of.param.backend + harness::name(of.param.as); });
 
 TEST_P(Messages, PP001_EveryRankSendsToEveryOtherAtOnce) {
   on_ranks(4, [](ProcessGroup& group) {
@@ -45,7 +46,8 @@ TEST_P(Messages, PP001_EveryRankSendsToEveryOtherAtOnce) {
     for (const Work& work : works) EXPECT_TRUE(work.query());
     for (int peer = 0; peer < 4; ++peer) {
       if (peer == group.rank()) continue;
-      EXPECT_TRUE(torch::equal(received[static_cast<std::size_t>(peer)], torch::full({1000}, 10.0 * peer + group.rank())));
+      EXPECT_TRUE(torch::equal(received[static_cast<std::size_t>(peer)],
+                               torch::full({1000}, 10.0 * peer + group.rank())));
     }
   });
 }
@@ -74,7 +76,8 @@ TEST_P(Messages, OfOneTagArriveInTheOrderTheyWereSent) {
     std::vector<at::Tensor> tensors;
     for (int i = 0; i < 100; ++i) {
       tensors.push_back(torch::full({1}, group.rank() == 0 ? i : -1, at::kInt));
-      works.push_back(group.rank() == 0 ? group.send(tensors.back(), 1, 3) : group.recv(tensors.back(), 0, 3));
+      works.push_back(group.rank() == 0 ? group.send(tensors.back(), 1, 3)
+                                        : group.recv(tensors.back(), 0, 3));
     }
     for (Work& work : works) work.wait();
     for (int i = 0; i < 100; ++i) EXPECT_EQ(tensors[static_cast<std::size_t>(i)].item<int>(), i);
@@ -183,11 +186,14 @@ TEST_P(Messages, PP007_OneRankSendsToAllOthersWithAndWithoutHandlesAndTags) {
   });
 }
 
-// Many at a time, as a batch: to and from every other rank, of sizes that differ; around a ring; between two ranks only.
+// Many at a time, as a batch: to and from every other rank, of sizes that differ; around a ring;
+// between two ranks only.
 TEST_P(Messages, PP009_AtATimeHaveSizesOfTheirOwn) {
   on_ranks(3, [](ProcessGroup& group) {
     const int rank = group.rank();
-    const auto message = [](int from, int to) { return torch::full({1 + 3 * from + to}, 10 * from + to, at::kInt); };
+    const auto message = [](int from, int to) {
+      return torch::full({1 + 3 * from + to}, 10 * from + to, at::kInt);
+    };
     const auto exchange = [&](const std::vector<int>& to, const std::vector<int>& from, int tag) {
       std::vector<Work> works;
       std::vector<at::Tensor> received;
@@ -197,7 +203,8 @@ TEST_P(Messages, PP009_AtATimeHaveSizesOfTheirOwn) {
       }
       for (const int peer : to) works.push_back(group.send(message(rank, peer), peer, tag));
       for (Work& work : works) work.wait();
-      for (std::size_t i = 0; i < from.size(); ++i) EXPECT_TRUE(torch::equal(received[i], message(from[i], rank)));
+      for (std::size_t i = 0; i < from.size(); ++i)
+        EXPECT_TRUE(torch::equal(received[i], message(from[i], rank)));
     };
     const int next = (rank + 1) % 3, before = (rank + 2) % 3;
     for (const int tag : {0, 4}) {
@@ -262,7 +269,8 @@ TEST(Message, OfAnotherSizeIsAnErrorThatNamesTheReceiveOnce) {
                        const std::string name = "recv from rank 0";
                        const auto first = error.text().find(name);
                        ASSERT_NE(first, std::string::npos) << error.text();
-                       EXPECT_EQ(error.text().find(name, first + 1), std::string::npos) << error.text();
+                       EXPECT_EQ(error.text().find(name, first + 1), std::string::npos)
+                           << error.text();
                        const auto none = error_of([&] { group.recv(torch::ones({1}), 0).wait(); });
                        EXPECT_EQ(none.blame(), Blame::PeerLost) << none.what();
                      },

@@ -1,5 +1,5 @@
-// Ranks that call different things: over Weft's own transports each message says of which call it is, so that both ranks
-// have a Caller error at once, without any variable of the environment.
+// Ranks that call different things: over Weft's own transports each message says of which call it
+// is, so that both ranks have a Caller error at once, without any variable of the environment.
 #include <chrono>
 #include <latch>
 
@@ -22,25 +22,31 @@ using Call = std::function<void(ProcessGroup& group)>;
 
 class Mismatch : public testing::TestWithParam<const char*> {
  protected:
-  // The first rank makes one call, the second the other one: both are refused, long before the timeout.
+  // The first rank makes one call, the second the other one: both are refused, long before the
+  // timeout.
   static void expect_refused(const char* what, const Call& first, const Call& second) {
-    harness::run_ranks(As::Threads, 2,
-                       [&](ProcessGroup& group) {
-                         const auto start = std::chrono::steady_clock::now();
-                         const Error error = error_of([&] {
-                           (group.rank() == 0 ? first : second)(group);
-                           for (int more = 0; more < 2; ++more) group.all_reduce(torch::ones({3}, at::kDouble)).wait();
-                         });
-                         EXPECT_EQ(error.blame(), Blame::Caller)
-                             << what << ", rank " << group.rank() << ": " << error.what();
-                         EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << what;
-                       },
-                       {.backend = GetParam()});
+    harness::run_ranks(
+        As::Threads, 2,
+        [&](ProcessGroup& group) {
+          const auto start = std::chrono::steady_clock::now();
+          const Error error = error_of([&] {
+            (group.rank() == 0 ? first : second)(group);
+            for (int more = 0; more < 2; ++more)
+              group.all_reduce(torch::ones({3}, at::kDouble)).wait();
+          });
+          EXPECT_EQ(error.blame(), Blame::Caller)
+              << what << ", rank " << group.rank() << ": " << error.what();
+          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << what;
+        },
+        {.backend = GetParam()});
   }
 };
-INSTANTIATE_TEST_SUITE_P(, Mismatch, testing::Values("shm", "tcp"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, Mismatch, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return info.param; });
 
-at::Tensor ones(std::int64_t count = 4, at::ScalarType dtype = at::kFloat) { return torch::ones({count}, dtype); }
+at::Tensor ones(std::int64_t count = 4, at::ScalarType dtype = at::kFloat) {
+  return torch::ones({count}, dtype);
+}
 
 TEST_P(Mismatch, OfATensorThatIsEmptyOnOneRankOnlyIsRefused) {
   expect_refused(
@@ -56,9 +62,12 @@ TEST_P(Mismatch, OfATensorThatIsEmptyOnOneRankOnlyIsRefused) {
 
 TEST_P(Mismatch, OfAnythingThatACallIsMadeOfIsRefused) {
   const Call right = [](auto& group) { group.all_reduce(ones()).wait(); };
-  expect_refused("another dtype", right, [](auto& group) { group.all_reduce(ones(4, at::kInt)).wait(); });
-  expect_refused("another number of elements", right, [](auto& group) { group.all_reduce(ones(5)).wait(); });
-  expect_refused("another operator", right, [](auto& group) { group.all_reduce(ones(), ReduceOp::Max).wait(); });
+  expect_refused("another dtype", right,
+                 [](auto& group) { group.all_reduce(ones(4, at::kInt)).wait(); });
+  expect_refused("another number of elements", right,
+                 [](auto& group) { group.all_reduce(ones(5)).wait(); });
+  expect_refused("another operator", right,
+                 [](auto& group) { group.all_reduce(ones(), ReduceOp::Max).wait(); });
   expect_refused("another call", right, [](auto& group) { group.broadcast(ones(), 1).wait(); });
   expect_refused("a barrier", right, [](auto& group) { group.barrier().wait(); });
   expect_refused(
@@ -93,8 +102,8 @@ TEST_P(Mismatch, OfTheDtypesOfAMessageIsRefusedOnBothRanks) {
   }
 }
 
-// A root that only sends has ended its part before another rank refuses it: that reason reaches it, and not that the other
-// has left.
+// A root that only sends has ended its part before another rank refuses it: that reason reaches it,
+// and not that the other has left.
 TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
   std::latch has_left(1);
   harness::run_ranks(As::Threads, 2,
@@ -111,7 +120,8 @@ TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
                          group.leave(std::chrono::seconds(20));
                          has_left.count_down();
                        }
-                       EXPECT_EQ(error.blame(), Blame::Caller) << "rank " << group.rank() << ": " << error.what();
+                       EXPECT_EQ(error.blame(), Blame::Caller)
+                           << "rank " << group.rank() << ": " << error.what();
                        EXPECT_THAT(error.text(), HasSubstr("broadcast of 16 bytes"));
                      },
                      {.backend = GetParam()});
@@ -119,21 +129,22 @@ TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
 
 // As what a rank has nothing for: it is exchanged, and nothing is refused.
 TEST_P(Mismatch, IsNotWhereTensorsAreEmptyOnAllRanks) {
-  harness::run_ranks(As::Threads, 3,
-                     [](ProcessGroup& group) {
-                       group.all_reduce(ones(0)).wait();
-                       group.reduce(ones(0), 1).wait();
-                       group.broadcast(ones(0), 2).wait();
-                       group.all_gather(Tensors(3, ones(0)), ones(0)).wait();
-                       group.gather(group.rank() == 1 ? Tensors(3, ones(0)) : Tensors(), ones(0), 1).wait();
-                       group.scatter(ones(0), group.rank() == 1 ? Tensors(3, ones(0)) : Tensors(), 1).wait();
-                       group.reduce_scatter(ones(0), Tensors(3, ones(0))).wait();
-                       group.reduce_scatter_into(ones(0), ones(0)).wait();
-                       const auto one = ones(1);
-                       group.all_reduce(one).wait();
-                       EXPECT_EQ(one.item<float>(), 3);
-                     },
-                     {.backend = GetParam()});
+  harness::run_ranks(
+      As::Threads, 3,
+      [](ProcessGroup& group) {
+        group.all_reduce(ones(0)).wait();
+        group.reduce(ones(0), 1).wait();
+        group.broadcast(ones(0), 2).wait();
+        group.all_gather(Tensors(3, ones(0)), ones(0)).wait();
+        group.gather(group.rank() == 1 ? Tensors(3, ones(0)) : Tensors(), ones(0), 1).wait();
+        group.scatter(ones(0), group.rank() == 1 ? Tensors(3, ones(0)) : Tensors(), 1).wait();
+        group.reduce_scatter(ones(0), Tensors(3, ones(0))).wait();
+        group.reduce_scatter_into(ones(0), ones(0)).wait();
+        const auto one = ones(1);
+        group.all_reduce(one).wait();
+        EXPECT_EQ(one.item<float>(), 3);
+      },
+      {.backend = GetParam()});
 }
 
 }  // namespace

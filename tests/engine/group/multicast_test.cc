@@ -1,4 +1,5 @@
-// tcp://[multicast address]:port, over the loopback and over a cable between two network namespaces.
+// tcp://[multicast address]:port, over the loopback and over a cable between two network
+// namespaces.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -65,16 +66,19 @@ TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
     static_cast<void>(rank);
   });
   for (int rank = 0; rank < 2; ++rank) {
-    if (processes.next_word(rank) != "alone") GTEST_SKIP() << "this container may not make network namespaces";
+    if (processes.next_word(rank) != "alone")
+      GTEST_SKIP() << "this container may not make network namespaces";
   }
   const auto inside = [&](int rank, const std::string& command) {
     return "nsenter -t " + std::to_string(processes.process(rank)) + " -n ip " + command;
   };
   const std::string cable = "ip link add weft0 netns " + std::to_string(processes.process(0)) +
-                            " type veth peer name weft0 netns " + std::to_string(processes.process(1));
+                            " type veth peer name weft0 netns " +
+                            std::to_string(processes.process(1));
   for (const std::string& command :
-       {cable, inside(0, "addr add 10.77.7.1/24 dev weft0"), inside(1, "addr add 10.77.7.2/24 dev weft0"),
-        inside(0, "link set lo up"), inside(1, "link set lo up"), inside(0, "link set weft0 up"),
+       {cable, inside(0, "addr add 10.77.7.1/24 dev weft0"),
+        inside(1, "addr add 10.77.7.2/24 dev weft0"), inside(0, "link set lo up"),
+        inside(1, "link set lo up"), inside(0, "link set weft0 up"),
         inside(1, "link set weft0 up")}) {
     if (std::system((command + " 2>&1").c_str()) != 0) GTEST_SKIP() << "failed: " << command;
   }
@@ -142,7 +146,8 @@ TEST(Multicast, ARankThatIsGivenTwiceIsRefusedOnBothSides) {
   harness::run_threads(2, [&](int) {
     const auto error = error_of([&] { init_process_group(at(place, 3, 1)); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-    EXPECT_NE(error.text().find("rank 1 is given to this process and to the process at 127.0.0.1"), std::string::npos)
+    EXPECT_NE(error.text().find("rank 1 is given to this process and to the process at 127.0.0.1"),
+              std::string::npos)
         << error.text();
   });
 }

@@ -29,7 +29,8 @@ struct Report {
 
 // Each rank's has another size.
 Report report_of(int rank) {
-  Report made{std::string(static_cast<std::size_t>(rank * 1000), 'x'), {}, torch::full({rank, 2}, rank)};
+  Report made{
+      std::string(static_cast<std::size_t>(rank * 1000), 'x'), {}, torch::full({rank, 2}, rank)};
   for (int i = 0; i < rank; ++i) made.losses[i] = {0.5 * rank, i + 1.0};
   return made;
 }
@@ -50,7 +51,8 @@ class Objects : public testing::TestWithParam<const char*> {
 
 TEST_P(Objects, BroadcastGivesTheRoots) {
   on_ranks([](ProcessGroup& group) {
-    for (int root = 0; root < kRanks; ++root) expect_report(broadcast_object(report_of(group.rank()), root, group), root);
+    for (int root = 0; root < kRanks; ++root)
+      expect_report(broadcast_object(report_of(group.rank()), root, group), root);
     EXPECT_EQ(broadcast_object(group.rank() == 1 ? 7 : 0, 1, group), 7);
   });
 }
@@ -59,7 +61,8 @@ TEST_P(Objects, AllGatherGivesEachRanks) {
   on_ranks([](ProcessGroup& group) {
     const auto all = all_gather_object(report_of(group.rank()), group);
     ASSERT_EQ(all.size(), kRanks);
-    for (int rank = 0; rank < kRanks; ++rank) expect_report(all[static_cast<std::size_t>(rank)], rank);
+    for (int rank = 0; rank < kRanks; ++rank)
+      expect_report(all[static_cast<std::size_t>(rank)], rank);
   });
 }
 
@@ -67,14 +70,16 @@ TEST_P(Objects, GatherGivesThemToTheRoot) {
   on_ranks([](ProcessGroup& group) {
     const auto all = gather_object(report_of(group.rank()), kRoot, group);
     ASSERT_EQ(all.size(), group.rank() == kRoot ? kRanks : 0);
-    for (std::size_t rank = 0; rank < all.size(); ++rank) expect_report(all[rank], static_cast<int>(rank));
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      expect_report(all[rank], static_cast<int>(rank));
   });
 }
 
 TEST_P(Objects, ScatterGivesEachRankItsOwn) {
   on_ranks([](ProcessGroup& group) {
     std::vector<Report> all;
-    for (int rank = 0; rank < kRanks && group.rank() == kRoot; ++rank) all.push_back(report_of(rank));
+    for (int rank = 0; rank < kRanks && group.rank() == kRoot; ++rank)
+      all.push_back(report_of(rank));
     expect_report(scatter_object(all, kRoot, group), group.rank());
   });
 }
@@ -94,7 +99,8 @@ TEST_P(Objects, MessagesComeFromAnyRankWhole) {
       sum += source;
     }
     EXPECT_EQ(sum, 1 + 2);
-    for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(recv_object<std::string>(rank, group), "done");
+    for (int rank = 1; rank < kRanks; ++rank)
+      EXPECT_EQ(recv_object<std::string>(rank, group), "done");
   });
 }
 
@@ -106,13 +112,16 @@ TEST_P(Objects, WhatIsWrongIsSaid) {
       throw Error(Blame::Caller, "rank 0 has its own");
     });
     EXPECT_EQ(foreign.blame(), Blame::Caller);
-    const Error few = error_of([&] { scatter_object(std::vector<int>{1, 2}, group.rank(), group); });
+    const Error few = error_of([&] {
+      scatter_object(std::vector<int>{1, 2}, group.rank(), group);
+    });
     EXPECT_EQ(few.blame(), Blame::Caller);
     EXPECT_THAT(few.text(), HasSubstr("gives one for each of the 3 ranks"));
     const Error root = error_of([&] { gather_object(1, kRanks, group); });
     EXPECT_EQ(root.blame(), Blame::Caller);
     EXPECT_THAT(root.text(), HasSubstr("gather_object: root"));
-    EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2})) << "all are in step";
+    EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2}))
+        << "all are in step";
   });
 }
 
@@ -121,30 +130,39 @@ TEST_P(Objects, AnotherTypeNamesTheCallTheRankAndBothTypes) {
     const bool last = group.rank() == 2;
     const std::string own = last ? "double" : "int", theirs = last ? "int" : "double";
     const std::string whose = last ? "rank 0" : "rank 2";
-    const Error all = error_of(
-        [&] { last ? static_cast<void>(all_gather_object(2.5, group)) : static_cast<void>(all_gather_object(7, group)); });
+    const Error all = error_of([&] {
+      last ? static_cast<void>(all_gather_object(2.5, group))
+           : static_cast<void>(all_gather_object(7, group));
+    });
     EXPECT_EQ(all.blame(), Blame::Caller);
     EXPECT_EQ(all.text(), "all_gather_object: the value of " + whose + " is of type " + theirs +
-                              ", and this rank takes values of type " + own + "; give all ranks the same type");
+                              ", and this rank takes values of type " + own +
+                              "; give all ranks the same type");
     const std::vector<std::string> names{"a", "b", "c"};
     const Error part = error_of([&] {
       last ? static_cast<void>(scatter_object(names, 2, group))
            : static_cast<void>(scatter_object(std::vector<int>(), 2, group));
       if (last) throw Error(Blame::Caller, "rank 2 has its own");
     });
-    if (!last) EXPECT_THAT(part.text(), HasSubstr("scatter_object: the value of rank 2 is of type std::string, and"));
+    if (!last)
+      EXPECT_THAT(part.text(),
+                  HasSubstr("scatter_object: the value of rank 2 is of type std::string, and"));
     if (group.rank() == 0) send_object(1L << 40, 1, group);
     if (group.rank() == 1) {
       EXPECT_THAT(error_of([&] { recv_object<int>(kAnySource, group); }).text(),
-                  HasSubstr("recv_object: the value of rank 0 is of type long, and this rank takes values of type int"));
+                  HasSubstr("recv_object: the value of rank 0 is of type long, and this rank takes "
+                            "values of type int"));
     }
-    EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2})) << "all are in step";
+    EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2}))
+        << "all are in step";
   });
 }
 
 TEST_P(Objects, BytesThatNameNoTypeAreRefused) {
-  for (const auto& bytes : {detail::Bytes(), detail::Bytes(1), detail::Bytes(2), detail::Bytes(64, std::byte{0xff})}) {
-    EXPECT_EQ(error_of([&] { detail::of_type(typeid(int), bytes, "broadcast_object", 1); }).blame(), Blame::Caller);
+  for (const auto& bytes :
+       {detail::Bytes(), detail::Bytes(1), detail::Bytes(2), detail::Bytes(64, std::byte{0xff})}) {
+    EXPECT_EQ(error_of([&] { detail::of_type(typeid(int), bytes, "broadcast_object", 1); }).blame(),
+              Blame::Caller);
   }
 }
 

@@ -1,5 +1,5 @@
-// The agreement on who takes part in a rendezvous by multicast, over a scripted network: datagrams are lost, doubled and
-// late as the test says, and the clock is the test's.
+// The agreement on who takes part in a rendezvous by multicast, over a scripted network: datagrams
+// are lost, doubled and late as the test says, and the clock is the test's.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@ namespace {
 using std::chrono::milliseconds;
 using Time = Roster::Time;
 
-Announcement of(std::uint64_t nonce, int world_size, std::optional<int> rank = {}, const std::string& group = "job") {
+Announcement of(std::uint64_t nonce, int world_size, std::optional<int> rank = {},
+                const std::string& group = "job") {
   Announcement announcement;
   announcement.nonce = nonce;
   announcement.world_size = world_size;
@@ -29,9 +30,12 @@ struct Crowd {
   Time now{};
   std::map<std::uint64_t, Roster> members;
 
-  void come(const Announcement& announcement) { members.emplace(announcement.nonce, Roster(announcement, now)); }
+  void come(const Announcement& announcement) {
+    members.emplace(announcement.nonce, Roster(announcement, now));
+  }
 
-  // Everybody announces, everybody else hears it, through the bytes of a datagram; `lost` drops some.
+  // Everybody announces, everybody else hears it, through the bytes of a datagram; `lost` drops
+  // some.
   void round(const std::function<bool(std::uint64_t from, std::uint64_t to)>& lost = {}) {
     now += milliseconds(100);
     for (auto& [from, sender] : members) {
@@ -43,7 +47,8 @@ struct Crowd {
     }
   }
   bool all_decided() const {
-    return std::all_of(members.begin(), members.end(), [](const auto& one) { return one.second.decided(); });
+    return std::all_of(members.begin(), members.end(),
+                       [](const auto& one) { return one.second.decided(); });
   }
 };
 
@@ -152,8 +157,8 @@ TEST(Roster, RanksGivenTwiceAreAConflictOnBothSides) {
   for (const auto& [nonce, roster] : crowd.members) {
     ASSERT_TRUE(roster.conflict());
     EXPECT_EQ(roster.conflict()->blame(), Blame::Caller);
-    EXPECT_EQ(roster.conflict()->text(),
-              "rank 1 is given to this process and to the process at " + address_of(nonce == 1 ? 2 : 1));
+    EXPECT_EQ(roster.conflict()->text(), "rank 1 is given to this process and to the process at " +
+                                             address_of(nonce == 1 ? 2 : 1));
   }
 }
 
@@ -163,7 +168,8 @@ TEST(Roster, WorldSizesThatDifferAreAConflict) {
   crowd.come(of(2, 3));
   crowd.round();
   ASSERT_TRUE(crowd.members.at(1).conflict());
-  EXPECT_EQ(crowd.members.at(1).conflict()->text(), "the process at 10.0.0.2 gives the world size 3, this one gives 2");
+  EXPECT_EQ(crowd.members.at(1).conflict()->text(),
+            "the process at 10.0.0.2 gives the world size 3, this one gives 2");
 }
 
 TEST(Roster, WhoComesWhenAllRanksAreTakenIsToldSo) {
@@ -175,7 +181,8 @@ TEST(Roster, WhoComesWhenAllRanksAreTakenIsToldSo) {
   crowd.come(of(3, 2));
   crowd.round();
   ASSERT_TRUE(crowd.members.at(3).conflict());
-  EXPECT_EQ(crowd.members.at(3).conflict()->text(), "2 other processes have joined already; this one is too many");
+  EXPECT_EQ(crowd.members.at(3).conflict()->text(),
+            "2 other processes have joined already; this one is too many");
   EXPECT_FALSE(crowd.members.at(1).conflict());
 }
 

@@ -14,7 +14,9 @@ using harness::error_of;
 
 class SparseSums : public testing::TestWithParam<As> {
  protected:
-  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+  static void on_ranks(int ranks, const harness::Body& body) {
+    harness::run_ranks(GetParam(), ranks, body);
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(, SparseSums, testing::Values(As::Threads, As::Processes),
@@ -73,10 +75,15 @@ TEST_P(SparseSums, CG007_OtherOperatorsCollectivesAndLayoutsAreRefused) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto mine = rows_of(group.rank());
     for (const auto op : {ReduceOp::Avg, ReduceOp::Max, ReduceOp::Product}) {
-      EXPECT_EQ(error_of([&] { static_cast<void>(group.all_reduce(mine, op)); }).blame(), Blame::Unsupported);
+      EXPECT_EQ(error_of([&] { static_cast<void>(group.all_reduce(mine, op)); }).blame(),
+                Blame::Unsupported);
     }
-    EXPECT_EQ(error_of([&] { static_cast<void>(group.broadcast(mine, 0)); }).blame(), Blame::Caller);
-    EXPECT_EQ(error_of([&] { static_cast<void>(group.all_reduce(torch::eye(3).to_sparse_csr())); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { static_cast<void>(group.broadcast(mine, 0)); }).blame(),
+              Blame::Caller);
+    EXPECT_EQ(error_of([&] {
+                static_cast<void>(group.all_reduce(torch::eye(3).to_sparse_csr()));
+              }).blame(),
+              Blame::Caller);
     group.all_reduce(mine).wait();  // nothing was sent
     EXPECT_TRUE(torch::equal(mine.to_dense(), sum_of_rows(2)));
   });
@@ -85,10 +92,13 @@ TEST_P(SparseSums, CG007_OtherOperatorsCollectivesAndLayoutsAreRefused) {
 TEST_P(SparseSums, CG007_WhatDiffersIsNamedOnEveryRankAndTheGroupGoesOn) {
   on_ranks(2, [](ProcessGroup& group) {
     const bool first = group.rank() == 0;
-    const auto refused = [&](const at::Tensor& zeroth, const at::Tensor& other, const std::string& what) {
-      const Error error = error_of([&] { static_cast<void>(group.all_reduce(first ? zeroth : other)); });
+    const auto refused = [&](const at::Tensor& zeroth, const at::Tensor& other,
+                             const std::string& what) {
+      const Error error =
+          error_of([&] { static_cast<void>(group.all_reduce(first ? zeroth : other)); });
       EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_NE(error.text().find("rank " + std::to_string(first ? 1 : 0) + " passed one of another " + what),
+      EXPECT_NE(error.text().find("rank " + std::to_string(first ? 1 : 0) +
+                                  " passed one of another " + what),
                 std::string::npos)
           << error.text();
     };

@@ -64,7 +64,8 @@ class TcpStore : public testing::Test {
   c10::intrusive_ptr<c10d::TCPStore> host_;
 };
 
-ProcessGroup join(const StorePointer& store, int rank, const std::string& name, const std::string& backend = "") {
+ProcessGroup join(const StorePointer& store, int rank, const std::string& name,
+                  const std::string& backend = "") {
   return init_process_group({.backend = backend,
                              .rank = rank,
                              .world_size = 2,
@@ -86,12 +87,14 @@ TEST_F(TcpStore, AllGroupsAndAgentsShareOneConnection) {
       groups.push_back(groups.back().new_group({0, 1}));
       groups.push_back(groups.back().split(0, 0));
     }
-    auto agent = rpc::init("worker" + std::to_string(rank), {.rank = rank,
-                                                             .world_size = 2,
-                                                             .store = c10::make_intrusive<c10d::PrefixStore>("rpc", store),
-                                                             .transports = {"shm"}});
+    auto agent = rpc::init("worker" + std::to_string(rank),
+                           {.rank = rank,
+                            .world_size = 2,
+                            .store = c10::make_intrusive<c10d::PrefixStore>("rpc", store),
+                            .transports = {"shm"}});
     for (ProcessGroup& group : groups) group.monitored_barrier(seconds(20));
-    if (rank == 0) EXPECT_EQ(connections(), before + 4) << "of each rank one, and the one beside it";
+    if (rank == 0)
+      EXPECT_EQ(connections(), before + 4) << "of each rank one, and the one beside it";
     for (ProcessGroup& group : groups) group.barrier().wait();
     agent.shutdown();
   });
@@ -122,12 +125,13 @@ TEST_F(TcpStore, AGroupThatWaitsHoldsUpNoOther) {
     if (rank == 0) {
       waiting = std::thread([&] {
         const Error error = harness::error_of([&] {
-          static_cast<void>(init_process_group({.rank = 0,
-                                                .world_size = 3,  // of which nobody else comes
-                                                .store = c10::make_intrusive<c10d::PrefixStore>("never", store),
-                                                .group_name = "never",
-                                                .timeout = seconds(3),
-                                                .device = c10::Device(c10::kCPU)}));
+          static_cast<void>(
+              init_process_group({.rank = 0,
+                                  .world_size = 3,  // of which nobody else comes
+                                  .store = c10::make_intrusive<c10d::PrefixStore>("never", store),
+                                  .group_name = "never",
+                                  .timeout = seconds(3),
+                                  .device = c10::Device(c10::kCPU)}));
         });
         EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       });
@@ -140,9 +144,10 @@ TEST_F(TcpStore, AGroupThatWaitsHoldsUpNoOther) {
 
 TEST_F(TcpStore, ConnectionsAreSharedByStoreWithTheirPrefixes) {
   const StorePointer store = client();
-  const StorePointer outer =
-      c10::make_intrusive<c10d::PrefixStore>("outer/", c10::make_intrusive<c10d::PrefixStore>("inner", store));
-  const auto shared = group::connection_of(outer), again = group::connection_of(outer), bare = group::connection_of(store);
+  const StorePointer outer = c10::make_intrusive<c10d::PrefixStore>(
+      "outer/", c10::make_intrusive<c10d::PrefixStore>("inner", store));
+  const auto shared = group::connection_of(outer), again = group::connection_of(outer),
+             bare = group::connection_of(store);
   const auto innermost = [](const StorePointer& given) {
     auto* const prefix = dynamic_cast<c10d::PrefixStore*>(given.get());
     return prefix == nullptr ? given : prefix->getUnderlyingNonPrefixStore();
@@ -170,7 +175,8 @@ TEST_F(TcpStore, ALostHostIsNoticedBeforeC10dIsAsked) {
   for (int i = 0; i < 2; ++i) {
     const Error error = harness::error_of([&] { store.exists("key"); });
     EXPECT_EQ(error.blame(), Blame::PeerLost);
-    EXPECT_NE(error.text().find("the process that hosts it has ended"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("the process that hosts it has ended"), std::string::npos)
+        << error.text();
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }

@@ -21,7 +21,9 @@ using harness::error_of;
 
 class Subgroups : public testing::TestWithParam<As> {
  protected:
-  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+  static void on_ranks(int ranks, const harness::Body& body) {
+    harness::run_ranks(GetParam(), ranks, body);
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(, Subgroups, testing::Values(As::Threads, As::Processes),
@@ -93,7 +95,8 @@ TEST_P(Subgroups, CC008_RootsAreRanksOfTheGroupInItsOrder) {
   });
 }
 
-// As with PyTorch's use_local_synchronization: the others do not call, or have called for another group before.
+// As with PyTorch's use_local_synchronization: the others do not call, or have called for another
+// group before.
 TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
   on_ranks(4, [](ProcessGroup& group) {
     const int rank = group.rank();
@@ -131,7 +134,8 @@ TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
 TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
   on_ranks(1, [](ProcessGroup& group) {
     const auto name_of = [](ProcessGroup& of) {
-      const std::string text = error_of([&] { static_cast<void>(of.broadcast(torch::ones({1}), 7)); }).text();
+      const std::string text =
+          error_of([&] { static_cast<void>(of.broadcast(torch::ones({1}), 7)); }).text();
       const auto begin = text.find("group '") + 7;
       return text.substr(begin, text.find('\'', begin) - begin);
     };
@@ -141,10 +145,10 @@ TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
   });
   if (GetParam() == As::Processes) return;
   on_ranks(8, [](ProcessGroup& group) {
-    for (const auto& [ranks, name] :
-         std::vector<std::pair<std::vector<int>, std::string>>{{{0, 1, 2, 3, 4, 5, 6, 7}, "default/0-7"},
-                                                               {{0, 2, 4, 6, 1, 3}, "default/0-6:2,1,3"},
-                                                               {{7, 6, 5, 0, 1}, "default/7-5:-1,0,1"}}) {
+    for (const auto& [ranks, name] : std::vector<std::pair<std::vector<int>, std::string>>{
+             {{0, 1, 2, 3, 4, 5, 6, 7}, "default/0-7"},
+             {{0, 2, 4, 6, 1, 3}, "default/0-6:2,1,3"},
+             {{7, 6, 5, 0, 1}, "default/7-5:-1,0,1"}}) {
       auto made = group.new_group(ranks);
       if (!made) continue;
       const auto error = error_of([&] { static_cast<void>(made.broadcast(torch::ones({1}), 8)); });
@@ -192,7 +196,8 @@ TEST_P(Subgroups, CC013_OfOneSizeByDivisionAndByEnumeration) {
   on_ranks(4, [](ProcessGroup& group) {
     const int rank = group.rank();
     auto pair = group.split(rank / 2, rank);
-    EXPECT_EQ(members_of(pair, rank), rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{2, 3}));
+    EXPECT_EQ(members_of(pair, rank),
+              rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{2, 3}));
     for (const auto& lists : {std::vector<std::vector<int>>{{0, 2}, {1, 3}}, {{3}, {0, 1, 2}}}) {
       std::vector<ProcessGroup> own;
       for (const auto& list : lists) {
@@ -229,7 +234,8 @@ TEST_P(Subgroups, SplitGroupsByColorAndOrdersByKeyThenRank) {
   on_ranks(4, [](ProcessGroup& group) {
     auto half = group.split(group.rank() % 2, -group.rank());  // reversed
     ASSERT_TRUE(half);
-    EXPECT_EQ(members_of(half, group.rank()), group.rank() % 2 == 0 ? (std::vector<int>{2, 0}) : (std::vector<int>{3, 1}));
+    EXPECT_EQ(members_of(half, group.rank()),
+              group.rank() % 2 == 0 ? (std::vector<int>{2, 0}) : (std::vector<int>{3, 1}));
     auto same_key = group.split(7, 0);
     EXPECT_EQ(members_of(same_key, group.rank()), (std::vector<int>{0, 1, 2, 3}));
     auto without_last = group.split(group.rank() == 3 ? -1 : 0, group.rank());
@@ -292,7 +298,8 @@ TEST_P(Subgroups, CG013_MonitoredBarrierNamesEveryRankThatDidNotCome) {
     if (group.rank() == 0) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
-      EXPECT_NE(error.text().find("ranks 1, 3 did not come within 300 ms"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("ranks 1, 3 did not come within 300 ms"), std::string::npos)
+          << error.text();
     } else if (group.rank() == 2) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::seconds(20)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
@@ -308,7 +315,8 @@ TEST_P(Subgroups, CG013_MonitoredBarrierWithoutRankZeroSaysSo) {
     if (group.rank() == 1) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
-      EXPECT_NE(error.text().find("rank 0 did not within 50 ms"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("rank 0 did not within 50 ms"), std::string::npos)
+          << error.text();
     }
     group.barrier().wait();
   });
@@ -319,12 +327,14 @@ TEST_P(Subgroups, CG013_WhoIsCountedInHearsHowItWentThoughItsOwnTimeIsOver) {
     const auto error_after = [&](int limit) {
       return error_of([&] { group.monitored_barrier(std::chrono::milliseconds(limit)); });
     };
-    if (group.rank() == 1) static_cast<void>(error_after(50));  // it gives up before the others come
+    if (group.rank() == 1)
+      static_cast<void>(error_after(50));  // it gives up before the others come
     group.barrier().wait();
     if (group.rank() != 1) {
       const Error error = error_after(group.rank() == 0 ? 3000 : 300);
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      EXPECT_NE(error.text().find("rank 1 did not come within 3"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("rank 1 did not come within 3"), std::string::npos)
+          << error.text();
     }
     group.barrier().wait();
   });
@@ -337,11 +347,14 @@ TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
       group.store()->wait({"monitored/1/1", "monitored/1/2"});  // they have come
       const auto error = error_of([&] { group.monitored_barrier(milliseconds(0)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      EXPECT_NE(error.text().find("ranks 1, 2 did not come within 0 ms"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("ranks 1, 2 did not come within 0 ms"), std::string::npos)
+          << error.text();
     } else {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::seconds(20)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      EXPECT_NE(error.text().find("rank " + std::to_string(group.rank()) + " came"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("rank " + std::to_string(group.rank()) + " came"),
+                std::string::npos)
+          << error.text();
     }
     group.barrier().wait();
     group.monitored_barrier(std::chrono::seconds(20));
@@ -352,7 +365,8 @@ TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
 TEST_P(Subgroups, ARankThatGaveUpAMonitoredBarrierIsNotCountedInALaterOne) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
-      EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); }).blame(), Blame::Timeout);
+      EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); }).blame(),
+                Blame::Timeout);
     }
     group.barrier().wait();
     if (group.rank() == 0) {
@@ -361,7 +375,8 @@ TEST_P(Subgroups, ARankThatGaveUpAMonitoredBarrierIsNotCountedInALaterOne) {
     }
     group.barrier().wait();
     group.monitored_barrier(std::chrono::seconds(20));  // now both come
-    EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(-5)); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(-5)); }).blame(),
+              Blame::Caller);
   });
 }
 
@@ -380,13 +395,16 @@ TEST_P(Subgroups, ARankThatLeftOutAMonitoredBarrierIsInStepInTheNext) {
 TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
-    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    auto group = init_process_group(
+        {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
     std::vector<std::int64_t> keys;
     for (int round = 0; round < 6; ++round) {
       // One that fails on each rank, and one that passes.
       for (const int alone : {0, 1}) {
         if (rank == alone) {
-          EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(10)); }).blame(), Blame::Timeout);
+          EXPECT_EQ(
+              error_of([&] { group.monitored_barrier(std::chrono::milliseconds(10)); }).blame(),
+              Blame::Timeout);
         }
         group.barrier().wait();
       }
@@ -399,7 +417,8 @@ TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
   });
 }
 
-// Shows a rank that another has come to a monitored barrier, and holds its next step up until that one has given up.
+// Shows a rank that another has come to a monitored barrier, and holds its next step up until that
+// one has given up.
 class GivenUpInBetween final : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& keys) override {
@@ -424,8 +443,10 @@ class GivenUpInBetween final : public c10d::HashStore {
 TEST(MonitoredBarrier, GivenUpWhileRankZeroLooksIsATimeoutOfItsOwn) {
   const auto store = c10::make_intrusive<GivenUpInBetween>();
   harness::run_threads(2, [&](int rank) {
-    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
-    const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(rank == 0 ? 1000 : 300)); });
+    auto group = init_process_group(
+        {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    const auto error = error_of(
+        [&] { group.monitored_barrier(std::chrono::milliseconds(rank == 0 ? 1000 : 300)); });
     if (rank == 1) store->give_up();
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     group.barrier().wait();
@@ -449,7 +470,10 @@ TEST_P(Subgroups, ARankThatWasMistakenInANewGroupIsInStepInTheNext) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
       EXPECT_EQ(error_of([&] { group.new_group({0, 0}); }).blame(), Blame::Caller);
-      EXPECT_EQ(error_of([&] { group.new_group({0, 1}, {.backend = "cpu:gloo,"}); }).blame(), Blame::Caller);
+      EXPECT_EQ(error_of([&] {
+                  group.new_group({0, 1}, {.backend = "cpu:gloo,"});
+                }).blame(),
+                Blame::Caller);
     }
     auto pair = group.new_group({0, 1});
     EXPECT_EQ(members_of(pair, group.rank()), (std::vector<int>{0, 1}));
@@ -478,7 +502,9 @@ TEST_P(Subgroups, WhatNeedsARankThatHasLeftFailsAtOnce) {
 
 TEST_P(Subgroups, DifferentBackendsAreSeenWhileJoining) {
   on_ranks(2, [](ProcessGroup& group) {
-    const auto error = error_of([&] { group.new_group({0, 1}, {.backend = group.rank() == 0 ? "gloo" : "tcp"}); });
+    const auto error = error_of([&] {
+      group.new_group({0, 1}, {.backend = group.rank() == 0 ? "gloo" : "tcp"});
+    });
     EXPECT_EQ(error.blame(), group.rank() == 0 ? Blame::PeerLost : Blame::Caller) << error.what();
     const std::string text = "rank 0 has backend 'gloo' for cpu tensors, rank 1 has 'tcp'";
     EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
@@ -512,7 +538,8 @@ class Misleading final : public c10d::HashStore {
   ~Misleading() override { ::close(silent_); }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     const bool is_that = key.ends_with("mesh/address/0");
-    HashStore::set(key, is_that ? std::vector<std::uint8_t>(address_.begin(), address_.end()) : value);
+    HashStore::set(key,
+                   is_that ? std::vector<std::uint8_t>(address_.begin(), address_.end()) : value);
   }
   const std::string& address() const { return address_; }
 
@@ -534,8 +561,9 @@ TEST(Joining, OverAnAddressThatCannotBeReachedNamesItAndWhatElseToChoose) {
     });
     if (rank == 0) return;
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-    for (const std::string& words : {"cannot connect (tcp) to " + store->address(), std::string("WEFT_SOCKET_IFNAME there"),
-                                     std::string("ProcessGroupOptions::backend")}) {
+    for (const std::string& words :
+         {"cannot connect (tcp) to " + store->address(), std::string("WEFT_SOCKET_IFNAME there"),
+          std::string("ProcessGroupOptions::backend")}) {
       EXPECT_NE(error.text().find(words), std::string::npos) << error.text();
     }
   });
@@ -557,7 +585,9 @@ TEST_P(Subgroups, TheUsersStoreIsSharedByTheGroupAndApartFromOthers) {
       pair.store()->set("key", std::string("of the pair"));
     }
     group.barrier().wait();
-    const auto text = [](const std::vector<std::uint8_t>& bytes) { return std::string(bytes.begin(), bytes.end()); };
+    const auto text = [](const std::vector<std::uint8_t>& bytes) {
+      return std::string(bytes.begin(), bytes.end());
+    };
     EXPECT_EQ(text(group.store()->get("key")), "of the parent");
     EXPECT_EQ(text(pair.store()->get("key")), "of the pair");
     group.barrier().wait();

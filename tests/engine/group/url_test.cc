@@ -26,8 +26,9 @@ TEST(Url, TakesHostPortPathAndQueryApart) {
 }
 
 TEST(Url, ST014_RefusesWhatItCannotRead) {
-  for (const char* text : {"", "host:80", "http://host", "tcp://host:x", "tcp://host:0", "tcp://host:65536", "tcp://[::1",
-                           "tcp://[::1]x", "env://?rank", "env://?color=3"}) {
+  for (const char* text :
+       {"", "host:80", "http://host", "tcp://host:x", "tcp://host:0", "tcp://host:65536",
+        "tcp://[::1", "tcp://[::1]x", "env://?rank", "env://?color=3"}) {
     try {
       Url::parse(text);
       ADD_FAILURE() << "'" << text << "' was taken";
@@ -45,7 +46,8 @@ TEST(Url, ST014_RefusesWhatItCannotRead) {
 TEST(Address, KnowsMulticastAddresses) {
   for (const char* text : {"224.0.0.1", "239.255.255.255", "ff02::1", "ff15::7%eth0"})
     EXPECT_TRUE(is_multicast(text)) << text;
-  for (const char* text : {"127.0.0.1", "10.0.0.1", "240.0.0.1", "::1", "fe80::1%lo", "localhost", "", "224.0.0"}) {
+  for (const char* text :
+       {"127.0.0.1", "10.0.0.1", "240.0.0.1", "::1", "fe80::1%lo", "localhost", "", "224.0.0"}) {
     EXPECT_FALSE(is_multicast(text)) << text;
   }
 }
@@ -54,8 +56,8 @@ TEST(Address, ForOthersIsNoLoopbackButWhereTheJobNamesOne) {
   for (const char* loopback : {"127.0.0.1", "127.0.1.1", "::1"}) {
     EXPECT_EQ(address_for_others("node1", loopback, "10.0.0.7"), "10.0.0.7") << loopback;
     EXPECT_EQ(address_for_others("node1", loopback, ""), loopback) << "there is no other";
-    for (const char* host : {"localhost", "localhost.localdomain", "a.localhost", "ip6-localhost", "127.0.0.1", "127.0.1.1",
-                             "::1", "::ffff:127.0.0.1"}) {
+    for (const char* host : {"localhost", "localhost.localdomain", "a.localhost", "ip6-localhost",
+                             "127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"}) {
       EXPECT_EQ(address_for_others(host, loopback, "10.0.0.7"), loopback) << host;
     }
   }

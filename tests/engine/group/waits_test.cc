@@ -1,5 +1,6 @@
-// A rank that waits for another says so, once a job, and names that one. The times after which it does are a fraction of a
-// second here; the ranks that come late do so when the line has been written.
+// A rank that waits for another says so, once a job, and names that one. The times after which it
+// does are a fraction of a second here; the ranks that come late do so when the line has been
+// written.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -45,7 +46,8 @@ class WaitLog {
   // Blocks until there are so many lines; fails the test where they do not come.
   void await(std::size_t lines) {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, 30s, [&] { return lines_.size() >= lines; })) ADD_FAILURE() << "nobody said that it waits";
+    if (!changed_.wait_for(lock, 30s, [&] { return lines_.size() >= lines; }))
+      ADD_FAILURE() << "nobody said that it waits";
   }
   std::vector<std::string> lines() {
     std::lock_guard lock(mutex_);
@@ -91,7 +93,8 @@ void on_ranks(int ranks, const std::function<void(int rank)>& body) {
 
 class WaitsOver : public testing::TestWithParam<const char*> {
  protected:
-  ProcessGroup join(int rank, int ranks, WaitReports reports = kOnce, std::chrono::milliseconds timeout = 60s) {
+  ProcessGroup join(int rank, int ranks, WaitReports reports = kOnce,
+                    std::chrono::milliseconds timeout = 60s) {
     return init_process_group({.backend = GetParam(),
                                .rank = rank,
                                .world_size = ranks,
@@ -119,12 +122,15 @@ TEST_P(WaitsOver, ACollectiveNamesTheRankThatHasNotComeOnceAJob) {
   });
   EXPECT_THAT(
       log_.lines(),
-      ElementsAre(AllOf(ContainsRegex("rank 0 has waited [0-9.]+ m?s in all_reduce #2 on group 'default': rank 2 has "
-                                      "not come; last seen in #1 \\(all_reduce, [0-9.]+ m?s ago\\)"),
-                        Not(HasSubstr("rank 1")), HasSubstr("SIGUSR1"), HasSubstr("WEFT_DEBUG=detail"))));
+      ElementsAre(
+          AllOf(ContainsRegex(
+                    "rank 0 has waited [0-9.]+ m?s in all_reduce #2 on group 'default': rank 2 has "
+                    "not come; last seen in #1 \\(all_reduce, [0-9.]+ m?s ago\\)"),
+                Not(HasSubstr("rank 1")), HasSubstr("SIGUSR1"), HasSubstr("WEFT_DEBUG=detail"))));
 }
 
-// Calls in which each rank of two only receives, or which the backend does not compare, so that none would ever end.
+// Calls in which each rank of two only receives, or which the backend does not compare, so that
+// none would ever end.
 TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
   using Call = std::function<Work(ProcessGroup&, int rank)>;
   struct Pair {
@@ -134,30 +140,38 @@ TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
   const Pair pairs[] = {
       {[](ProcessGroup& group, int rank) {
          const auto tensor = torch::ones({2});
-         return rank == 0 ? group.gather({torch::zeros({2}), torch::zeros({2})}, tensor, 0) : group.scatter(tensor, {}, 0);
+         return rank == 0 ? group.gather({torch::zeros({2}), torch::zeros({2})}, tensor, 0)
+                          : group.scatter(tensor, {}, 0);
        },
        "gather of 8 bytes of float32 to rank 0", "scatter of 8 bytes of float32 from rank 0"},
       {[](ProcessGroup& group, int rank) { return group.broadcast(torch::ones({2}), 1 - rank); },
-       "broadcast of 8 bytes of float32 from rank 1", "broadcast of 8 bytes of float32 from rank 0"},
+       "broadcast of 8 bytes of float32 from rank 1",
+       "broadcast of 8 bytes of float32 from rank 0"},
       {[](ProcessGroup& group, int rank) { return group.reduce(torch::ones({2}), rank); },
-       "reduce of 8 bytes of float32 with Sum to rank 0", "reduce of 8 bytes of float32 with Sum to rank 1"},
-      {[](ProcessGroup& group, int rank) { return rank == 0 ? group.all_reduce(torch::ones({2})) : group.barrier(); },
+       "reduce of 8 bytes of float32 with Sum to rank 0",
+       "reduce of 8 bytes of float32 with Sum to rank 1"},
+      {[](ProcessGroup& group, int rank) {
+         return rank == 0 ? group.all_reduce(torch::ones({2})) : group.barrier();
+       },
        "all_reduce of 8 bytes of float32 with Sum", "barrier"},
   };
   for (const Pair& pair : pairs) {
     // Gloo's ends on one of the ranks.
-    if (GetParam() == std::string("gloo") && std::string_view(pair.first).starts_with("reduce")) continue;
+    if (GetParam() == std::string("gloo") && std::string_view(pair.first).starts_with("reduce"))
+      continue;
     const std::string name = std::string(pair.first) + "/" + pair.second;
     on_ranks(2, [&](int rank) {
-      auto group = init_process_group({.backend = GetParam(),
-                                       .rank = rank,
-                                       .world_size = 2,
-                                       .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
-                                       .device = at::kCPU,
-                                       .wait_reports = kOnce});
+      auto group =
+          init_process_group({.backend = GetParam(),
+                              .rank = rank,
+                              .world_size = 2,
+                              .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
+                              .device = at::kCPU,
+                              .wait_reports = kOnce});
       const Error refused = error_of([&] { pair.call(group, rank).wait(); });
       EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
-      EXPECT_THAT(refused.text(), AllOf(HasSubstr("as operation "), HasSubstr("rank 0 called " + std::string(pair.first)),
+      EXPECT_THAT(refused.text(), AllOf(HasSubstr("as operation "),
+                                        HasSubstr("rank 0 called " + std::string(pair.first)),
                                         HasSubstr("rank 1 called " + std::string(pair.second))));
     });
   }
@@ -169,22 +183,25 @@ TEST_P(WaitsOver, CallsThatDifferAreFoundWhoeverComesLast) {
   for (int last = 0; last < 3; ++last) {
     const std::string name = std::to_string(last);
     on_ranks(3, [&](int rank) {
-      auto group = init_process_group({.backend = GetParam(),
-                                       .rank = rank,
-                                       .world_size = 3,
-                                       .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
-                                       .device = at::kCPU,
-                                       .wait_reports = {300ms}});
+      auto group =
+          init_process_group({.backend = GetParam(),
+                              .rank = rank,
+                              .world_size = 3,
+                              .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
+                              .device = at::kCPU,
+                              .wait_reports = {300ms}});
       const auto key = "waits/" + std::to_string(rank);
       if (rank == last) store_->wait({name + "/waits/" + std::to_string((last + 1) % 3)}, 30s);
       const Error refused = error_of([&] {
         Work work = group.broadcast(torch::ones({2}), rank == 0 ? 1 : 0);
-        std::this_thread::sleep_for(rank == last ? 0ms : 60ms);  // the others tell rank 0, which has not come
+        std::this_thread::sleep_for(
+            rank == last ? 0ms : 60ms);  // the others tell rank 0, which has not come
         store_->set(name + "/" + key, "");
         work.wait();
       });
       EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
-      EXPECT_THAT(refused.text(), HasSubstr("rank 0 called broadcast of 8 bytes of float32 from rank 1"));
+      EXPECT_THAT(refused.text(),
+                  HasSubstr("rank 0 called broadcast of 8 bytes of float32 from rank 1"));
     });
   }
 }
@@ -195,7 +212,8 @@ TEST_P(WaitsOver, ALongerWaitIsReportedAgain) {
     if (rank == 1) log_.await(3);
     group.barrier().wait();
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("barrier #1"), HasSubstr("barrier #1"), HasSubstr("barrier #1")));
+  EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("barrier #1"), HasSubstr("barrier #1"),
+                                        HasSubstr("barrier #1")));
 }
 
 TEST_P(WaitsOver, TheLowestOfThoseThatWaitSpeaks) {
@@ -222,8 +240,10 @@ TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
     }
     harness::meet(group);
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("recv from rank 1"),
-                                              HasSubstr("rank 1 has not taken part; last seen in no operation"))));
+  EXPECT_THAT(
+      log_.lines(),
+      ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("recv from rank 1"),
+                        HasSubstr("rank 1 has not taken part; last seen in no operation"))));
 }
 
 TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
@@ -242,8 +262,10 @@ TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
     }
   });
   EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(HasSubstr("recv from rank 1"),
-                                ContainsRegex("last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
+              ElementsAre(AllOf(
+                  HasSubstr("recv from rank 1"),
+                  ContainsRegex(
+                      "last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
 }
 
 TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
@@ -255,10 +277,12 @@ TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
     if (rank == 0) {
       Work sum = group.all_reduce(tensor);
       Work message = group.recv(torch::zeros({2}), 2);
-      EXPECT_THAT(group.waiting_for(),
-                  ElementsAre(StartsWith("all_reduce #2: rank 1 has not come; last seen in #1 (all_reduce, "),
-                              StartsWith("all_reduce #2: rank 2 has not come; last seen in #1 (all_reduce, "),
-                              AllOf(StartsWith("recv from rank 2"), HasSubstr(": rank 2 has not taken part"))));
+      EXPECT_THAT(
+          group.waiting_for(),
+          ElementsAre(
+              StartsWith("all_reduce #2: rank 1 has not come; last seen in #1 (all_reduce, "),
+              StartsWith("all_reduce #2: rank 2 has not come; last seen in #1 (all_reduce, "),
+              AllOf(StartsWith("recv from rank 2"), HasSubstr(": rank 2 has not taken part"))));
       store_->set("asked", "");
       sum.wait();
       message.wait();
@@ -281,9 +305,11 @@ TEST_P(WaitsOver, ATimeoutNamesTheRanksThatDidNotCome) {
       const Error late = error_of([&] { group.all_reduce(torch::ones({2})).wait(); });
       EXPECT_EQ(late.blame(), Blame::Timeout);
       for (const char* who : {"rank 1", "rank 2"}) {
-        EXPECT_THAT(late.text(), HasSubstr(std::string(who) + " has not come; last seen in #1 (barrier, "));
+        EXPECT_THAT(late.text(),
+                    HasSubstr(std::string(who) + " has not come; last seen in #1 (barrier, "));
       }
-      EXPECT_THAT(error_of([&] { group.barrier().wait(); }).text(), HasSubstr("rank 2 has not come"))
+      EXPECT_THAT(error_of([&] { group.barrier().wait(); }).text(),
+                  HasSubstr("rank 2 has not come"))
           << "and all later ones";
       store_->set("late", "");
     } else {
@@ -300,7 +326,8 @@ TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
     made.barrier().wait();
   });
   EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in the making of group 'default/0-2'"),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                HasSubstr("in the making of group 'default/0-2'"),
                                 HasSubstr("rank 1 has not come"), Not(HasSubstr("rank 2")),
                                 HasSubstr("all its ranks must make it"))));
 }
@@ -344,9 +371,10 @@ TEST_P(WaitsOver, ARankThatWaitsInAnotherGroupIsSaidToWaitThere) {
       work.wait();
     }
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"),
-                                              HasSubstr("in all_reduce #1 on group 'default': rank 1 has "),
-                                              HasSubstr("; it waits in all_reduce #1 of group 'default/0,1'"))));
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                HasSubstr("in all_reduce #1 on group 'default': rank 1 has "),
+                                HasSubstr("; it waits in all_reduce #1 of group 'default/0,1'"))));
 }
 
 TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
@@ -357,8 +385,10 @@ TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
     auto made = group.split(0, rank);
     made.barrier().wait();
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in split #1 of group 'default'"),
-                                              HasSubstr("rank 2 has not come; last seen in #1 (barrier, "))));
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                HasSubstr("in split #1 of group 'default'"),
+                                HasSubstr("rank 2 has not come; last seen in #1 (barrier, "))));
 }
 
 TEST_P(WaitsOver, AMonitoredBarrierNamesTheRankThatHasNotCome) {
@@ -368,7 +398,8 @@ TEST_P(WaitsOver, AMonitoredBarrierNamesTheRankThatHasNotCome) {
     group.monitored_barrier(30s);
   });
   EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in monitored_barrier"), HasSubstr("rank 2"))));
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in monitored_barrier"),
+                                HasSubstr("rank 2"))));
 }
 
 TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
@@ -381,7 +412,8 @@ TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
     log_.await(1);
     group.all_reduce(torch::ones({2})).wait();
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
 }
 
 TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
@@ -390,7 +422,8 @@ TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
     for (const int messages : {0, 1, 2}) {
       auto other = group.new_group({0, 1});
       std::vector<Work> works;
-      for (int i = 0; i < messages && rank == 0; ++i) works.push_back(other.send(torch::ones({1}), 1, 7));
+      for (int i = 0; i < messages && rank == 0; ++i)
+        works.push_back(other.send(torch::ones({1}), 1, 7));
       // Those before this one have come when it has.
       if (rank == 0) {
         other.send(torch::ones({1}), 1, 8).wait();
@@ -407,12 +440,11 @@ TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
     EXPECT_THAT(log_.lines(), IsEmpty()) << "it does not know";
     return;
   }
-  EXPECT_THAT(
-      log_.lines(),
-      ElementsAre(
-          HasSubstr(
-              "rank 1 leaves group 'default/0,1#2' with 1 message of rank 0 (tag 7, 4 bytes) that was never received"),
-          HasSubstr("with 2 messages that were never received; the first is of rank 0 (tag 7, 4 bytes)")));
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(HasSubstr("rank 1 leaves group 'default/0,1#2' with 1 message of rank 0 "
+                                    "(tag 7, 4 bytes) that was never received"),
+                          HasSubstr("with 2 messages that were never received; the first is of "
+                                    "rank 0 (tag 7, 4 bytes)")));
 }
 
 // As a program does that saves under `if (rank == 0)`.
@@ -422,8 +454,9 @@ TEST_P(WaitsOver, ACheckpointThatOneRankSavesAloneSaysThatAllMustCallIt) {
     if (rank == 0) {
       const Error late = error_of([&] { checkpoint::save("never-written.pt", group, {}); });
       EXPECT_EQ(late.blame(), Blame::Timeout);
-      EXPECT_THAT(late.text(), AllOf(HasSubstr("checkpoint::save: "), HasSubstr("rank 1 has not come"),
-                                     HasSubstr("all ranks of the group must call checkpoint::save")));
+      EXPECT_THAT(late.text(),
+                  AllOf(HasSubstr("checkpoint::save: "), HasSubstr("rank 1 has not come"),
+                        HasSubstr("all ranks of the group must call checkpoint::save")));
       store_->set("late", "");
     } else {
       store_->wait({"late"}, 30s);
@@ -438,7 +471,8 @@ TEST_P(WaitsOver, ACheckpointThatARankHasLeftAloneSaysThatAllMustCallIt) {
     if (rank == 1) return group.leave(30s);
     const Error left = error_of([&] { checkpoint::save("never-written.pt", group, {}); });
     EXPECT_EQ(left.blame(), Blame::PeerLost);
-    EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1"), HasSubstr("all ranks of the group must call checkpoint::save")));
+    EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1"),
+                                   HasSubstr("all ranks of the group must call checkpoint::save")));
   });
 }
 
@@ -452,9 +486,11 @@ TEST_P(WaitsOver, WrappingAModelNamesTheRankThatDoesNot) {
     if (rank == 1) log_.await(1);
     const Ddp ddp(net, group);
   });
-  EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in DistributedDataParallel: "),
-                                HasSubstr("rank 1 has not come; last seen in no operation"), Not(HasSubstr("rank 2")))));
+  EXPECT_THAT(
+      log_.lines(),
+      ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in DistributedDataParallel: "),
+                        HasSubstr("rank 1 has not come; last seen in no operation"),
+                        Not(HasSubstr("rank 2")))));
 }
 
 // Its leaving waits until the other has read what it brought.
@@ -465,7 +501,8 @@ TEST_P(WaitsOver, TheRankThatHostsTheStoreMakesAZeroOptimizerAndEndsBeforeAnothe
     if (rank == 1) log_.await(1);
     const Zero zero(net->parameters(), group, torch::optim::SGDOptions(.1));
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in ZeroRedundancyOptimizer: "))));
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                              HasSubstr("in ZeroRedundancyOptimizer: "))));
 }
 
 TEST_P(WaitsOver, AConstructorThatRunsOutOfTimeNamesTheRankThatHasNotCome) {
@@ -475,7 +512,9 @@ TEST_P(WaitsOver, AConstructorThatRunsOutOfTimeNamesTheRankThatHasNotCome) {
     if (rank == 0) {
       const Error late = error_of([&] { const Ddp ddp(net, group); });
       EXPECT_EQ(late.blame(), Blame::Timeout);
-      EXPECT_THAT(late.text(), StartsWith("DistributedDataParallel: rank 1 did not come to its constructor within 1 s"));
+      EXPECT_THAT(
+          late.text(),
+          StartsWith("DistributedDataParallel: rank 1 did not come to its constructor within 1 s"));
       EXPECT_THAT(late.ranks(), ElementsAre(1));
       store_->set("late", "");
     } else {
@@ -491,7 +530,8 @@ TEST_P(WaitsOver, AConstructorEndsWhenTheOtherRankLeaves) {
     const torch::nn::Linear net(2, 1);
     const Error left = error_of([&] { const Ddp ddp(net, group); });
     EXPECT_EQ(left.blame(), Blame::PeerLost);
-    EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1 left group"), HasSubstr("must come to its constructor")));
+    EXPECT_THAT(left.text(),
+                AllOf(HasSubstr("rank 1 left group"), HasSubstr("must come to its constructor")));
     EXPECT_THAT(left.ranks(), ElementsAre(1));
   });
 }
@@ -509,7 +549,8 @@ TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
         log_.await(1);
         EXPECT_TRUE(harness::comes_true([&] {
           const auto lines = group.waiting_for();
-          return lines.size() == 1 && lines[0].find("it waits in DistributedDataParallel: ") != std::string::npos;
+          return lines.size() == 1 &&
+                 lines[0].find("it waits in DistributedDataParallel: ") != std::string::npos;
         }));
         other.abort("the test ends");
         group.abort("the test ends");
@@ -529,7 +570,8 @@ TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
     ddp.register_comm_hook([&](GradBucket&) { return never.future(); });
     std::thread asking([&] {
       log_.await(1);
-      EXPECT_THAT(group.waiting_for(), ElementsAre(HasSubstr("the comm hook of bucket 0: the future that it returned")));
+      EXPECT_THAT(group.waiting_for(),
+                  ElementsAre(HasSubstr("the comm hook of bucket 0: the future that it returned")));
     });
     const Error late = error_of([&] { ddp(torch::ones({1, 2})).sum().backward(); });
     asking.join();
@@ -537,8 +579,8 @@ TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
     EXPECT_THAT(late.blame(), testing::AnyOf(Blame::Timeout, Blame::PeerLost)) << late.text();
     EXPECT_THAT(late.text(), HasSubstr("the comm hook of bucket 0"));
   });
-  EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("for the comm hook of bucket 0"))));
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                              HasSubstr("for the comm hook of bucket 0"))));
 }
 
 TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
@@ -546,14 +588,17 @@ TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port()) + "?rank=";
   on_ranks(3, [&](int rank) {
     if (rank == 2) log.await(1);
-    init_process_group({.init_method = address + std::to_string(rank), .world_size = 3, .wait_reports = kOnce})
+    init_process_group(
+        {.init_method = address + std::to_string(rank), .world_size = 3, .wait_reports = kOnce})
         .barrier()
         .wait();
   });
-  EXPECT_THAT(log.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in init_process_group of group 'default'"),
-                                HasSubstr("rank 2 has not come"), Not(HasSubstr("rank 1")),
-                                HasSubstr("0 of 3 by ?rank= of the URL and the option world_size"))));
+  EXPECT_THAT(
+      log.lines(),
+      ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                        HasSubstr("in init_process_group of group 'default'"),
+                        HasSubstr("rank 2 has not come"), Not(HasSubstr("rank 1")),
+                        HasSubstr("0 of 3 by ?rank= of the URL and the option world_size"))));
 }
 
 TEST(Waits, ARankThatFindsNoStoreSaysThatItWaitsForRankZero) {
@@ -561,11 +606,15 @@ TEST(Waits, ARankThatFindsNoStoreSaysThatItWaitsForRankZero) {
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port());
   on_ranks(2, [&](int rank) {
     if (rank == 0) log.await(1);
-    init_process_group({.init_method = address, .rank = rank, .world_size = 2, .wait_reports = kOnce}).barrier().wait();
+    init_process_group(
+        {.init_method = address, .rank = rank, .world_size = 2, .wait_reports = kOnce})
+        .barrier()
+        .wait();
   });
   ASSERT_THAT(log.lines(), testing::SizeIs(testing::Ge(1u)));
   EXPECT_THAT(log.lines().front(),
-              AllOf(StartsWith("rank 1 of 2 has waited"), HasSubstr("rank 0, which should host the store at " + address),
+              AllOf(StartsWith("rank 1 of 2 has waited"),
+                    HasSubstr("rank 0, which should host the store at " + address),
                     HasSubstr("the option rank and the option world_size")));
 }
 
@@ -582,7 +631,8 @@ TEST(Waits, ARankThatIsStoppedDoesNotAnswer) {
         lines = group.waiting_for();
         return lines.size() == 1 && lines.front().find("not come") == std::string::npos;
       }));
-      EXPECT_THAT(lines, ElementsAre(HasSubstr("rank 1 does not answer; its process may be stopped")));
+      EXPECT_THAT(lines,
+                  ElementsAre(HasSubstr("rank 1 does not answer; its process may be stopped")));
       harness::Processes::say("told");
       sum.wait();
     } else {
@@ -615,7 +665,8 @@ TEST(WaitCall, IsReadAsItWasWritten) {
 }
 
 TEST(WaitCall, IsRefusedWhereItIsNone) {
-  for (const char* text : {"", "1", "1 ", "0 barrier", "x barrier", "-1 barrier", "99999999999999999999999 barrier"}) {
+  for (const char* text :
+       {"", "1", "1 ", "0 barrier", "x barrier", "-1 barrier", "99999999999999999999999 barrier"}) {
     EXPECT_FALSE(decode_wait_call(text)) << "'" << text << "'";
   }
   EXPECT_EQ(decode_wait_call("1 a\033b")->call, "a?b");
@@ -623,8 +674,9 @@ TEST(WaitCall, IsRefusedWhereItIsNone) {
 }
 
 TEST(WaitAnswer, IsRefusedWhereItIsNone) {
-  for (const char* text : {"", "1", "1 ", "1 0", "1 0 ", "1 0 5", "x 0 5 last", "1 2 5 last", "-1 0 5 last", "1 0 -5 last",
-                           "99999999999999999999999 0 5 last", "1 0 5\tlast", " 1 0 5 last"}) {
+  for (const char* text :
+       {"", "1", "1 ", "1 0", "1 0 ", "1 0 5", "x 0 5 last", "1 2 5 last", "-1 0 5 last",
+        "1 0 -5 last", "99999999999999999999999 0 5 last", "1 0 5\tlast", " 1 0 5 last"}) {
     EXPECT_FALSE(decode_wait_answer(text)) << "'" << text << "'";
   }
   EXPECT_EQ(decode_wait_answer("1 0 5 " + std::string(100'000, 'x'))->progress.last.size(), 300u)

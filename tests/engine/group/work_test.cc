@@ -52,7 +52,10 @@ TEST(Work, RefusesANegativeTime) {
 TEST(Work, ItsFutureIsDoneWhenTheBytesAreThere) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     const auto tensor = torch::ones({4});
-    const float sum = group.all_reduce(tensor).future().then([tensor] { return tensor.sum().item<float>(); }).get();
+    const float sum = group.all_reduce(tensor)
+                          .future()
+                          .then([tensor] { return tensor.sum().item<float>(); })
+                          .get();
     EXPECT_EQ(sum, 8);
   });
 }
@@ -78,7 +81,8 @@ TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
           });
         };
         EXPECT_EQ(both().get(), 204);
-        // More of them than run at a time, each waiting for the one behind it. None is done before all are attached.
+        // More of them than run at a time, each waiting for the one behind it. None is done before
+        // all are attached.
         constexpr int kMany = 12;
         const int other = 1 - group.rank();
         std::vector<Promise<void>> next(kMany);
@@ -106,7 +110,8 @@ TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
         Future<void> done;
         {
           auto operation = own.all_reduce(tensor).future();
-          done = operation.then([last = std::make_shared<ProcessGroup>(std::move(own))]() mutable { last.reset(); });
+          done = operation.then(
+              [last = std::make_shared<ProcessGroup>(std::move(own))]() mutable { last.reset(); });
         }
         done.get();
         EXPECT_EQ(tensor[0].item<float>(), 2);
@@ -114,7 +119,8 @@ TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
       options());
 }
 
-// What stands behind it waits in line, what stands before it does not, and the calling thread goes on.
+// What stands behind it waits in line, what stands before it does not, and the calling thread goes
+// on.
 TEST_P(WorkOf, ABroadcastMayBeginLaterThanItIsIssued) {
   harness::run_ranks(
       As::Threads, 2,
@@ -148,7 +154,8 @@ TEST_P(WorkOf, AbortEndsABroadcastThatHasNotBegun) {
         const auto never = std::make_shared<HostFlag>();
         // Rank 1 may come when rank 0 has aborted: then its call throws.
         const auto error = error_of([&] {
-          Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0, group.rank() == 0 ? Fence(never) : Fence());
+          Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0,
+                                                        group.rank() == 0 ? Fence(never) : Fence());
           if (group.rank() == 0) group.abort("no values");
           later.wait();
         });
@@ -161,7 +168,8 @@ TEST(Work, ThrowsItsErrorAtEveryWait) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     harness::meet(group);
     if (group.rank() == 1) {
-      EXPECT_EQ(error_of([&] { group.recv(torch::ones({1}), 0).wait(); }).blame(), Blame::Cancelled);
+      EXPECT_EQ(error_of([&] { group.recv(torch::ones({1}), 0).wait(); }).blame(),
+                Blame::Cancelled);
       return;
     }
     Work work = group.recv(torch::ones({1}), 1);
@@ -184,7 +192,8 @@ TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1}, {.timeout = milliseconds(200)});
     if (group.rank() == 0) {
-      static_cast<void>(other.recv(torch::ones({1}), 1));  // which nobody sends; its Work is dropped
+      static_cast<void>(
+          other.recv(torch::ones({1}), 1));  // which nobody sends; its Work is dropped
       const auto error = error_of([&] {
         for (;;) other.recv(torch::ones({1}), 1).wait();
       });
@@ -193,7 +202,8 @@ TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
     group.barrier().wait();  // rank 1 has no time-out of its own before
     if (group.rank() == 1) {
       const auto error = error_of([&] { other.recv(torch::ones({1}), 0).wait(); });
-      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
+          << error.what();
     }
   });
 }
@@ -203,13 +213,16 @@ TEST(Abort, CN013_FreesABlockedRankAndTellsAllRanksTheReason) {
     auto all = group.new_group({0, 1, 2});
     harness::meet(group);
     if (group.rank() == 2) all.abort("the loss is not a number");
-    const auto error = error_of([&] { all.all_reduce(torch::ones({1})).wait(); });  // pending or later
+    const auto error =
+        error_of([&] { all.all_reduce(torch::ones({1})).wait(); });  // pending or later
     EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
     EXPECT_NE(error.text().find("rank 2"), std::string::npos) << error.text();
-    EXPECT_NE(error.text().find("aborted the group: the loss is not a number"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("aborted the group: the loss is not a number"), std::string::npos)
+        << error.text();
     const auto later = error_of([&] { all.barrier().wait(); });
     EXPECT_EQ(later.blame(), Blame::Cancelled);
-    const auto sending = error_of([&] { all.send(torch::ones({1}), (group.rank() + 1) % 3).wait(); });
+    const auto sending =
+        error_of([&] { all.send(torch::ones({1}), (group.rank() + 1) % 3).wait(); });
     EXPECT_EQ(sending.blame(), Blame::Cancelled);
     const auto tensor = torch::ones({1});
     group.all_reduce(tensor).wait();
@@ -220,18 +233,20 @@ TEST(Abort, CN013_FreesABlockedRankAndTellsAllRanksTheReason) {
 // Rank 1 learns it from the backend or from the membership, whichever is faster.
 TEST(Abort, IsToldOnEveryRankInTheSameWords) {
   for (const char* backend : {"gloo", "tcp"}) {
-    harness::run_ranks(As::Threads, 2,
-                       [](ProcessGroup& group) {
-                         Work work = group.recv(torch::ones({1}), 1 - group.rank());
-                         auto future = work.future();
-                         harness::meet(group);
-                         if (group.rank() == 0) group.abort("over");
-                         const auto error = error_of([&] { work.wait(); });
-                         EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
-                         EXPECT_NE(error.text().find("rank 0 aborted the group: over"), std::string::npos) << error.text();
-                         EXPECT_EQ(error_of([&] { future.get(); }).text(), error.text());
-                       },
-                       {.backend = backend});
+    harness::run_ranks(
+        As::Threads, 2,
+        [](ProcessGroup& group) {
+          Work work = group.recv(torch::ones({1}), 1 - group.rank());
+          auto future = work.future();
+          harness::meet(group);
+          if (group.rank() == 0) group.abort("over");
+          const auto error = error_of([&] { work.wait(); });
+          EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+          EXPECT_NE(error.text().find("rank 0 aborted the group: over"), std::string::npos)
+              << error.text();
+          EXPECT_EQ(error_of([&] { future.get(); }).text(), error.text());
+        },
+        {.backend = backend});
   }
 }
 
@@ -246,17 +261,19 @@ TEST(Abort, EndsAReceiveFromAnySource) {
 
 TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
   for (const char* backend : {"gloo", "tcp"}) {
-    harness::run_ranks(As::Threads, 3,
-                       [](ProcessGroup& group) {
-                         if (group.rank() == 2) {
-                           c10d::PrefixStore("group/0-2/1/", group.store()).wait({"weft/here/0", "weft/here/1"});
-                           return group.abort("over");
-                         }
-                         const auto error = error_of([&] { group.new_group({0, 1, 2}); });
-                         EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
-                         EXPECT_NE(error.text().find("rank 2 aborted the group: over"), std::string::npos) << error.text();
-                       },
-                       {.backend = backend});
+    harness::run_ranks(
+        As::Threads, 3,
+        [](ProcessGroup& group) {
+          if (group.rank() == 2) {
+            c10d::PrefixStore("group/0-2/1/", group.store()).wait({"weft/here/0", "weft/here/1"});
+            return group.abort("over");
+          }
+          const auto error = error_of([&] { group.new_group({0, 1, 2}); });
+          EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+          EXPECT_NE(error.text().find("rank 2 aborted the group: over"), std::string::npos)
+              << error.text();
+        },
+        {.backend = backend});
   }
 }
 

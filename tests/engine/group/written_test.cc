@@ -1,4 +1,5 @@
-// A call tells autograd which tensors it writes, and refuses outputs that share memory with its other tensors.
+// A call tells autograd which tensors it writes, and refuses outputs that share memory with its
+// other tensors.
 #include <mutex>
 #include <thread>
 
@@ -22,9 +23,12 @@ using Tensors = std::vector<at::Tensor>;
 
 class Written : public testing::TestWithParam<const char*> {
  protected:
-  static void on_two_ranks(const harness::Body& body) { harness::run_ranks(As::Threads, 2, body, {.backend = GetParam()}); }
+  static void on_two_ranks(const harness::Body& body) {
+    harness::run_ranks(As::Threads, 2, body, {.backend = GetParam()});
+  }
 };
-INSTANTIATE_TEST_SUITE_P(, Written, testing::Values("gloo", "shm", "tcp"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, Written, testing::Values("gloo", "shm", "tcp"),
+                         [](const auto& info) { return info.param; });
 
 at::Tensor ones(std::int64_t count = 2) { return torch::ones({count}); }
 
@@ -37,17 +41,21 @@ struct Call {
 std::vector<Call> calls() {
   return {
       {"all_reduce", [](auto& group, auto& writes, auto&) { group.all_reduce(writes).wait(); }},
-      {"broadcast", [](auto& group, auto& writes, auto&) { group.broadcast(writes, 0).wait(); }, true},
+      {"broadcast", [](auto& group, auto& writes, auto&) { group.broadcast(writes, 0).wait(); },
+       true},
       {"reduce", [](auto& group, auto& writes, auto&) { group.reduce(writes, 1).wait(); }, true},
       {"all_gather",
        [](auto& group, auto& writes, auto& reads) {
          group.all_gather({writes, torch::zeros({2})}, reads).wait();
        }},
       {"all_gather_into",
-       [](auto& group, auto& writes, auto& reads) { group.all_gather_into(writes, reads.narrow(0, 0, 1)).wait(); }},
+       [](auto& group, auto& writes, auto& reads) {
+         group.all_gather_into(writes, reads.narrow(0, 0, 1)).wait();
+       }},
       {"gather",
        [](auto& group, auto& writes, auto& reads) {
-         group.gather(group.rank() == 1 ? Tensors{writes, torch::zeros({2})} : Tensors{}, reads, 1).wait();
+         group.gather(group.rank() == 1 ? Tensors{writes, torch::zeros({2})} : Tensors{}, reads, 1)
+             .wait();
        },
        true},
       {"scatter",
@@ -59,7 +67,9 @@ std::vector<Call> calls() {
          group.reduce_scatter(writes, {reads, reads}).wait();
        }},
       {"reduce_scatter_into",
-       [](auto& group, auto& writes, auto& reads) { group.reduce_scatter_into(writes.narrow(0, 0, 1), reads).wait(); }},
+       [](auto& group, auto& writes, auto& reads) {
+         group.reduce_scatter_into(writes.narrow(0, 0, 1), reads).wait();
+       }},
       {"all_to_all",
        [](auto& group, auto& writes, auto& reads) {
          group.all_to_all({writes, torch::zeros({2})}, {reads, reads}).wait();
@@ -205,7 +215,8 @@ TEST(BackwardThrough, AReducedLossIsWarnedOfOnce) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
-      auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+      auto group = init_process_group(
+          {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
       const auto weight = torch::ones({1}).requires_grad_();
       for (const bool before : {false, true}) {
         const auto loss = (weight * 2).sum();
@@ -222,7 +233,8 @@ TEST(BackwardThrough, AReducedLossIsWarnedOfOnce) {
     });
   }
   for (std::thread& rank : ranks) rank.join();
-  const auto first = log.find("a backward goes through a tensor that all_reduce #4 has overwritten");
+  const auto first =
+      log.find("a backward goes through a tensor that all_reduce #4 has overwritten");
   ASSERT_NE(first, std::string::npos) << log;
   EXPECT_EQ(log.find("a backward goes through", first + 1), std::string::npos) << log;
 }

@@ -38,7 +38,8 @@ std::vector<std::optional<Error>> errors_of(const std::vector<std::string>& file
 }
 
 TEST(Agreement, OfRanksWithOneFileIsNoError) {
-  for (const auto& error : errors_of({"run.json", "./run.json", "run.json"})) EXPECT_FALSE(error) << error->text();
+  for (const auto& error : errors_of({"run.json", "./run.json", "run.json"}))
+    EXPECT_FALSE(error) << error->text();
 }
 
 TEST(Agreement, RanksWithDifferentFilesAreAllToldBoth) {
@@ -56,7 +57,8 @@ TEST(Agreement, WhoMakesATimelineLearnsOfOneWhoMakesNone) {
   const auto error = error_of({1, 2, "run.json"}, store);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->blame(), Blame::Caller);
-  EXPECT_THAT(error->text(), HasSubstr("rank 1 makes a timeline in 'run.json', and rank 0 makes none"));
+  EXPECT_THAT(error->text(),
+              HasSubstr("rank 1 makes a timeline in 'run.json', and rank 0 makes none"));
 }
 
 TEST(Agreement, WhoMakesNoneTellsThoseThatWait) {
@@ -69,7 +71,8 @@ TEST(Agreement, WhoMakesNoneTellsThoseThatWait) {
   for (const auto& error : {first, second}) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->blame(), Blame::Caller);
-    EXPECT_THAT(error->text(), HasSubstr("rank 1 makes a timeline in 'run.json', and rank 0 makes none"));
+    EXPECT_THAT(error->text(),
+                HasSubstr("rank 1 makes a timeline in 'run.json', and rank 0 makes none"));
   }
 }
 

@@ -37,7 +37,8 @@ std::vector<Measured> measure_all(const std::vector<Machine>& machines,
   for (std::size_t i = 0; i < machines.size(); ++i) {
     ranks.emplace_back([&, i] {
       std::int64_t ahead = machines[i].ahead;
-      const LocalClock clock{machines[i].host, [&] { return trace::now() + ahead; }, [] { return trace::now(); }};
+      const LocalClock clock{machines[i].host, [&] { return trace::now() + ahead; },
+                             [] { return trace::now(); }};
       const int rank = static_cast<int>(i);
       const JobClock job({rank, static_cast<int>(machines.size()), ""}, store, clock,
                          Deadline::in(std::chrono::seconds(60)));
@@ -70,8 +71,9 @@ TEST(JobClock, OffsetsOfOtherMachinesAreRightWithinTheErrorThatIsStated) {
 }
 
 TEST(JobClock, AtTheEndTheyAreFoundOnceMoreWithWhatTheClocksHaveDrifted) {
-  const auto measured = measure_all({{"a"}, {"b", kAhead}, {"a"}, {"c", 0}},
-                                    [](int rank, std::int64_t& ahead) { ahead += std::int64_t{1'000'000'000} * rank; });
+  const auto measured = measure_all(
+      {{"a"}, {"b", kAhead}, {"a"}, {"c", 0}},
+      [](int rank, std::int64_t& ahead) { ahead += std::int64_t{1'000'000'000} * rank; });
   EXPECT_FALSE(measured[0].end) << "the job's time is rank 0's";
   EXPECT_FALSE(measured[2].end) << "one clock with rank 0";
   ASSERT_TRUE(measured[1].end && measured[3].end);

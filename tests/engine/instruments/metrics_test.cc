@@ -63,7 +63,8 @@ int serve() {
     serve_metrics("127.0.0.1:" + std::to_string(port), 5);
     earlier.end();  // nobody has counted its beginning
     trace::Operation::begin(member, trace::Kind::Collective, about).end();
-    trace::Operation::begin(member, trace::Kind::Collective, about).fail(Error(Blame::PeerLost, "gone"));
+    trace::Operation::begin(member, trace::Kind::Collective, about)
+        .fail(Error(Blame::PeerLost, "gone"));
     static_cast<void>(trace::Operation::begin(member, trace::Kind::Call, {.name = "f"}));
     trace::step(5);
     return port;
@@ -121,9 +122,13 @@ TEST(Metrics, APortIsCountedByTheLocalRankOfWhateverLauncher) {
 TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
   const std::string text = get(serve(), "/metrics");
   EXPECT_THAT(text, HasSubstr("200 OK"));
-  EXPECT_THAT(text, HasSubstr("weft_operations_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 2"));
-  EXPECT_THAT(text, HasSubstr("weft_bytes_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 8192"));
-  EXPECT_THAT(text, HasSubstr("weft_errors_total{rank=\"5\",blame=\"PeerLost\",kind=\"collective\"} 1"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("weft_operations_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 2"));
+  EXPECT_THAT(
+      text, HasSubstr("weft_bytes_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 8192"));
+  EXPECT_THAT(text,
+              HasSubstr("weft_errors_total{rank=\"5\",blame=\"PeerLost\",kind=\"collective\"} 1"));
   EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"call\"} 1"));
   EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"collective\"} 0"));
   EXPECT_THAT(text, HasSubstr("weft_operation_seconds_count{rank=\"5\",kind=\"collective\"} 2"));
@@ -143,7 +148,8 @@ TEST(Metrics, TellHowLongTheRankWaitedForWhichBackendOnWhichHost) {
   trace::host_time().use_clock([] { return now.load(); });
   const std::string host = trace::host_name();
   const auto seconds = [&](const std::string& backend) {
-    return value_of("weft_waited_seconds_total{rank=\"5\",host=\"" + host + "\",backend=\"" + backend + "\"}");
+    return value_of("weft_waited_seconds_total{rank=\"5\",host=\"" + host + "\",backend=\"" +
+                    backend + "\"}");
   };
   const std::string share = "weft_waited_share{rank=\"5\",host=\"" + host + "\"}";
   trace::step(5);
@@ -162,7 +168,8 @@ TEST(Metrics, TellHowLongTheRankWaitedForWhichBackendOnWhichHost) {
 TEST(Metrics, CountErrorsByBlame) {
   const trace::Member member = trace::Member::join({"agent", "worker5", 5, {}});
   const auto fail = [&](Blame blame) {
-    trace::Operation::begin(member, trace::Kind::Served, {.name = "f"}).fail(Error(blame, "it failed"));
+    trace::Operation::begin(member, trace::Kind::Served, {.name = "f"})
+        .fail(Error(blame, "it failed"));
   };
   serve();
   for (int i = 0; i < 3; ++i) fail(Blame::Timeout);
@@ -179,7 +186,8 @@ std::map<double, double> buckets(const std::string& kind) {
   std::map<double, double> counts;
   for (auto at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
     const auto limit = at + start.size();
-    counts[std::strtod(text.c_str() + limit, nullptr)] = std::atof(text.c_str() + text.find("} ", limit) + 2);
+    counts[std::strtod(text.c_str() + limit, nullptr)] =
+        std::atof(text.c_str() + text.find("} ", limit) + 2);
   }
   return counts;
 }
@@ -189,8 +197,10 @@ TEST(Metrics, CountAnOperationInTheBucketsOfWhatItTookAndLonger) {
   serve();
   const trace::Member member = trace::Member::join({"agent", "worker5", 5, {}});
   const std::int64_t before = trace::now();
-  trace::Operation traced = trace::Operation::begin(member, trace::Kind::Backward, {.name = "backward"});
-  for (const std::int64_t begun = trace::now(); trace::now() - begun < kLeast;) std::this_thread::yield();
+  trace::Operation traced =
+      trace::Operation::begin(member, trace::Kind::Backward, {.name = "backward"});
+  for (const std::int64_t begun = trace::now(); trace::now() - begun < kLeast;)
+    std::this_thread::yield();
   traced.end();
   const double most = static_cast<double>(trace::now() - before) * 1e-9;
   const auto counts = buckets("backward");
@@ -208,7 +218,8 @@ TEST(Metrics, CountAnOperationInTheBucketsOfWhatItTookAndLonger) {
   }
 }
 
-// Functions that wait until the test lets them go on; in this process, whose memory the test shares.
+// Functions that wait until the test lets them go on; in this process, whose memory the test
+// shares.
 std::promise<void> gate;
 std::atomic<int> came{0};
 int stand(int value) {
@@ -224,9 +235,12 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   rpc::Agent callee;
   std::thread other([&] {
-    callee = rpc::init("callee", {.rank = 1, .world_size = 2, .store = store, .worker_threads = 1, .transports = {"tcp"}});
+    callee = rpc::init(
+        "callee",
+        {.rank = 1, .world_size = 2, .store = store, .worker_threads = 1, .transports = {"tcp"}});
   });
-  rpc::Agent caller = rpc::init("caller", {.rank = 0, .world_size = 2, .store = store, .transports = {"tcp"}});
+  rpc::Agent caller =
+      rpc::init("caller", {.rank = 0, .world_size = 2, .store = store, .transports = {"tcp"}});
   other.join();
   constexpr int kCalls = 12;  // more than a crew of one has threads
   std::vector<Future<int>> calls;
@@ -234,7 +248,8 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   const std::string in_flight = R"(weft_calls_in_flight{rank="5",peer="callee"})";
   const std::string queued = R"(weft_queued_handlers{rank="5",agent="callee"})";
   EXPECT_EQ(value_of(in_flight), kCalls);
-  while (value_of(queued) + came < kCalls) std::this_thread::yield();  // all have arrived; ctest's time limit ends it
+  while (value_of(queued) + came < kCalls)
+    std::this_thread::yield();  // all have arrived; ctest's time limit ends it
   EXPECT_EQ(value_of(queued) + came, kCalls);
   EXPECT_GT(value_of(queued), 0);
   gate.set_value();
@@ -243,7 +258,8 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   EXPECT_EQ(value_of(queued), 0);
 
   const auto bytes = [](const char* kind, const char* function) {
-    return value_of(std::string(R"(weft_bytes_total{rank="5",kind=")") + kind + R"(",name=")" + function + "\"}");
+    return value_of(std::string(R"(weft_bytes_total{rank="5",kind=")") + kind + R"(",name=")" +
+                    function + "\"}");
   };
   constexpr std::int64_t kElements = 100'000;
   const at::Tensor sent = torch::ones({kElements});
@@ -288,7 +304,8 @@ TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.wait_for(rank, "there");
     const std::string text = get(ports[rank], "/metrics");
-    const std::string labels = "{rank=\"" + std::to_string(rank) + "\",kind=\"collective\",name=\"all_reduce\"}";
+    const std::string labels =
+        "{rank=\"" + std::to_string(rank) + "\",kind=\"collective\",name=\"all_reduce\"}";
     EXPECT_THAT(text, HasSubstr("weft_operations_total" + labels + " 2\n"));
     EXPECT_THAT(text, HasSubstr("weft_bytes_total" + labels + " 32\n"));
   }
@@ -307,8 +324,9 @@ TEST(Metrics, OfAForkedProcessAreItsOwn) {
     for (;;) ::pause();
   });
   child.wait_for(0, "there");
-  EXPECT_THAT(get(port, "/metrics"),
-              HasSubstr("weft_operations_total{rank=\"7\",kind=\"collective\",name=\"all_reduce\"} 1\n"));
+  EXPECT_THAT(
+      get(port, "/metrics"),
+      HasSubstr("weft_operations_total{rank=\"7\",kind=\"collective\",name=\"all_reduce\"} 1\n"));
 }
 
 TEST(Metrics, AreScrapedByPrometheus) {
@@ -318,9 +336,10 @@ TEST(Metrics, AreScrapedByPrometheus) {
   ::mkdtemp(folder.data());
   const int port = serve();
   const int own = launch::free_port();
-  std::ofstream(folder + "/prometheus.yml") << "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n- "
-                                               "job_name: weft\n  static_configs:\n  - targets: ['127.0.0.1:"
-                                            << port << "']\n";
+  std::ofstream(folder + "/prometheus.yml")
+      << "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n- "
+         "job_name: weft\n  static_configs:\n  - targets: ['127.0.0.1:"
+      << port << "']\n";
   const pid_t child = ::fork();
   if (child == 0) {
     const std::string out = folder + "/log";
@@ -328,7 +347,8 @@ TEST(Metrics, AreScrapedByPrometheus) {
     const std::string config = "--config.file=" + folder + "/prometheus.yml";
     const std::string data = "--storage.tsdb.path=" + folder + "/data";
     const std::string listen = "--web.listen-address=127.0.0.1:" + std::to_string(own);
-    ::execlp("prometheus", "prometheus", config.c_str(), data.c_str(), listen.c_str(), static_cast<char*>(nullptr));
+    ::execlp("prometheus", "prometheus", config.c_str(), data.c_str(), listen.c_str(),
+             static_cast<char*>(nullptr));
     ::_exit(127);
   }
   // Until it has scraped; ctest's time limit ends it.
@@ -336,7 +356,8 @@ TEST(Metrics, AreScrapedByPrometheus) {
   while (answer.find("\"8192\"") == std::string::npos) {
     answer = get(own, "/api/v1/query?query=weft_bytes_total");
     int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, WNOHANG), 0) << "prometheus has ended: " << launch::describe_status(status);
+    ASSERT_EQ(::waitpid(child, &status, WNOHANG), 0)
+        << "prometheus has ended: " << launch::describe_status(status);
     std::this_thread::yield();
   }
   EXPECT_THAT(answer, HasSubstr("all_reduce"));

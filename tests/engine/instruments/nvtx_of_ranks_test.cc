@@ -22,8 +22,10 @@ class NvtxOfRanks : public testing::Test {
   static void SetUpTestSuite() { harness::attach_nvtx_tool(); }
   void SetUp() override { harness::take_nvtx_recording(); }
 
-  // The payloads of what the ranks began under that name, without the communicator's id, which is one for all of them.
-  static std::map<std::string, Fields> by_rank(const harness::NvtxRecording& recording, const std::string& name) {
+  // The payloads of what the ranks began under that name, without the communicator's id, which is
+  // one for all of them.
+  static std::map<std::string, Fields> by_rank(const harness::NvtxRecording& recording,
+                                               const std::string& name) {
     std::map<std::string, Fields> by_rank;
     std::set<std::string> ids;
     for (Fields fields : recording.payloads("start weft.engine " + name)) {
@@ -45,7 +47,8 @@ TEST_F(NvtxOfRanks, CollectivesAndMessagesHaveTheirReductionRootPeerAndBytes) {
     group.rank() == 0 ? group.send(tensor, 1).wait() : group.recv(tensor, 0).wait();
   });
   const auto recording = harness::take_nvtx_recording();
-  const auto expected = [](const char* rank, const char* reduction, const char* root, const char* peer) {
+  const auto expected = [](const char* rank, const char* reduction, const char* root,
+                           const char* peer) {
     return Fields{{"Message size [bytes]", "32"},
                   {"Reduction operation", reduction},
                   {"Rank", rank},
@@ -54,12 +57,16 @@ TEST_F(NvtxOfRanks, CollectivesAndMessagesHaveTheirReductionRootPeerAndBytes) {
                   {"Root", root},
                   {"Peer rank", peer}};
   };
-  EXPECT_EQ(by_rank(recording, "all_reduce"), (std::map<std::string, Fields>{{"0", expected("0", "Max", "-1", "-1")},
-                                                                             {"1", expected("1", "Max", "-1", "-1")}}));
-  EXPECT_EQ(by_rank(recording, "reduce"), (std::map<std::string, Fields>{{"0", expected("0", "Sum", "1", "-1")},
-                                                                         {"1", expected("1", "Sum", "1", "-1")}}));
-  EXPECT_EQ(by_rank(recording, "send"), (std::map<std::string, Fields>{{"0", expected("0", "", "-1", "1")}}));
-  EXPECT_EQ(by_rank(recording, "recv"), (std::map<std::string, Fields>{{"1", expected("1", "", "-1", "0")}}));
+  EXPECT_EQ(by_rank(recording, "all_reduce"),
+            (std::map<std::string, Fields>{{"0", expected("0", "Max", "-1", "-1")},
+                                           {"1", expected("1", "Max", "-1", "-1")}}));
+  EXPECT_EQ(by_rank(recording, "reduce"),
+            (std::map<std::string, Fields>{{"0", expected("0", "Sum", "1", "-1")},
+                                           {"1", expected("1", "Sum", "1", "-1")}}));
+  EXPECT_EQ(by_rank(recording, "send"),
+            (std::map<std::string, Fields>{{"0", expected("0", "", "-1", "1")}}));
+  EXPECT_EQ(by_rank(recording, "recv"),
+            (std::map<std::string, Fields>{{"1", expected("1", "", "-1", "0")}}));
 }
 
 }  // namespace

@@ -29,11 +29,16 @@ class Parts : public testing::Test {
       std::filesystem::create_directories(trace::timeline::folder_of_parts(file(machine)));
   }
 
-  std::string file(const std::string& machine) const { return folder_ + "/" + machine + "/run.json"; }
-  std::string part(const std::string& machine, int rank, const std::string& ending = "1") const {
-    return trace::timeline::folder_of_parts(file(machine)) + "/" + kJob + "." + std::to_string(rank) + "." + ending;
+  std::string file(const std::string& machine) const {
+    return folder_ + "/" + machine + "/run.json";
   }
-  static void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+  std::string part(const std::string& machine, int rank, const std::string& ending = "1") const {
+    return trace::timeline::folder_of_parts(file(machine)) + "/" + kJob + "." +
+           std::to_string(rank) + "." + ending;
+  }
+  static void write(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+  }
   static std::string read(const std::string& path) {
     std::ostringstream text;
     text << std::ifstream(path, std::ios::binary).rdbuf();
@@ -66,18 +71,21 @@ TEST_F(Parts, TravelWholeToRankZeroAndAreNamedByIt) {
   write(part("here", 0), "");
   show_part(store_, part("here", 0));
   std::string large;
-  for (int i = 0; large.size() < (kPiecesAhead + 3) * kPiece; ++i) large += std::to_string(i) + "\n";
+  for (int i = 0; large.size() < (kPiecesAhead + 3) * kPiece; ++i)
+    large += std::to_string(i) + "\n";
   const std::vector<std::string> texts{"", "short\n", large};
   for (int rank = 1; rank <= 3; ++rank) {
     write(part("there", rank), texts[static_cast<std::size_t>(rank - 1)]);
     EXPECT_TRUE(is_away(store_, rank, file("there"), Deadline::in(std::chrono::seconds(10))));
   }
   std::vector<std::thread> ranks;
-  for (int rank = 1; rank <= 3; ++rank) ranks.emplace_back([this, rank] { send_part(store_, rank, part("there", rank)); });
+  for (int rank = 1; rank <= 3; ++rank)
+    ranks.emplace_back([this, rank] { send_part(store_, rank, part("there", rank)); });
   EXPECT_EQ(take_parts(store_, 4, file("here"), kJob), 3);
   for (std::thread& rank : ranks) rank.join();
   for (int rank = 1; rank <= 3; ++rank)
-    EXPECT_TRUE(read(part("here", rank, "away")) == texts[static_cast<std::size_t>(rank - 1)]) << rank;
+    EXPECT_TRUE(read(part("here", rank, "away")) == texts[static_cast<std::size_t>(rank - 1)])
+        << rank;
   EXPECT_EQ(warnings(), "");
 }
 

@@ -1,4 +1,5 @@
-// Faults planted among real ranks, each in a process of its own, and named by what their flight recorders held.
+// Faults planted among real ranks, each in a process of its own, and named by what their flight
+// recorders held.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -53,7 +54,8 @@ class PlantedFaults : public testing::Test {
   void ask(Processes& ranks, int rank) {
     const auto before = dumps_of(ranks.process(rank));
     ranks.signal(rank, SIGUSR1);
-    while (dumps_of(ranks.process(rank)) == before) std::this_thread::yield();  // ctest's time limit ends it
+    while (dumps_of(ranks.process(rank)) == before)
+      std::this_thread::yield();  // ctest's time limit ends it
   }
 
   std::size_t dumps_of(pid_t process) const {
@@ -72,7 +74,8 @@ class PlantedFaults : public testing::Test {
     return names;
   }
 
-  std::vector<Finding> findings(What what, std::chrono::nanoseconds older_than = tools::kOlderThan) const {
+  std::vector<Finding> findings(What what,
+                                std::chrono::nanoseconds older_than = tools::kOlderThan) const {
     std::vector<Finding> found;
     for (const Finding& one : tools::analyze(tools::read_dumps(files()), older_than)) {
       std::printf("%s: %s\n", name(one.what), one.text.c_str());
@@ -103,10 +106,8 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
   const auto late = findings(What::LateRank, 0ns);  // its limit was short
   ASSERT_EQ(late.size(), 1u);
   EXPECT_THAT(late[0].ranks, ElementsAre(2));
-  EXPECT_THAT(
-      late[0].text,
-      HasSubstr(
-          "it has not come to collective #2, all_reduce (Sum) of float32 [4] in group 'default', where ranks 0, 1 wait"));
+  EXPECT_THAT(late[0].text, HasSubstr("it has not come to collective #2, all_reduce (Sum) of "
+                                      "float32 [4] in group 'default', where ranks 0, 1 wait"));
   const auto dumps = tools::read_dumps(files()).dumps;
   for (const auto& dump : dumps) {
     EXPECT_EQ(dump.jobs.size(), 1u);
@@ -124,12 +125,16 @@ TEST_F(PlantedFaults, WhoDoesNotComeToAMonitoredBarrierIsNamed) {
     stay();
   });
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
-  for (int rank = 0; rank < 2; ++rank) EXPECT_GE(dumps_of(ranks.process(rank)), 1u) << "its time was over";
+  for (int rank = 0; rank < 2; ++rank)
+    EXPECT_GE(dumps_of(ranks.process(rank)), 1u) << "its time was over";
   ask(ranks, 2);
   const auto late = findings(What::LateRank);
   ASSERT_EQ(late.size(), 1u);
   EXPECT_THAT(late[0].ranks, ElementsAre(2));
-  EXPECT_THAT(late[0].text, HasSubstr("it has not come to monitored_barrier #1 in group 'default', where ranks 0, 1 wait"));
+  EXPECT_THAT(
+      late[0].text,
+      HasSubstr(
+          "it has not come to monitored_barrier #1 in group 'default', where ranks 0, 1 wait"));
 }
 
 TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
@@ -168,8 +173,10 @@ TEST_F(PlantedFaults, RootsAndReductionsThatDifferAreNamed) {
   }
   const auto found = findings(What::Mismatch);
   ASSERT_EQ(found.size(), 2u) << "of each group the first";
-  EXPECT_THAT(found[0].text, HasSubstr("rank 0 calls broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
-                                       "broadcast (root 1) of float32 [4], 16 bytes"));
+  EXPECT_THAT(
+      found[0].text,
+      HasSubstr("rank 0 calls broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
+                "broadcast (root 1) of float32 [4], 16 bytes"));
   EXPECT_THAT(found[1].text, HasSubstr("calls reduce (Max, root 1) of float32 [4]"));
   EXPECT_THAT(found[1].text, HasSubstr("calls reduce (Sum, root 1) of float32 [4]"));
 }
@@ -211,8 +218,10 @@ TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
   const auto found = findings(What::CycleOfWaits, 0ns);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(found[0].text,
-              HasSubstr("rank 0 for rank 1 in recv #1 from rank 1 with tag 3 of float32 [4] in group 'default'"));
+  EXPECT_THAT(
+      found[0].text,
+      HasSubstr(
+          "rank 0 for rank 1 in recv #1 from rank 1 with tag 3 of float32 [4] in group 'default'"));
 }
 
 TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
@@ -233,15 +242,19 @@ TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
   const auto found = findings(What::StuckMessage, 0ns);  // its limit was short
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(found[0].text, HasSubstr("in recv #1 from rank 1 of float32 [4] in group 'default', which rank 1 has not "
-                                       "sent; it is in no operation: its last, collective #1, all_reduce"));
+  EXPECT_THAT(
+      found[0].text,
+      HasSubstr("in recv #1 from rank 1 of float32 [4] in group 'default', which rank 1 has not "
+                "sent; it is in no operation: its last, collective #1, all_reduce"));
 }
 
 TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
-      EXPECT_EQ(harness::error_of([&] { agent.sync<&hang>(rpc::to("worker1").timeout(300ms)); }).blame(), Blame::Timeout);
+      EXPECT_EQ(
+          harness::error_of([&] { agent.sync<&hang>(rpc::to("worker1").timeout(300ms)); }).blame(),
+          Blame::Timeout);
     }
     Processes::say("there");
     stay();
@@ -306,8 +319,10 @@ TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
     agent.set_timeout(2s);  // of the backward; the workers may need longer to come
     if (rank == 0) {
       AutogradContext context(agent);
-      const at::Tensor loss =
-          agent.sync<&hangs_backwards>(rpc::to("worker1").timeout(60s), torch::ones({4}, torch::requires_grad())).sum();
+      const at::Tensor loss = agent
+                                  .sync<&hangs_backwards>(rpc::to("worker1").timeout(60s),
+                                                          torch::ones({4}, torch::requires_grad()))
+                                  .sum();
       EXPECT_EQ(harness::error_of([&] { context.backward({loss}); }).blame(), Blame::Timeout);
     }
     Processes::say("there");
@@ -354,7 +369,8 @@ TEST_F(PlantedFaults, ALostWorkerIsNamedByTheCallThatItOwes) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
       const auto waits = agent.async<&hang>("worker1");
-      EXPECT_EQ(harness::error_of([&] { agent.sync<&vanish>("worker1"); }).blame(), Blame::PeerLost);
+      EXPECT_EQ(harness::error_of([&] { agent.sync<&vanish>("worker1"); }).blame(),
+                Blame::PeerLost);
       EXPECT_EQ(harness::error_of([&] { waits.get(); }).blame(), Blame::PeerLost);
     }
     Processes::say("there");
@@ -380,7 +396,9 @@ TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
       const RRef<Sleeper> reference = agent.remote<Sleeper>("worker1");
-      EXPECT_EQ(harness::error_of([&] { reference.timeout(300ms).sync<&Sleeper::value>(); }).blame(), Blame::Timeout);
+      EXPECT_EQ(
+          harness::error_of([&] { reference.timeout(300ms).sync<&Sleeper::value>(); }).blame(),
+          Blame::Timeout);
       Processes::say("there");
       stay();
     }
@@ -395,7 +413,8 @@ TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
   EXPECT_THAT(found[0].text, HasSubstr("on rank 1: it runs there since"));
 }
 
-// Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job looks like that runs.
+// Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job
+// looks like that runs.
 TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
   Processes ranks(3, [](int rank) {
     auto group = join();
@@ -413,9 +432,11 @@ TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
   for (int rank = 0; rank < 3; ++rank) ask(ranks, rank);
   const tools::Dumps dumps = tools::read_dumps(files());
-  for (const Finding& one : tools::analyze(dumps, 10min)) ADD_FAILURE() << name(one.what) << ": " << one.text;
+  for (const Finding& one : tools::analyze(dumps, 10min))
+    ADD_FAILURE() << name(one.what) << ": " << one.text;
   EXPECT_FALSE(tools::remarks(dumps, 10min).running.empty());
-  for (const Finding& one : tools::analyze(dumps, 0ns)) EXPECT_EQ(one.text.find("join_shutdown"), std::string::npos);
+  for (const Finding& one : tools::analyze(dumps, 0ns))
+    EXPECT_EQ(one.text.find("join_shutdown"), std::string::npos);
 }
 
 // The same dump, asked for by the program.

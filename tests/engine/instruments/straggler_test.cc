@@ -1,6 +1,6 @@
-// A straggler planted among real ranks of synchronous training: what weft-run --status says of it. Time is what the test
-// makes of it, the same for all processes: it passes only while the straggler computes, so what each rank has waited is
-// exact.
+// A straggler planted among real ranks of synchronous training: what weft-run --status says of it.
+// Time is what the test makes of it, the same for all processes: it passes only while the straggler
+// computes, so what each rank has waited is exact.
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -34,8 +34,8 @@ constexpr std::int64_t kSecond = 1'000'000'000;
 template <class T>
 T* shared_memory(const char* file) {
   const int descriptor = file != nullptr ? ::open(file, O_RDWR | O_CLOEXEC) : -1;
-  void* const memory =
-      ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | (file == nullptr ? MAP_ANONYMOUS : 0), descriptor, 0);
+  void* const memory = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | (file == nullptr ? MAP_ANONYMOUS : 0), descriptor, 0);
   if (descriptor >= 0) ::close(descriptor);
   return memory == MAP_FAILED ? nullptr : static_cast<T*>(memory);
 }
@@ -61,7 +61,8 @@ void train(int rank, const std::string& page, const std::string& backend) {
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
     begin_step();
     if (rank == kStraggler) {
-      while (!waits_in(0, step) || !waits_in(2, step)) std::this_thread::yield();  // the harness's time limit ends it
+      while (!waits_in(0, step) || !waits_in(2, step))
+        std::this_thread::yield();  // the harness's time limit ends it
       *job_time += kSecond;
     }
     group.all_reduce(gradient).wait();
@@ -74,8 +75,9 @@ TEST_P(Straggler, IsTheRankThatWaitsLeast) {
   job_time = shared_memory<std::atomic<std::int64_t>>(nullptr);
   ASSERT_NE(job_time, nullptr);
   *job_time = 1000 * kSecond;
-  launch::StatusLine status(std::chrono::seconds(1),
-                            [] { return Deadline::Clock::time_point(std::chrono::nanoseconds(job_time->load())); });
+  launch::StatusLine status(std::chrono::seconds(1), [] {
+    return Deadline::Clock::time_point(std::chrono::nanoseconds(job_time->load()));
+  });
   std::array<std::string, kRanks> files;
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto place = static_cast<std::size_t>(rank);
@@ -83,7 +85,8 @@ TEST_P(Straggler, IsTheRankThatWaitsLeast) {
     pages[place] = shared_memory<trace::Progress>(files[place].c_str());
     ASSERT_NE(pages[place], nullptr);
   }
-  Processes ranks(kRanks, [&](int rank) { train(rank, files[static_cast<std::size_t>(rank)], GetParam()); });
+  Processes ranks(
+      kRanks, [&](int rank) { train(rank, files[static_cast<std::size_t>(rank)], GetParam()); });
   ranks.expect_success();
   *job_time += kSteps * kSecond;  // in which nobody waits
   const std::string line = status.line();
@@ -92,7 +95,8 @@ TEST_P(Straggler, IsTheRankThatWaitsLeast) {
   EXPECT_THAT(line, HasSubstr("rank 0: step 5, "));
   EXPECT_THAT(line, HasSubstr("waited 50 %" + backend + " | rank 1: "));
   EXPECT_THAT(line, HasSubstr("waited 0 % | rank 2: "));
-  EXPECT_THAT(line, HasSubstr("waited 50 %" + backend + " | rank 1 waits least, the others wait for it"));
+  EXPECT_THAT(line,
+              HasSubstr("waited 50 %" + backend + " | rank 1 waits least, the others wait for it"));
 }
 
 std::vector<const char*> backends() {
@@ -100,7 +104,8 @@ std::vector<const char*> backends() {
   if (WEFT_TEST_GLOO) names.push_back("gloo");
   return names;
 }
-INSTANTIATE_TEST_SUITE_P(All, Straggler, testing::ValuesIn(backends()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, Straggler, testing::ValuesIn(backends()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace weft

@@ -66,7 +66,8 @@ class TimelineOfRanks : public testing::Test {
     int count = 0;
     const auto json = nlohmann::json::parse(std::ifstream(file_));
     for (const auto& event : json.at("traceEvents")) {
-      if (event.at("ph") == "s" && event.at("name") == name) starts[event.at("id")] = event.at("pid");
+      if (event.at("ph") == "s" && event.at("name") == name)
+        starts[event.at("id")] = event.at("pid");
     }
     for (const auto& event : json.at("traceEvents")) {
       if (event.at("ph") != "f" || event.at("name") != name) continue;
@@ -88,10 +89,11 @@ class TimelineOfRanks : public testing::Test {
       if (event.at("ph") != "X" || event.value("cat", "") != kind) continue;
       const double begin = event.at("ts");
       const auto& args = event.at("args");
-      all.push_back(
-          {event.at("name"), event.at("pid"), args.value("peer", -1), begin, begin + event.at("dur").get<double>()});
+      all.push_back({event.at("name"), event.at("pid"), args.value("peer", -1), begin,
+                     begin + event.at("dur").get<double>()});
     }
-    std::sort(all.begin(), all.end(), [](const Drawn& a, const Drawn& b) { return a.begin < b.begin; });
+    std::sort(all.begin(), all.end(),
+              [](const Drawn& a, const Drawn& b) { return a.begin < b.begin; });
     return all;
   }
 
@@ -138,7 +140,8 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
   ASSERT_EQ(summary.links.size(), 1u);
   EXPECT_GE(summary.links[0].bytes, 4000u);
   EXPECT_EQ(summary.links[0].messages, 1u);
-  EXPECT_EQ(summary.links[0].calls, 1u) << "those of shutdown() and the like are none of the program's";
+  EXPECT_EQ(summary.links[0].calls, 1u)
+      << "those of shutdown() and the like are none of the program's";
   EXPECT_GT(summary.ranks.at(0).exposed, 0);
   const auto count = arrows();
   EXPECT_EQ(count.at("message"), 1);
@@ -157,8 +160,8 @@ TEST_F(TimelineOfRanks, HoldsWhatRanksAgreeOnOverTheStore) {
   ranks.expect_success();
   std::multiset<std::string> names;
   for (const Drawn& meeting : spans("meeting")) names.insert(meeting.name);
-  EXPECT_EQ(names, (std::multiset<std::string>{"monitored_barrier", "monitored_barrier", "new_group", "new_group", "split",
-                                               "split"}));
+  EXPECT_EQ(names, (std::multiset<std::string>{"monitored_barrier", "monitored_barrier",
+                                               "new_group", "new_group", "split", "split"}));
 }
 
 TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
@@ -185,17 +188,21 @@ TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
 // They meet in init, and nothing of a timeline stays.
 TEST_F(TimelineOfRanks, DifferentFilesAreAnErrorOnEachRankThatNamesBoth) {
   Processes ranks(2, [&](int rank) {
-    const Error error = harness::error_of([&] { join(folder_ + "/" + std::to_string(rank) + ".json"); });
+    const Error error =
+        harness::error_of([&] { join(folder_ + "/" + std::to_string(rank) + ".json"); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-    for (const char* file : {"/0.json'", "/1.json'"}) EXPECT_THAT(error.text(), testing::HasSubstr(folder_ + file));
+    for (const char* file : {"/0.json'", "/1.json'"})
+      EXPECT_THAT(error.text(), testing::HasSubstr(folder_ + file));
   });
   ranks.expect_success();
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
-// As on two machines without a file system between them: a relative file is another one in each folder.
+// As on two machines without a file system between them: a relative file is another one in each
+// folder.
 TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
-  for (const char* machine : {"0", "1", "2"}) std::filesystem::create_directory(folder_ + "/" + machine);
+  for (const char* machine : {"0", "1", "2"})
+    std::filesystem::create_directory(folder_ + "/" + machine);
   ::setenv("WEFT_TIMELINE", "run.json", 1);
   Processes ranks(3, [&](int rank) {
     std::filesystem::current_path(folder_ + "/" + std::to_string(rank));
@@ -217,12 +224,13 @@ TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
   EXPECT_TRUE(run.cut.empty());
   EXPECT_EQ(arrows("message", 0, 2), 1);
   EXPECT_GE(arrows("call", 1, 0), 1);
-  for (const char* machine : {"1", "2"}) EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/" + machine)) << machine;
+  for (const char* machine : {"1", "2"})
+    EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/" + machine)) << machine;
   EXPECT_FALSE(std::filesystem::exists(file_ + ".parts"));
 }
 
-// Runs `body` in a process whose clock is so many seconds ahead: a time namespace, which only what is forked from now on is
-// in. False where this user may not have one.
+// Runs `body` in a process whose clock is so many seconds ahead: a time namespace, which only what
+// is forked from now on is in. False where this user may not have one.
 bool run_with_clock_ahead(int seconds, const std::function<void()>& body) {
   if (::unshare(CLONE_NEWTIME) != 0) return false;
   std::ofstream("/proc/self/timens_offsets") << "monotonic " << seconds << " 0" << std::flush;
@@ -290,11 +298,16 @@ TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) 
 
 int value_of(RRef<int> reference) { return reference.to_here(); }
 
-using Events = std::multiset<std::pair<std::string, int>>;  // what became of a reference, and of whose
+using Events =
+    std::multiset<std::pair<std::string, int>>;  // what became of a reference, and of whose
 
 // Created by rank 0 on rank 1, lent to rank 2, given back by both.
 TEST_F(TimelineOfRanks, HoldsWhatBecomesOfAReferenceAndSoDoesTheRecorder) {
-  const Events expected{{"creation came", 0}, {"fork", 2}, {"fork ended", 0}, {"fork ended", 2}, {"value released", -1}};
+  const Events expected{{"creation came", 0},
+                        {"fork", 2},
+                        {"fork ended", 0},
+                        {"fork ended", 2},
+                        {"value released", -1}};
   Processes ranks(3, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -346,7 +359,8 @@ TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThrea
   };
   std::map<std::tuple<std::string, int, int>, Ends> seen;  // function, from, to
   const auto is_ours = [](const Drawn& span) {
-    return span.name.find("twice") != std::string::npos || span.name.find("aten::") != std::string::npos;
+    return span.name.find("twice") != std::string::npos ||
+           span.name.find("aten::") != std::string::npos;
   };
   for (const Drawn& call : spans("call")) {
     if (is_ours(call)) ++seen[{call.name, call.rank, call.peer}].calls;
@@ -359,7 +373,8 @@ TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThrea
     EXPECT_EQ(ends.calls, ends.served) << std::get<0>(what);
     hops[{std::get<1>(what), std::get<2>(what)}] += ends.calls;
   }
-  const std::map<std::pair<int, int>, int> expected{{{0, 1}, 3 + 30}, {{0, 2}, 2}, {{1, 2}, 1 + 20}};
+  const std::map<std::pair<int, int>, int> expected{
+      {{0, 1}, 3 + 30}, {{0, 2}, 2}, {{1, 2}, 1 + 20}};
   EXPECT_EQ(hops, expected);
   EXPECT_GE(arrows("call", 1, 2), 21);
   // A second hop lies within what called it.
@@ -389,7 +404,9 @@ TEST_F(TimelineOfRanks, RB056_CallsOfAnAutogradContextAreTracedAndRecordedBoth) 
     agent.shutdown();
   });
   ranks.expect_success();
-  const auto of_context = [](const Drawn& span) { return span.name.find("doubled") != std::string::npos; };
+  const auto of_context = [](const Drawn& span) {
+    return span.name.find("doubled") != std::string::npos;
+  };
   const auto calls = spans("call"), served = spans("served");
   EXPECT_EQ(std::count_if(calls.begin(), calls.end(), of_context), 2);
   EXPECT_EQ(std::count_if(served.begin(), served.end(), of_context), 2);

@@ -14,11 +14,12 @@ struct Outcome {
   std::vector<std::string> lines() const;
 };
 
-// By the shell, with neither RANK nor its like in the environment. Ends it with SIGKILL after a minute.
+// By the shell, with neither RANK nor its like in the environment. Ends it with SIGKILL after a
+// minute.
 Outcome run(const std::string& command);
 
-// Names that tests/engine/launch/CMakeLists.txt gives programs: "weft-run", "weft-agent", "weft-info", "join_and_reduce",
-// "crashing", "python", "torchrun", "sources".
+// Names that tests/engine/launch/CMakeLists.txt gives programs: "weft-run", "weft-agent",
+// "weft-info", "join_and_reduce", "crashing", "python", "torchrun", "sources".
 std::string path_of(const std::string& name);
 
 }  // namespace weft::launch

@@ -15,10 +15,13 @@ using testing::Not;
 class CrashOfARank : public testing::Test {
  protected:
   void SetUp() override {
-    if (harness::kSanitized) GTEST_SKIP() << "the sanitizer reports crashes, and Weft leaves its handlers alone";
+    if (harness::kSanitized)
+      GTEST_SKIP() << "the sanitizer reports crashes, and Weft leaves its handlers alone";
   }
   // A frame with that function, where the build reads symbols.
-  static std::string frame(const std::string& function) { return WEFT_TEST_SYMBOLS ? "#[0-9]+ " + function : "#[0-9]+ "; }
+  static std::string frame(const std::string& function) {
+    return WEFT_TEST_SYMBOLS ? "#[0-9]+ " + function : "#[0-9]+ ";
+  }
 };
 
 TEST_F(CrashOfARank, LeavesItsStackBeforeItHasJoined) {
@@ -31,11 +34,13 @@ TEST_F(CrashOfARank, LeavesItsStackBeforeItHasJoined) {
 }
 
 TEST_F(CrashOfARank, LeavesItsStackAndTheFlightRecorderBelowAScript) {
-  const auto outcome =
-      run("d=$(mktemp -d); WEFT_DUMP_DIR=$d " + path_of("weft-run") + " --nproc-per-node 2 --grace 5 sh -c '" +
-          path_of("crashing") + " group; exit $?'; code=$?; cat $d/*.json; rm -r $d; exit $code");
+  const auto outcome = run("d=$(mktemp -d); WEFT_DUMP_DIR=$d " + path_of("weft-run") +
+                           " --nproc-per-node 2 --grace 5 sh -c '" + path_of("crashing") +
+                           " group; exit $?'; code=$?; cat $d/*.json; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 128 + 11) << outcome.err;
-  EXPECT_THAT(outcome.err, ContainsRegex("\\[rank 1\\] weft: rank 1, process [0-9]+, crashed in thread 'crashing'"));
+  EXPECT_THAT(
+      outcome.err,
+      ContainsRegex("\\[rank 1\\] weft: rank 1, process [0-9]+, crashed in thread 'crashing'"));
   EXPECT_THAT(outcome.err, ContainsRegex(frame("crashing::read_from\\(int const volatile\\*\\)")));
   EXPECT_THAT(outcome.out, HasSubstr("\"reason\":\"SIGSEGV, invalid access to memory\""));
   EXPECT_THAT(outcome.err, Not(HasSubstr("was not written")));
@@ -54,7 +59,8 @@ TEST_F(CrashOfARank, SaysNothingWhereThatIsOff) {
   const auto outcome = run("WEFT_CRASH_TRACE=off " + path_of("crashing") + " spawn");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, Not(HasSubstr("crashed in thread")));
-  const auto launched = run("WEFT_CRASH_TRACE=off " + path_of("weft-run") + " --grace 1 " + path_of("crashing") + " main");
+  const auto launched = run("WEFT_CRASH_TRACE=off " + path_of("weft-run") + " --grace 1 " +
+                            path_of("crashing") + " main");
   EXPECT_EQ(launched.code, 128 + 11);
   EXPECT_THAT(launched.err, Not(HasSubstr("crashed in thread")));
 }

@@ -1,4 +1,5 @@
-// A program whose rank 1, or whose only rank, ends by a signal: in main(), once it has joined, or in a rank of weft::spawn.
+// A program whose rank 1, or whose only rank, ends by a signal: in main(), once it has joined, or
+// in a rank of weft::spawn.
 //
 // usage: crashing main|group|spawn
 #include <cstdio>

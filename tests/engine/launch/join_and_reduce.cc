@@ -1,5 +1,5 @@
-// What launchers start in the tests: joins by env://, adds up the ranks, passes a message round, prints one line. With an
-// argument, the rank of that number throws instead of taking part.
+// What launchers start in the tests: joins by env://, adds up the ranks, passes a message round,
+// prints one line. With an argument, the rank of that number throws instead of taking part.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -25,7 +25,8 @@ void run(int argc, char** argv) {
     sending.wait();
   }
   group.barrier().wait();
-  std::printf("rank %d of %d: sum %g, from the left %g\n", rank, size, sum.item<double>(), received.item<double>());
+  std::printf("rank %d of %d: sum %g, from the left %g\n", rank, size, sum.item<double>(),
+              received.item<double>());
 }
 
 }  // namespace

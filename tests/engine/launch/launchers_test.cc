@@ -12,9 +12,11 @@ using testing::ElementsAre;
 constexpr const char* kRank0 = "rank 0 of 2: sum 3, from the left 1";
 constexpr const char* kRank1 = "rank 1 of 2: sum 3, from the left 0";
 
-// Over the loopback: the host's own name, which it takes else, may lead nowhere while an image is built.
+// Over the loopback: the host's own name, which it takes else, may lead nowhere while an image is
+// built.
 TEST(Torchrun, StartsRanksThatJoinAndReduce) {
-  const auto outcome = run(path_of("torchrun") + " --no-python --standalone --local-addr 127.0.0.1 --nproc-per-node 2 " +
+  const auto outcome = run(path_of("torchrun") +
+                           " --no-python --standalone --local-addr 127.0.0.1 --nproc-per-node 2 " +
                            path_of("join_and_reduce"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
@@ -25,11 +27,13 @@ class Mpirun : public testing::Test {
   void SetUp() override {
     const auto version = run("mpirun --version");
     if (version.code != 0) GTEST_SKIP() << "no mpirun: install openmpi-bin";
-    if (version.out.find("Open MPI") == std::string::npos) GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
+    if (version.out.find("Open MPI") == std::string::npos)
+      GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
   }
   static Outcome start(const std::string& options) {
-    return run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 " + options + " " +
-               path_of("join_and_reduce"));
+    return run(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 " +
+        options + " " + path_of("join_and_reduce"));
   }
 };
 
@@ -47,16 +51,18 @@ TEST_F(Mpirun, StartsRanksThatAreGivenAnAddress) {
 
 TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
   const auto outcome = start("-x WEFT_BACKEND=mpi");
-  if (outcome.err.find("no backend 'mpi' in this build") != std::string::npos) GTEST_SKIP() << outcome.err;
+  if (outcome.err.find("no backend 'mpi' in this build") != std::string::npos)
+    GTEST_SKIP() << outcome.err;
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
 }
 
 // One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
 Outcome mixed(int python) {
-  return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " + std::to_string(python) +
-             " ]; then exec " + path_of("python") + " " + path_of("sources") +
-             "/join_and_reduce.py; else exec env WEFT_BACKEND=gloo " + path_of("join_and_reduce") + "; fi'");
+  return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " +
+             std::to_string(python) + " ]; then exec " + path_of("python") + " " +
+             path_of("sources") + "/join_and_reduce.py; else exec env WEFT_BACKEND=gloo " +
+             path_of("join_and_reduce") + "; fi'");
 }
 
 TEST(PythonAndCpp, MeetInOneJobWhereCppHostsTheStore) {

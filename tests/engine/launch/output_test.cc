@@ -108,9 +108,10 @@ TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
   EXPECT_EQ(text, "[rank 3] " + half + half + "\n[rank 3] next\n");
 }
 
-// What comes of a text through a full pipe that does not block, as some who start programs leave a pipe or a terminal that
-// they share with them. It is read from when `before` has returned.
-std::string through_a_full_pipe(const std::string& text, const std::function<void(int pipe)>& before) {
+// What comes of a text through a full pipe that does not block, as some who start programs leave a
+// pipe or a terminal that they share with them. It is read from when `before` has returned.
+std::string through_a_full_pipe(const std::string& text,
+                                const std::function<void(int pipe)>& before) {
   const Pipe in, out;
   ::fcntl(out.write, F_SETPIPE_SZ, kSmallPipe);
   ::fcntl(out.write, F_SETFL, O_NONBLOCK);

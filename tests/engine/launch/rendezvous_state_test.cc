@@ -12,7 +12,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-Node node(const std::string& id) { return {.id = id, .address = "10.0.0." + id, .port = 1000, .ranks = 2}; }
+Node node(const std::string& id) {
+  return {.id = id, .address = "10.0.0." + id, .port = 1000, .ranks = 2};
+}
 
 std::vector<std::string> ids(const RendezvousState& state) {
   std::vector<std::string> found;
@@ -222,10 +224,12 @@ TEST(RendezvousState, WhatIsNoStateIsRefused) {
   };
   ASSERT_EQ(encode(decode(good)), good);
   for (const std::string& text :
-       {std::string("no JSON"), std::string("[]"), with("\"round\":0", "\"round\":-1"), with("\"ranks\":2", "\"ranks\":0"),
-        with("\"port\":1000", "\"port\":65536"), with("\"former\":[]", "\"former\":7"),
-        with("\"restarts\":0", "\"restarts\":1e99"), with("\"id\":\"1\"", "\"id\":\"" + std::string(5000, 'x') + "\"")}) {
-    EXPECT_THAT(refusal(text), HasSubstr("the rendezvous' state in the store cannot be read")) << text;
+       {std::string("no JSON"), std::string("[]"), with("\"round\":0", "\"round\":-1"),
+        with("\"ranks\":2", "\"ranks\":0"), with("\"port\":1000", "\"port\":65536"),
+        with("\"former\":[]", "\"former\":7"), with("\"restarts\":0", "\"restarts\":1e99"),
+        with("\"id\":\"1\"", "\"id\":\"" + std::string(5000, 'x') + "\"")}) {
+    EXPECT_THAT(refusal(text), HasSubstr("the rendezvous' state in the store cannot be read"))
+        << text;
   }
 }
 

@@ -30,8 +30,10 @@ class Nodes : public testing::Test {
  protected:
   using Place = std::optional<Rendezvous::Place>;
 
-  std::unique_ptr<Rendezvous> make(const std::string& id, const Rendezvous::Settings& how, int ranks = 2) {
-    return std::make_unique<Rendezvous>(store, how, Node{.id = id, .address = "10.0.0." + id, .ranks = ranks});
+  std::unique_ptr<Rendezvous> make(const std::string& id, const Rendezvous::Settings& how,
+                                   int ranks = 2) {
+    return std::make_unique<Rendezvous>(store, how,
+                                        Node{.id = id, .address = "10.0.0." + id, .ranks = ranks});
   }
   static std::future<Place> join(Rendezvous& node, int port) {
     return std::async(std::launch::async, [&node, port] {
@@ -59,7 +61,8 @@ class Nodes : public testing::Test {
 
 TEST_F(Nodes, WithoutAThreadForTheHeartbeatsAreRefused) {
   const harness::NoMoreThreads no_more;
-  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  if (harness::can_make_threads())
+    GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   try {
     make("1", settings(2, 2));
     ADD_FAILURE() << "the others would take it for lost";
@@ -193,11 +196,13 @@ TEST_F(Nodes, WhoseLimitsAreOthersThanTheJobsAreToldBoth) {
     }
     return std::string("not refused");
   };
-  EXPECT_THAT(refused(settings(3, 3, 1)), HasSubstr("started with --nnodes 3, and the job at this rendezvous with "
-                                                    "--nnodes 2:3; start all its nodes with the same"));
+  EXPECT_THAT(refused(settings(3, 3, 1)),
+              HasSubstr("started with --nnodes 3, and the job at this rendezvous with "
+                        "--nnodes 2:3; start all its nodes with the same"));
   EXPECT_THAT(refused(settings(2, 4, 1)), HasSubstr("started with --nnodes 2:4, and"));
-  EXPECT_THAT(refused(settings(2, 3, 0)), HasSubstr("started with --max-restarts 0, and the job at this rendezvous with "
-                                                    "--max-restarts 1;"));
+  EXPECT_THAT(refused(settings(2, 3, 0)),
+              HasSubstr("started with --max-restarts 0, and the job at this rendezvous with "
+                        "--max-restarts 1;"));
   const auto like = make("3", settings(2, 3, 1));
   const Place place = join(*like, 1003).get();
   ASSERT_TRUE(place && job.get());
@@ -226,19 +231,23 @@ TEST_F(Nodes, ANodeThatWaitsSaysSoAgainAndWhatToDo) {
   const auto a = make("1", how);
   std::vector<std::string> told;
   const auto place = a->join(
-      1001, [&] { return told.size() < 2; }, [&](const std::string& whom) { told.push_back(whom); });
+      1001, [&] { return told.size() < 2; },
+      [&](const std::string& whom) { told.push_back(whom); });
   EXPECT_FALSE(place);
   ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told.front(), "1 of 2 to 3 nodes have come");
-  EXPECT_THAT(told.back(), HasSubstr(" ms, 1 of 2 to 3 nodes have come; start weft-run with the same --nnodes and "
-                                     "--rdzv-endpoint on the other machines"));
+  EXPECT_THAT(
+      told.back(),
+      HasSubstr(" ms, 1 of 2 to 3 nodes have come; start weft-run with the same --nnodes and "
+                "--rdzv-endpoint on the other machines"));
 }
 
 // As a node sees it that is never the fastest.
 class NeverTheFastest final : public SharedStore {
  public:
   std::string get() override { return encode(others_); }
-  std::string compare_set(const std::string& /*expected*/, const std::string& /*desired*/) override {
+  std::string compare_set(const std::string& /*expected*/,
+                          const std::string& /*desired*/) override {
     if (++tries > 1000) throw Error(Blame::PeerLost, "too many tries");
     others_.waiting = {std::to_string(tries)};
     return get();

@@ -41,9 +41,13 @@ void expect_no_children() {
 TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   const pid_t parent = ::getpid();
   spawn(3, [&](int rank, int world_size) {
-    const auto is = [](const char* name, int value) { return std::atoi(std::getenv(name)) == value; };
-    if (::getpid() == parent || ::getppid() == parent) throw std::runtime_error("no process of its own");
-    if (!is("RANK", rank) || !is("LOCAL_RANK", rank) || !is("WORLD_SIZE", world_size) || !is("LOCAL_WORLD_SIZE", 3)) {
+    const auto is = [](const char* name, int value) {
+      return std::atoi(std::getenv(name)) == value;
+    };
+    if (::getpid() == parent || ::getppid() == parent)
+      throw std::runtime_error("no process of its own");
+    if (!is("RANK", rank) || !is("LOCAL_RANK", rank) || !is("WORLD_SIZE", world_size) ||
+        !is("LOCAL_WORLD_SIZE", 3)) {
       throw std::runtime_error("wrong variables");
     }
     auto group = init_process_group();
@@ -66,7 +70,8 @@ TEST(Spawn, RanksHaveTheNameOfTheProgram) {
   spawn(1, [&](int, int) {
     std::string rank;  // of its main thread; this one has inherited it
     std::getline(std::ifstream("/proc/self/comm"), rank);
-    if (rank != "of my own" || name() != "of my own") throw std::runtime_error("the rank is called '" + rank + "'");
+    if (rank != "of my own" || name() != "of my own")
+      throw std::runtime_error("the rank is called '" + rank + "'");
   });
   EXPECT_EQ(name(), "of my own");
   ::prctl(PR_SET_NAME, program.c_str());
@@ -85,7 +90,8 @@ TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
 
 TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
   if (harness::kThreadSanitized) {
-    GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside others, as OpenMP's here";
+    GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside "
+                    "others, as OpenMP's here";
   }
   const auto compute = [] {
     const at::Tensor a = at::ones({1000, 1000});
@@ -103,7 +109,9 @@ TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
 TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
   const auto error = error_of([] {
     spawn(3, [](int rank, int) {
-      if (rank == 1) throw Error(Blame::Unsupported, "this and\nthat", 7, {"a folder/a file.cc", 12}).with_ranks({0, 2});
+      if (rank == 1)
+        throw Error(Blame::Unsupported, "this and\nthat", 7, {"a folder/a file.cc", 12})
+            .with_ranks({0, 2});
       wait_for_the_end();
     });
   });
@@ -117,8 +125,9 @@ TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
 }
 
 TEST(Spawn, AnyOtherExceptionIsRemote) {
-  const auto error =
-      error_of([] { spawn(2, [](int rank, int) { rank == 0 ? throw std::runtime_error("why") : void(); }); });
+  const auto error = error_of([] {
+    spawn(2, [](int rank, int) { rank == 0 ? throw std::runtime_error("why") : void(); });
+  });
   EXPECT_EQ(error.blame(), Blame::Remote);
   EXPECT_EQ(error.text(), "rank 0: why");
 }
@@ -133,24 +142,26 @@ TEST(Spawn, AnExceptionOfTorchIsRethrownWithoutItsStack) {
 
 TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THROW(spawn(2,
-                     [](int rank, int) {
-                       if (rank != 0) return wait_for_the_end();
-                       if (::fork() == 0) {  // with all that this rank has open but what ctest reads
-                         for (const int descriptor : {0, 1, 2}) ::close(descriptor);
-                         ::sleep(20);
-                         ::_exit(0);
-                       }
-                       throw std::runtime_error("done for");
-                     }),
-               Error);
+  EXPECT_THROW(
+      spawn(2,
+            [](int rank, int) {
+              if (rank != 0) return wait_for_the_end();
+              if (::fork() == 0) {  // with all that this rank has open but what ctest reads
+                for (const int descriptor : {0, 1, 2}) ::close(descriptor);
+                ::sleep(20);
+                ::_exit(0);
+              }
+              throw std::runtime_error("done for");
+            }),
+      Error);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
 // A child must not go on as a second parent, which would end the other ranks.
 TEST(Spawn, ARankThatCanStartNoThreadHasFailed) {
   const harness::NoMoreThreads no_more;
-  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  if (harness::can_make_threads())
+    GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   const pid_t parent = ::getpid();
   Error error(Blame::Remote, "none");
   try {
@@ -264,7 +275,8 @@ TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
   EXPECT_EQ(error.text(), "rank 2: the cause");
 }
 
-// A program whose ranks start what ignores SIGTERM. Each process holds the writing end of a pipe for as long as it lives.
+// A program whose ranks start what ignores SIGTERM. Each process holds the writing end of a pipe
+// for as long as it lives.
 class StartedByRanks {
  public:
   StartedByRanks() {

@@ -32,7 +32,8 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
     trace::publish_progress(page.c_str());
     trace::step(0);
     const trace::Member member = trace::Member::join({"group", "default", 0, {0, 1}});
-    trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8}).end();
+    trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8})
+        .end();
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8})
         .fail(Error(Blame::PeerLost, "gone"));
     ::_exit(0);
@@ -45,17 +46,22 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
   EXPECT_THAT(line, HasSubstr("rank 0: step 2, "));
   EXPECT_THAT(line, HasSubstr(", 1 failed"));
   EXPECT_THAT(line, HasSubstr("rank 1: has not joined"));
-  EXPECT_THAT(status.line(), HasSubstr("rank 0: step 2, 0.0 steps/s, 0.0 operations/s, 0.00 MB/s, waited 0 %, 1 failed"));
+  EXPECT_THAT(
+      status.line(),
+      HasSubstr("rank 0: step 2, 0.0 steps/s, 0.0 operations/s, 0.00 MB/s, waited 0 %, 1 failed"));
   const std::string summary = status.summary();
   EXPECT_THAT(summary, StartsWith("in all "));
   EXPECT_THAT(summary, HasSubstr("rank 0: step 2, "));
   EXPECT_THAT(summary, Not(HasSubstr(" 0.0 steps/s"))) << "a mean over the whole time";
 }
 
-// Time passes when a test says so: by the lines' clock, and by that of the ranks whose pages a test writes.
+// Time passes when a test says so: by the lines' clock, and by that of the ranks whose pages a test
+// writes.
 struct TestClock {
   Deadline::Clock::time_point now{std::chrono::seconds(1000)};
-  std::int64_t nanoseconds() const { return std::chrono::nanoseconds(now.time_since_epoch()).count(); }
+  std::int64_t nanoseconds() const {
+    return std::chrono::nanoseconds(now.time_since_epoch()).count();
+  }
   StatusLine::Now reader() {
     return [this] { return now; };
   }
@@ -67,8 +73,8 @@ class OtherRank {
   OtherRank(StatusLine& status, int rank) {
     const std::string file = status.add(rank);
     const int descriptor = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
-    page_ = static_cast<trace::Progress*>(
-        ::mmap(nullptr, sizeof(trace::Progress), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0));
+    page_ = static_cast<trace::Progress*>(::mmap(
+        nullptr, sizeof(trace::Progress), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0));
     ::close(descriptor);
     page_->magic = trace::Progress::kMagic;
   }
@@ -77,7 +83,8 @@ class OtherRank {
   OtherRank& operator=(const OtherRank&) = delete;
   void wait(std::size_t place, const std::string& backend, std::chrono::milliseconds time) {
     for (std::size_t i = 0; i < backend.size(); ++i) page_->backends[place].name[i] = backend[i];
-    page_->backends[place].waited += static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+    page_->backends[place].waited +=
+        static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
   }
   trace::Progress& page() { return *page_; }
 
@@ -120,7 +127,8 @@ TEST(StatusLine, NamesTheRankThatWaitsLeastByFar) {
   StatusLine status(std::chrono::seconds(5), clock.reader());
   OtherRank first(status, 0), second(status, 1), third(status, 2);
   const auto line_of = [&](int percent0, int percent1, int percent2, bool steps = true) {
-    for (auto& [rank, percent] : {std::pair(&first, percent0), std::pair(&second, percent1), std::pair(&third, percent2)}) {
+    for (auto& [rank, percent] :
+         {std::pair(&first, percent0), std::pair(&second, percent1), std::pair(&third, percent2)}) {
       rank->page().steps += steps ? 1 : 0;
       rank->wait(0, "gloo", std::chrono::milliseconds(100 * percent));
     }
@@ -132,7 +140,8 @@ TEST(StatusLine, NamesTheRankThatWaitsLeastByFar) {
   EXPECT_THAT(line_of(47, 40, 2), HasSubstr(" | rank 2 waits least"));
   EXPECT_THAT(line_of(30, 31, 35), Not(HasSubstr("waits least"))) << "they differ by little";
   EXPECT_THAT(line_of(2, 3, 47), Not(HasSubstr("waits least"))) << "one that is waited for by two";
-  EXPECT_THAT(line_of(2, 40, 47, false), Not(HasSubstr("waits least"))) << "no steps are taken: a server and its clients";
+  EXPECT_THAT(line_of(2, 40, 47, false), Not(HasSubstr("waits least")))
+      << "no steps are taken: a server and its clients";
 }
 
 // A rank's memory is not trusted.

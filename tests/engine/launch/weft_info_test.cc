@@ -29,7 +29,8 @@ TEST(WeftInfo, NamesEveryTransportOfTheTreeAndWhyNotWhereItIsOfNoUse) {
   const auto found = rows();
   for (const auto& folder : std::filesystem::directory_iterator(WEFT_TEST_TRANSPORTS)) {
     const std::string name = folder.path().filename();
-    if (!std::filesystem::exists(folder.path() / "CMakeLists.txt") || name == "mesh") continue;  // what several are made of
+    if (!std::filesystem::exists(folder.path() / "CMakeLists.txt") || name == "mesh")
+      continue;  // what several are made of
     ASSERT_TRUE(found.contains(name)) << name;
     const auto& row = found.at(name);
     if (row.at("usable")) {
@@ -55,7 +56,8 @@ TEST(WeftInfo, WhatNeedsAGpuIsOfNoUseWhereTheDriverHasNone) {
 TEST(WeftInfo, DoesNotCallCollectivesOnlyWhatSendsAndReceives) {
   const auto outcome = run(path_of("weft-info"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* name : {"gloo", "inproc", "shm", "tcp"}) EXPECT_THAT(outcome.out, HasSubstr(std::string(name) + " "));
+  for (const char* name : {"gloo", "inproc", "shm", "tcp"})
+    EXPECT_THAT(outcome.out, HasSubstr(std::string(name) + " "));
   EXPECT_THAT(outcome.out, Not(HasSubstr("collectives only")));
 }
 

@@ -22,49 +22,54 @@ Outcome shell(const std::string& options, const std::string& script) {
 }
 
 TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
-  const auto outcome =
-      shell("--nproc-per-node 2 --no-prefix",
-            "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK "
-            "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_RUN_ID "
-            "$OMP_NUM_THREADS; test $MASTER_PORT -gt 0");
+  const auto outcome = shell(
+      "--nproc-per-node 2 --no-prefix",
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE "
+      "$ROLE_RANK "
+      "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_RUN_ID "
+      "$OMP_NUM_THREADS; test $MASTER_PORT -gt 0");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.lines(),
-              ElementsAre("0 0 2 2 0 1 0 2 default 127.0.0.1 0 none 1", "1 1 2 2 0 1 1 2 default 127.0.0.1 0 none 1"));
+  EXPECT_THAT(outcome.lines(), ElementsAre("0 0 2 2 0 1 0 2 default 127.0.0.1 0 none 1",
+                                           "1 1 2 2 0 1 1 2 default 127.0.0.1 0 none 1"));
 }
 
 TEST(WeftRun, SetsTheVariablesOfCudaUnlessTheUserHas) {
-  const auto outcome = run("unset CUDA_DEVICE_MAX_CONNECTIONS; CUDA_MODULE_LOADING=LAZY " + path_of("weft-run") +
-                           " --no-prefix sh -c 'echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING'");
+  const auto outcome =
+      run("unset CUDA_DEVICE_MAX_CONNECTIONS; CUDA_MODULE_LOADING=LAZY " + path_of("weft-run") +
+          " --no-prefix sh -c 'echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING'");
   EXPECT_THAT(outcome.lines(), ElementsAre("32 LAZY"));
 }
 
 TEST(WeftRun, CountsRanksOverSeveralMachines) {
   const auto outcome = shell(
-      "--nnodes 3 --node-rank 2 --nproc-per-node 2 --rdzv-backend static --master-addr 10.0.0.1 --master-port 29500 "
+      "--nnodes 3 --node-rank 2 --nproc-per-node 2 --rdzv-backend static --master-addr 10.0.0.1 "
+      "--master-port 29500 "
       "--no-prefix",
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT");
   EXPECT_THAT(outcome.lines(), ElementsAre("4 0 6 2 10.0.0.1:29500", "5 1 6 2 10.0.0.1:29500"));
 }
 
 TEST(WeftRun, PrefixesEveryLineWithItsRank) {
-  const auto outcome = shell("--nproc-per-node 2", "echo one; echo two $RANK; printf unended; echo warning >&2");
+  const auto outcome =
+      shell("--nproc-per-node 2", "echo one; echo two $RANK; printf unended; echo warning >&2");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.lines(), ElementsAre("[rank 0] one", "[rank 0] two 0", "[rank 0] unended", "[rank 1] one",
-                                           "[rank 1] two 1", "[rank 1] unended"));
+  EXPECT_THAT(outcome.lines(), ElementsAre("[rank 0] one", "[rank 0] two 0", "[rank 0] unended",
+                                           "[rank 1] one", "[rank 1] two 1", "[rank 1] unended"));
   EXPECT_THAT(outcome.err, HasSubstr("[rank 0] warning\n"));
   EXPECT_THAT(outcome.err, HasSubstr("[rank 1] warning\n"));
 }
 
 TEST(WeftRun, GivesTheProgramItsOwnArguments) {
-  const auto outcome = run(path_of("weft-run") + " --no-prefix echo --nproc-per-node 7 --help -- end");
+  const auto outcome =
+      run(path_of("weft-run") + " --no-prefix echo --nproc-per-node 7 --help -- end");
   EXPECT_THAT(outcome.lines(), ElementsAre("--nproc-per-node 7 --help -- end"));
 }
 
 TEST(WeftRun, AReportOfAFailureLeavesTheFramesOfAStackOut) {
-  const auto outcome =
-      shell("--nproc-per-node 1",
-            "echo element 0 does not require grad >&2; for i in $(seq 60); do echo frame \\#$i: at::f >&2; "
-            "done; exit 3");
+  const auto outcome = shell("--nproc-per-node 1",
+                             "echo element 0 does not require grad >&2; for i in $(seq 60); do "
+                             "echo frame \\#$i: at::f >&2; "
+                             "done; exit 3");
   EXPECT_EQ(outcome.code, 3);
   const auto report = outcome.err.substr(outcome.err.find("weft-run: rank 0 failed first"));
   EXPECT_THAT(report, HasSubstr("  element 0 does not require grad\n"));
@@ -76,12 +81,13 @@ TEST(WeftRun, AReportOfAFailureNamesTheRanksThatHadEndedWell) {
   const auto outcome = shell("--nproc-per-node 3", "test $RANK = 1 || exit 0; sleep 0.5; exit 3");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 3"));
-  EXPECT_THAT(outcome.err, HasSubstr("weft-run: before that, ranks 0, 2 had ended with exit code 0\n"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("weft-run: before that, ranks 0, 2 had ended with exit code 0\n"));
 }
 
 TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
-  const auto outcome =
-      shell("--nproc-per-node 3 --grace 1", "test $RANK = 1 || exec sleep 1000; echo the reason >&2; exit 3");
+  const auto outcome = shell("--nproc-per-node 3 --grace 1",
+                             "test $RANK = 1 || exec sleep 1000; echo the reason >&2; exit 3");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 3"));
   EXPECT_THAT(outcome.err, HasSubstr("\n  the reason\n"));
@@ -90,18 +96,20 @@ TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
 }
 
 TEST(WeftRun, EndsRanksThatIgnoreTheRequest) {
-  const auto outcome =
-      shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 && exit 4; trap : TERM; while :; do sleep 1000; done");
+  const auto outcome = shell("--nproc-per-node 2 --grace 1",
+                             "test $RANK = 1 && exit 4; trap : TERM; while :; do sleep 1000; done");
   EXPECT_EQ(outcome.code, 4);
 }
 
 // More than a pipe holds, which is 64 KiB.
 TEST(WeftRun, RanksThatItEndsMaySayMuchBeforeTheyDo) {
-  const auto outcome = run("d=$(mktemp -d); export d; " + path_of("weft-run") +
-                           " --nproc-per-node 2 --grace 3 sh -c '"
-                           "test $RANK = 1 && { until test -e $d/ready; do sleep 0.01; done; exit 5; }; "
-                           "trap \"seq 100000 159999; echo > $d/saved; exit 0\" TERM; echo > $d/ready; "
-                           "while :; do sleep 0.01; done'; code=$?; test -e $d/saved && echo saved; rm -r $d; exit $code");
+  const auto outcome =
+      run("d=$(mktemp -d); export d; " + path_of("weft-run") +
+          " --nproc-per-node 2 --grace 3 sh -c '"
+          "test $RANK = 1 && { until test -e $d/ready; do sleep 0.01; done; exit 5; }; "
+          "trap \"seq 100000 159999; echo > $d/saved; exit 0\" TERM; echo > $d/ready; "
+          "while :; do sleep 0.01; done'; code=$?; test -e $d/saved && echo saved; rm -r $d; exit "
+          "$code");
   EXPECT_EQ(outcome.code, 5) << outcome.err;
   const auto lines = outcome.lines();
   ASSERT_EQ(lines.size(), 60'001U);
@@ -111,7 +119,8 @@ TEST(WeftRun, RanksThatItEndsMaySayMuchBeforeTheyDo) {
 }
 
 TEST(WeftRun, ASignalIsReportedByItsName) {
-  const auto outcome = shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 || exec sleep 1000; kill -KILL $$");
+  const auto outcome =
+      shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 || exec sleep 1000; kill -KILL $$");
   EXPECT_EQ(outcome.code, 128 + 9);
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 failed first: signal 9 (Killed)"));
   EXPECT_THAT(outcome.err, HasSubstr("it wrote nothing to stderr"));
@@ -120,10 +129,12 @@ TEST(WeftRun, ASignalIsReportedByItsName) {
 TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
   // Rank 0 ends first, and says why; only then rank 1 does.
   const std::string script =
-      "fifo=$0; if [ $RANK = 0 ]; then echo \"rank 1 is lost [PeerLost at x.cc:1]\" >&2; echo > $fifo; exit 1; fi; "
+      "fifo=$0; if [ $RANK = 0 ]; then echo \"rank 1 is lost [PeerLost at x.cc:1]\" >&2; echo > "
+      "$fifo; exit 1; fi; "
       "read line < $fifo; echo the cause >&2; exit 6";
-  const auto outcome = run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
-                           script + "' $d/fifo; code=$?; rm -r $d; exit $code");
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
+          script + "' $d/fifo; code=$?; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 6) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 6"));
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: then rank 0: exit code 1"));
@@ -132,11 +143,14 @@ TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
 TEST(WeftRun, WhoFailsByItselfIsTheCauseWhateverItsLogSaysOfTheOthers) {
   // Rank 1, which only lost rank 0, ends first.
   const std::string script =
-      "fifo=$0; if [ $RANK = 1 ]; then echo \"x: rank 0 has left [Cancelled at x.cc:1] [Remote at y.cc:2]\" >&2; "
+      "fifo=$0; if [ $RANK = 1 ]; then echo \"x: rank 0 has left [Cancelled at x.cc:1] [Remote at "
+      "y.cc:2]\" >&2; "
       "echo > $fifo; exit 1; fi; read line < $fifo; "
-      "echo \"weft 12:34:56.789 W rank 0 | f threw: it has left [Cancelled at x.cc:1]\" >&2; echo the cause >&2; exit 6";
-  const auto outcome = run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
-                           script + "' $d/fifo; code=$?; rm -r $d; exit $code");
+      "echo \"weft 12:34:56.789 W rank 0 | f threw: it has left [Cancelled at x.cc:1]\" >&2; echo "
+      "the cause >&2; exit 6";
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
+          script + "' $d/fifo; code=$?; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 6) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 0 failed first: exit code 6"));
 }
@@ -150,8 +164,9 @@ Outcome wrapped(const std::string& weft_run) {
 constexpr const char* kProgram = "flock $d/lock sh -c \"echo > $d/ready; exec sleep 1000\"";
 
 TEST(WeftRun, AFailureEndsWhatScriptsHaveStarted) {
-  const auto outcome = wrapped(path_of("weft-run") + " --nproc-per-node 2 --grace 1 sh -c 'test $RANK = 1 || { " +
-                               kProgram + "; exit; }; read line < $d/ready; exit 3'");
+  const auto outcome =
+      wrapped(path_of("weft-run") + " --nproc-per-node 2 --grace 1 sh -c 'test $RANK = 1 || { " +
+              kProgram + "; exit; }; read line < $d/ready; exit 3'");
   EXPECT_EQ(outcome.code, 3) << outcome.err;
 }
 
@@ -159,13 +174,15 @@ TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
   const auto outcome = wrapped("{ " + path_of("weft-run") + " sh -c '" + kProgram +
                                "; exit' & read line < $d/ready; kill -TERM $!; wait $!; }");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
 }
 
 // Programs that do not end by SIGTERM, below what people put between a launcher and a program.
 const std::map<std::string, std::string>& wrappers() {
   static const std::map<std::string, std::string> all = [] {
-    const std::string program = "flock $d/lock sh -c \"trap : TERM; echo > $d/ready; while :; do sleep 0.01; done\"";
+    const std::string program =
+        "flock $d/lock sh -c \"trap : TERM; echo > $d/ready; while :; do sleep 0.01; done\"";
     return std::map<std::string, std::string>{
         {"none", "exec " + program},
         {"a shell", program + "; echo"},
@@ -173,19 +190,22 @@ const std::map<std::string, std::string>& wrappers() {
         {"an orphan", "(" + program + " &); exec sleep 1000"},
         {"an orphan of an orphan", "((" + program + " &) &); exec sleep 1000"},
         {"a session", "setsid -w " + program + "; echo"},
-        {"several", "env nice timeout 1000 sh -c \"env " + std::string("flock $d/lock sh -c \\\"trap : TERM; ") +
+        {"several", "env nice timeout 1000 sh -c \"env " +
+                        std::string("flock $d/lock sh -c \\\"trap : TERM; ") +
                         "echo > $d/ready; while :; do sleep 0.01; done\\\"; echo\"; echo"},
     };
   }();
   return all;
 }
 
-// A weft-run around each at a time: `killed` is a command that prints the number of the process that is killed.
+// A weft-run around each at a time: `killed` is a command that prints the number of the process
+// that is killed.
 void expect_ended_with(const std::string& killed, const std::string& said) {
   std::map<std::string, std::future<Outcome>> outcomes;
   for (const auto& [what, script] : wrappers()) {
-    const std::string command = "{ " + path_of("weft-run") + " --grace 1 sh -c 'echo $PPID > $d/parent; " + script +
-                                "' & read line < $d/ready; kill -KILL $(" + killed + "); wait $!; }";
+    const std::string command =
+        "{ " + path_of("weft-run") + " --grace 1 sh -c 'echo $PPID > $d/parent; " + script +
+        "' & read line < $d/ready; kill -KILL $(" + killed + "); wait $!; }";
     outcomes[what] = std::async(std::launch::async, [command] { return wrapped(command); });
   }
   for (auto& [what, coming] : outcomes) {
@@ -200,40 +220,46 @@ TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItIsKilled) {
 }
 
 TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItsWatcherIsKilled) {
-  expect_ended_with("cat $d/parent", "weft-run: the process that watched the ranks was killed: signal 9 (Killed)");
+  expect_ended_with("cat $d/parent",
+                    "weft-run: the process that watched the ranks was killed: signal 9 (Killed)");
 }
 
-// As people do who do not know its number. Nothing but the process that they have started has the name.
+// As people do who do not know its number. Nothing but the process that they have started has the
+// name.
 TEST(WeftRun, OnlyTheProcessThatWasStartedHasItsName) {
-  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready $d/go; export d; " + path_of("weft-run") +
-                           " --no-prefix sh -c 'cat /proc/$PPID/comm /proc/$PPID/cmdline | tr -d \\\\0; echo; "
-                           "echo > $d/ready; read line < $d/go' & read line < $d/ready; cat /proc/$!/comm; "
-                           "echo > $d/go; wait $!; code=$?; rm -r $d; exit $code");
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/ready $d/go; export d; " + path_of("weft-run") +
+          " --no-prefix sh -c 'cat /proc/$PPID/comm /proc/$PPID/cmdline | tr -d \\\\0; echo; "
+          "echo > $d/ready; read line < $d/go' & read line < $d/ready; cat /proc/$!/comm; "
+          "echo > $d/go; wait $!; code=$?; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre("weft ranks", "weft ranks", "weft-run"));
 }
 
 TEST(WeftRun, LeavesDaemonsAloneThatItsRanksHaveStarted) {
-  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
-                           " sh -c 'setsid -f sh -c \"echo \\$\\$ > $d/pid; echo > $d/ready; exec sleep 1000\"; "
-                           "read line < $d/ready'; code=$?; kill $(cat $d/pid) || code=99; rm -r $d; exit $code");
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
+          " sh -c 'setsid -f sh -c \"echo \\$\\$ > $d/pid; echo > $d/ready; exec sleep 1000\"; "
+          "read line < $d/ready'; code=$?; kill $(cat $d/pid) || code=99; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
 TEST(WeftRun, WaitsForItsRanksAlsoWhereItsParentIgnoresChildren) {
-  const auto outcome =
-      run("trap '' CHLD; exec timeout 60 " + path_of("weft-run") + " --nproc-per-node 2 sh -c 'exit $RANK'");
+  const auto outcome = run("trap '' CHLD; exec timeout 60 " + path_of("weft-run") +
+                           " --nproc-per-node 2 sh -c 'exit $RANK'");
   EXPECT_EQ(outcome.code, 1) << outcome.err;
 }
 
 TEST(WeftRun, WhatIsLeftWhenAllRanksHaveEndedIsEnded) {
-  const auto outcome = wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
+  const auto outcome =
+      wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("processes that they left behind are ended"));
 }
 
 TEST(WeftRun, GivesTheTerminalToItsRanksAndEndsThemByCtrlC) {
-  const auto outcome = run(path_of("python") + " " + path_of("sources") + "/terminal.py " + path_of("weft-run"));
+  const auto outcome =
+      run(path_of("python") + " " + path_of("sources") + "/terminal.py " + path_of("weft-run"));
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
 }
 
@@ -245,22 +271,25 @@ TEST(WeftRun, OutputThatCannotBeWrittenIsAnError) {
 
 TEST(WeftRun, EndsAJobWhoseOutputNobodyReads) {
   const auto outcome =
-      run("{ " + path_of("weft-run") + " --nproc-per-node 2 sh -c 'while :; do echo y; done'; echo $? >&2; } | head -n 1");
+      run("{ " + path_of("weft-run") +
+          " --nproc-per-node 2 sh -c 'while :; do echo y; done'; echo $? >&2; } | head -n 1");
   EXPECT_THAT(outcome.err, HasSubstr("cannot write to stdout: Broken pipe"));
   EXPECT_THAT(outcome.err, HasSubstr("\n141\n"));
 }
 
 TEST(WeftRun, ARankThatNeverStopsWritingDoesNotHideTheFailureOfAnother) {
-  const auto outcome = shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 && exit 3; while :; do echo y; done; exit 0");
+  const auto outcome = shell("--nproc-per-node 2 --grace 1",
+                             "test $RANK = 1 && exit 3; while :; do echo y; done; exit 0");
   EXPECT_EQ(outcome.code, 3) << outcome.err;
 }
 
 TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
   // The shell around the rank's program has no handler, and goes on.
-  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
-                           " --no-prefix sh -c 'sh -c \"trap \\\"echo asked; exit 0\\\" USR1; echo > $d/ready; "
-                           "while :; do sleep 0.01; done\"; echo after' & read line < $d/ready; kill -USR1 $!; wait $!; "
-                           "code=$?; rm -r $d; exit $code");
+  const auto outcome = run(
+      "d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
+      " --no-prefix sh -c 'sh -c \"trap \\\"echo asked; exit 0\\\" USR1; echo > $d/ready; "
+      "while :; do sleep 0.01; done\"; echo after' & read line < $d/ready; kill -USR1 $!; wait $!; "
+      "code=$?; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, "asked\nafter\n");
 }
@@ -268,16 +297,19 @@ TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
 TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
   // Rank 1 fails once rank 0 handles the signal.
   const std::string script =
-      "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && { read line < $d/ready; exit 3; }; "
+      "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && { read line < $d/ready; "
+      "exit 3; }; "
       "echo > $d/ready; while :; do sleep 0.01; done";
   const std::string before = "d=$(mktemp -d); mkfifo $d/ready; export d; ";
   const std::string after = "; code=$?; rm -r $d; exit $code";
-  const auto outcome = run(before + "WEFT_DUMP_DIR=/tmp " + path_of("weft-run") +
-                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
+  const auto outcome =
+      run(before + "WEFT_DUMP_DIR=/tmp " + path_of("weft-run") +
+          " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.lines(), ElementsAre("asked"));
-  const auto without = run(before + "env -u WEFT_DUMP_DIR " + path_of("weft-run") +
-                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
+  const auto without =
+      run(before + "env -u WEFT_DUMP_DIR " + path_of("weft-run") +
+          " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
   EXPECT_TRUE(without.lines().empty());
 }
 
@@ -285,9 +317,10 @@ TEST(WeftRun, ATimelineThatCannotBeMergedDoesNotChangeTheExitCode) {
   const std::string header =
       R"({"weft":"timeline part 1","job":"j","rank":0,"ranks":1,"host":"h","machine":"m","pid":1,"offset":0,"error":0})";
   for (const int code : {0, 3}) {
-    const auto outcome = run("d=$(mktemp -d); mkdir $d/run.json $d/run.json.parts; echo '" + header +
-                             "' > $d/run.json.parts/j.0.1; WEFT_TIMELINE=$d/run.json " + path_of("weft-run") +
-                             " sh -c 'exit " + std::to_string(code) + "'; code=$?; ls $d; rm -r $d; exit $code");
+    const auto outcome =
+        run("d=$(mktemp -d); mkdir $d/run.json $d/run.json.parts; echo '" + header +
+            "' > $d/run.json.parts/j.0.1; WEFT_TIMELINE=$d/run.json " + path_of("weft-run") +
+            " sh -c 'exit " + std::to_string(code) + "'; code=$?; ls $d; rm -r $d; exit $code");
     EXPECT_EQ(outcome.code, code);
     EXPECT_THAT(outcome.err, HasSubstr("weft-run: the timeline was not written: "));
     EXPECT_THAT(outcome.lines(), ElementsAre("run.json", "run.json.parts"));
@@ -296,33 +329,36 @@ TEST(WeftRun, ATimelineThatCannotBeMergedDoesNotChangeTheExitCode) {
 
 TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
   const auto outcome =
-      run(path_of("weft-run") + " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");
+      run(path_of("weft-run") +
+          " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.err, HasSubstr(" | rank 0: has not joined | rank 1: has not joined"));
 }
 
 TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
   // The rank ends its launcher, which sends the same signal to the ranks.
-  const auto outcome = shell("--nproc-per-node 1 --no-prefix",
-                             "trap \"echo ended; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
+  const auto outcome =
+      shell("--nproc-per-node 1 --no-prefix",
+            "trap \"echo ended; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
   EXPECT_EQ(outcome.code, 128 + 15);
   EXPECT_THAT(outcome.lines(), ElementsAre("ended"));
 }
 
 TEST(WeftRun, TheFirstSignalIsTheOneThatEndsTheJob) {
   // The rank sends the second when it has got the first.
-  const auto outcome = shell("--nproc-per-node 1 --no-prefix",
-                             "trap \"kill -INT \\$PPID; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
+  const auto outcome = shell(
+      "--nproc-per-node 1 --no-prefix",
+      "trap \"kill -INT \\$PPID; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
 }
 
 // Whichever comes first, and while weft-run waits for ranks that end after a failure.
 TEST(WeftRun, ACtrlCAfterItsEndHasBegunKillsRanksThatTakeTheirTime) {
   for (const std::string first : {"INT", "TERM"}) {
-    const auto outcome =
-        shell("--nproc-per-node 1 --no-prefix --grace 1000",
-              "trap \"\" TERM; trap \"kill -INT \\$PPID\" INT; test " + first +
-                  " = TERM && trap \"kill -INT \\$PPID\" TERM; kill -" + first + " $PPID; while :; do sleep 0.01; done");
+    const auto outcome = shell("--nproc-per-node 1 --no-prefix --grace 1000",
+                               "trap \"\" TERM; trap \"kill -INT \\$PPID\" INT; test " + first +
+                                   " = TERM && trap \"kill -INT \\$PPID\" TERM; kill -" + first +
+                                   " $PPID; while :; do sleep 0.01; done");
     EXPECT_EQ(outcome.code, 128 + (first == "INT" ? 2 : 15)) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("and by Ctrl-C: they are killed"));
   }
@@ -333,8 +369,9 @@ TEST(WeftRun, HelpListsTheOptions) {
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.out, HasSubstr("Usage: weft-run [OPTIONS] PROGRAM [ARGUMENTS]\n"));
   for (const char* option :
-       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace", "--no-prefix",
-        "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir", "OMP_NUM_THREADS=1"}) {
+       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace",
+        "--no-prefix", "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir",
+        "OMP_NUM_THREADS=1"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
   }
 }
@@ -360,19 +397,24 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
   };
   EXPECT_THAT(refused(""), HasSubstr("no program is given"));
   EXPECT_THAT(refused("--nproc-per-node 0 echo started"), HasSubstr("--nproc-per-node is '0'"));
-  EXPECT_THAT(refused("--nproc-per-node many echo started"), HasSubstr("--nproc-per-node is 'many'"));
+  EXPECT_THAT(refused("--nproc-per-node many echo started"),
+              HasSubstr("--nproc-per-node is 'many'"));
   EXPECT_THAT(refused("--nnodes 0 echo started"), HasSubstr("--nnodes"));
   EXPECT_THAT(refused("--nnodes 2 echo started"), HasSubstr("--master-port"));
-  EXPECT_THAT(refused("--nnodes 2 --node-rank 2 --master-port 1 echo started"), HasSubstr("--node-rank"));
+  EXPECT_THAT(refused("--nnodes 2 --node-rank 2 --master-port 1 echo started"),
+              HasSubstr("--node-rank"));
   EXPECT_THAT(refused("--master-port 70000 echo started"), HasSubstr("--master-port"));
   EXPECT_THAT(refused("--no-such-option echo started"), HasSubstr("--no-such-option"));
-  EXPECT_THAT(refused("--node-rank 1 echo started"), HasSubstr("--node-rank is 1; with --nnodes 1 it goes up to 0"));
+  EXPECT_THAT(refused("--node-rank 1 echo started"),
+              HasSubstr("--node-rank is 1; with --nnodes 1 it goes up to 0"));
   for (const char* value : {"-1", "0", "1000000000000", "1.5", "", "many"}) {
-    EXPECT_THAT(refused("--status=" + std::string(value) + " echo started"), HasSubstr("--status")) << value;
+    EXPECT_THAT(refused("--status=" + std::string(value) + " echo started"), HasSubstr("--status"))
+        << value;
   }
   EXPECT_THAT(refused("--grace -1 echo started"),
               HasSubstr("--grace: '-1' is given; it takes a whole number of at least 0"));
-  EXPECT_THAT(refused("--node-rank abc echo started"), HasSubstr("'abc' is given; it takes a whole number"));
+  EXPECT_THAT(refused("--node-rank abc echo started"),
+              HasSubstr("'abc' is given; it takes a whole number"));
   EXPECT_THAT(refused("/no/such/program", 127), HasSubstr("cannot start '/no/such/program'"));
 }
 
@@ -388,9 +430,11 @@ TEST(WeftRun, SaysHowAProgramOfThisFolderIsCalled) {
                            " train; code=$?; cd /; rm -r $d; "
                            "exit $code");
   EXPECT_EQ(outcome.code, 127);
-  EXPECT_THAT(outcome.err,
-              HasSubstr("cannot start 'train': No such file or directory in PATH; one of this folder is called "
-                        "./train\n"));
+  EXPECT_THAT(
+      outcome.err,
+      HasSubstr(
+          "cannot start 'train': No such file or directory in PATH; one of this folder is called "
+          "./train\n"));
 }
 
 TEST(WeftRun, RefusesAWrongVariable) {
@@ -400,18 +444,22 @@ TEST(WeftRun, RefusesAWrongVariable) {
 }
 
 TEST(WeftRun, StartsRanksThatJoinAndReduce) {
-  const auto outcome = run(path_of("weft-run") + " --no-prefix --nproc-per-node 3 " + path_of("join_and_reduce"));
+  const auto outcome =
+      run(path_of("weft-run") + " --no-prefix --nproc-per-node 3 " + path_of("join_and_reduce"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.lines(), ElementsAre("rank 0 of 3: sum 6, from the left 2", "rank 1 of 3: sum 6, from the left 0",
+  EXPECT_THAT(outcome.lines(), ElementsAre("rank 0 of 3: sum 6, from the left 2",
+                                           "rank 1 of 3: sum 6, from the left 0",
                                            "rank 2 of 3: sum 6, from the left 1"));
 }
 
 TEST(WeftRun, ShowsTheErrorOfTheRankThatThrewFirst) {
-  const auto outcome = run(path_of("weft-run") + " --nproc-per-node 2 " + path_of("join_and_reduce") + " 1");
+  const auto outcome =
+      run(path_of("weft-run") + " --nproc-per-node 2 " + path_of("join_and_reduce") + " 1");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 1"));
   EXPECT_THAT(outcome.err, HasSubstr("\n  thrown on purpose\n"));
-  EXPECT_THAT(outcome.err, HasSubstr("rank 1 is lost: it left the group by an exception")) << "which rank 0 has seen";
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 is lost: it left the group by an exception"))
+      << "which rank 0 has seen";
   EXPECT_THAT(outcome.out, IsEmpty());
 }
 

@@ -18,7 +18,8 @@ TEST(WorkerGroup, WithoutDescriptorsForARankIsBusyAndLeavesNoneOpen) {
   const int before = next_descriptor();
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  const rlimit tight{static_cast<rlim_t>(before) + 3, limit.rlim_max};  // its stdout's pipe and half of its stderr's
+  const rlimit tight{static_cast<rlim_t>(before) + 3,
+                     limit.rlim_max};  // its stdout's pipe and half of its stderr's
   ::setrlimit(RLIMIT_NOFILE, &tight);
   std::optional<Blame> blame;
   try {

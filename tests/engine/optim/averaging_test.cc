@@ -14,35 +14,45 @@ namespace weft::testing {
 namespace {
 
 class Averaging : public ::testing::TestWithParam<harness::As> {};
-INSTANTIATE_TEST_SUITE_P(As, Averaging, ::testing::Values(harness::As::Threads, harness::As::Processes),
+INSTANTIATE_TEST_SUITE_P(As, Averaging,
+                         ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
 TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
   for (const char* backend : {"gloo", "shm", "tcp"}) {
-    harness::run_ranks(
-        GetParam(), 3,
-        [](ProcessGroup group) {
-          const double rank = group.rank();
-          const std::vector<torch::Tensor> parameters{
-              torch::full({3}, rank, torch::kFloat).requires_grad_(), torch::full({2, 2}, 10 * rank, torch::kDouble),
-              torch::arange(6, torch::kDouble).view({2, 3}).t().mul(rank).requires_grad_(),  // its columns are contiguous
-              torch::full({}, 2 * rank, torch::kFloat), torch::empty({0}, torch::kFloat)};
-          average_parameters(parameters, group);
-          EXPECT_TRUE(torch::all(parameters[0] == 1).item<bool>());
-          EXPECT_TRUE(torch::all(parameters[1] == 10).item<bool>());
-          EXPECT_TRUE(torch::equal(parameters[2], torch::arange(6, torch::kDouble).view({2, 3}).t()));
-          EXPECT_EQ(parameters[3].item<float>(), 2);
-          EXPECT_TRUE(parameters[0].is_leaf() && parameters[0].requires_grad());
-        },
-        {.backend = backend});
+    harness::run_ranks(GetParam(), 3,
+                       [](ProcessGroup group) {
+                         const double rank = group.rank();
+                         const std::vector<torch::Tensor> parameters{
+                             torch::full({3}, rank, torch::kFloat).requires_grad_(),
+                             torch::full({2, 2}, 10 * rank, torch::kDouble),
+                             torch::arange(6, torch::kDouble)
+                                 .view({2, 3})
+                                 .t()
+                                 .mul(rank)
+                                 .requires_grad_(),  // its columns are contiguous
+                             torch::full({}, 2 * rank, torch::kFloat),
+                             torch::empty({0}, torch::kFloat)};
+                         average_parameters(parameters, group);
+                         EXPECT_TRUE(torch::all(parameters[0] == 1).item<bool>());
+                         EXPECT_TRUE(torch::all(parameters[1] == 10).item<bool>());
+                         EXPECT_TRUE(torch::equal(
+                             parameters[2], torch::arange(6, torch::kDouble).view({2, 3}).t()));
+                         EXPECT_EQ(parameters[3].item<float>(), 2);
+                         EXPECT_TRUE(parameters[0].is_leaf() && parameters[0].requires_grad());
+                       },
+                       {.backend = backend});
   }
 }
 
 TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
-    for (const auto& wrong : {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2}),
-                              torch::ones({2}, torch::kLong), torch::ones({2}, torch::kBool)}) {
-      const auto error = harness::error_of([&] { average_parameters({torch::ones({2}), wrong}, group); });
+    for (const auto& wrong :
+         {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2}),
+          torch::ones({2}, torch::kLong), torch::ones({2}, torch::kBool)}) {
+      const auto error = harness::error_of([&] {
+        average_parameters({torch::ones({2}), wrong}, group);
+      });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), ::testing::HasSubstr("average_parameters: parameter 1"));
     }
@@ -51,7 +61,8 @@ TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
 
 // What this thread allocates and frees in host memory.
 struct Allocated : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
+                         c10::Device) override {
     now += bytes;
     most = std::max(most, now);
   }
@@ -64,7 +75,8 @@ TEST(AveragingOfALargeModel, DoesNotNeedItsMemoryOnceMore) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     constexpr std::int64_t kPiece = 25 << 20;
     std::vector<torch::Tensor> parameters;
-    for (int i = 0; i < 8; ++i) parameters.push_back(torch::full({kPiece / 4}, i + 2.0F * group.rank()));
+    for (int i = 0; i < 8; ++i)
+      parameters.push_back(torch::full({kPiece / 4}, i + 2.0F * group.rank()));
     const auto allocated = std::make_shared<Allocated>();
     {
       const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocated);
@@ -72,7 +84,8 @@ TEST(AveragingOfALargeModel, DoesNotNeedItsMemoryOnceMore) {
     }
     EXPECT_GE(allocated->most, kPiece);
     EXPECT_LT(allocated->most, 7 * kPiece);  // what others free for this thread is not seen
-    for (int i = 0; i < 8; ++i) EXPECT_TRUE(torch::all(parameters[static_cast<std::size_t>(i)] == i + 1).item<bool>());
+    for (int i = 0; i < 8; ++i)
+      EXPECT_TRUE(torch::all(parameters[static_cast<std::size_t>(i)] == i + 1).item<bool>());
   });
 }
 
@@ -86,7 +99,8 @@ TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {
     torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
     for (std::uint64_t step = 0; step < 10; ++step) {
       optimizer.zero_grad();
-      torch::mse_loss(net(part(random({8, 6}, step), group.rank(), 2)), part(random({8, 3}, 50 + step), group.rank(), 2))
+      torch::mse_loss(net(part(random({8, 6}, step), group.rank(), 2)),
+                      part(random({8, 3}, 50 + step), group.rank(), 2))
           .backward();
       optimizer.step();
       average_parameters(net->parameters(), group);
@@ -124,7 +138,9 @@ TEST(PeriodicAverager, AveragesInEveryPeriodThStepAfterTheWarmUp) {
 
 TEST(PeriodicAverager, APeriodBelowOneIsACallerError) {
   EXPECT_EQ(harness::error_of([] { PeriodicAverager({}, {.period = 0}); }).blame(), Blame::Caller);
-  EXPECT_EQ(harness::error_of([] { PeriodicAverager({}, {.period = 1, .warmup_steps = -1}); }).blame(), Blame::Caller);
+  EXPECT_EQ(
+      harness::error_of([] { PeriodicAverager({}, {.period = 1, .warmup_steps = -1}); }).blame(),
+      Blame::Caller);
 }
 
 }  // namespace

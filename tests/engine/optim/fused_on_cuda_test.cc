@@ -1,5 +1,6 @@
-// The fused optimizers on a GPU: the fake one, whose kernels run the code of the real ones on the host when their stream
-// comes to them. What libtorch would compute there itself (new state, other layouts) it cannot.
+// The fused optimizers on a GPU: the fake one, whose kernels run the code of the real ones on the
+// host when their stream comes to them. What libtorch would compute there itself (new state, other
+// layouts) it cannot.
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
@@ -32,7 +33,8 @@ class FusedOnCuda : public testing::Test {
     fake_ = std::make_unique<FakeDriver>();
     kernels::define_kernels(*fake_);
     torch_ = std::make_unique<FakeTorchCuda>(*fake_);
-    steps_ = std::make_shared<optim::CudaSteps>(std::make_shared<tensor::CudaDevices>(fake_->driver()));
+    steps_ =
+        std::make_shared<optim::CudaSteps>(std::make_shared<tensor::CudaDevices>(fake_->driver()));
     torch::manual_seed(1);
   }
   void TearDown() override {
@@ -64,7 +66,9 @@ class FusedOnCuda : public testing::Test {
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
   static std::int64_t steps_of(FusedAdamW& optimizer, const at::Tensor& parameter) {
-    return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).step();
+    return static_cast<torch::optim::AdamWParamState&>(
+               *optimizer.state().at(parameter.unsafeGetTensorImpl()))
+        .step();
   }
   // Two parameters of different types, with gradients, here and there.
   struct Pair {
@@ -95,7 +99,8 @@ TEST_F(FusedOnCuda, SgdGivesTheCpusBitsWhenItsStreamComesToIt) {
   for (std::size_t i = 0; i < pair.here.size(); ++i) {
     const at::Tensor momentum = torch::randn({33}).to(pair.here[i].scalar_type());
     for (const auto& [optimizer, parameter, buffer] :
-         {std::tuple{&here, pair.here[i], momentum.clone()}, std::tuple{&there, pair.there[i], this->there(momentum)}}) {
+         {std::tuple{&here, pair.here[i], momentum.clone()},
+          std::tuple{&there, pair.there[i], this->there(momentum)}}) {
       auto state = std::make_unique<torch::optim::SGDParamState>();
       state->momentum_buffer(buffer);
       optimizer->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -107,7 +112,8 @@ TEST_F(FusedOnCuda, SgdGivesTheCpusBitsWhenItsStreamComesToIt) {
     there.step();
     EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the host has not waited";
     fake_->run();
-    for (std::size_t i = 0; i < pair.here.size(); ++i) EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
+    for (std::size_t i = 0; i < pair.here.size(); ++i)
+      EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
   }
 }
 
@@ -128,13 +134,15 @@ TEST_F(FusedOnCuda, AdamWToo) {
     here.step();
     there.step();
     fake_->run();
-    for (std::size_t i = 0; i < pair.here.size(); ++i) EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
+    for (std::size_t i = 0; i < pair.here.size(); ++i)
+      EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
   }
 }
 
 TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
   const Pair pair = parameters();
-  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
+      there(pair.there, torch::optim::SGDOptions(0.1));
   there.step_by(steps_);
   const at::Tensor before = pair.here[0].clone();
   here.step();
@@ -154,7 +162,8 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
 // What was captured runs when its graph is launched: the step to follow is the one before it.
 TEST_F(FusedOnCuda, AStepThatIsCapturedInBetweenChangesNothingOfThat) {
   const Pair pair = parameters();
-  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
+      there(pair.there, torch::optim::SGDOptions(0.1));
   there.step_by(steps_);
   const at::Tensor before = pair.here[0].clone();
   here.step();
@@ -181,7 +190,8 @@ TEST_F(FusedOnCuda, AStepThatIsCapturedInBetweenChangesNothingOfThat) {
 // Within a capture steps follow each other as well.
 TEST_F(FusedOnCuda, StepsOnDifferentStreamsOfACaptureFollowEachOther) {
   const Pair pair = parameters();
-  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
+      there(pair.there, torch::optim::SGDOptions(0.1));
   there.step_by(steps_);
   here.step();
   there.step();
@@ -216,7 +226,8 @@ TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
   auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
   const Pair pair = parameters();
   const auto step = [&] {
-    auto optimizer = std::make_unique<FusedSGD>(std::vector{pair.there[0]}, torch::optim::SGDOptions(0.1));
+    auto optimizer =
+        std::make_unique<FusedSGD>(std::vector{pair.there[0]}, torch::optim::SGDOptions(0.1));
     optimizer->step_by(std::make_shared<optim::CudaSteps>(devices));
     optimizer->step();
     return optimizer;
@@ -228,7 +239,8 @@ TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
   const std::weak_ptr<cuda::Device> device = devices->open(0);
   for (int i = 0; i < 5; ++i) step();
   EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 1) << "they were still there";
-  EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 0) << "an optimizer's end waits for nothing";
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 0)
+      << "an optimizer's end waits for nothing";
   fake_->run();
   step();
   EXPECT_LE(device.lock()->retirement().pending(), 2U) << "what the former ones left is reclaimed";
@@ -316,7 +328,8 @@ TEST_F(FusedOnCuda, MoreParametersThanALaunchTakesAreCountedLaunchByLaunch) {
   EXPECT_EQ(fake_->calls(&cuda::Driver::launch_kernel), 2);
   fake_->fail(&cuda::Driver::launch_kernel, CUDA_ERROR_OUT_OF_MEMORY, 2);
   EXPECT_THROW(optimizer.step(), Error);
-  for (std::size_t i = 0; i <= kOfALaunch; ++i) EXPECT_EQ(steps_of(optimizer, parameters[i]), i < kOfALaunch ? 3 : 2) << i;
+  for (std::size_t i = 0; i <= kOfALaunch; ++i)
+    EXPECT_EQ(steps_of(optimizer, parameters[i]), i < kOfALaunch ? 3 : 2) << i;
   fake_->run();
 }
 
@@ -360,7 +373,8 @@ TEST_F(FusedOnCuda, OnlyStepsThatCanBeRepeatedAreCaptured) {
     state->momentum_buffer(torch_->empty({33}, at::kDouble));
     momentum.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
-  EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos) << "it would convert it";
+  EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos)
+      << "it would convert it";
   EXPECT_NE(in_capture(adamw).find("counts its steps on the host"), std::string::npos);
   EXPECT_TRUE(adamw.state().empty());
 }

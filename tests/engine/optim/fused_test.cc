@@ -24,7 +24,8 @@ using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 using Tensors = std::vector<torch::Tensor>;
 
-// Of several shapes, one of them channels-last; and the gradients of one step, in which some parameters have none.
+// Of several shapes, one of them channels-last; and the gradients of one step, in which some
+// parameters have none.
 Tensors make_parameters(torch::ScalarType dtype) {
   torch::manual_seed(1);
   Tensors parameters;
@@ -41,7 +42,8 @@ void set_gradients(const Tensors& parameters, int step) {
   torch::manual_seed(100 + step);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto parameter = parameters[i];
-    const auto gradient = torch::randn(parameter.sizes(), torch::kDouble).to(parameter.scalar_type());
+    const auto gradient =
+        torch::randn(parameter.sizes(), torch::kDouble).to(parameter.scalar_type());
     parameter.mutable_grad() = i == 1 && step % 3 == 0 ? torch::Tensor() : gradient;
   }
 }
@@ -49,7 +51,8 @@ void set_gradients(const Tensors& parameters, int step) {
 void expect_close(const Tensors& actual, const Tensors& expected, int step) {
   const double tolerance = actual[0].scalar_type() == torch::kDouble ? 1e-13 : 2e-6;
   for (std::size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance)) << "parameter " << i << " step " << step;
+    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance))
+        << "parameter " << i << " step " << step;
     EXPECT_EQ(actual[i].strides(), expected[i].strides());
   }
 }
@@ -73,15 +76,17 @@ void expect_equal(const Options& options) {
 
 TEST(FusedSGD, StepsAsLibtorchsDoes) {
   for (const auto& options :
-       {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9), SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01),
+       {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9),
+        SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01),
         SGDOptions(0.1).momentum(0.9).nesterov(true), SGDOptions(0.1).weight_decay(0.1)}) {
     expect_equal<FusedSGD, torch::optim::SGD>(options);
   }
 }
 
 TEST(FusedAdamW, StepsAsLibtorchsDoes) {
-  for (const auto& options : {AdamWOptions(0.01), AdamWOptions(0.01).amsgrad(true).weight_decay(0.1),
-                              AdamWOptions(0.01).betas({0.5, 0.7}).eps(1e-3).weight_decay(0)}) {
+  for (const auto& options :
+       {AdamWOptions(0.01), AdamWOptions(0.01).amsgrad(true).weight_decay(0.1),
+        AdamWOptions(0.01).betas({0.5, 0.7}).eps(1e-3).weight_decay(0)}) {
     expect_equal<FusedAdamW, torch::optim::AdamW>(options);
   }
 }
@@ -102,7 +107,8 @@ void expect_takes_over(const Options& options) {
   torch::load(second, file);
   {
     const torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < first_parameters.size(); ++i) second_parameters[i].copy_(first_parameters[i]);
+    for (std::size_t i = 0; i < first_parameters.size(); ++i)
+      second_parameters[i].copy_(first_parameters[i]);
   }
   for (int step = 4; step < 8; ++step) {
     set_gradients(first_parameters, step);
@@ -130,7 +136,8 @@ TEST(FusedOptimizers, AndLibtorchsReadEachOthersFiles) {
   expect_takes_over<torch::optim::AdamW, FusedAdamW>(adamw);
 }
 
-// fp32 throughout and rounded when stored: what libtorch gives for fp32 parameters that are rounded after each step.
+// fp32 throughout and rounded when stored: what libtorch gives for fp32 parameters that are rounded
+// after each step.
 TEST(FusedOptimizers, SixteenBitParametersAreComputedInSinglePrecision) {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     auto parameter = torch::randn({100}, torch::kDouble).to(dtype);
@@ -181,13 +188,16 @@ bool notices_a_step(const Options& options) {
 }
 
 TEST(FusedOptimizers, AGraphFromBeforeAStepIsAsValidAsWithLibtorchs) {
-  EXPECT_EQ(notices_a_step<FusedSGD>(SGDOptions(0.1)), notices_a_step<torch::optim::SGD>(SGDOptions(0.1)));
-  EXPECT_EQ(notices_a_step<FusedAdamW>(AdamWOptions(0.1)), notices_a_step<torch::optim::AdamW>(AdamWOptions(0.1)));
+  EXPECT_EQ(notices_a_step<FusedSGD>(SGDOptions(0.1)),
+            notices_a_step<torch::optim::SGD>(SGDOptions(0.1)));
+  EXPECT_EQ(notices_a_step<FusedAdamW>(AdamWOptions(0.1)),
+            notices_a_step<torch::optim::AdamW>(AdamWOptions(0.1)));
   EXPECT_TRUE(notices_a_step<FusedAdamW>(AdamWOptions(0.1)));
 }
 
 TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
-  const auto refuse = [](torch::Tensor other, const torch::Tensor& gradient, const std::string& why) {
+  const auto refuse = [](torch::Tensor other, const torch::Tensor& gradient,
+                         const std::string& why) {
     auto first = torch::ones({1}).requires_grad_();
     first.mutable_grad() = torch::ones({1});
     other.mutable_grad() = gradient;
@@ -209,18 +219,22 @@ TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
     expect_refused(adamw, "use torch::optim::AdamW");
   };
   refuse(torch::ones({2}), torch::ones({2}).to_sparse(), "a gradient is sparse");
-  refuse(torch::ones({2}, torch::kComplexFloat), torch::ones({2}, torch::kComplexFloat), "fp16, bf16, fp32 and fp64");
+  refuse(torch::ones({2}, torch::kComplexFloat), torch::ones({2}, torch::kComplexFloat),
+         "fp16, bf16, fp32 and fp64");
   refuse(torch::ones({4}).slice(0, 0, 4, 2), torch::ones({2}), "gaps or overlaps");
   refuse(torch::ones({2}), torch::ones({3}), "another shape");
 }
 
-// State of another type than the parameter has: made before set_data() gave it memory of that type, as module->to() does,
-// or loaded. libtorch computes with both types; the fused ones take the state over into the parameter's.
+// State of another type than the parameter has: made before set_data() gave it memory of that type,
+// as module->to() does, or loaded. libtorch computes with both types; the fused ones take the state
+// over into the parameter's.
 template <class Fused, class Plain, class Options>
-void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch::ScalarType after, const Options& options) {
+void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch::ScalarType after,
+                       const Options& options) {
   torch::manual_seed(1);
   const auto start = torch::randn({50}, torch::kDouble).to(before);
-  const std::vector<torch::Tensor> gradients = {torch::randn({50}), torch::randn({50}), torch::randn({50})};
+  const std::vector<torch::Tensor> gradients = {torch::randn({50}), torch::randn({50}),
+                                                torch::randn({50})};
   const auto run = [&]<class Optimizer>(std::type_identity<Optimizer>) {
     auto parameter = start.clone();
     Optimizer optimizer({parameter}, options);
@@ -245,8 +259,8 @@ void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch:
   };
   const auto fused = run(std::type_identity<Fused>()), plain = run(std::type_identity<Plain>());
   EXPECT_TRUE(torch::allclose(fused, plain, 0x1p-6, 0x1p-6))
-      << "off by " << (fused - plain).abs().max().template item<float>() << " with state of " << c10::toString(state)
-      << " for " << c10::toString(after);
+      << "off by " << (fused - plain).abs().max().template item<float>() << " with state of "
+      << c10::toString(state) << " for " << c10::toString(after);
 }
 
 TEST(FusedOptimizers, StateOfAnotherTypeCountsAsItsValue) {
@@ -315,29 +329,35 @@ void expect_refused_at_once(const Options& options, const std::function<void(Sta
 TEST(FusedOptimizers, StateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
   using SGDState = torch::optim::SGDParamState;
   using AdamWState = torch::optim::AdamWParamState;
-  for (const auto& wrong :
-       {torch::ones({7}), torch::ones({3}), torch::ones({2, 3}).to_sparse(), torch::ones({2, 3}, torch::kInt)}) {
-    expect_refused_at_once<FusedSGD, SGDState>(SGDOptions(0.1).momentum(0.9),
-                                               [&](SGDState& state) { state.momentum_buffer(wrong); });
-    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg(wrong); });
-    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg_sq(wrong); });
-    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1).amsgrad(true),
-                                                   [&](AdamWState& state) { state.max_exp_avg_sq(wrong); });
+  for (const auto& wrong : {torch::ones({7}), torch::ones({3}), torch::ones({2, 3}).to_sparse(),
+                            torch::ones({2, 3}, torch::kInt)}) {
+    expect_refused_at_once<FusedSGD, SGDState>(
+        SGDOptions(0.1).momentum(0.9), [&](SGDState& state) { state.momentum_buffer(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(
+        AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(
+        AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg_sq(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(
+        AdamWOptions(0.1).amsgrad(true), [&](AdamWState& state) { state.max_exp_avg_sq(wrong); });
   }
 }
 
-// The second parameter's state cannot be read, as one on the meta device has no values: the step fails when the first one's
-// is made.
+// The second parameter's state cannot be read, as one on the meta device has no values: the step
+// fails when the first one's is made.
 template <class Fused, class Plain, class State, class Options>
-void expect_unharmed_by_a_failed_step(const Options& options, const std::function<void(State&)>& spoil) {
-  const auto make = [] { return Tensors{torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()}; };
+void expect_unharmed_by_a_failed_step(const Options& options,
+                                      const std::function<void(State&)>& spoil) {
+  const auto make = [] {
+    return Tensors{torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()};
+  };
   const Tensors fused_parameters = make(), plain_parameters = make();
   Fused fused(fused_parameters, options);
   Plain plain(plain_parameters, options);
   auto spoiled = std::make_unique<State>();
   spoil(*spoiled);
   fused.state()[fused_parameters[1].unsafeGetTensorImpl()] = std::move(spoiled);
-  for (const auto& parameter : fused_parameters) parameter.mutable_grad() = torch::full_like(parameter, 5);
+  for (const auto& parameter : fused_parameters)
+    parameter.mutable_grad() = torch::full_like(parameter, 5);
   for (int i = 0; i < 2; ++i) EXPECT_THROW(fused.step(), std::exception);
   EXPECT_EQ(fused.state().count(fused_parameters[0].unsafeGetTensorImpl()), 0U);
   EXPECT_TRUE(fused_parameters[0].equal(torch::ones({4})));
@@ -358,19 +378,23 @@ TEST(FusedOptimizers, AStepThatFailsHalfwayLeavesNoStateThatItHasNotFilled) {
       SGDOptions(0.1).momentum(0.9), [](SGDState& state) {
         state.momentum_buffer(torch::ones({2, 3}, torch::kMeta));
       });
-  expect_unharmed_by_a_failed_step<FusedAdamW, torch::optim::AdamW, AdamWState>(AdamWOptions(0.1), [](AdamWState& state) {
-    state.exp_avg(torch::ones({2, 3}, torch::kMeta));
-  });
+  expect_unharmed_by_a_failed_step<FusedAdamW, torch::optim::AdamW, AdamWState>(
+      AdamWOptions(0.1), [](AdamWState& state) {
+        state.exp_avg(torch::ones({2, 3}, torch::kMeta));
+      });
 }
 
 // Known to the optimizer already, its steps are counted when they have been taken.
 TEST(FusedAdamW, AStepThatFailsHalfwayIsNotCounted) {
-  const Tensors parameters = {torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()};
+  const Tensors parameters = {torch::ones({4}).requires_grad_(),
+                              torch::ones({2, 3}).requires_grad_()};
   FusedAdamW optimizer(parameters);
-  for (const auto& parameter : parameters) parameter.mutable_grad() = torch::full_like(parameter, 5);
+  for (const auto& parameter : parameters)
+    parameter.mutable_grad() = torch::full_like(parameter, 5);
   optimizer.step();
   const auto state = [&](std::size_t i) -> torch::optim::AdamWParamState& {
-    return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameters[i].unsafeGetTensorImpl()));
+    return static_cast<torch::optim::AdamWParamState&>(
+        *optimizer.state().at(parameters[i].unsafeGetTensorImpl()));
   };
   state(1).exp_avg(torch::ones({2, 3}, torch::kMeta));
   const auto before = parameters[0].detach().clone();

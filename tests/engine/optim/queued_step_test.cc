@@ -42,7 +42,8 @@ struct TellingSgd : torch::optim::SGD {
   }
 };
 struct Unmakeable : torch::optim::SGD {
-  Unmakeable(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options) : SGD(std::move(parameters), options) {
+  Unmakeable(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options)
+      : SGD(std::move(parameters), options) {
     throw std::runtime_error("the constructor broke");
   }
 };
@@ -59,22 +60,30 @@ struct BreaksLate : torch::autograd::Function<BreaksLate> {
 };
 struct BreaksAtOnce : torch::autograd::Function<BreaksAtOnce> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
     throw std::runtime_error("the node broke");
   }
 };
 
 // A parameter whose number of elements says whose it is: rank + 1.
 at::Tensor make() {
-  return at::zeros({rpc::this_agent().self().rank + 1}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+  return at::zeros({rpc::this_agent().self().rank + 1}, at::TensorOptions().dtype(at::kDouble))
+      .requires_grad_();
 }
 at::Tensor use(RRef<at::Tensor> parameter) { return parameter.local_value() * 3; }
-at::Tensor use_and_break_late(RRef<at::Tensor> parameter) { return BreaksLate::apply(parameter.local_value()); }
-at::Tensor use_and_break(RRef<at::Tensor> parameter) { return BreaksAtOnce::apply(parameter.local_value()); }
+at::Tensor use_and_break_late(RRef<at::Tensor> parameter) {
+  return BreaksLate::apply(parameter.local_value());
+}
+at::Tensor use_and_break(RRef<at::Tensor> parameter) {
+  return BreaksAtOnce::apply(parameter.local_value());
+}
 // Worker 0 sends no gradient to the parameter's owner: this worker does.
 at::Tensor use_from_here(RRef<at::Tensor> parameter) { return parameter.to_here() * 3; }
 at::Tensor value(RRef<at::Tensor> parameter) { return parameter.local_value().detach().clone(); }
-at::Tensor gradient(RRef<at::Tensor> parameter) { return AutogradContext::current().gradient(parameter.local_value()); }
+at::Tensor gradient(RRef<at::Tensor> parameter) {
+  return AutogradContext::current().gradient(parameter.local_value());
+}
 
 }  // namespace queued
 
@@ -94,13 +103,15 @@ TEST_P(QueuedStep, IsRightForOwnersNearAndFarInBothModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int last = static_cast<int>(agent.workers().size()) - 1;
     for (const auto mode : {BackwardMode::Fast, BackwardMode::Exact}) {
-      const auto near = agent.remote<&queued::make>(after(agent, 1)), far = agent.remote<&queued::make>(after(agent, last));
+      const auto near = agent.remote<&queued::make>(after(agent, 1)),
+                 far = agent.remote<&queued::make>(after(agent, last));
       const auto own = RRef<at::Tensor>(agent, filled(2, 0).requires_grad_());
       const auto idle = agent.remote<&queued::make>(after(agent, last));
       DistributedOptimizer<torch::optim::SGD> optimizer({near, far, own, idle}, kOptions);
       AutogradContext context(agent);
       const at::Tensor loss = agent.sync<&queued::use>(near.owner(), near).sum() +
-                              agent.sync<&queued::use_from_here>(after(agent, 1), far).sum() + own.local_value().sum();
+                              agent.sync<&queued::use_from_here>(after(agent, 1), far).sum() +
+                              own.local_value().sum();
       const auto pass = context.backward_async({loss}, {.mode = mode});
       optimizer.step_async(context).get();
       EXPECT_TRUE(pass.done());
@@ -130,11 +141,14 @@ TEST_P(QueuedStep, IsQueuedBehindTheMakingOfItsOptimizerToo) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto parameter = agent.remote<&queued::make>(after(agent, 1));
     AutogradContext context(agent);
-    const auto pass = context.backward_async({agent.sync<&queued::use>(parameter.owner(), parameter).sum()});
-    const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, kOptions, {.wait_until_made = false});
+    const auto pass =
+        context.backward_async({agent.sync<&queued::use>(parameter.owner(), parameter).sum()});
+    const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, kOptions,
+                                                            {.wait_until_made = false});
     optimizer.step_async(context).get();
     EXPECT_TRUE(at::equal(parameter.to_here(), filled(parameter.owner().rank + 1, -3)));
-    const DistributedOptimizer<queued::Unmakeable> broken({parameter}, kOptions, {.wait_until_made = false});
+    const DistributedOptimizer<queued::Unmakeable> broken({parameter}, kOptions,
+                                                          {.wait_until_made = false});
     const auto error = error_of([&] { broken.step(context); });
     EXPECT_NE(error.text().find("the constructor broke"), std::string::npos) << error.text();
   });
@@ -147,7 +161,8 @@ TEST_P(QueuedStep, AFailedPassStepsNowhereWhereItBroke) {
     DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
     for (const bool is_known_before : {false, true}) {
       AutogradContext context(agent);
-      const auto pass = context.backward_async({agent.sync<&queued::use_and_break>(1, parameter).sum()});
+      const auto pass =
+          context.backward_async({agent.sync<&queued::use_and_break>(1, parameter).sum()});
       if (is_known_before) {
         EXPECT_TRUE(comes_true([&] { return pass.failed(); }));
       }
@@ -162,7 +177,8 @@ TEST_P(QueuedStep, AFailedPassStepsNowhereWhereItBroke) {
 }
 
 TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "workers wait for each other through this process's memory";
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "workers wait for each other through this process's memory";
   if (GetParam().workers < 3) GTEST_SKIP() << "two owners and a root";
   queued::forget_all(/*with_failure=*/true);
   run_workers(GetParam(), [](rpc::Agent& agent) {
@@ -170,12 +186,13 @@ TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
     const auto first = agent.remote<&queued::make>(1), second = agent.remote<&queued::make>(2);
     DistributedOptimizer<TellingSgd> optimizer({first, second}, kOptions);
     AutogradContext context(agent);
-    const at::Tensor loss =
-        agent.sync<&queued::use>(1, first).sum() + agent.sync<&queued::use_and_break_late>(2, second).sum();
+    const at::Tensor loss = agent.sync<&queued::use>(1, first).sum() +
+                            agent.sync<&queued::use_and_break_late>(2, second).sum();
     context.backward_async({loss}, {.retain_graph = true});
     const auto error = error_of([&] { optimizer.step_async(context).get(); });
     EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
-    EXPECT_NE(error.text().find("have stepped before they heard of it: worker1 (rank 1)"), std::string::npos)
+    EXPECT_NE(error.text().find("have stepped before they heard of it: worker1 (rank 1)"),
+              std::string::npos)
         << error.text();
     EXPECT_FALSE(queued::has_stepped(2));
     // What worker 1 stepped with is not counted again.
@@ -191,7 +208,8 @@ TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
 
 INSTANTIATE_TEST_SUITE_P(Optim, QueuedStep, testing::ValuesIn(autograd_settings()), setting_name);
 
-// Nothing comes back to worker 0 from the moment when it begins the pass: what happens then is the work of one way there.
+// Nothing comes back to worker 0 from the moment when it begins the pass: what happens then is the
+// work of one way there.
 TEST(QueuedStepOnAHeldLink, TheOwnerStepsBeforeAnythingHasComeBack) {
   queued::forget_all(/*with_failure=*/false);
   static std::mutex mutex;

@@ -1,5 +1,6 @@
-// Steps of a DistributedOptimizer on GPUs, in the order of streams: over the fake driver, workers of this process that see
-// the same GPU. libtorch has no kernels there, so a step copies, and a gradient is filled.
+// Steps of a DistributedOptimizer on GPUs, in the order of streams: over the fake driver, workers
+// of this process that see the same GPU. libtorch has no kernels there, so a step copies, and a
+// gradient is filled.
 #include <cstring>
 #include <thread>
 
@@ -31,12 +32,14 @@ std::atomic<c10::StreamId> stepped_on;  // the last step
 
 c10::Stream current() { return torch_cuda->current(0); }
 void fill(const at::Tensor& tensor, int byte) {
-  cuda::fill(torch_cuda->view(current()), tensor::slice_of(tensor), static_cast<unsigned char>(byte));
+  cuda::fill(torch_cuda->view(current()), tensor::slice_of(tensor),
+             static_cast<unsigned char>(byte));
 }
 
 // Its gradient is of ones in every byte, once the slow stream has come to it.
 struct Weighted : torch::autograd::Function<Weighted> {
-  static at::Tensor forward(torch::autograd::AutogradContext* graph, at::Tensor x, at::Tensor weight, bool is_slow) {
+  static at::Tensor forward(torch::autograd::AutogradContext* graph, at::Tensor x,
+                            at::Tensor weight, bool is_slow) {
     graph->saved_data["elements"] = weight.numel();
     graph->saved_data["is_slow"] = is_slow;
     return x * 2;
@@ -64,7 +67,8 @@ struct Copying : torch::optim::SGD {
       for (const at::Tensor& parameter : group.params()) {
         if (!parameter.grad().defined()) continue;
         stepped_on = current().id();
-        cuda::copy(torch_cuda->view(current()), tensor::slice_of(parameter), tensor::slice_of(parameter.grad()));
+        cuda::copy(torch_cuda->view(current()), tensor::slice_of(parameter),
+                   tensor::slice_of(parameter.grad()));
       }
     }
     return {};
@@ -77,7 +81,8 @@ struct Keeping : Copying {
   using Copying::Copying;
   at::Tensor weight() const { return param_groups()[0].params()[0]; }
   void save(torch::serialize::OutputArchive&) const override {
-    cuda::copy(torch_cuda->view(current()), tensor::slice_of(*what_is_saved), tensor::slice_of(weight()));
+    cuda::copy(torch_cuda->view(current()), tensor::slice_of(*what_is_saved),
+               tensor::slice_of(weight()));
   }
   void load(torch::serialize::InputArchive&) override { fill(weight(), 2); }
 };
@@ -138,8 +143,11 @@ class StepOnCuda : public testing::TestWithParam<const char*> {
   void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(2, [&](int rank) {
-      rpc::Options options{
-          .rank = rank, .world_size = 2, .store = store, .worker_threads = rank == 1 ? 1 : 16, .timeout = 20s};
+      rpc::Options options{.rank = rank,
+                           .world_size = 2,
+                           .store = store,
+                           .worker_threads = rank == 1 ? 1 : 16,
+                           .timeout = 20s};
       options.transports = {GetParam()};
       const c10::Device gpu(c10::kCUDA, 0);
       if (rank == 0) options.device_maps = {{"worker1", {{gpu, gpu}}}};
@@ -195,7 +203,8 @@ TEST_P(StepOnCuda, OfOneOptimizerFollowsThatOfAnotherUnlessTheyMayOverlap) {
   for (const auto order : {StepOrder::Locked, StepOrder::Hogwild}) {
     fake->hold(torch_->view(*slow));
     run([&](rpc::Agent& agent) {
-      const auto first = agent.remote<&make_weight>("worker1"), second = agent.remote<&make_weight>("worker1");
+      const auto first = agent.remote<&make_weight>("worker1"),
+                 second = agent.remote<&make_weight>("worker1");
       const DistributedOptimizer<Copying> one({first}, kOptions, {.order = order}),
           other({second}, kOptions, {.order = order});
       AutogradContext context(agent);

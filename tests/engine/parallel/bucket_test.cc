@@ -13,10 +13,12 @@ PlannedGradient floats(std::size_t count, at::ScalarType dtype = at::kFloat, boo
   return {count * (dtype == at::kDouble ? 8 : 4), dtype, c10::Device(c10::kCPU), sparse};
 }
 
-std::vector<std::vector<std::size_t>> plan(const std::vector<PlannedGradient>& gradients, std::vector<std::size_t> order,
+std::vector<std::vector<std::size_t>> plan(const std::vector<PlannedGradient>& gradients,
+                                           std::vector<std::size_t> order,
                                            std::vector<std::size_t> limits) {
   std::vector<std::vector<std::size_t>> result;
-  for (const auto& bucket : plan_buckets(gradients, order, limits)) result.push_back(bucket.gradients);
+  for (const auto& bucket : plan_buckets(gradients, order, limits))
+    result.push_back(bucket.gradients);
   return result;
 }
 
@@ -41,22 +43,25 @@ TEST(PlanBuckets, TheFirstLimitIsForTheFirstBucketOfEachKind) {
 }
 
 TEST(PlanBuckets, ReportsTheLimitOfEachBucket) {
-  const auto buckets = plan_buckets(std::vector<PlannedGradient>{floats(10), floats(10), floats(10)},
-                                    std::vector<std::size_t>{0, 1, 2}, std::vector<std::size_t>{40, 80});
+  const auto buckets =
+      plan_buckets(std::vector<PlannedGradient>{floats(10), floats(10), floats(10)},
+                   std::vector<std::size_t>{0, 1, 2}, std::vector<std::size_t>{40, 80});
   ASSERT_EQ(buckets.size(), 2u);
   EXPECT_EQ(buckets[0].limit, 40u);
   EXPECT_EQ(buckets[1].limit, 80u);
 }
 
 TEST(PlanBuckets, FollowsTheOrder) {
-  EXPECT_THAT(plan({floats(10), floats(10), floats(10)}, {2, 0, 1}, {80}), ElementsAre(ElementsAre(2, 0), ElementsAre(1)));
+  EXPECT_THAT(plan({floats(10), floats(10), floats(10)}, {2, 0, 1}, {80}),
+              ElementsAre(ElementsAre(2, 0), ElementsAre(1)));
 }
 
 TEST(PlanBuckets, BucketsComeInTheOrderOfTheirLastGradient) {
   const auto f = floats(10);
   const auto d = floats(5, at::kDouble);
   // The doubles' bucket begins first and ends last.
-  EXPECT_THAT(plan({d, f, f, d}, {0, 1, 2, 3}, {80}), ElementsAre(ElementsAre(1, 2), ElementsAre(0, 3)));
+  EXPECT_THAT(plan({d, f, f, d}, {0, 1, 2, 3}, {80}),
+              ElementsAre(ElementsAre(1, 2), ElementsAre(0, 3)));
 }
 
 TEST(PlanBuckets, ASparseGradientTravelsAlone) {
@@ -65,7 +70,8 @@ TEST(PlanBuckets, ASparseGradientTravelsAlone) {
 }
 
 TEST(PlanBuckets, RefusesABadOrderAndAnEmptyBucket) {
-  const auto blame = [](const std::vector<std::size_t>& order, const std::vector<std::size_t>& limits) {
+  const auto blame = [](const std::vector<std::size_t>& order,
+                        const std::vector<std::size_t>& limits) {
     try {
       plan({floats(1), floats(1)}, order, limits);
     } catch (const Error& error) {

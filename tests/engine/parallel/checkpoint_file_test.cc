@@ -49,7 +49,8 @@ int blame_of(const std::function<void()>& call) {
 TEST(CheckpointFile, GivesBackWhatWasWritten) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
-  for (const std::string& content : {std::string(), std::string("\0\n", 2), std::string(100'000, 'x')}) {
+  for (const std::string& content :
+       {std::string(), std::string("\0\n", 2), std::string(100'000, 'x')}) {
     write_file(file, content);
     EXPECT_EQ(read_file(file), content);
   }
@@ -80,7 +81,9 @@ TEST(CheckpointFile, OfWhichAByteIsMissingOrOtherwiseIsRefused) {
 TEST(CheckpointFile, IsTheOldOneOrTheNewOneWhenItsWriterIsKilled) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
-  const auto content = [](int i) { return std::string(300'000, static_cast<char>('a' + i % 26)) + std::to_string(i); };
+  const auto content = [](int i) {
+    return std::string(300'000, static_cast<char>('a' + i % 26)) + std::to_string(i);
+  };
   write_file(file, content(0));
   std::mt19937 random(7);
   for (int round = 0; round < 20; ++round) {
@@ -136,8 +139,9 @@ TEST(CheckpointFile, IsNotWrittenWhereItCannotBe) {
   const harness::Folder folder;
   fs::create_symlink("loop", folder.path() + "/loop");
   for (const std::string& file :
-       {std::string(), folder.path(), folder.path() + "/missing/a", std::string("/proc/a"), std::string("/dev/null"),
-        folder.path() + "/loop", folder.path() + "/" + std::string(252, 'x')}) {
+       {std::string(), folder.path(), folder.path() + "/missing/a", std::string("/proc/a"),
+        std::string("/dev/null"), folder.path() + "/loop",
+        folder.path() + "/" + std::string(252, 'x')}) {
     const Error error = harness::error_of([&] { write_file(file, "x"); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.what(), HasSubstr("the checkpoint '" + file + "' cannot be written: "));

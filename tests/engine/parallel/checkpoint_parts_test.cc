@@ -29,7 +29,9 @@ class CheckpointParts : public ::testing::Test {
  protected:
   const harness::Folder folder_;
   const std::string file_ = folder_.path() + "/run.pt";
-  static void on_one_rank(const harness::Body& body) { harness::run_ranks(harness::As::Threads, 1, body); }
+  static void on_one_rank(const harness::Body& body) {
+    harness::run_ranks(harness::As::Threads, 1, body);
+  }
 };
 
 TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
@@ -40,16 +42,20 @@ TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
     const auto text_of = [&](const std::vector<checkpoint::Part>& parts) {
       return refused(group, Blame::Caller, [&] { checkpoint::load(file_, group, parts); });
     };
-    EXPECT_THAT(text_of({{"modell", net}}),
-                HasSubstr("part 'modell': the file has none of that name, but 'model', 'the epoch'"));
-    EXPECT_THAT(text_of({{"model", net->first}}), HasSubstr("part 'model': the file has no parameter 'weight'"));
+    EXPECT_THAT(
+        text_of({{"modell", net}}),
+        HasSubstr("part 'modell': the file has none of that name, but 'model', 'the epoch'"));
+    EXPECT_THAT(text_of({{"model", net->first}}),
+                HasSubstr("part 'model': the file has no parameter 'weight'"));
     torch::nn::Sequential less(torch::nn::Linear(1, 1));
     auto more = std::make_shared<MlpImpl>();
     more->register_buffer("mask", torch::ones({1}));
-    EXPECT_THAT(text_of({{"model", more}}), HasSubstr("part 'model': the file has no buffer 'mask'"));
+    EXPECT_THAT(text_of({{"model", more}}),
+                HasSubstr("part 'model': the file has no buffer 'mask'"));
     checkpoint::save(file_, group, {{"model", *more}});
     EXPECT_THAT(text_of({{"model", net}}),
-                HasSubstr("part 'model': the file has a parameter or buffer 'mask', which the module here has not"));
+                HasSubstr("part 'model': the file has a parameter or buffer 'mask', which the "
+                          "module here has not"));
     checkpoint::save(file_, group, {});
     EXPECT_THAT(text_of({{"model", net}}), HasSubstr("but no part at all"));
   });
@@ -57,14 +63,26 @@ TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
 
 // libtorch's own archives cannot be read again with some of these.
 std::vector<std::string> odd_names() {
-  std::vector<std::string> names = {
-      "a b", "0", "a/b", "ä", "it's \"quoted\"", "\\n", "%", "in%", "%25", "__parameters__", "__annotations__"};
+  std::vector<std::string> names = {"a b",
+                                    "0",
+                                    "a/b",
+                                    "ä",
+                                    "it's \"quoted\"",
+                                    "\\n",
+                                    "%",
+                                    "in%",
+                                    "%25",
+                                    "__parameters__",
+                                    "__annotations__"};
   for (int letter = 0; letter < 128; ++letter) {
-    if (letter != '.' && letter != '0' && letter != '%') names.push_back({static_cast<char>(letter)});
+    if (letter != '.' && letter != '0' && letter != '%')
+      names.push_back({static_cast<char>(letter)});
   }
   std::istringstream words(
-      "False None True and as assert async await break class continue def del elif else except finally for from global if "
-      "import in is lambda nonlocal not or pass raise return try while with yield Ellipsis NoneType self forward training "
+      "False None True and as assert async await break class continue def del elif else except "
+      "finally for from global if "
+      "import in is lambda nonlocal not or pass raise return try while with yield Ellipsis "
+      "NoneType self forward training "
       "torch");
   for (std::string word; words >> word;) names.push_back(word);
   return names;
@@ -91,7 +109,8 @@ TEST_F(CheckpointParts, NamedByAnyTextCome) {
     checkpoint::load(file_, group, parts);
     expect_equal(values_of(net), values);
     EXPECT_EQ(values.size(), names.size());
-    for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(numbers[i], static_cast<int>(i)) << names[i];
+    for (std::size_t i = 0; i < names.size(); ++i)
+      EXPECT_EQ(numbers[i], static_cast<int>(i)) << names[i];
   });
 }
 
@@ -114,21 +133,28 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
                       {"model", net},
                       {"sgd", sgd}});
     const auto expect_refused = [&](const checkpoint::Part& part, const std::string& text) {
-      EXPECT_THAT(refused(group, Blame::Caller, [&] { checkpoint::load(file_, group, {part}); }), HasSubstr(text));
+      EXPECT_THAT(refused(group, Blame::Caller, [&] { checkpoint::load(file_, group, {part}); }),
+                  HasSubstr(text));
     };
     std::uint8_t small = 1;
     unsigned int whole = 1;
     double real = 1;
     bool flag = false;
     std::string text;
-    expect_refused({"number", small}, "is the integer 300 in the file and of a type that cannot hold it here");
-    expect_refused({"negative", whole}, "is the integer -1 in the file and of a type that cannot hold it here");
+    expect_refused({"number", small},
+                   "is the integer 300 in the file and of a type that cannot hold it here");
+    expect_refused({"negative", whole},
+                   "is the integer -1 in the file and of a type that cannot hold it here");
     expect_refused({"number", real}, "is the integer 300 in the file and of another type here");
     expect_refused({"flag", whole}, "is a bool in the file and of another type here");
-    expect_refused({"rate", text}, "is a floating-point number in the file and of another type here");
-    expect_refused({"model", real}, "is a module, an optimizer or a list of tensors in the file and a variable here");
+    expect_refused({"rate", text},
+                   "is a floating-point number in the file and of another type here");
+    expect_refused(
+        {"model", real},
+        "is a module, an optimizer or a list of tensors in the file and a variable here");
     expect_refused({"text", tensor}, "is a string in the file and a tensor here");
-    expect_refused({"tensor", net}, "is a tensor in the file and a module, an optimizer or a list of tensors here");
+    expect_refused({"tensor", net},
+                   "is a tensor in the file and a module, an optimizer or a list of tensors here");
     expect_refused({"model", sgd}, "it is no optimizer in the file");
     expect_refused({"sgd", net}, "the file has no parameter 'first.weight'");
     expect_refused({"model", list}, "is 6 tensors in the file and 1 here");
@@ -139,7 +165,8 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
     expect_refused({"number", 3}, "it is a constant here, or a temporary");
     const bool constant = false;
     expect_refused({"flag", constant}, "it is a constant here, or a temporary");
-    checkpoint::load(file_, group, {{"number", whole}, {"rate", real}, {"text", text}, {"flag", flag}});
+    checkpoint::load(file_, group,
+                     {{"number", whole}, {"rate", real}, {"text", text}, {"flag", flag}});
     EXPECT_EQ(whole, 300u);
     EXPECT_EQ(static_cast<float>(real), rate);
     EXPECT_EQ(text, "text");
@@ -159,14 +186,17 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
     EXPECT_EQ(large, 1e300);
     EXPECT_EQ(least, std::numeric_limits<std::int64_t>::min());
     float single = 1;
-    expect_refused({"large", single}, "is a floating-point number in the file and of a type that cannot hold it here");
+    expect_refused({"large", single},
+                   "is a floating-point number in the file and of a type that cannot hold it here");
     checkpoint::load(file_, group, {{"endless", single}});
     EXPECT_EQ(single, -std::numeric_limits<float>::infinity());
-    EXPECT_THAT(refused(group, Blame::Caller,
-                        [&] {
-                          checkpoint::save(file_, group, {{"huge", std::uint64_t(1) << 63}});
-                        }),
-                HasSubstr("part 'huge' of the checkpoint cannot be saved: it is more than the largest integer"));
+    EXPECT_THAT(
+        refused(group, Blame::Caller,
+                [&] {
+                  checkpoint::save(file_, group, {{"huge", std::uint64_t(1) << 63}});
+                }),
+        HasSubstr(
+            "part 'huge' of the checkpoint cannot be saved: it is more than the largest integer"));
   });
 }
 
@@ -175,8 +205,10 @@ TEST_F(CheckpointParts, ThatAreEmptyTakeWhatTheFileHas) {
     std::vector<torch::Tensor> list;
     for (int i = 0; i < 12; ++i) list.push_back(torch::full({i % 3}, i));
     // A small part of large memory, of which the file has no more; not contiguous.
-    const torch::Tensor view = torch::arange(1'000'000).view({1000, 1000}).narrow(0, 3, 2).narrow(1, 4, 3);
-    checkpoint::save(file_, group, {{"list", list}, {"view", view}, {"none", std::vector<torch::Tensor>()}});
+    const torch::Tensor view =
+        torch::arange(1'000'000).view({1000, 1000}).narrow(0, 3, 2).narrow(1, 4, 3);
+    checkpoint::save(file_, group,
+                     {{"list", list}, {"view", view}, {"none", std::vector<torch::Tensor>()}});
     EXPECT_LT(fs::file_size(file_), 100'000u);
     std::vector<torch::Tensor> loaded;
     std::vector<torch::Tensor> none;
@@ -207,11 +239,12 @@ TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
     torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.125));
     steps(net, adam, 0, 1);
     checkpoint::save(file_, group, {{"optimizer", adam}});
-    EXPECT_THAT(refused(group, Blame::Caller,
-                        [&] {
-                          checkpoint::load(file_, group, {{"optimizer", used}});
-                        }),
-                HasSubstr("the options or the state in the file are those of another class of optimizer"));
+    EXPECT_THAT(
+        refused(group, Blame::Caller,
+                [&] {
+                  checkpoint::load(file_, group, {{"optimizer", used}});
+                }),
+        HasSubstr("the options or the state in the file are those of another class of optimizer"));
     EXPECT_EQ(used.state().size(), 6u);
     EXPECT_EQ(options.lr(), 0.25);
     torch::optim::Adam fewer(net->first->parameters(), torch::optim::AdamOptions(1));
@@ -225,8 +258,8 @@ TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
     steps(net, adagrad, 0, 2);
     checkpoint::save(file_, group, {{"optimizer", adagrad}, {"model", net}});
     Mlp other;
-    const std::unique_ptr<torch::optim::Optimizer> again =
-        std::make_unique<torch::optim::Adagrad>(other->parameters(), torch::optim::AdagradOptions(1));
+    const std::unique_ptr<torch::optim::Optimizer> again = std::make_unique<torch::optim::Adagrad>(
+        other->parameters(), torch::optim::AdagradOptions(1));
     checkpoint::load(file_, group, {{"optimizer", again}, {"model", *other}});
     steps(net, adagrad, 2, 4);
     steps(other, *again, 2, 4);
@@ -284,8 +317,9 @@ TEST_F(CheckpointParts, MayBeTensorsOfAnyKind) {
                                           torch::empty({0, 3}),
                                           torch::ones({1}).expand({3, 4}),
                                           base[1]};
-    for (const auto type : {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong, torch::kBool,
-                            torch::kHalf, torch::kBFloat16, torch::kDouble, torch::kComplexFloat, torch::kComplexDouble}) {
+    for (const auto type : {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong,
+                            torch::kBool, torch::kHalf, torch::kBFloat16, torch::kDouble,
+                            torch::kComplexFloat, torch::kComplexDouble}) {
       tensors.push_back(base.to(type));
     }
     tensors.push_back(torch::complex(base, base + 1).conj());
@@ -355,7 +389,8 @@ TEST_F(CheckpointParts, GoWhereTheParametersAre) {
     };
     const auto net = made(torch::kCPU);
     torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.1));
-    for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    for (auto& parameter : net->parameters())
+      parameter.mutable_grad() = torch::ones_like(parameter);
     optimizer.step();
     checkpoint::save(file_, group, {{"model", net}, {"optimizer", optimizer}});
     const auto other = made(torch::kMeta);
@@ -363,8 +398,8 @@ TEST_F(CheckpointParts, GoWhereTheParametersAre) {
     checkpoint::load(file_, group, {{"model", other}, {"optimizer", loaded}});
     for (const auto& parameter : other->parameters()) {
       ASSERT_EQ(loaded.state().count(parameter.unsafeGetTensorImpl()), 1u);
-      const auto& state =
-          static_cast<const torch::optim::AdamParamState&>(*loaded.state().at(parameter.unsafeGetTensorImpl()));
+      const auto& state = static_cast<const torch::optim::AdamParamState&>(
+          *loaded.state().at(parameter.unsafeGetTensorImpl()));
       EXPECT_EQ(state.step(), 1);
       EXPECT_EQ(state.exp_avg().device(), parameter.device());
       EXPECT_EQ(state.exp_avg_sq().sizes(), parameter.sizes());
@@ -385,7 +420,9 @@ TEST_F(CheckpointParts, ThatRequireAGradientAreLeavesOnTheDeviceThatTheyAreTaken
   loaded.load_from(stream);
   one = torch::Tensor();
   list.clear();
-  for (const auto& commit : checkpoint::stage_parts(loaded, {{"one", one}, {"list", list}}, torch::kMeta)) commit();
+  for (const auto& commit :
+       checkpoint::stage_parts(loaded, {{"one", one}, {"list", list}}, torch::kMeta))
+    commit();
   ASSERT_EQ(list.size(), 2u);
   for (const auto& tensor : {one, list[0]}) {
     EXPECT_TRUE(tensor.is_meta());
@@ -396,7 +433,8 @@ TEST_F(CheckpointParts, ThatRequireAGradientAreLeavesOnTheDeviceThatTheyAreTaken
 }
 
 TEST_F(CheckpointParts, OfAnEmptyGroupAreRefused) {
-  EXPECT_EQ(harness::error_of([&] { checkpoint::save(file_, ProcessGroup(), {}); }).blame(), Blame::Caller);
+  EXPECT_EQ(harness::error_of([&] { checkpoint::save(file_, ProcessGroup(), {}); }).blame(),
+            Blame::Caller);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Checkpoints of several ranks: that a job goes on from one as if nothing had happened, that nothing is half saved or half
-// loaded, and that all ranks hear the same.
+// Checkpoints of several ranks: that a job goes on from one as if nothing had happened, that
+// nothing is half saved or half loaded, and that all ranks hear the same.
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -30,7 +30,8 @@ class Checkpoint : public ::testing::TestWithParam<harness::As> {
     harness::run_ranks(GetParam(), ranks, body, options);
   }
 };
-INSTANTIATE_TEST_SUITE_P(As, Checkpoint, ::testing::Values(harness::As::Threads, harness::As::Processes),
+INSTANTIATE_TEST_SUITE_P(As, Checkpoint,
+                         ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
 // With buffers, of another dtype too, and a parameter that is known by two names.
@@ -62,14 +63,18 @@ TEST_P(Checkpoint, GoesOnExactlyLikeTheUninterruptedRun) {
         return some;
       }
       std::vector<checkpoint::Part> parts() {
-        return {{"model", ddp.module()}, {"sgd", sgd},   {"adam", adam}, {"step", step},      {"best", best},
-                {"done", done},          {"name", name}, {"mean", mean}, {"moments", moments}};
+        return {{"model", ddp.module()}, {"sgd", sgd},   {"adam", adam},
+                {"step", step},          {"best", best}, {"done", done},
+                {"name", name},          {"mean", mean}, {"moments", moments}};
       }
       void go_on(int to) {
         for (; step < to; ++step) {
           sgd.zero_grad();
           adam.zero_grad();
-          ddp(part(random({8, 6}, 300 + static_cast<std::uint64_t>(step)), group.rank(), 2)).pow(2).sum().backward();
+          ddp(part(random({8, 6}, 300 + static_cast<std::uint64_t>(step)), group.rank(), 2))
+              .pow(2)
+              .sum()
+              .backward();
           sgd.step();
           adam.step();
           best /= 3;
@@ -95,7 +100,8 @@ TEST_P(Checkpoint, GoesOnExactlyLikeTheUninterruptedRun) {
     whole.go_on(3);
     checkpoint::save(file_, group, whole.parts());
     const auto saved = values_of(*whole.net);
-    for (const auto& value : saved) group.broadcast(value, 0).wait();  // each rank has buffers of its own batches
+    for (const auto& value : saved)
+      group.broadcast(value, 0).wait();  // each rank has buffers of its own batches
     const double best = whole.best;
     whole.go_on(6);
 
@@ -137,7 +143,8 @@ TEST_P(Checkpoint, OfAZeroOptimizerIsLoadedByAnyNumberOfRanksAndByThePlainOptimi
   };
   run(3, [&](ProcessGroup group) {
     Mlp net;
-    Zero zero(net->parameters(), group, torch::optim::AdamOptions(77), {.parameters_as_bucket_view = true});
+    Zero zero(net->parameters(), group, torch::optim::AdamOptions(77),
+              {.parameters_as_bucket_view = true});
     checkpoint::load(file_, group, {{"model", net}, {"optimizer", zero}});
     steps(net, zero, 4, 7);
     goes_on(net);
@@ -166,7 +173,8 @@ TEST_P(Checkpoint, TravelsByTheOwnTransportsToo) {
         [&](ProcessGroup group) {
           Mlp net;
           fill(net);
-          ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01));
+          ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group,
+                                                           torch::optim::AdamOptions(0.01));
           steps(net, zero, 0, 1);
           if (group.rank() != 0) fill(net, 99);
           const auto large = torch::arange(3 << 20, torch::kInt);  // of several pieces
@@ -189,10 +197,12 @@ TEST_P(Checkpoint, ThatDoesNotFitOnOneRankChangesNothingOnAny) {
   run(2, [&](ProcessGroup group) {
     Mlp saved;
     fill(saved);
-    torch::optim::SGD saved_optimizer(saved->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    torch::optim::SGD saved_optimizer(saved->parameters(),
+                                      torch::optim::SGDOptions(0.01).momentum(0.9));
     steps(saved, saved_optimizer, 0, 2);
     int epoch = 7;
-    checkpoint::save(file_, group, {{"epoch", epoch}, {"model", saved}, {"optimizer", saved_optimizer}});
+    checkpoint::save(file_, group,
+                     {{"epoch", epoch}, {"model", saved}, {"optimizer", saved_optimizer}});
 
     Mlp net(6, group.rank() == 1 ? 4 : 5, 3);
     fill(net, 5);
@@ -205,10 +215,14 @@ TEST_P(Checkpoint, ThatDoesNotFitOnOneRankChangesNothingOnAny) {
     std::string text = refused(group, Blame::Caller, [&] {
       checkpoint::load(file_, group, {{"optimizer", optimizer}, {"epoch", epoch}, {"model", net}});
     });
-    EXPECT_EQ(text, "the checkpoint '" + file_ +
-                        "' does not fit on rank 1, and nothing was loaded: part 'optimizer': in the "
-                        "file parameter 0 of group 0 is Double [5, 6], here parameter 0 of group 0 is Double [4, 6]");
-    text = refused(group, Blame::Caller, [&] { checkpoint::load(file_, group, {{"epoch", epoch}, {"model", net}}); });
+    EXPECT_EQ(text,
+              "the checkpoint '" + file_ +
+                  "' does not fit on rank 1, and nothing was loaded: part 'optimizer': in the "
+                  "file parameter 0 of group 0 is Double [5, 6], here parameter 0 of group 0 is "
+                  "Double [4, 6]");
+    text = refused(group, Blame::Caller, [&] {
+      checkpoint::load(file_, group, {{"epoch", epoch}, {"model", net}});
+    });
     EXPECT_EQ(text, "the checkpoint '" + file_ +
                         "' does not fit on rank 1, and nothing was loaded: part 'model': parameter "
                         "'first.weight' is Double [5, 6] in the file and Double [4, 6] here");
@@ -244,21 +258,26 @@ TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
         }
         put(file_, damaged);
       }
-      const std::string text = refused(group, Blame::Caller, [&] { checkpoint::load(file_, group, {{"model", net}}); });
-      EXPECT_THAT(text, AllOf(HasSubstr("the checkpoint '" + file_ + "' is "), Not(HasSubstr("miniz"))));
+      const std::string text = refused(group, Blame::Caller, [&] {
+        checkpoint::load(file_, group, {{"model", net}});
+      });
+      EXPECT_THAT(text,
+                  AllOf(HasSubstr("the checkpoint '" + file_ + "' is "), Not(HasSubstr("miniz"))));
     }
     // One of libtorch's own, one that is not there, a folder.
     if (group.rank() == 0) torch::save(net, file_);
-    EXPECT_THAT(refused(group, Blame::Caller,
-                        [&] {
-                          checkpoint::load(file_, group, {{"model", net}});
-                        }),
-                HasSubstr("is none that weft::checkpoint::save has written, or its end is missing"));
-    EXPECT_THAT(refused(group, Blame::Caller,
-                        [&] {
-                          checkpoint::load(file_ + "x", group, {{"model", net}});
-                        }),
-                HasSubstr("the checkpoint '" + file_ + "x' cannot be read: No such file or directory"));
+    EXPECT_THAT(
+        refused(group, Blame::Caller,
+                [&] {
+                  checkpoint::load(file_, group, {{"model", net}});
+                }),
+        HasSubstr("is none that weft::checkpoint::save has written, or its end is missing"));
+    EXPECT_THAT(
+        refused(group, Blame::Caller,
+                [&] {
+                  checkpoint::load(file_ + "x", group, {{"model", net}});
+                }),
+        HasSubstr("the checkpoint '" + file_ + "x' cannot be read: No such file or directory"));
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
                           checkpoint::load(folder_.path(), group, {{"model", net}});
@@ -279,7 +298,8 @@ TEST_P(Checkpoint, ThatCannotBeWrittenIsAnErrorOnAllRanksAndLeavesTheOldOne) {
   run(2, [&](ProcessGroup group) {
     int epoch = 1;
     checkpoint::save(file_, group, {{"epoch", epoch}});
-    for (const std::string& file : {folder_.path() + "/missing/run.pt", std::string("/proc/run.pt"), folder_.path()}) {
+    for (const std::string& file :
+         {folder_.path() + "/missing/run.pt", std::string("/proc/run.pt"), folder_.path()}) {
       EXPECT_THAT(refused(group, Blame::Caller,
                           [&] {
                             checkpoint::save(file, group, {{"epoch", 2}});
@@ -320,15 +340,18 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
                         [&] {
                           checkpoint::save(file_, group, {{group.rank() == 2 ? "b" : "a", a}});
                         }),
-                HasSubstr("rank 2 has 'b', a variable (an integer), where rank 0 has 'a', a variable (an integer); name "
+                HasSubstr("rank 2 has 'b', a variable (an integer), where rank 0 has 'a', a "
+                          "variable (an integer); name "
                           "the same on all"));
     double real = 1;
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
                           checkpoint::save(file_, group,
-                                           {group.rank() == 1 ? checkpoint::Part("a", real) : checkpoint::Part("a", a)});
+                                           {group.rank() == 1 ? checkpoint::Part("a", real)
+                                                              : checkpoint::Part("a", a)});
                         }),
-                HasSubstr("rank 1 has 'a', a variable (a float or double), where rank 0 has 'a', a variable (an integer)"));
+                HasSubstr("rank 1 has 'a', a variable (a float or double), where rank 0 has 'a', a "
+                          "variable (an integer)"));
     std::vector<checkpoint::Part> parts = {{"a", a}};
     torch::Tensor tensor = torch::ones({1});
     if (group.rank() != 1) parts.emplace_back("b", tensor);
@@ -348,9 +371,13 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
     const std::shared_ptr<MlpImpl> none;
     const Mlp empty(nullptr);
     torch::optim::SGD* const no_optimizer = nullptr;
-    for (const auto& part : std::vector<checkpoint::Part>{{"a", none}, {"a", empty}, {"a", no_optimizer}}) {
+    for (const auto& part :
+         std::vector<checkpoint::Part>{{"a", none}, {"a", empty}, {"a", no_optimizer}}) {
       EXPECT_EQ(refused(group, Blame::Caller,
-                        [&] { checkpoint::save(file_, group, {group.rank() == 1 ? part : checkpoint::Part("a", a)}); }),
+                        [&] {
+                          checkpoint::save(file_, group,
+                                           {group.rank() == 1 ? part : checkpoint::Part("a", a)});
+                        }),
                 "part 'a' of the checkpoint is a null pointer; make the object first");
     }
   });
@@ -364,7 +391,8 @@ TEST(CheckpointKilled, WithARankTheOthersThrowAndTheFileIsWhole) {
     const std::string file = folder.path() + "/run.pt";
     constexpr int kRanks = 3;
     harness::Processes processes(kRanks, [&](int) {
-      ProcessGroup group = init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
+      ProcessGroup group =
+          init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
       Mlp net;
       std::int64_t round = 0;
       checkpoint::save(file, group, {{"model", net}, {"round", round}});

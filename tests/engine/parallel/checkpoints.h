@@ -22,11 +22,14 @@ inline std::string content_of(const std::string& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-inline void put(const std::string& file, const std::string& content) { std::ofstream(file, std::ios::binary) << content; }
+inline void put(const std::string& file, const std::string& content) {
+  std::ofstream(file, std::ios::binary) << content;
+}
 
 inline std::set<std::string> files_in(const std::string& folder) {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.insert(entry.path().filename());
   return names;
 }
 
@@ -66,7 +69,8 @@ inline std::string refused(ProcessGroup& group, Blame blame, const std::function
 inline void set_gradients(const std::vector<torch::Tensor>& parameters, int step) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto parameter = parameters[i];
-    parameter.mutable_grad() = random(parameter.sizes(), static_cast<std::uint64_t>(100 * step) + i);
+    parameter.mutable_grad() =
+        random(parameter.sizes(), static_cast<std::uint64_t>(100 * step) + i);
   }
 }
 

@@ -23,7 +23,8 @@ TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
       {"fp16", [](ProcessGroup group) { return comm_hooks::fp16_compress(group); }, 2e-3},
       {"bf16", [](ProcessGroup group) { return comm_hooks::bf16_compress(group); }, 1.6e-2},
       {"fp16 around all_reduce",
-       [](ProcessGroup group) { return comm_hooks::fp16_compress(comm_hooks::all_reduce(group)); }, 2e-3}};
+       [](ProcessGroup group) { return comm_hooks::fp16_compress(comm_hooks::all_reduce(group)); },
+       2e-3}};
   for (const Case& item : cases) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       Mlp net;
@@ -38,7 +39,8 @@ TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
         const auto batch = random({4, 6}, static_cast<std::uint64_t>(step));
         ddp(part(batch, group.rank(), 2)).sum().backward();
         (plain(batch).sum() / 2).backward();
-        ASSERT_LT(difference(gradients(*net), gradients(*plain)), item.tolerance) << item.name << " step " << step;
+        ASSERT_LT(difference(gradients(*net), gradients(*plain)), item.tolerance)
+            << item.name << " step " << step;
         ASSERT_EQ(net->first->weight.grad().scalar_type(), torch::kDouble);
       }
     });
@@ -128,26 +130,32 @@ TEST(CommHooks, ASparseResultForADenseBucketIsACallerError) {
   harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
-    ddp.register_comm_hook([](GradBucket& bucket) { return Future<at::Tensor>::ready(bucket.buffer().to_sparse()); });
+    ddp.register_comm_hook(
+        [](GradBucket& bucket) { return Future<at::Tensor>::ready(bucket.buffer().to_sparse()); });
     const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)).sum().backward(); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), ::testing::HasSubstr("a comm hook returned a tensor of layout Sparse"));
+    EXPECT_THAT(error.text(),
+                ::testing::HasSubstr("a comm hook returned a tensor of layout Sparse"));
   });
 }
 
 // DD-019
 TEST(CommHooks, CompressionKeepsTheImaginaryPart) {
   struct Net : torch::nn::Module {
-    torch::Tensor forward() { return (torch::view_as_real(weight) * torch::tensor({1.0, 3.0})).sum(); }
+    torch::Tensor forward() {
+      return (torch::view_as_real(weight) * torch::tensor({1.0, 3.0})).sum();
+    }
     torch::Tensor weight = register_parameter("weight", torch::ones({2}, torch::kComplexFloat));
   };
   for (const bool half : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       const auto net = std::make_shared<Net>();
       DistributedDataParallel<Net> ddp(net, group);
-      ddp.register_comm_hook(half ? comm_hooks::fp16_compress(group) : comm_hooks::bf16_compress(group));
+      ddp.register_comm_hook(half ? comm_hooks::fp16_compress(group)
+                                  : comm_hooks::bf16_compress(group));
       ddp().backward();
-      EXPECT_TRUE(torch::equal(torch::view_as_real(net->weight.grad()), torch::tensor({{1.0F, 3.0F}, {1.0F, 3.0F}})));
+      EXPECT_TRUE(torch::equal(torch::view_as_real(net->weight.grad()),
+                               torch::tensor({{1.0F, 3.0F}, {1.0F, 3.0F}})));
     });
   }
 }
@@ -158,7 +166,8 @@ TEST(CommHooks, AResultOfAnotherShapeInsideACompressionIsACallerError) {
     harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
       Mlp net;
       DistributedDataParallel ddp(net, group);
-      ddp.register_comm_hook(comm_hooks::fp16_compress([&](GradBucket&) { return Future<at::Tensor>::ready(result); }));
+      ddp.register_comm_hook(comm_hooks::fp16_compress(
+          [&](GradBucket&) { return Future<at::Tensor>::ready(result); }));
       const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)).sum().backward(); });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), ::testing::HasSubstr("for a compressed bucket of"));
@@ -175,11 +184,14 @@ TEST(CommHooks, AResultMayHaveGapsOrShareTheBucketsMemory) {
       ddp.register_comm_hook([&](GradBucket& bucket) {
         const auto square = bucket.buffer().view({2, 3});
         square.copy_(torch::arange(6).view({2, 3}));
-        return Future<at::Tensor>::ready(shares ? square.t() : torch::stack({square, square}, 1).narrow(1, 0, 1));
+        return Future<at::Tensor>::ready(
+            shares ? square.t() : torch::stack({square, square}, 1).narrow(1, 0, 1));
       });
       ddp(torch::ones({1, 3})).sum().backward();
-      const auto expected = shares ? torch::arange(6).view({2, 3}).t().reshape({2, 3}) : torch::arange(6).view({2, 3});
-      EXPECT_TRUE(torch::equal(net->weight.grad(), expected.to(torch::kFloat))) << net->weight.grad();
+      const auto expected = shares ? torch::arange(6).view({2, 3}).t().reshape({2, 3})
+                                   : torch::arange(6).view({2, 3});
+      EXPECT_TRUE(torch::equal(net->weight.grad(), expected.to(torch::kFloat)))
+          << net->weight.grad();
     });
   }
 }
@@ -198,7 +210,9 @@ TEST(CommHooks, CompressionTakesSparseGradients) {
 
 TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
   const std::vector<std::pair<CommHook, std::string>> hooks{
-      {[](GradBucket&) { return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room"))); },
+      {[](GradBucket&) {
+         return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room")));
+       },
        "no room"},
       {[](GradBucket&) { return Future<at::Tensor>(); }, "default-constructed"},
       {[](GradBucket&) -> Future<at::Tensor> { throw std::runtime_error("thrown"); }, "thrown"}};
@@ -225,7 +239,8 @@ TEST(CommHooks, AHookBehindTheFirstBackwardIsRefused) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
     ddp(random({2, 6}, 1)).sum().backward();
-    const auto error = harness::error_of([&] { ddp.register_comm_hook(comm_hooks::all_reduce(group)); });
+    const auto error =
+        harness::error_of([&] { ddp.register_comm_hook(comm_hooks::all_reduce(group)); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), ::testing::HasSubstr("before the first backward"));
   });

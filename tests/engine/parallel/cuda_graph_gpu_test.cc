@@ -1,5 +1,6 @@
-// Collectives and training steps captured into CUDA graphs, on a real GPU over NCCL with one rank. What the fake driver
-// cannot show: libtorch's kernels, its allocator and autograd's threads inside a capture.
+// Collectives and training steps captured into CUDA graphs, on a real GPU over NCCL with one rank.
+// What the fake driver cannot show: libtorch's kernels, its allocator and autograd's threads inside
+// a capture.
 #include <gtest/gtest.h>
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -23,7 +24,8 @@ class CudaGraph : public testing::Test {
  protected:
   void SetUp() override {
     if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    current_ = std::make_unique<c10::cuda::CUDAStreamGuard>(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+    current_ = std::make_unique<c10::cuda::CUDAStreamGuard>(
+        c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
     group_ = init_process_group({.backend = "nccl",
                                  .rank = 0,
                                  .world_size = 1,
@@ -49,7 +51,8 @@ class CudaGraph : public testing::Test {
   struct Training {
     explicit Training(const ProcessGroup& group, DdpOptions options = {}) {
       torch::manual_seed(1);
-      net = torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::ReLU(), torch::nn::Linear(64, 8));
+      net = torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::ReLU(),
+                                  torch::nn::Linear(64, 8));
       net->to(kGpu);
       inputs = torch::randn({16, 32}).to(kGpu);
       labels = torch::randint(8, {16}).to(kGpu);
@@ -109,7 +112,9 @@ TEST_F(CudaGraph, ALaunchedTrainingStepIsTheOneThatWasCaptured) {
   }
   torch::cuda::synchronize();
   for (std::size_t i = 0; i < eager.net->parameters().size(); ++i) {
-    EXPECT_TRUE(torch::allclose(eager.net->parameters()[i], captured.net->parameters()[i], 1e-5, 1e-6)) << i;
+    EXPECT_TRUE(
+        torch::allclose(eager.net->parameters()[i], captured.net->parameters()[i], 1e-5, 1e-6))
+        << i;
   }
 }
 
@@ -118,7 +123,8 @@ TEST_F(CudaGraph, StepsThatDoSomethingOnTheHostAreRefused) {
   at::cuda::CUDAGraph first;
   const Error early = error_of([&] { capture(first, [&] { training.step(); }); });
   EXPECT_EQ(early.blame(), Blame::Caller);
-  EXPECT_NE(early.text().find("run two steps before the capture"), std::string::npos) << early.text();
+  EXPECT_NE(early.text().find("run two steps before the capture"), std::string::npos)
+      << early.text();
   for (int i = 0; i < 2; ++i) training.step();
   at::cuda::CUDAGraph again;
   capture(again, [&] { training.step(); });
@@ -127,7 +133,8 @@ TEST_F(CudaGraph, StepsThatDoSomethingOnTheHostAreRefused) {
   for (int i = 0; i < 2; ++i) finds.step();
   at::cuda::CUDAGraph counted;
   const Error unused = error_of([&] { capture(counted, [&] { finds.step(); }); });
-  EXPECT_NE(unused.text().find("capture without find_unused_parameters"), std::string::npos) << unused.text();
+  EXPECT_NE(unused.text().find("capture without find_unused_parameters"), std::string::npos)
+      << unused.text();
 }
 
 TEST_F(CudaGraph, TheHostDoesNotWaitForWhatIsCaptured) {

@@ -1,4 +1,5 @@
-// DistributedDataParallel refuses models, and options, that the ranks do not have alike, and what it could not average.
+// DistributedDataParallel refuses models, and options, that the ranks do not have alike, and what
+// it could not average.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +53,8 @@ TEST(Ddp, AnErrorOfTheBuffersCollectiveNamesDdp) {
       ddp(torch::ones({4, 2}));
     });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-    const std::string whose = group.rank() == 1 ? "DistributedDataParallel's buffers: broadcast #" : "all_reduce #";
+    const std::string whose =
+        group.rank() == 1 ? "DistributedDataParallel's buffers: broadcast #" : "all_reduce #";
     EXPECT_THAT(error.text(), ::testing::StartsWith(whose));
   });
 }
@@ -60,7 +62,8 @@ TEST(Ddp, AnErrorOfTheBuffersCollectiveNamesDdp) {
 TEST(Ddp, ComparingModelsLeavesNothingInTheStore) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
-    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    auto group = init_process_group(
+        {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
     Mlp net;
     group.barrier().wait();
     const auto before = store->getNumKeys();
@@ -75,7 +78,8 @@ TEST(Ddp, ComparingModelsLeavesNothingInTheStore) {
 TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Conv2d net(3, 4, 3);
-    if (group.rank() == 1) net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    if (group.rank() == 1)
+      net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
     EXPECT_THROW(DistributedDataParallel(net, group), Error);
   });
 }
@@ -147,10 +151,12 @@ TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     const std::size_t bytes = group.rank() == 1 ? 8 : 16;
-    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.bucket_bytes = bytes}); });
+    const auto error = harness::error_of(
+        [&] { DistributedDataParallel ddp(net, group, {.bucket_bytes = bytes}); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr("rank 1: it has DdpOptions::bucket_bytes 8 where rank 0 has "
-                                        "DdpOptions::bucket_bytes 16"));
+    EXPECT_THAT(error.text(),
+                HasSubstr("rank 1: it has DdpOptions::bucket_bytes 8 where rank 0 has "
+                          "DdpOptions::bucket_bytes 16"));
     DistributedDataParallel own(net, group, {.gradient_as_bucket_view = group.rank() == 1});
   });
 }
@@ -159,7 +165,8 @@ TEST(Ddp, ASparseBufferIsACallerErrorThatNamesIt) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     net->register_buffer("neighbours", torch::eye(2).to_sparse());
-    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.broadcast_buffers = false}); });
+    const auto error = harness::error_of(
+        [&] { DistributedDataParallel ddp(net, group, {.broadcast_buffers = false}); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), HasSubstr("'neighbours' of the model has the layout Sparse"));
   });
@@ -171,7 +178,9 @@ TEST(Ddp, AnExpandedParameterIsACallerErrorOnAllRanks) {
     net->register_parameter("wide", torch::ones({1, 3}).expand({4, 3}));
     const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr("'wide' of the model, [4, 3] with strides [0, 1], is an expanded tensor"));
+    EXPECT_THAT(
+        error.text(),
+        HasSubstr("'wide' of the model, [4, 3] with strides [0, 1], is an expanded tensor"));
   });
 }
 

@@ -25,11 +25,14 @@ struct Setting {
 
 class DdpEquality : public ::testing::TestWithParam<Setting> {};
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind, std::vector<torch::Tensor> parameters) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
+                                                        std::vector<torch::Tensor> parameters) {
   if (kind == "sgd") {
-    return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9));
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.05).momentum(0.9));
   }
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                               torch::optim::AdamWOptions(0.01));
 }
 
 // One process on the whole batch, step for step.
@@ -43,7 +46,8 @@ std::vector<std::vector<torch::Tensor>> reference_run(const std::string& kind, i
     torch::mse_loss(net(random({12, 6}, 100 + step)), random({12, 3}, 200 + step)).backward();
     optimizer->step();
     states.emplace_back();
-    for (const auto& parameter : net->parameters()) states.back().push_back(parameter.detach().clone());
+    for (const auto& parameter : net->parameters())
+      states.back().push_back(parameter.detach().clone());
   }
   return states;
 }
@@ -56,13 +60,15 @@ TEST_P(DdpEquality, RanksWithPartsOfTheBatchGoTheWayOfOneProcessWithTheWhole) {
     for (const int ranks : {2, 3}) {
       harness::run_ranks(harness::As::Threads, ranks, [&](ProcessGroup group) {
         Mlp net;
-        fill(net, /*seed=*/static_cast<std::uint64_t>(group.rank() == 0 ? 1 : 99));  // rank 0's values count
+        fill(net, /*seed=*/static_cast<std::uint64_t>(
+                 group.rank() == 0 ? 1 : 99));  // rank 0's values count
         DistributedDataParallel ddp(net, group, GetParam().options);
         auto optimizer = make_optimizer(kind, net->parameters());
         for (int step = 0; step < kSteps; ++step) {
           optimizer->zero_grad();
           const auto output = ddp(part(random({12, 6}, 100 + step), group.rank(), ranks));
-          torch::mse_loss(output, part(random({12, 3}, 200 + step), group.rank(), ranks)).backward();
+          torch::mse_loss(output, part(random({12, 3}, 200 + step), group.rank(), ranks))
+              .backward();
           optimizer->step();
           EXPECT_LT(difference(net->parameters(), expected[static_cast<std::size_t>(step)]), 1e-6)
               << kind << " step " << step;
@@ -76,10 +82,14 @@ TEST_P(DdpEquality, RanksWithPartsOfTheBatchGoTheWayOfOneProcessWithTheWhole) {
 INSTANTIATE_TEST_SUITE_P(
     Options, DdpEquality,
     ::testing::Values(
-        Setting{"defaults", {}}, Setting{"a_bucket_for_each_parameter", {.bucket_bytes = 1, .first_bucket_bytes = 1}},
-        Setting{"copied_gradients", {.bucket_bytes = 100, .first_bucket_bytes = 1, .gradient_as_bucket_view = false}},
-        Setting{"find_unused", {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = true}},
-        Setting{"static_graph", {.bucket_bytes = 100, .first_bucket_bytes = 1, .static_graph = true}},
+        Setting{"defaults", {}},
+        Setting{"a_bucket_for_each_parameter", {.bucket_bytes = 1, .first_bucket_bytes = 1}},
+        Setting{"copied_gradients",
+                {.bucket_bytes = 100, .first_bucket_bytes = 1, .gradient_as_bucket_view = false}},
+        Setting{"find_unused",
+                {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = true}},
+        Setting{"static_graph",
+                {.bucket_bytes = 100, .first_bucket_bytes = 1, .static_graph = true}},
         Setting{"static_and_unused", {.find_unused_parameters = true, .static_graph = true}}),
     [](const auto& setting) { return setting.param.name; });
 
@@ -99,7 +109,8 @@ TEST(Ddp, OneRankIsPlainTraining) {
 TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
   struct TwoImpl : torch::nn::Module {
     TwoImpl() : weight(register_parameter("weight", torch::ones({2}, torch::kDouble))) {}
-    std::tuple<torch::Tensor, int> forward(const torch::Tensor& x, int factor, std::string text = "a") {
+    std::tuple<torch::Tensor, int> forward(const torch::Tensor& x, int factor,
+                                           std::string text = "a") {
       return {x * weight * factor, static_cast<int>(text.size())};
     }
     torch::Tensor weight;
@@ -115,7 +126,8 @@ TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
     EXPECT_EQ(size, 5);
     y.sum().backward();
     EXPECT_EQ(ddp.module()->weight.grad()[0].item<double>(), 3.0);
-    Trainer trainer{DistributedDataParallel<TwoImpl>(std::make_shared<TwoImpl>(), group)};  // moved into a member
+    Trainer trainer{DistributedDataParallel<TwoImpl>(std::make_shared<TwoImpl>(),
+                                                     group)};  // moved into a member
     std::get<0>(trainer.ddp(torch::ones({2}, torch::kDouble), 2)).sum().backward();
     EXPECT_EQ(trainer.ddp.module()->weight.grad()[0].item<double>(), 2.0);
   });
@@ -173,7 +185,8 @@ TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
   });
 }
 
-// Mixed precision: the forward pass computes in bfloat16, the gradients are the parameters' and are averaged as such.
+// Mixed precision: the forward pass computes in bfloat16, the gradients are the parameters' and are
+// averaged as such.
 TEST(Ddp, WorksUnderAutocast) {
   struct Autocast {
     Autocast() : dtype(at::autocast::get_autocast_dtype(at::kCPU)) {
@@ -212,7 +225,8 @@ TEST(Ddp, WorksUnderAutocast) {
         auto expected = alone->parameters()[i].grad().clone();
         group.all_reduce(expected, ReduceOp::Avg).wait();
         EXPECT_EQ(net->parameters()[i].grad().scalar_type(), at::kFloat);
-        EXPECT_TRUE(torch::allclose(net->parameters()[i].grad(), expected)) << "parameter " << i << ", step " << step;
+        EXPECT_TRUE(torch::allclose(net->parameters()[i].grad(), expected))
+            << "parameter " << i << ", step " << step;
       }
     }
   });
@@ -224,16 +238,19 @@ TEST(Ddp, ComplexParametersKeepTheirImaginaryPart) {
       NetImpl()
           : complex(register_parameter("complex", torch::ones({3}, torch::kComplexDouble))),
             real(register_parameter("real", torch::ones({3}, torch::kDouble))) {}
-      torch::Tensor forward(const torch::Tensor& x) { return torch::view_as_real(complex * x).sum() + real.sum(); }
+      torch::Tensor forward(const torch::Tensor& x) {
+        return torch::view_as_real(complex * x).sum() + real.sum();
+      }
       torch::Tensor complex, real;
     };
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, group);
-    const auto x =
-        torch::complex(torch::full({3}, 1.0 + group.rank(), torch::kDouble), torch::full({3}, 2.0, torch::kDouble));
+    const auto x = torch::complex(torch::full({3}, 1.0 + group.rank(), torch::kDouble),
+                                  torch::full({3}, 2.0, torch::kDouble));
     ddp(x).backward();
     // d/dz of Re(zx) + Im(zx): conj(x) (1 + i)
-    const auto mean = torch::complex(torch::full({3}, 1.5, torch::kDouble), torch::full({3}, 2.0, torch::kDouble));
+    const auto mean = torch::complex(torch::full({3}, 1.5, torch::kDouble),
+                                     torch::full({3}, 2.0, torch::kDouble));
     const auto expected = mean.conj() * c10::complex<double>(1, 1);
     EXPECT_LT((net->complex.grad() - expected).abs().max().item<double>(), 1e-12);
     EXPECT_EQ(net->real.grad()[0].item<double>(), 1.0);
@@ -247,7 +264,8 @@ TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
       NetImpl() {
         for (int i = 0; i < 6; ++i) {
           weights.push_back(
-              register_parameter("w" + std::to_string(i), torch::ones({10}, i % 2 == 0 ? torch::kFloat : torch::kDouble)));
+              register_parameter("w" + std::to_string(i),
+                                 torch::ones({10}, i % 2 == 0 ? torch::kFloat : torch::kDouble)));
         }
       }
       torch::Tensor forward(double x) {
@@ -259,7 +277,8 @@ TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
       std::vector<torch::Tensor> weights;
     };
     auto net = std::make_shared<NetImpl>();
-    DistributedDataParallel<NetImpl> ddp(net, group, {.bucket_bytes = 80, .first_bucket_bytes = 40});
+    DistributedDataParallel<NetImpl> ddp(net, group,
+                                         {.bucket_bytes = 80, .first_bucket_bytes = 40});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       ddp(group.rank() + 1.0).backward();
@@ -345,7 +364,8 @@ TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
         net->buffer.fill_(10 * step + group.rank());
         ddp(torch::ones({1}));
         ddp(torch::ones({1})).sum().backward();  // several forwards before one backward
-        EXPECT_EQ(net->buffer.item<float>(), static_cast<float>(10 * step + (broadcast ? 0 : group.rank())));
+        EXPECT_EQ(net->buffer.item<float>(),
+                  static_cast<float>(10 * step + (broadcast ? 0 : group.rank())));
       }
     });
   }
@@ -365,7 +385,9 @@ TEST(Ddp, TwoForwardsThroughABatchNormHaveOneBackward) {
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       plain->zero_grad();
-      const auto loss = [&](auto& model) { return (model(random({5, 4}, 1)) * model(random({5, 4}, 2))).pow(2).sum(); };
+      const auto loss = [&](auto& model) {
+        return (model(random({5, 4}, 1)) * model(random({5, 4}, 2))).pow(2).sum();
+      };
       loss(ddp).backward();
       loss(plain->norm).backward();
       EXPECT_LT(difference(gradients(*net), gradients(*plain)), 1e-12) << "step " << step;
@@ -380,7 +402,8 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
         NetImpl()
-            : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
+            : table(register_module(
+                  "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
               linear(register_module("linear", torch::nn::Linear(3, 2))) {
           to(torch::kDouble);
         }
@@ -388,7 +411,8 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
         torch::nn::Embedding table;
         torch::nn::Linear linear;
       };
-      const std::vector<torch::Tensor> inputs{torch::tensor({1, 2, 2}), torch::tensor({2, 7, 9, 9})};
+      const std::vector<torch::Tensor> inputs{torch::tensor({1, 2, 2}),
+                                              torch::tensor({2, 7, 9, 9})};
       auto make = [] {
         auto net = std::make_shared<NetImpl>();
         fill(net);
@@ -417,7 +441,9 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
 TEST(Ddp, SparseHalfPrecisionGradientsAreDividedBeforeTheSum) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
-      NetImpl() : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(3, 2).sparse(true)))) {
+      NetImpl()
+          : table(register_module(
+                "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(3, 2).sparse(true)))) {
         to(torch::kHalf);
       }
       torch::Tensor forward(torch::Tensor x) { return table(x); }
@@ -434,7 +460,8 @@ TEST(Ddp, SparseHalfPrecisionGradientsAreDividedBeforeTheSum) {
 // DD-026
 TEST(Ddp, ACheckpointContinuesExactlyLikeTheUninterruptedRun) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    const auto steps = [&](DistributedDataParallel<MlpImpl>& ddp, torch::optim::SGD& optimizer, int from, int to) {
+    const auto steps = [&](DistributedDataParallel<MlpImpl>& ddp, torch::optim::SGD& optimizer,
+                           int from, int to) {
       for (int step = from; step < to; ++step) {
         optimizer.zero_grad();
         ddp(part(random({8, 6}, 300 + step), group.rank(), 2)).pow(2).sum().backward();

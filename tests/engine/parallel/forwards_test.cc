@@ -42,7 +42,8 @@ const std::vector<DdpOptions> kOptions{{},
                                        {.static_graph = true},
                                        {.broadcast_buffers = false}};
 
-void with_all_options(const std::function<void(ProcessGroup group, const DdpOptions& options)>& body) {
+void with_all_options(
+    const std::function<void(ProcessGroup group, const DdpOptions& options)>& body) {
   for (const DdpOptions& options : kOptions) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) { body(group, options); });
   }
@@ -216,7 +217,8 @@ TEST(Forwards, BackwardsOfTwoHeadsOnOneTrunkAreAveragedOrRefusedByName) {
   });
 }
 
-// --- what is refused, or warned of ------------------------------------------------------------------------------------
+// --- what is refused, or warned of
+// ------------------------------------------------------------------------------------
 
 TEST(Forwards, ABackwardThatCreatesAGraphIsRefused) {
   for (const bool as_view : {true, false}) {
@@ -224,7 +226,8 @@ TEST(Forwards, ABackwardThatCreatesAGraphIsRefused) {
       auto net = one_weight();
       DistributedDataParallel ddp(net, group, {.gradient_as_bucket_view = as_view});
       auto loss = ddp(input(2)).pow(2).sum();
-      const Error error = harness::error_of([&] { loss.backward({}, std::nullopt, /*create_graph=*/true); });
+      const Error error =
+          harness::error_of([&] { loss.backward({}, std::nullopt, /*create_graph=*/true); });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), HasSubstr("torch::autograd::grad"));
     });
@@ -261,7 +264,8 @@ std::string logged_by(const harness::Body& body) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
-        auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = at::kCPU});
+        auto group =
+            init_process_group({.rank = rank, .world_size = 2, .store = store, .device = at::kCPU});
         body(group);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
@@ -308,7 +312,9 @@ TEST(Forwards, TwoWrappersOfOneModuleAverageInTurnsWithoutAWarning) {
     harness::meet(group);
     net(input(1)).sum().backward();
   });
-  EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 4) << "one of each wrapper, on each rank:\n" << log;
+  EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 4)
+      << "one of each wrapper, on each rank:\n"
+      << log;
 }
 
 TEST(Forwards, ALastBackwardThatLeftGradientsOutIsWarnedOf) {
@@ -360,11 +366,13 @@ TEST(Forwards, ABackwardAfterTheEndOfTheWrapperIsRefused) {
     auto net = one_weight();
     const auto x = input(1 + group.rank());
     const auto loss = DistributedDataParallel(net, group)(x).sum();
-    const auto grads = torch::autograd::grad({loss}, {net->parameters().front()}, {}, /*retain_graph=*/true);
+    const auto grads =
+        torch::autograd::grad({loss}, {net->parameters().front()}, {}, /*retain_graph=*/true);
     EXPECT_EQ(grads.front().item<float>(), 1 + group.rank());
     const Error error = harness::error_of([&] { loss.backward(); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-    EXPECT_THAT(error.text(), HasSubstr("keep the DistributedDataParallel until the backward has ended"));
+    EXPECT_THAT(error.text(),
+                HasSubstr("keep the DistributedDataParallel until the backward has ended"));
     DistributedDataParallel kept(net, group);
     kept(x).sum().backward();
     EXPECT_EQ(net->parameters().front().grad().item<float>(), 1.5F);
@@ -374,42 +382,47 @@ TEST(Forwards, ABackwardAfterTheEndOfTheWrapperIsRefused) {
 // As the generator and the discriminator of a GAN may be.
 TEST(Forwards, TwoModelsWhoseBackwardsAreInAnotherOrderAreAnErrorOnBothRanks) {
   for (const char* backend : {"shm", "tcp"}) {
-    harness::run_ranks(harness::As::Threads, 2,
-                       [](ProcessGroup group) {
-                         DistributedDataParallel first(one_weight(), group), second(one_weight(), group);
-                         const Error error = harness::error_of([&] {
-                           const auto one = first(input(1)).sum(), other = second(input(1)).sum();
-                           (group.rank() == 0 ? one : other).backward();
-                           (group.rank() == 0 ? other : one).backward();
-                         });
-                         EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 1 of DistributedDataParallel 1"));
-                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 1 of DistributedDataParallel 2"));
-                       },
-                       {.backend = backend});
+    harness::run_ranks(
+        harness::As::Threads, 2,
+        [](ProcessGroup group) {
+          DistributedDataParallel first(one_weight(), group), second(one_weight(), group);
+          const Error error = harness::error_of([&] {
+            const auto one = first(input(1)).sum(), other = second(input(1)).sum();
+            (group.rank() == 0 ? one : other).backward();
+            (group.rank() == 0 ? other : one).backward();
+          });
+          EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+          EXPECT_THAT(error.text(),
+                      HasSubstr("of the gradients of step 1 of DistributedDataParallel 1"));
+          EXPECT_THAT(error.text(),
+                      HasSubstr("of the gradients of step 1 of DistributedDataParallel 2"));
+        },
+        {.backend = backend});
   }
 }
 
 TEST(Forwards, TwoModelsWhoseBuffersAreCopiedInAnotherOrderAreAnErrorOnBothRanks) {
-  harness::run_ranks(harness::As::Threads, 2,
-                     [](ProcessGroup group) {
-                       const auto normalized = [] { return torch::nn::BatchNorm1d(1); };
-                       DistributedDataParallel first(normalized(), group), second(normalized(), group);
-                       const Error error = harness::error_of([&] {
-                         auto& one = group.rank() == 0 ? first : second;
-                         auto& other = group.rank() == 0 ? second : first;
-                         for (int step = 0; step < 2; ++step) {
-                           one(at::ones({2, 1}));
-                           other(at::ones({2, 1}));
-                         }
-                         group.barrier().wait();
-                       });
-                       if (group.rank() == 0) return;  // the root only sends, and may hear first that rank 1 has left
-                       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-                       EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 1"));
-                       EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 2"));
-                     },
-                     {.backend = "shm"});
+  harness::run_ranks(
+      harness::As::Threads, 2,
+      [](ProcessGroup group) {
+        const auto normalized = [] { return torch::nn::BatchNorm1d(1); };
+        DistributedDataParallel first(normalized(), group), second(normalized(), group);
+        const Error error = harness::error_of([&] {
+          auto& one = group.rank() == 0 ? first : second;
+          auto& other = group.rank() == 0 ? second : first;
+          for (int step = 0; step < 2; ++step) {
+            one(at::ones({2, 1}));
+            other(at::ones({2, 1}));
+          }
+          group.barrier().wait();
+        });
+        if (group.rank() == 0)
+          return;  // the root only sends, and may hear first that rank 1 has left
+        EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+        EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 1"));
+        EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 2"));
+      },
+      {.backend = "shm"});
 }
 
 TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
@@ -438,7 +451,8 @@ TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
   }
 }
 
-// --- frozen, thawed and loaded ----------------------------------------------------------------------------------------
+// --- frozen, thawed and loaded
+// ----------------------------------------------------------------------------------------
 
 TEST(Forwards, WhatIsThawedIsAveraged) {
   for (const bool finds_unused : {false, true}) {
@@ -460,7 +474,8 @@ TEST(Forwards, WhatIsThawedIsAveraged) {
       net->weights[1].mutable_grad() = torch::full({1}, 7.0 + group.rank(), torch::kDouble);
       for (int step = 0; step < 3; ++step) {
         ddp(torch::full({1}, 1.0 + group.rank(), torch::kDouble)).sum().backward();
-        EXPECT_EQ(gradient_of(net->weights[1]), 7 + group.rank()) << "a frozen one keeps what it has";
+        EXPECT_EQ(gradient_of(net->weights[1]), 7 + group.rank())
+            << "a frozen one keeps what it has";
         net->weights[0].mutable_grad() = net->weights[2].mutable_grad() = at::Tensor();
       }
       net->weights[1].set_requires_grad(true);
@@ -472,25 +487,29 @@ TEST(Forwards, WhatIsThawedIsAveraged) {
 class ChangedOnOneRankOnly : public ::testing::TestWithParam<const char*> {
  protected:
   // `change` is given the parameters before the second forward, and after it: true.
-  static void expect_refused(bool trains_first, const std::function<void(int rank, at::Tensor& first, bool late)>& change) {
-    harness::run_ranks(harness::As::Threads, 2,
-                       [&](ProcessGroup group) {
-                         auto net = std::make_shared<ChainImpl>(2);
-                         net->register_buffer("buffer", torch::ones({1}));
-                         net->weights[0].set_requires_grad(trains_first);
-                         DistributedDataParallel<ChainImpl> ddp(net, group);
-                         ddp(torch::ones({1}, torch::kDouble)).sum().backward();
-                         const Error error = harness::error_of([&] {
-                           change(group.rank(), net->weights[0], false);
-                           const auto output = ddp(torch::ones({1}, torch::kDouble));
-                           change(group.rank(), net->weights[0], true);
-                           output.sum().backward();
-                         });
-                         EXPECT_EQ(error.blame(), Blame::Caller);
-                         EXPECT_THAT(error.text(),
-                                     HasSubstr("requires_grad was changed for parameter 0 (w0) on rank 1, and not alike"));
-                       },
-                       {.backend = GetParam(), .timeout = std::chrono::seconds(30)});
+  static void expect_refused(
+      bool trains_first,
+      const std::function<void(int rank, at::Tensor& first, bool late)>& change) {
+    harness::run_ranks(
+        harness::As::Threads, 2,
+        [&](ProcessGroup group) {
+          auto net = std::make_shared<ChainImpl>(2);
+          net->register_buffer("buffer", torch::ones({1}));
+          net->weights[0].set_requires_grad(trains_first);
+          DistributedDataParallel<ChainImpl> ddp(net, group);
+          ddp(torch::ones({1}, torch::kDouble)).sum().backward();
+          const Error error = harness::error_of([&] {
+            change(group.rank(), net->weights[0], false);
+            const auto output = ddp(torch::ones({1}, torch::kDouble));
+            change(group.rank(), net->weights[0], true);
+            output.sum().backward();
+          });
+          EXPECT_EQ(error.blame(), Blame::Caller);
+          EXPECT_THAT(
+              error.text(),
+              HasSubstr("requires_grad was changed for parameter 0 (w0) on rank 1, and not alike"));
+        },
+        {.backend = GetParam(), .timeout = std::chrono::seconds(30)});
   }
 };
 INSTANTIATE_TEST_SUITE_P(, ChangedOnOneRankOnly, ::testing::Values("shm", "tcp"),

@@ -43,7 +43,8 @@ TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
       const std::vector<double> expected =
           by_initial ? std::vector<double>{2.0, 5.0 / 3, 1.0} : std::vector<double>{2.0, 2.5, 3.0};
       ASSERT_EQ(gradients.size(), static_cast<std::size_t>(group.rank() + 1));
-      for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_NEAR(gradients[i], expected[i], 1e-12) << "step " << i;
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        EXPECT_NEAR(gradients[i], expected[i], 1e-12) << "step " << i;
     });
   }
 }
@@ -55,25 +56,30 @@ TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
       fill(net);
       Mlp plain;
       fill(plain);
-      DistributedDataParallel ddp(net, group,
-                                  {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
+      DistributedDataParallel ddp(
+          net, group,
+          {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
       torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
       const int steps_of_rank[] = {2, 5, 3};
       join(ddp, [&] {
         for (int step = 0; step < steps_of_rank[group.rank()]; ++step) {
           optimizer.zero_grad();
-          ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank()))).sum().backward();
+          ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank())))
+              .sum()
+              .backward();
           optimizer.step();
         }
       });
       // The same in one process: finished ranks count as zeros.
-      torch::optim::SGD plain_optimizer(plain->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+      torch::optim::SGD plain_optimizer(plain->parameters(),
+                                        torch::optim::SGDOptions(0.05).momentum(0.9));
       for (int step = 0; step < 5; ++step) {
         plain_optimizer.zero_grad();
         torch::Tensor loss = torch::zeros({}, torch::kDouble);
         for (int rank = 0; rank < 3; ++rank) {
           if (step < steps_of_rank[rank])
-            loss = loss + plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
+            loss = loss +
+                   plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
         }
         loss.backward();
         plain_optimizer.step();
@@ -106,7 +112,8 @@ TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
-          : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)))),
+          : table(register_module(
+                "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)))),
             buffer(register_buffer("buffer", torch::zeros({1}))) {}
       torch::Tensor forward(torch::Tensor x) {
         buffer += 1;
@@ -162,8 +169,10 @@ TEST(Join, AFinishedRanksOwnModeDoesNotMatter) {
         }
       });
       for (const auto& part : {net, fixed}) {
-        EXPECT_EQ(part->norm->num_batches_tracked.item<std::int64_t>(), (part == net) == others_train ? 4 : 0);
-        std::vector<torch::Tensor> all{torch::zeros({3}, torch::kDouble), torch::zeros({3}, torch::kDouble)};
+        EXPECT_EQ(part->norm->num_batches_tracked.item<std::int64_t>(),
+                  (part == net) == others_train ? 4 : 0);
+        std::vector<torch::Tensor> all{torch::zeros({3}, torch::kDouble),
+                                       torch::zeros({3}, torch::kDouble)};
         group.all_gather(all, part->norm->running_mean).wait();
         EXPECT_TRUE(torch::equal(all[0], all[1]));
       }
@@ -198,9 +207,13 @@ TEST(Join, ARankThatMirroredTheFirstPassOfAStaticGraphIsRefusedWhatTheOthersDoNo
       group.store()->wait({"refused"}, harness::kLimit);
       return;
     }
-    const Error error = harness::error_of([&] { ddp(std::vector<bool>{false, true, true}, 1.0).sum().backward(); });
+    const Error error = harness::error_of([&] {
+      ddp(std::vector<bool>{false, true, true}, 1.0).sum().backward();
+    });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr("a gradient for parameter 2 (w2) on rank 1, which the first pass of the others"));
+    EXPECT_THAT(
+        error.text(),
+        HasSubstr("a gradient for parameter 2 (w2) on rank 1, which the first pass of the others"));
     EXPECT_THAT(harness::error_of([&] {
                   ddp(std::vector<bool>{true, true, false}, 1.0);
                 }).text(),
@@ -280,11 +293,14 @@ TEST(Join, ObjectsOfDifferentGroupsAndOneThatIsGivenTwiceAreCallerErrors) {
     DistributedDataParallel ddp(net, group);
     DistributedDataParallel same_ddp(of_same, same);
     DistributedDataParallel reversed_ddp(of_reversed, reversed);
-    EXPECT_THAT(refused({&ddp, &reversed_ddp}), HasSubstr("groups of the same ranks in the same order"));
+    EXPECT_THAT(refused({&ddp, &reversed_ddp}),
+                HasSubstr("groups of the same ranks in the same order"));
     EXPECT_THAT(refused({&ddp, &same_ddp, &ddp}), HasSubstr("given twice"));
     join({&ddp, &same_ddp}, [&] {
       if (group.rank() == 0)
-        (ddp(torch::ones({1, 6}, torch::kDouble)) + same_ddp(torch::ones({1, 6}, torch::kDouble))).sum().backward();
+        (ddp(torch::ones({1, 6}, torch::kDouble)) + same_ddp(torch::ones({1, 6}, torch::kDouble)))
+            .sum()
+            .backward();
     });
   });
 }
@@ -304,8 +320,9 @@ TEST(Join, CallsThatDifferBetweenRanksAreCallerErrorsOnAll) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       return error.text();
     };
-    EXPECT_THAT(text_of(other ? std::vector<Joinable*>{&ddp} : std::vector<Joinable*>{&ddp, &second}, {}),
-                HasSubstr("other numbers of objects"));
+    EXPECT_THAT(
+        text_of(other ? std::vector<Joinable*>{&ddp} : std::vector<Joinable*>{&ddp, &second}, {}),
+        HasSubstr("other numbers of objects"));
     EXPECT_THAT(text_of({&ddp}, {.divide_by_initial_world_size = other}),
                 HasSubstr("other values of divide_by_initial_world_size"));
     EXPECT_THAT(text_of({&ddp}, {.throw_on_early_termination = other}),
@@ -319,7 +336,8 @@ TEST(Join, ANullPointerIsACallerError) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     EXPECT_EQ(harness::error_of([&] { join({&ddp, nullptr}, [] {}); }).blame(), Blame::Caller);
-    EXPECT_EQ(harness::error_of([&] { join({nullptr}, [] {}, {.enable = false}); }).blame(), Blame::Caller);
+    EXPECT_EQ(harness::error_of([&] { join({nullptr}, [] {}, {.enable = false}); }).blame(),
+              Blame::Caller);
   });
 }
 

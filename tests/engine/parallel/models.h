@@ -27,7 +27,8 @@ TORCH_MODULE(Mlp);
 struct ChainImpl : torch::nn::Module {
   explicit ChainImpl(int layers) {
     for (int i = 0; i < layers; ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({1}, torch::kDouble)));
+      weights.push_back(
+          register_parameter("w" + std::to_string(i), torch::ones({1}, torch::kDouble)));
   }
   torch::Tensor forward(torch::Tensor x) {
     for (const auto& weight : weights) x = x * weight;
@@ -40,7 +41,8 @@ struct ChainImpl : torch::nn::Module {
 struct PickyImpl : torch::nn::Module {
   PickyImpl() {
     for (int i = 0; i < 3; ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+      weights.push_back(
+          register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
   }
   torch::Tensor forward(const std::vector<bool>& used, double x) {
     torch::Tensor sum = torch::zeros({2}, torch::kDouble);
@@ -52,7 +54,8 @@ struct PickyImpl : torch::nn::Module {
   std::vector<torch::Tensor> weights;
 };
 
-// The same parameters on every call with the same seed. (libtorch's generator is shared by the ranks of a process.)
+// The same parameters on every call with the same seed. (libtorch's generator is shared by the
+// ranks of a process.)
 template <class Holder>
 void fill(Holder& module, std::uint64_t seed = 1) {
   const torch::NoGradGuard no_grad;

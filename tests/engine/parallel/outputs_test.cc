@@ -14,7 +14,9 @@ namespace weft::testing {
 namespace {
 
 struct TwoHeadsImpl : torch::nn::Module {
-  TwoHeadsImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {
+  TwoHeadsImpl()
+      : a(register_module("a", torch::nn::Linear(2, 2))),
+        b(register_module("b", torch::nn::Linear(2, 2))) {
     to(torch::kDouble);
   }
   std::map<std::string, torch::Tensor> forward(torch::Tensor x) {
@@ -31,8 +33,8 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<TwoHeadsImpl>();
-      DistributedDataParallel<TwoHeadsImpl> ddp(net, group,
-                                                {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
+      DistributedDataParallel<TwoHeadsImpl> ddp(
+          net, group, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
       const auto x = torch::full({1, 2}, group.rank() + 1.0, torch::kDouble);
       // All outputs depend on all parameters as far as forward can tell.
       for (int step = 0; step < 3; ++step) {
@@ -63,7 +65,8 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
 }
 
 TEST(Graphs, TheInnerModuleMayUseWhatTheLastPassLeftOut) {
-  for (const auto& options : {DdpOptions{.find_unused_parameters = true}, DdpOptions{.static_graph = true}}) {
+  for (const auto& options :
+       {DdpOptions{.find_unused_parameters = true}, DdpOptions{.static_graph = true}}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<TwoHeadsImpl>();
       DistributedDataParallel<TwoHeadsImpl> ddp(net, group, options);
@@ -75,7 +78,8 @@ TEST(Graphs, TheInnerModuleMayUseWhatTheLastPassLeftOut) {
         outputs["a"].sum().backward({}, /*retain_graph=*/true);
         EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 3.0);
         net->forward(x)["b"].sum().backward();
-        EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), group.rank() + 1.0) << "step " << step << ", this rank's";
+        EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), group.rank() + 1.0)
+            << "step " << step << ", this rank's";
         if (options.static_graph) continue;
         outputs["b"].sum().backward();
         EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 3.0) << "and what was local before";
@@ -97,7 +101,9 @@ struct Report {  // of a type that does not say what it holds
 TEST(Graphs, WhatAForwardWithoutVisibleOutputsLeavesOutIsKnownAtTheEnd) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
-      NetImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {
+      NetImpl()
+          : a(register_module("a", torch::nn::Linear(2, 2))),
+            b(register_module("b", torch::nn::Linear(2, 2))) {
         to(torch::kDouble);
       }
       Report forward(torch::Tensor x) { return {a(x), 1}; }
@@ -137,10 +143,13 @@ TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
 }
 
 // The options under which a forward's outputs are looked at.
-const std::vector<DdpOptions> kLooking{
-    {}, {.find_unused_parameters = true}, {.static_graph = true}, {.find_unused_parameters = true, .static_graph = true}};
+const std::vector<DdpOptions> kLooking{{},
+                                       {.find_unused_parameters = true},
+                                       {.static_graph = true},
+                                       {.find_unused_parameters = true, .static_graph = true}};
 
-torch::Tensor grad_of(const torch::Tensor& output, const torch::Tensor& input, bool create_graph = false) {
+torch::Tensor grad_of(const torch::Tensor& output, const torch::Tensor& input,
+                      bool create_graph = false) {
   return torch::autograd::grad({output}, {input}, {}, create_graph, create_graph)[0];
 }
 
@@ -188,7 +197,8 @@ TEST(Grad, RanksMayCallItUnequallyOften) {
         Mlp plain;
         fill(plain);
         for (int rank = 0; rank < 2; ++rank) {
-          const auto x = attacked(plain, random({2, 6}, static_cast<std::uint64_t>(60 + rank)), rank + step);
+          const auto x =
+              attacked(plain, random({2, 6}, static_cast<std::uint64_t>(60 + rank)), rank + step);
           (plain(x).pow(2).sum() / 2).backward();
         }
         net->zero_grad();
@@ -211,11 +221,13 @@ struct Pair {
 
 // DD-012
 TEST(Graphs, OutputsOfAnyNestingPassThroughAndAreTracked) {
-  using Nested = std::tuple<int, std::vector<torch::Tensor>, std::map<std::string, Pair>, std::string>;
+  using Nested =
+      std::tuple<int, std::vector<torch::Tensor>, std::map<std::string, Pair>, std::string>;
   struct NetImpl : torch::nn::Module {
     NetImpl() {
       for (int i = 0; i < 3; ++i)
-        weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+        weights.push_back(
+            register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
     }
     Nested forward(double x) {
       std::map<std::string, Pair> pairs;
@@ -227,7 +239,8 @@ TEST(Graphs, OutputsOfAnyNestingPassThroughAndAreTracked) {
   for (const bool is_static : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<NetImpl>();
-      DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true, .static_graph = is_static});
+      DistributedDataParallel<NetImpl> ddp(
+          net, group, {.find_unused_parameters = true, .static_graph = is_static});
       for (int step = 0; step < 6; ++step) {
         net->zero_grad();
         auto [number, list, pairs, text] = ddp(group.rank() + 1.0);

@@ -16,7 +16,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two ranks train with inputs of their own; `meddle` is called after the backward of each step. Returns what was logged.
+// Two ranks train with inputs of their own; `meddle` is called after the backward of each step.
+// Returns what was logged.
 std::string train(int steps, double rate_of_rank_1,
                   const std::function<void(int rank, int step, torch::nn::Linear&)>& meddle,
                   const std::string& backend = "shm") {
@@ -25,7 +26,8 @@ std::string train(int steps, double rate_of_rank_1,
                      [&](ProcessGroup group) {
                        torch::nn::Linear net(4, 2);
                        DistributedDataParallel ddp(net, group);
-                       torch::optim::SGD optimizer(net->parameters(), group.rank() == 0 ? 0.1 : rate_of_rank_1);
+                       torch::optim::SGD optimizer(net->parameters(),
+                                                   group.rank() == 0 ? 0.1 : rate_of_rank_1);
                        for (int step = 1; step <= steps; ++step) {
                          optimizer.zero_grad();
                          ddp(at::full({3, 4}, 1.0 + group.rank())).pow(2).mean().backward();
@@ -42,15 +44,17 @@ std::string train(int steps, double rate_of_rank_1,
 void nothing(int, int, torch::nn::Linear&) {}
 
 TEST(ParameterCheck, IsSilentWhereRanksTrainAlike) {
-  for (const char* backend : {"shm", "gloo"}) EXPECT_THAT(train(9, 0.1, nothing, backend), Not(HasSubstr("parameters")));
+  for (const char* backend : {"shm", "gloo"})
+    EXPECT_THAT(train(9, 0.1, nothing, backend), Not(HasSubstr("parameters")));
 }
 
 TEST(ParameterCheck, WarnsOnceOfAnotherLearningRate) {
   for (const char* backend : {"shm", "gloo"}) {
     const std::string logged = train(9, 0.2, nothing, backend);
-    EXPECT_THAT(logged,
-                HasSubstr(std::string(ParameterCheck::kWarning) + ": before step 2 'weight' of rank 1 was not rank 0's"));
-    EXPECT_EQ(logged.find(ParameterCheck::kWarning), logged.rfind(ParameterCheck::kWarning)) << logged;
+    EXPECT_THAT(logged, HasSubstr(std::string(ParameterCheck::kWarning) +
+                                  ": before step 2 'weight' of rank 1 was not rank 0's"));
+    EXPECT_EQ(logged.find(ParameterCheck::kWarning), logged.rfind(ParameterCheck::kWarning))
+        << logged;
   }
 }
 

@@ -34,7 +34,8 @@ TEST(Partition, NoRankHasMoreThanTheEvenShareAndOneItem) {
     const auto ranks = deal_balanced(sizes, loads);
     ASSERT_EQ(ranks.size(), sizes.size());
     std::vector<std::size_t> counted(loads.size());
-    for (std::size_t i = 0; i < sizes.size(); ++i) counted.at(static_cast<std::size_t>(ranks[i])) += sizes[i];
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      counted.at(static_cast<std::size_t>(ranks[i])) += sizes[i];
     EXPECT_EQ(counted, loads);
     const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t(0));
     const std::size_t largest = sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());

@@ -1,7 +1,8 @@
-// Random training programs under DistributedDataParallel against what one process computes: forwards inside and outside of
-// no_sync, backwards in any order and of several forwards at once, kept graphs, frozen, thawed, replaced and unused
-// parameters, static graphs. Every gradient is that of the model, or the program is refused by name; and no program ends
-// with gradients that differ from it.
+// Random training programs under DistributedDataParallel against what one process computes:
+// forwards inside and outside of no_sync, backwards in any order and of several forwards at once,
+// kept graphs, frozen, thawed, replaced and unused parameters, static graphs. Every gradient is
+// that of the model, or the program is refused by name; and no program ends with gradients that
+// differ from it.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -28,7 +29,8 @@ constexpr std::size_t kWeights = 5;
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     for (std::size_t i = 0; i < kWeights; ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+      weights.push_back(
+          register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
   }
   torch::Tensor forward(const std::vector<bool>& uses, double x) {
     torch::Tensor sum = torch::zeros({2}, torch::kDouble).requires_grad_() * 1;
@@ -39,7 +41,8 @@ struct NetImpl : torch::nn::Module {
   }
   // As a program does that puts another layer in the place of one.
   void replace(std::size_t i) {
-    weights[i] = parameters_["w" + std::to_string(i)] = torch::ones({2}, torch::kDouble).requires_grad_();
+    weights[i] = parameters_["w" + std::to_string(i)] =
+        torch::ones({2}, torch::kDouble).requires_grad_();
   }
   std::vector<torch::Tensor> weights;
 };
@@ -54,7 +57,8 @@ struct Step {
   std::vector<bool> trained;            // requires_grad
   bool zeroes = true;                   // gradients, at its beginning
   std::vector<Forward> forwards;
-  std::vector<std::vector<std::size_t>> backwards;  // which forwards' sums each adds up; one may come again
+  std::vector<std::vector<std::size_t>>
+      backwards;  // which forwards' sums each adds up; one may come again
 };
 
 struct Program {
@@ -65,13 +69,16 @@ struct Program {
 };
 
 double input_of(std::size_t step, std::size_t forward, int rank) {
-  return static_cast<double>((rank + 1) * (rank + 2)) + 16.0 * static_cast<double>(forward + 4 * step);
+  return static_cast<double>((rank + 1) * (rank + 2)) +
+         16.0 * static_cast<double>(forward + 4 * step);
 }
 
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  std::size_t below(std::size_t count) { return std::uniform_int_distribution<std::size_t>(0, count - 1)(engine_); }
+  std::size_t below(std::size_t count) {
+    return std::uniform_int_distribution<std::size_t>(0, count - 1)(engine_);
+  }
   bool once_in(std::size_t times) { return below(times) == 0; }
   std::mt19937_64& engine() { return engine_; }
 
@@ -87,7 +94,8 @@ std::vector<bool> some_trained(Dice& dice) {
   return trained;
 }
 
-// One forward and one backward a step, which use the same weights each time; not the same on all ranks.
+// One forward and one backward a step, which use the same weights each time; not the same on all
+// ranks.
 Program draw_static(Dice& dice) {
   Program program;
   program.ranks = dice.once_in(3) ? 3 : 2;
@@ -150,8 +158,10 @@ Program draw(std::uint64_t seed) {
       if (step.backwards.empty() || !dice.once_in(3)) step.backwards.emplace_back();
       step.backwards.back().push_back(forward);
     }
-    if (dice.once_in(4)) step.backwards.push_back(step.backwards[dice.below(step.backwards.size())]);
-    if (dice.once_in(6)) step.backwards.erase(step.backwards.begin());  // nobody wants those outputs
+    if (dice.once_in(4))
+      step.backwards.push_back(step.backwards[dice.below(step.backwards.size())]);
+    if (dice.once_in(6))
+      step.backwards.erase(step.backwards.begin());  // nobody wants those outputs
     program.steps.push_back(std::move(step));
   }
   return program;
@@ -161,15 +171,19 @@ Program draw(std::uint64_t seed) {
 class Model {
  public:
   explicit Model(const Program& program) : program_(program) {
-    gradients_.resize(static_cast<std::size_t>(program.ranks), std::vector<std::optional<double>>(kWeights));
+    gradients_.resize(static_cast<std::size_t>(program.ranks),
+                      std::vector<std::optional<double>>(kWeights));
     used_.resize(kWeights);
     taken_.resize(kWeights);
   }
   void zero() {
     for (auto& rank : gradients_) rank.assign(kWeights, std::nullopt);
   }
-  // A backward has reduced some gradients and left out others: the next forward that synchronises is refused.
-  bool is_unfinished() const { return std::find(taken_.begin(), taken_.end(), true) != taken_.end(); }
+  // A backward has reduced some gradients and left out others: the next forward that synchronises
+  // is refused.
+  bool is_unfinished() const {
+    return std::find(taken_.begin(), taken_.end(), true) != taken_.end();
+  }
   // Or a frozen weight has a gradient that no pass would average.
   bool refuses_forward(const std::vector<bool>& trained) const {
     if (is_unfinished()) return true;
@@ -215,10 +229,14 @@ class Model {
     used_.assign(kWeights, false);
     return true;
   }
-  const std::vector<std::optional<double>>& gradients(int rank) const { return gradients_[static_cast<std::size_t>(rank)]; }
+  const std::vector<std::optional<double>>& gradients(int rank) const {
+    return gradients_[static_cast<std::size_t>(rank)];
+  }
 
  private:
-  bool finds_unused() const { return program_.options.find_unused_parameters || program_.options.static_graph; }
+  bool finds_unused() const {
+    return program_.options.find_unused_parameters || program_.options.static_graph;
+  }
   void average(std::size_t weight) {
     double sum = 0;
     for (const auto& rank : gradients_) sum += rank[weight].value_or(0);
@@ -242,15 +260,16 @@ bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
   DistributedDataParallel<NetImpl> ddp(net, group, program.options);
   Model model(program);
   // Whether the call is refused, which it must be if the model says so, and else must not.
-  const auto is_refused = [&](bool must_be, const std::string& what, const std::function<void()>& call) {
+  const auto is_refused = [&](bool must_be, const std::string& what,
+                              const std::function<void()>& call) {
     std::optional<Error> error;
     try {
       call();
     } catch (const Error& refused) {
       error = refused;
     }
-    EXPECT_EQ(error.has_value(), must_be) << "seed " << seed << ", " << what << ": "
-                                          << (error ? error->what() : "no error");
+    EXPECT_EQ(error.has_value(), must_be)
+        << "seed " << seed << ", " << what << ": " << (error ? error->what() : "no error");
     if (error) EXPECT_EQ(error->blame(), Blame::Caller) << error->what();
     return error.has_value() || must_be;
   };
@@ -268,23 +287,29 @@ bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
       const Forward& forward = now.forwards[i];
       const auto call = [&] {
         const auto scope = ddp.no_sync(!forward.synchronizes);
-        outputs.push_back(ddp(forward.uses[static_cast<std::size_t>(group.rank())], input_of(step, i, group.rank())));
+        outputs.push_back(ddp(forward.uses[static_cast<std::size_t>(group.rank())],
+                              input_of(step, i, group.rank())));
       };
-      const bool must_be = now.replaced || (forward.synchronizes && model.refuses_forward(now.trained));
+      const bool must_be =
+          now.replaced || (forward.synchronizes && model.refuses_forward(now.trained));
       if (is_refused(must_be, where + ", a forward", call)) return false;
     }
     for (const auto& backward : now.backwards) {
       torch::Tensor loss;
-      for (const std::size_t i : backward) loss = loss.defined() ? loss + outputs[i].sum() : outputs[i].sum();
+      for (const std::size_t i : backward)
+        loss = loss.defined() ? loss + outputs[i].sum() : outputs[i].sum();
       const bool must_be_refused = !model.backward(step, backward);
-      if (is_refused(must_be_refused, where + ", a backward", [&] { loss.backward({}, /*retain_graph=*/true); }))
+      if (is_refused(must_be_refused, where + ", a backward",
+                     [&] { loss.backward({}, /*retain_graph=*/true); }))
         return false;
       for (std::size_t i = 0; i < kWeights && !model.is_unfinished(); ++i) {
         const auto& right = model.gradients(group.rank())[i];
         const torch::Tensor& gradient = net->weights[i].grad();
-        EXPECT_EQ(gradient.defined(), right.has_value()) << "weight " << i << ", seed " << seed << ", " << where;
+        EXPECT_EQ(gradient.defined(), right.has_value())
+            << "weight " << i << ", seed " << seed << ", " << where;
         if (!gradient.defined() || !right) continue;
-        EXPECT_NEAR(gradient[0].item<double>(), *right, 1e-9) << "weight " << i << ", seed " << seed << ", " << where;
+        EXPECT_NEAR(gradient[0].item<double>(), *right, 1e-9)
+            << "weight " << i << ", seed " << seed << ", " << where;
       }
       if (::testing::Test::HasFailure()) return true;
     }

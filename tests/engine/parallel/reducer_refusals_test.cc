@@ -35,7 +35,8 @@ TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.what(), HasSubstr("parameter 1 (w1) on rank " + std::to_string(group.rank())));
+      EXPECT_THAT(error.what(),
+                  HasSubstr("parameter 1 (w1) on rank " + std::to_string(group.rank())));
       EXPECT_THAT(error.what(), HasSubstr("find_unused_parameters"));
     }
   });
@@ -76,7 +77,8 @@ TEST(Failures, CN013_AnAbortFreesABackwardThatWaitsForAnotherRank) {
       return;
     }
     const auto loss = ddp(random({4, 6}, 3)).pow(2).sum();
-    net->third->bias.register_hook([&](const torch::Tensor&) { group.store()->set("begun", std::string("yes")); });
+    net->third->bias.register_hook(
+        [&](const torch::Tensor&) { group.store()->set("begun", std::string("yes")); });
     EXPECT_EQ(blame_of([&] { loss.backward(); }), Blame::Cancelled);
   });
 }
@@ -103,7 +105,8 @@ TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
     {
       DistributedDataParallel ddp(net, group);
       auto y = ddp(random({2, 6}, 1));
-      y.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("a user's hook"); });
+      y.register_hook(
+          [](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("a user's hook"); });
       EXPECT_THROW(y.sum().backward(), std::runtime_error);
       const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)); });
       EXPECT_EQ(error.blame(), Blame::Caller);
@@ -125,7 +128,8 @@ TEST(Failures, AWrapperWhoseGroupBreaksInABackwardTakesNoPartInThoseOfANewOne) {
     harness::meet(group);  // both have it
     bool breaks = true;
     net->second->weight.register_hook([&](const torch::Tensor&) {
-      if (std::exchange(breaks, false)) pair.abort("enough");  // some have been sent, the next one cannot be
+      if (std::exchange(breaks, false))
+        pair.abort("enough");  // some have been sent, the next one cannot be
     });
     EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)).sum().backward(); }), Blame::Cancelled);
     harness::meet(group);

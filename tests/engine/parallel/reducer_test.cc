@@ -1,5 +1,5 @@
-// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters, static graphs. What is
-// refused, and what fails, is in reducer_refusals_test.cc.
+// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters,
+// static graphs. What is refused, and what fails, is in reducer_refusals_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,14 +23,16 @@ TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     constexpr int kLayers = 4;
     auto net = std::make_shared<ChainImpl>(kLayers);
-    DistributedDataParallel<ChainImpl> ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    DistributedDataParallel<ChainImpl> ddp(net, group,
+                                           {.bucket_bytes = 1, .first_bucket_bytes = 1});
     std::vector<std::string> events;
     for (int i = 0; i < kLayers; ++i) {
       // Runs when the gradient has been computed, before it is accumulated.
-      net->weights[static_cast<std::size_t>(i)].register_hook([&events, i](const torch::Tensor& gradient) {
-        events.push_back("gradient " + std::to_string(i));
-        return gradient;
-      });
+      net->weights[static_cast<std::size_t>(i)].register_hook(
+          [&events, i](const torch::Tensor& gradient) {
+            events.push_back("gradient " + std::to_string(i));
+            return gradient;
+          });
     }
     ddp.register_comm_hook([&, reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
       events.push_back("launch " + std::to_string(bucket.index()));
@@ -39,8 +41,8 @@ TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
     for (int pass = 0; pass < 3; ++pass) {
       events.clear();
       ddp(torch::ones({1}, torch::kDouble)).sum().backward();
-      EXPECT_THAT(events, ElementsAre("gradient 3", "launch 0", "gradient 2", "launch 1", "gradient 1", "launch 2",
-                                      "gradient 0", "launch 3"))
+      EXPECT_THAT(events, ElementsAre("gradient 3", "launch 0", "gradient 2", "launch 1",
+                                      "gradient 1", "launch 2", "gradient 0", "launch 3"))
           << "pass " << pass;
     }
   });
@@ -53,7 +55,9 @@ TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
       NetImpl()
           : a(register_parameter("a", torch::ones({1}, torch::kDouble))),
             b(register_parameter("b", torch::ones({1}, torch::kDouble))) {}
-      torch::Tensor forward(bool a_first) { return a_first ? b * (a * 2).detach() * a : a * (b * 2).detach() * b; }
+      torch::Tensor forward(bool a_first) {
+        return a_first ? b * (a * 2).detach() * a : a * (b * 2).detach() * b;
+      }
       torch::Tensor a, b;
     };
     auto net = std::make_shared<NetImpl>();
@@ -79,7 +83,10 @@ TEST(Unused, AdamStepsOfAModelThatIsUsedInPartAtFirst) {
         torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
-          forward(random({4, 6}, 7 + static_cast<std::uint64_t>(step)), step > 0).pow(2).sum().backward();
+          forward(random({4, 6}, 7 + static_cast<std::uint64_t>(step)), step > 0)
+              .pow(2)
+              .sum()
+              .backward();
           EXPECT_EQ(model->spare->weight.grad().defined(), step > 0) << step;
           EXPECT_GT(model->used->weight.grad().abs().sum().template item<double>(), 0) << step;
           optimizer.step();
@@ -91,15 +98,19 @@ TEST(Unused, AdamStepsOfAModelThatIsUsedInPartAtFirst) {
               spare(register_module("spare", torch::nn::Linear(6, 3))) {
           to(torch::kDouble);
         }
-        torch::Tensor forward(torch::Tensor x, bool uses_all) { return uses_all ? used(x) + spare(x) : used(x); }
+        torch::Tensor forward(torch::Tensor x, bool uses_all) {
+          return uses_all ? used(x) + spare(x) : used(x);
+        }
         torch::nn::Linear used, spare;
       };
       auto plain = std::make_shared<NetImpl>(), net = std::make_shared<NetImpl>();
       fill(plain);
       fill(net);
       train(plain, [&](const at::Tensor& x, bool uses_all) { return plain->forward(x, uses_all); });
-      DistributedDataParallel<NetImpl> ddp(
-          net, group, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes, .find_unused_parameters = true});
+      DistributedDataParallel<NetImpl> ddp(net, group,
+                                           {.bucket_bytes = bucket_bytes,
+                                            .first_bucket_bytes = bucket_bytes,
+                                            .find_unused_parameters = true});
       train(net, [&](const at::Tensor& x, bool uses_all) { return ddp(x, uses_all); });
       EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-12);
     }
@@ -158,8 +169,8 @@ TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
-      DistributedDataParallel<PickyImpl> ddp(net, group,
-                                             {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
+      DistributedDataParallel<PickyImpl> ddp(
+          net, group, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
       // w0 by all, w1 by rank 0 only, w2 by nobody
       ddp(std::vector<bool>{true, group.rank() == 0, false}, 4.0).sum().backward();
       EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 4.0);
@@ -180,7 +191,8 @@ TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
 TEST(Unused, AStaticGraphKeepsTheOldGradientOfWhatNobodyUsesFromTheFirstPassOn) {
   harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
-    DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = true, .static_graph = true});
+    DistributedDataParallel<PickyImpl> ddp(net, group,
+                                           {.find_unused_parameters = true, .static_graph = true});
     net->weights[2].mutable_grad() = torch::full({2}, 0.3, torch::kDouble);
     for (int pass = 0; pass < 3; ++pass) {
       ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
@@ -225,9 +237,11 @@ TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
 TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
-    DistributedDataParallel<PickyImpl> ddp(net, group,
-                                           {.bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = true});
-    const auto used = [](int pass, int rank, int i) { return ((pass * 7 + rank * 3 + i * 5) % 4) < 2; };
+    DistributedDataParallel<PickyImpl> ddp(
+        net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = true});
+    const auto used = [](int pass, int rank, int i) {
+      return ((pass * 7 + rank * 3 + i * 5) % 4) < 2;
+    };
     for (int pass = 0; pass < 12; ++pass) {
       net->zero_grad();
       std::vector<bool> mine;
@@ -257,8 +271,10 @@ TEST(Unused, ForwardsOfOneBackwardUseWhatAnyOfThemUses) {
   for (const std::size_t bucket_bytes : {std::size_t{1}, std::size_t{25} << 20}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
-      DistributedDataParallel<PickyImpl> ddp(
-          net, group, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes, .find_unused_parameters = true});
+      DistributedDataParallel<PickyImpl> ddp(net, group,
+                                             {.bucket_bytes = bucket_bytes,
+                                              .first_bucket_bytes = bucket_bytes,
+                                              .find_unused_parameters = true});
       for (int pass = 0; pass < 3; ++pass) {
         net->zero_grad();
         const auto first = ddp(std::vector<bool>{true, false, false}, 1.0);
@@ -299,11 +315,15 @@ TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
   for (const bool is_static : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
-      DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      DistributedDataParallel<PickyImpl> ddp(
+          net, group, {.find_unused_parameters = !is_static, .static_graph = is_static});
       torch::optim::SGD optimizer(net->parameters(), 0.1);
       for (int step = 0; step < 10; ++step) {
         optimizer.zero_grad();
-        ddp(std::vector<bool>{true, group.rank() == 0, group.rank() == 1}, group.rank() + 1.0).pow(2).sum().backward();
+        ddp(std::vector<bool>{true, group.rank() == 0, group.rank() == 1}, group.rank() + 1.0)
+            .pow(2)
+            .sum()
+            .backward();
         optimizer.step();
       }
       EXPECT_EQ(ddp.stats().rebuilt, is_static);
@@ -321,7 +341,9 @@ TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
   for (const bool is_static : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
-        NetImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) { to(torch::kDouble); }
+        NetImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {
+          to(torch::kDouble);
+        }
         torch::Tensor forward(torch::Tensor x) { return linear(torch::tanh(linear(x))); }
         torch::nn::Linear linear;
       };
@@ -338,7 +360,8 @@ TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
         plain->zero_grad();
         const auto a = random({4, 4}, 20 + step);
         const auto b = random({4, 4}, 30 + step);
-        (ddp(part(a, group.rank(), 2)).sum() + ddp(part(b, group.rank(), 2)).pow(2).sum()).backward();
+        (ddp(part(a, group.rank(), 2)).sum() + ddp(part(b, group.rank(), 2)).pow(2).sum())
+            .backward();
         (plain->forward(a).sum() + plain->forward(b).pow(2).sum()).backward();
         std::vector<torch::Tensor> expected;
         for (const auto& gradient : gradients(*plain)) expected.push_back(gradient / 2);
@@ -352,7 +375,9 @@ TEST(Graphs, TwoOutputsWithTwoBackwards) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
-        NetImpl() : a(register_module("a", torch::nn::Linear(3, 3))), b(register_module("b", torch::nn::Linear(3, 3))) {
+        NetImpl()
+            : a(register_module("a", torch::nn::Linear(3, 3))),
+              b(register_module("b", torch::nn::Linear(3, 3))) {
           to(torch::kDouble);
         }
         std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor x) { return {a(x), b(x)}; }
@@ -374,13 +399,15 @@ TEST(Graphs, TwoOutputsWithTwoBackwards) {
   }
 }
 
-// Recomputes its segment in backward, by a backward of its own inside the outer one (a re-entrant checkpoint).
+// Recomputes its segment in backward, by a backward of its own inside the outer one (a re-entrant
+// checkpoint).
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   using Segment = std::function<torch::Tensor(torch::Tensor)>;
   struct Holder : torch::CustomClassHolder {
     Segment segment;
   };
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, Segment segment) {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x,
+                               Segment segment) {
     const torch::NoGradGuard no_grad;
     auto holder = c10::make_intrusive<Holder>();
     holder->segment = segment;
@@ -412,7 +439,8 @@ struct RecomputedImpl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor x) {
     x = x.detach().requires_grad_();
     for (int i = 0; i < repeats; ++i)
-      x = Checkpoint::apply(x, Checkpoint::Segment([this](torch::Tensor y) { return torch::tanh(linear(y)); }));
+      x = Checkpoint::apply(
+          x, Checkpoint::Segment([this](torch::Tensor y) { return torch::tanh(linear(y)); }));
     return head(x);
   }
   torch::Tensor plain(torch::Tensor x) {
@@ -425,14 +453,15 @@ struct RecomputedImpl : torch::nn::Module {
 
 // DD-013
 TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
-  for (const auto& [times, is_static] : std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
+  for (const auto& [times, is_static] :
+       std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<RecomputedImpl>(times);
       fill(net);
       auto plain = std::make_shared<RecomputedImpl>(times);
       fill(plain);
-      DistributedDataParallel<RecomputedImpl> ddp(net, group,
-                                                  {.bucket_bytes = 1, .first_bucket_bytes = 1, .static_graph = is_static});
+      DistributedDataParallel<RecomputedImpl> ddp(
+          net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1, .static_graph = is_static});
       for (int step = 0; step < 3; ++step) {
         net->zero_grad();
         plain->zero_grad();
@@ -441,7 +470,8 @@ TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
         plain->plain(batch).sum().backward();
         std::vector<torch::Tensor> expected;
         for (const auto& gradient : gradients(*plain)) expected.push_back(gradient / 2);
-        EXPECT_LT(difference(gradients(*net), expected), 1e-10) << times << is_static << " step " << step;
+        EXPECT_LT(difference(gradients(*net), expected), 1e-10)
+            << times << is_static << " step " << step;
       }
     });
   }

@@ -41,8 +41,8 @@ TEST(DistributedSampler, WithoutShufflingRankRTakesEverySizeth) {
   EXPECT_THAT(DistributedSampler(7, 2, 1, {.shuffle = false}).indices(), ElementsAre(1, 3, 5, 0));
 }
 
-// torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0 / 1, shuffle=True, seed=3), set_epoch(2),
-// torch 2.11
+// torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0 / 1, shuffle=True, seed=3),
+// set_epoch(2), torch 2.11
 TEST(DistributedSampler, HasPythonsOrderForTheSameSeedAndEpoch) {
   DistributedSampler zero(10, 2, 0, {.seed = 3});
   DistributedSampler one(10, 2, 1, {.seed = 3});
@@ -81,7 +81,8 @@ TEST(DistributedSampler, ADataLoaderFollowsTheEpochsOfTheSamplerThatItWasGiven) 
     std::optional<std::size_t> size() const override { return 100; }
   };
   DistributedSampler sampler(100, 2, 1);
-  const auto loader = torch::data::make_data_loader(Numbers(), sampler, torch::data::DataLoaderOptions(7));
+  const auto loader =
+      torch::data::make_data_loader(Numbers(), sampler, torch::data::DataLoaderOptions(7));
   for (const std::size_t epoch : {0u, 1u, 2u}) {
     sampler.set_epoch(epoch);
     std::vector<std::int64_t> seen;
@@ -122,7 +123,8 @@ TEST(DataPartitioner, RefusesFractionsThatDoNotFitAndPartsThatThereAreNot) {
     EXPECT_THAT(text_of([&] { DataPartitioner(10, {none}); }), HasSubstr("is no fraction"));
   }
   for (const int part : {1, -1}) {
-    EXPECT_THAT(text_of([&] { DataPartitioner(10, {1.0}).use(part); }), HasSubstr("numbered from 0"));
+    EXPECT_THAT(text_of([&] { DataPartitioner(10, {1.0}).use(part); }),
+                HasSubstr("numbered from 0"));
   }
 }
 

@@ -1,5 +1,6 @@
-// DistributedDataParallel of models that lie on more than one device of a rank: they train as the same model on one does.
-// Two ranks share the GPUs, so that they are processes, and their gradients travel through host memory (gloo).
+// DistributedDataParallel of models that lie on more than one device of a rank: they train as the
+// same model on one does. Two ranks share the GPUs, so that they are processes, and their gradients
+// travel through host memory (gloo).
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -44,12 +45,13 @@ class SeveralDevices : public ::testing::Test {
  protected:
   static void need(int gpus) {
     const int there = tensor::cuda_device_count();
-    if (there < gpus) GTEST_SKIP() << "needs " << gpus << " GPUs and libtorch's CUDA half; there are " << there;
+    if (there < gpus)
+      GTEST_SKIP() << "needs " << gpus << " GPUs and libtorch's CUDA half; there are " << there;
   }
 
   // The parameters after some steps, on the host.
-  static std::vector<at::Tensor> trained(int rank, const std::string& meeting, c10::Device outer, c10::Device inner,
-                                         bool compressed) {
+  static std::vector<at::Tensor> trained(int rank, const std::string& meeting, c10::Device outer,
+                                         c10::Device inner, bool compressed) {
     const auto group = init_process_group({.backend = "gloo",
                                            .init_method = "file://" + meeting,
                                            .rank = rank,

@@ -1,6 +1,6 @@
-// DistributedDataParallel on a stream of the user's own, for which the host never waits: each pass gives its own average,
-// and no later one overwrites it too early. Two ranks share the GPU, so that they are processes, and their gradients travel
-// through host memory (gloo).
+// DistributedDataParallel on a stream of the user's own, for which the host never waits: each pass
+// gives its own average, and no later one overwrites it too early. Two ranks share the GPU, so that
+// they are processes, and their gradients travel through host memory (gloo).
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ void expect_every_average(int rank, const std::string& folder, c10::Device devic
                                    .timeout = std::chrono::minutes(1),
                                    .device = device});
   std::optional<c10::StreamGuard> side;
-  if (device.is_cuda()) side.emplace(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device));
+  if (device.is_cuda())
+    side.emplace(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device));
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   net->to(device);
   DistributedDataParallel ddp(net, group);
@@ -52,7 +53,9 @@ void expect_every_average(c10::Device device) {
   });
 }
 
-TEST(SideStream, DD030_TheAverageOfEachOfAThousandPassesOnTheHost) { expect_every_average(at::kCPU); }
+TEST(SideStream, DD030_TheAverageOfEachOfAThousandPassesOnTheHost) {
+  expect_every_average(at::kCPU);
+}
 
 TEST(SideStream, DD030_TheAverageOfEachOfAThousandPassesIsRightWithoutTheHostsWait) {
   if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";

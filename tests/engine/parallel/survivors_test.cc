@@ -1,5 +1,6 @@
-// Training that goes on without a rank that is lost: the others make a group of those that live, wrap the model and the
-// parameters anew, and end with what an undisturbed run computes, as docs/data-parallel.md tells a user to do.
+// Training that goes on without a rank that is lost: the others make a group of those that live,
+// wrap the model and the parameters anew, and end with what an undisturbed run computes, as
+// docs/data-parallel.md tells a user to do.
 #include <csignal>
 #include <functional>
 #include <memory>
@@ -27,7 +28,8 @@ constexpr int kVictim = 1;
 constexpr int kSteps = 9;
 // Longer than each rank has time (harness::kLimit): nothing here comes by it.
 constexpr std::chrono::seconds kForever{1000};
-// Each parameter travels by itself: where a rank dies in a backward, some have been averaged and others have not.
+// Each parameter travels by itself: where a rank dies in a backward, some have been averaged and
+// others have not.
 constexpr DdpOptions kBucketOfEach{.bucket_bytes = 1, .first_bucket_bytes = 1};
 
 // What all ranks compute together in a step, however many they are.
@@ -47,7 +49,8 @@ ProcessGroup group_of_the_living(ProcessGroup& group) {
     try {
       return group.new_group(living);
     } catch (const Error& error) {
-      const auto before = std::exchange(living, group.living_ranks());  // another may have been lost meanwhile
+      const auto before =
+          std::exchange(living, group.living_ranks());  // another may have been lost meanwhile
       if (error.blame() != Blame::PeerLost || living == before) throw;
     }
   }
@@ -55,21 +58,24 @@ ProcessGroup group_of_the_living(ProcessGroup& group) {
 
 void expect_lost(const Error& error, int rank) {
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-  EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is lost"), std::string::npos) << error.text();
+  EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is lost"), std::string::npos)
+      << error.text();
 }
 
-// The victim of three ranks waits until the others are in the step in which it dies: what it has sent for the step before
-// may be lost with it.
+// The victim of three ranks waits until the others are in the step in which it dies: what it has
+// sent for the step before may be lost with it.
 void come_to_the_last_step(const ProcessGroup& group, int victim) {
   const auto key_of = [](int rank) { return "in the last step/" + std::to_string(rank); };
-  if (group.rank() != victim) return group.store()->set(key_of(group.rank()), std::vector<std::uint8_t>());
+  if (group.rank() != victim)
+    return group.store()->set(key_of(group.rank()), std::vector<std::uint8_t>());
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank != victim) group.store()->wait({key_of(rank)});
   }
 }
 
 // All ranks have the same parameters, and those that one process computes alone.
-void expect_trained(ProcessGroup& group, const Mlp& net, const std::vector<torch::Tensor>& expected) {
+void expect_trained(ProcessGroup& group, const Mlp& net,
+                    const std::vector<torch::Tensor>& expected) {
   EXPECT_LT(difference(net->parameters(), expected), 1e-9);
   for (const auto& parameter : net->parameters()) {
     const auto of_first = parameter.detach().clone();
@@ -96,19 +102,23 @@ class Survivors : public ::testing::TestWithParam<std::tuple<const char*, Death>
   const harness::Folder folder_;
   const std::string file_ = folder_.path() + "/run.pt";
 };
-INSTANTIATE_TEST_SUITE_P(
-    Of, Survivors, ::testing::Combine(::testing::Values("gloo", "shm", "tcp"), ::testing::Values(Death::Exit, Death::Kill)),
-    [](const auto& given) {
-      return std::string(std::get<0>(given.param)) + (std::get<1>(given.param) == Death::Exit ? "Exit" : "Kill");
-    });
+INSTANTIATE_TEST_SUITE_P(Of, Survivors,
+                         ::testing::Combine(::testing::Values("gloo", "shm", "tcp"),
+                                            ::testing::Values(Death::Exit, Death::Kill)),
+                         [](const auto& given) {
+                           return std::string(std::get<0>(given.param)) +
+                                  (std::get<1>(given.param) == Death::Exit ? "Exit" : "Kill");
+                         });
 
-// --- DistributedDataParallel, from what is there ---------------------------------------------------------------------
+// --- DistributedDataParallel, from what is there
+// ---------------------------------------------------------------------
 
 struct Replicated {
   Replicated() { fill(net); }
   void join(ProcessGroup of) {
     group = std::move(of);
-    before = std::move(ddp);  // may go before the next one is made, or later: it takes no part any more
+    before =
+        std::move(ddp);  // may go before the next one is made, or later: it takes no part any more
     if (group.rank() == 0) before.reset();
     ddp = std::make_unique<DistributedDataParallel<MlpImpl>>(net, group, kBucketOfEach);
   }
@@ -178,7 +188,8 @@ TEST_P(Survivors, OfTwoLossesGoOn) {
   ranks.expect_success({kVictim, 3});
 }
 
-// --- ZeroRedundancyOptimizer, from a checkpoint ----------------------------------------------------------------------
+// --- ZeroRedundancyOptimizer, from a checkpoint
+// ----------------------------------------------------------------------
 
 // Dies in a step, between two shards that it owns.
 struct Mortal : torch::optim::Adam {
@@ -194,7 +205,8 @@ struct Mortal : torch::optim::Adam {
 // The loop of docs/data-parallel.md.
 struct Sharded {
   using Optimizer = ZeroRedundancyOptimizer<Mortal>;
-  Sharded(std::string kept_in, bool steps_in_backward) : file(std::move(kept_in)), overlaps(steps_in_backward) {
+  Sharded(std::string kept_in, bool steps_in_backward)
+      : file(std::move(kept_in)), overlaps(steps_in_backward) {
     fill(net);
   }
   void run(ProcessGroup group) {
@@ -203,7 +215,8 @@ struct Sharded {
         DistributedDataParallel ddp(net, group, kBucketOfEach);
         Optimizer optimizer(net->parameters(), group, options(), ZeroOptions{.shard_bytes = 1});
         if (overlaps) optimizer.overlap_with(ddp);
-        const std::vector<checkpoint::Part> parts = {{"model", net}, {"optimizer", optimizer}, {"step", step}};
+        const std::vector<checkpoint::Part> parts = {
+            {"model", net}, {"optimizer", optimizer}, {"step", step}};
         if (!checkpoint::exists(file, group)) checkpoint::save(file, group, parts);
         checkpoint::load(file, group, parts);
         while (step < kSteps) {
@@ -290,14 +303,16 @@ TEST_P(Survivors, OfRankZeroEnd) {
   ranks.expect_success({0});
 }
 
-// --- at any moment ---------------------------------------------------------------------------------------------------
+// --- at any moment
+// ---------------------------------------------------------------------------------------------------
 
 class SurvivorsOfAnyMoment : public ::testing::TestWithParam<harness::KilledCase> {
  protected:
   const harness::Folder folder_;
 };
 INSTANTIATE_TEST_SUITE_P(Of, SurvivorsOfAnyMoment,
-                         ::testing::Combine(::testing::Values("gloo", "shm", "tcp"), ::testing::Range(0, 4)),
+                         ::testing::Combine(::testing::Values("gloo", "shm", "tcp"),
+                                            ::testing::Range(0, 4)),
                          harness::killed_name);
 
 TEST_P(SurvivorsOfAnyMoment, GoOn) {

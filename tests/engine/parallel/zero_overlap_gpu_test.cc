@@ -1,5 +1,6 @@
-// ZeroRedundancyOptimizer::overlap_with on a GPU: the same, bit for bit, as backward and step() one after the other. Two
-// ranks share the GPU, so that they are processes, and gradients and values travel through host memory (gloo).
+// ZeroRedundancyOptimizer::overlap_with on a GPU: the same, bit for bit, as backward and step() one
+// after the other. Two ranks share the GPU, so that they are processes, and gradients and values
+// travel through host memory (gloo).
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -17,7 +18,8 @@ constexpr int kRanks = 2;
 constexpr int kSteps = 6;
 
 // The parameters after some steps, on the host.
-std::vector<at::Tensor> trained(int rank, const std::string& meeting, bool overlapped, bool as_view) {
+std::vector<at::Tensor> trained(int rank, const std::string& meeting, bool overlapped,
+                                bool as_view) {
   const c10::Device gpu(c10::kCUDA, 0);
   const auto group = init_process_group({.backend = "gloo",
                                          .init_method = "file://" + meeting,
@@ -29,12 +31,14 @@ std::vector<at::Tensor> trained(int rank, const std::string& meeting, bool overl
   testing::fill(net);
   net->to(gpu);
   DistributedDataParallel ddp(net, group, {.bucket_bytes = 10'000, .first_bucket_bytes = 1});
-  ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01),
-                                                   {.shard_bytes = 10'000, .parameters_as_bucket_view = as_view});
+  ZeroRedundancyOptimizer<torch::optim::Adam> zero(
+      net->parameters(), group, torch::optim::AdamOptions(0.01),
+      {.shard_bytes = 10'000, .parameters_as_bucket_view = as_view});
   if (overlapped) zero.overlap_with(ddp);
   for (std::uint64_t step = 0; step < kSteps; ++step) {
     zero.zero_grad();
-    const auto input = testing::random({32, 64}, 10 * step + static_cast<std::uint64_t>(rank)).to(gpu);
+    const auto input =
+        testing::random({32, 64}, 10 * step + static_cast<std::uint64_t>(rank)).to(gpu);
     ddp(input).pow(2).mean().backward();
     zero.step();
   }

@@ -1,5 +1,5 @@
-// ZeroRedundancyOptimizer::overlap_with: that it computes bit for bit what backward and step() do one after the other, that
-// it does so while backward computes, and how it fails.
+// ZeroRedundancyOptimizer::overlap_with: that it computes bit for bit what backward and step() do
+// one after the other, that it does so while backward computes, and how it fails.
 #include <functional>
 #include <future>
 
@@ -26,13 +26,17 @@ using torch::optim::AdamOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-// A model with its wrapper and its optimizer. Two of them make the same steps, one with overlap and one without.
+// A model with its wrapper and its optimizer. Two of them make the same steps, one with overlap and
+// one without.
 template <class Holder, class Optimizer>
 struct Trainee {
   using Module = typename Holder::ContainedType;
   Trainee(const Holder& of, ProcessGroup& group, const DdpOptions& ddp_options,
-          std::vector<torch::optim::OptimizerParamGroup> groups, const auto& options, ZeroOptions zero_options)
-      : net(of), ddp(net, group, ddp_options), zero(std::move(groups), group, options, zero_options) {}
+          std::vector<torch::optim::OptimizerParamGroup> groups, const auto& options,
+          ZeroOptions zero_options)
+      : net(of),
+        ddp(net, group, ddp_options),
+        zero(std::move(groups), group, options, zero_options) {}
   void train(const torch::Tensor& x) { ddp(x).pow(2).sum().backward(); }
   Holder net;
   DistributedDataParallel<Module> ddp;
@@ -41,8 +45,9 @@ struct Trainee {
 
 std::vector<torch::optim::OptimizerParamGroup> two_groups(const Mlp& net, double lr) {
   const auto all = net->parameters();
-  return {{{all.begin(), all.begin() + 2}, std::make_unique<SGDOptions>(SGDOptions(lr).momentum(0.5))},
-          {{all.begin() + 2, all.end()}}};
+  return {
+      {{all.begin(), all.begin() + 2}, std::make_unique<SGDOptions>(SGDOptions(lr).momentum(0.5))},
+      {{all.begin() + 2, all.end()}}};
 }
 
 template <class Optimizer>
@@ -58,15 +63,18 @@ bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>&
   return all;
 }
 
-// With gradients that are accumulated, learning rates that change, and buckets that are built anew after the first pass.
+// With gradients that are accumulated, learning rates that change, and buckets that are built anew
+// after the first pass.
 template <class Optimizer, class Options>
-void expect_the_same(ProcessGroup& group, const DdpOptions& ddp_options, ZeroOptions zero_options, const Options& options,
+void expect_the_same(ProcessGroup& group, const DdpOptions& ddp_options, ZeroOptions zero_options,
+                     const Options& options,
                      const std::function<CommHook(ProcessGroup)>& hook = {}) {
   const auto make = [&] {
     Mlp net;
     fill(net);
     auto groups = groups_of<Optimizer>(net);
-    return Trainee<Mlp, Optimizer>(net, group, ddp_options, std::move(groups), options, zero_options);
+    return Trainee<Mlp, Optimizer>(net, group, ddp_options, std::move(groups), options,
+                                   zero_options);
   };
   auto overlapped = make();
   auto plain = make();
@@ -98,7 +106,8 @@ void expect_the_same(ProcessGroup& group, const DdpOptions& ddp_options, ZeroOpt
 }
 
 class ZeroOverlap : public ::testing::TestWithParam<harness::As> {};
-INSTANTIATE_TEST_SUITE_P(As, ZeroOverlap, ::testing::Values(harness::As::Threads, harness::As::Processes),
+INSTANTIATE_TEST_SUITE_P(As, ZeroOverlap,
+                         ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
 constexpr DdpOptions kSmallBuckets{.bucket_bytes = 100, .first_bucket_bytes = 1};
@@ -112,8 +121,10 @@ TEST_P(ZeroOverlap, StepsBitForBitAsWithoutIt) {
             if (shard_bytes == 1 && group.size() != 2) continue;
             DdpOptions ddp_options = kSmallBuckets;
             ddp_options.gradient_as_bucket_view = gradients_are_views;
-            const ZeroOptions zero_options{.shard_bytes = shard_bytes, .parameters_as_bucket_view = parameters_are_views};
-            expect_the_same<SGD>(group, ddp_options, zero_options, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+            const ZeroOptions zero_options{.shard_bytes = shard_bytes,
+                                           .parameters_as_bucket_view = parameters_are_views};
+            expect_the_same<SGD>(group, ddp_options, zero_options,
+                                 SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
             expect_the_same<Adam>(group, ddp_options, zero_options, AdamOptions(0.01));
           }
         }
@@ -128,9 +139,10 @@ TEST_P(ZeroOverlap, StepsBitForBitAsWithoutItOverTheOwnTransports) {
     harness::run_ranks(GetParam(), 3,
                        [](ProcessGroup group) {
                          for (const bool as_view : {true, false}) {
-                           expect_the_same<Adam>(group, kSmallBuckets,
-                                                 {.shard_bytes = 100, .parameters_as_bucket_view = as_view},
-                                                 AdamOptions(0.01));
+                           expect_the_same<Adam>(
+                               group, kSmallBuckets,
+                               {.shard_bytes = 100, .parameters_as_bucket_view = as_view},
+                               AdamOptions(0.01));
                          }
                        },
                        {.backend = backend});
@@ -141,10 +153,12 @@ TEST_P(ZeroOverlap, GoesOnWithWhatACommHookBrings) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto fp16 = [](ProcessGroup of) { return comm_hooks::fp16_compress(std::move(of)); };
     const auto at_once = [](ProcessGroup) -> CommHook {
-      return [](GradBucket& bucket) { return Future<at::Tensor>::ready(bucket.buffer() * 0 + 0.25); };
+      return
+          [](GradBucket& bucket) { return Future<at::Tensor>::ready(bucket.buffer() * 0 + 0.25); };
     };
     expect_the_same<Adam>(group, kSmallBuckets, {.shard_bytes = 100}, AdamOptions(0.01), fp16);
-    expect_the_same<SGD>(group, kSmallBuckets, {.shard_bytes = 100}, SGDOptions(0.01).momentum(0.9), at_once);
+    expect_the_same<SGD>(group, kSmallBuckets, {.shard_bytes = 100}, SGDOptions(0.01).momentum(0.9),
+                         at_once);
   });
 }
 
@@ -172,7 +186,8 @@ TEST_P(ZeroOverlap, LeavesAParameterThatNoRankUsesAsItIs) {
         DdpOptions ddp_options = kSmallBuckets;
         ddp_options.find_unused_parameters = !static_graph;
         ddp_options.static_graph = static_graph;
-        return Trainee<Sparing, Adam>(net, group, ddp_options, {torch::optim::OptimizerParamGroup(net->parameters())},
+        return Trainee<Sparing, Adam>(net, group, ddp_options,
+                                      {torch::optim::OptimizerParamGroup(net->parameters())},
                                       options, {.shard_bytes = 100});
       };
       auto overlapped = make();
@@ -182,7 +197,8 @@ TEST_P(ZeroOverlap, LeavesAParameterThatNoRankUsesAsItIs) {
       for (std::uint64_t step = 0; step < 4; ++step) {
         for (auto* one : {&overlapped, &plain}) {
           one->zero.zero_grad();
-          one->ddp(random({3, 6}, 10 * step + static_cast<std::uint64_t>(group.rank())), group.rank() == 0)
+          one->ddp(random({3, 6}, 10 * step + static_cast<std::uint64_t>(group.rank())),
+                   group.rank() == 0)
               .sum()
               .backward();
           one->zero.step();
@@ -198,7 +214,8 @@ TEST_P(ZeroOverlap, LeavesAParameterThatNoRankUsesAsItIs) {
 struct WithTableImpl : torch::nn::Module {
   WithTableImpl()
       : first(register_module("first", torch::nn::Linear(3, 3))),
-        table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
+        table(register_module(
+            "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
         last(register_module("last", torch::nn::Linear(3, 2))),
         frozen(register_parameter("frozen", torch::ones({2}), /*requires_grad=*/false)) {
     to(torch::kDouble);
@@ -217,8 +234,8 @@ TEST_P(ZeroOverlap, StepsSparseAndFrozenParametersWithStep) {
       WithTable net;
       fill(net);
       return Trainee<WithTable, SGD>(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1},
-                                     {torch::optim::OptimizerParamGroup(net->parameters())}, SGDOptions(0.1),
-                                     {.shard_bytes = 1});
+                                     {torch::optim::OptimizerParamGroup(net->parameters())},
+                                     SGDOptions(0.1), {.shard_bytes = 1});
     };
     auto overlapped = make();
     auto plain = make();
@@ -240,7 +257,8 @@ TEST_P(ZeroOverlap, WithoutStepNothingOfALaterPassIsMissedAndAddedGroupsTakePart
       Mlp net;
       fill(net);
       const auto all = net->parameters();
-      return Trainee<Mlp, SGD>(net, group, kSmallBuckets, {torch::optim::OptimizerParamGroup({all.begin() + 4, all.end()})},
+      return Trainee<Mlp, SGD>(net, group, kSmallBuckets,
+                               {torch::optim::OptimizerParamGroup({all.begin() + 4, all.end()})},
                                SGDOptions(0.1), {.shard_bytes = 1});
     };
     auto overlapped = make();
@@ -286,12 +304,15 @@ TEST_P(ZeroOverlap, EitherMayGoFirst) {
   });
 }
 
-// --- what goes on beside what ----------------------------------------------------------------------------------------
+// --- what goes on beside what
+// ----------------------------------------------------------------------------------------
 
 // Calls what its rank's thread has set when its backward comes.
 thread_local std::function<void()> in_backward;
 struct Here : torch::autograd::Function<Here> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
+  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) {
+    return x.clone();
+  }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list gradients) {
     if (in_backward) in_backward();
@@ -309,41 +330,46 @@ TORCH_MODULE(Stopping);
 TEST_P(ZeroOverlap, TheLastLayersNewValuesAreOnAllRanksBeforeTheFirstLayersBackward) {
   for (const char* backend : {"gloo", "shm", "tcp"}) {
     for (const bool as_view : {true, false}) {
-      harness::run_ranks(GetParam(), 2,
-                         [&](ProcessGroup group) {
-                           Stopping net;
-                           fill(net);
-                           DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-                           // With a big shard_bytes the owner of two parameters would have to wait for the first layer's.
-                           ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1),
-                                                             {.shard_bytes = 1, .parameters_as_bucket_view = as_view});
-                           zero.overlap_with(ddp);
-                           for (std::uint64_t step = 0; step < 3; ++step) {
-                             zero.zero_grad();
-                             auto& last = net->third->weight;
-                             const auto old_first = net->first->weight.detach().clone();
-                             const auto old_last = last.detach().clone();
-                             const auto version = last._version();
-                             bool came = false;
-                             torch::Tensor seen;
-                             in_backward = [&] {
-                               // One for "may change from now on", one where a broadcast writes the parameter
-                               // itself, and one when it has changed.
-                               const int steps = as_view || zero.owner(last) == group.rank() ? 2 : 3;
-                               came = harness::comes_true([&] { return last._version() >= version + steps; });
-                               seen = last.detach().clone();
-                               EXPECT_TRUE(torch::equal(net->first->weight, old_first));
-                             };
-                             ddp(random({2, 6}, 10 * step + static_cast<std::uint64_t>(group.rank()))).sum().backward();
-                             in_backward = nullptr;
-                             ASSERT_TRUE(came) << backend << ", step " << step;
-                             EXPECT_FALSE(torch::equal(seen, old_last));
-                             zero.step();
-                             EXPECT_TRUE(torch::equal(seen, last));
-                             EXPECT_FALSE(torch::equal(net->first->weight, old_first));
-                           }
-                         },
-                         {.backend = backend});
+      harness::run_ranks(
+          GetParam(), 2,
+          [&](ProcessGroup group) {
+            Stopping net;
+            fill(net);
+            DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+            // With a big shard_bytes the owner of two parameters would have to wait for the first
+            // layer's.
+            ZeroRedundancyOptimizer<SGD> zero(
+                net->parameters(), group, SGDOptions(0.1),
+                {.shard_bytes = 1, .parameters_as_bucket_view = as_view});
+            zero.overlap_with(ddp);
+            for (std::uint64_t step = 0; step < 3; ++step) {
+              zero.zero_grad();
+              auto& last = net->third->weight;
+              const auto old_first = net->first->weight.detach().clone();
+              const auto old_last = last.detach().clone();
+              const auto version = last._version();
+              bool came = false;
+              torch::Tensor seen;
+              in_backward = [&] {
+                // One for "may change from now on", one where a broadcast writes the parameter
+                // itself, and one when it has changed.
+                const int steps = as_view || zero.owner(last) == group.rank() ? 2 : 3;
+                came = harness::comes_true([&] { return last._version() >= version + steps; });
+                seen = last.detach().clone();
+                EXPECT_TRUE(torch::equal(net->first->weight, old_first));
+              };
+              ddp(random({2, 6}, 10 * step + static_cast<std::uint64_t>(group.rank())))
+                  .sum()
+                  .backward();
+              in_backward = nullptr;
+              ASSERT_TRUE(came) << backend << ", step " << step;
+              EXPECT_FALSE(torch::equal(seen, old_last));
+              zero.step();
+              EXPECT_TRUE(torch::equal(seen, last));
+              EXPECT_FALSE(torch::equal(net->first->weight, old_first));
+            }
+          },
+          {.backend = backend});
     }
   }
 }
@@ -363,25 +389,26 @@ TEST(ZeroOverlapOrder, AStepHoldsUpNeitherTheNextBucketNorBackward) {
   for (const char* backend : {"gloo", "shm"}) {
     std::promise<void> gate;
     GatedStep::opened = gate.get_future();
-    harness::run_ranks(harness::As::Threads, 2,
-                       [&](ProcessGroup group) {
-                         Mlp net;
-                         fill(net);
-                         DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-                         ZeroRedundancyOptimizer<GatedStep> zero(net->parameters(), group, SGDOptions(0.1),
-                                                                 {.shard_bytes = 1});
-                         zero.overlap_with(ddp);
-                         ddp.register_comm_hook([&, average = comm_hooks::all_reduce(group)](GradBucket& bucket) {
-                           const bool is_next = bucket.index() == 2;  // behind the third layer's bias and weight
-                           return average(bucket).then([&, is_next](at::Tensor averaged) {
-                             if (is_next && group.rank() == zero.owner(net->third->weight)) gate.set_value();
-                             return averaged;
-                           });
-                         });
-                         ddp(random({2, 6}, 1)).sum().backward();
-                         zero.step();
-                       },
-                       {.backend = backend});
+    harness::run_ranks(
+        harness::As::Threads, 2,
+        [&](ProcessGroup group) {
+          Mlp net;
+          fill(net);
+          DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+          ZeroRedundancyOptimizer<GatedStep> zero(net->parameters(), group, SGDOptions(0.1),
+                                                  {.shard_bytes = 1});
+          zero.overlap_with(ddp);
+          ddp.register_comm_hook([&, average = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+            const bool is_next = bucket.index() == 2;  // behind the third layer's bias and weight
+            return average(bucket).then([&, is_next](at::Tensor averaged) {
+              if (is_next && group.rank() == zero.owner(net->third->weight)) gate.set_value();
+              return averaged;
+            });
+          });
+          ddp(random({2, 6}, 1)).sum().backward();
+          zero.step();
+        },
+        {.backend = backend});
   }
 }
 
@@ -404,7 +431,8 @@ TEST(ZeroOverlapOrder, AGraphThatIsUsedOnceMoreFailsByItsVersions) {
   });
 }
 
-// --- failures --------------------------------------------------------------------------------------------------------
+// --- failures
+// --------------------------------------------------------------------------------------------------------
 
 // The step of the parameter with so many elements throws once its gradient is large.
 std::int64_t breaking_elements = 0;
@@ -420,13 +448,16 @@ struct BreakingStep : SGD {
 
 TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
   for (const bool in_the_middle : {true, false}) {
-    breaking_elements = in_the_middle ? 15 : 30;  // the third layer's weight, whose gradient comes early; or the first's
+    breaking_elements =
+        in_the_middle ? 15
+                      : 30;  // the third layer's weight, whose gradient comes early; or the first's
     harness::run_ranks(GetParam(), 3, [&](ProcessGroup group) {
       auto meeting = group.new_group({0, 1, 2});
       Mlp net;
       fill(net);
       DistributedDataParallel ddp(net, group, kSmallBuckets);
-      ZeroRedundancyOptimizer<BreakingStep> zero(net->parameters(), group, SGDOptions(1e-3), {.shard_bytes = 1});
+      ZeroRedundancyOptimizer<BreakingStep> zero(net->parameters(), group, SGDOptions(1e-3),
+                                                 {.shard_bytes = 1});
       zero.overlap_with(ddp);
       const auto step = [&](double scale) {
         (ddp(random({2, 6}, 1)).sum() * scale).backward();
@@ -441,13 +472,15 @@ TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
         const auto error = harness::error_of([&] { step(1e12); });
         EXPECT_EQ(error.blame(), Blame::Cancelled);
         EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(owner) + " aborted"));
-        EXPECT_THAT(error.what(), HasSubstr("ZeroRedundancyOptimizer: the step there threw: the step broke"));
+        EXPECT_THAT(error.what(),
+                    HasSubstr("ZeroRedundancyOptimizer: the step there threw: the step broke"));
       }
     });
   }
 }
 
-// Called by ranks 0 and 1 once they have their errors: neither ends, and is lost as well, before the other has its own.
+// Called by ranks 0 and 1 once they have their errors: neither ends, and is lost as well, before
+// the other has its own.
 void stay_until_seen(const ProcessGroup& group) {
   const auto seen_by = [](int rank) { return "seen by " + std::to_string(rank); };
   group.store()->set(seen_by(group.rank()), std::vector<std::uint8_t>{1});
@@ -463,7 +496,8 @@ TEST_P(ZeroOverlap, AHookThatFailsOnOneRankEndsTheOthersToo) {
     Mlp net;
     fill(net);
     DistributedDataParallel ddp(net, group, kSmallBuckets);
-    ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1), {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1),
+                                      {.shard_bytes = 1});
     zero.overlap_with(ddp);
     ddp.register_comm_hook([&, average = comm_hooks::all_reduce(group)](GradBucket& bucket) {
       const bool fails = group.rank() == 1 && bucket.index() == 1;
@@ -490,7 +524,8 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
     Stopping net;
     fill(net);
     DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-    ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1), {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1),
+                                      {.shard_bytes = 1});
     zero.overlap_with(ddp);
     const auto step = [&] {
       ddp(random({2, 6}, 1)).sum().backward();
@@ -513,7 +548,8 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
   });
 }
 
-// --- what is refused -------------------------------------------------------------------------------------------------
+// --- what is refused
+// -------------------------------------------------------------------------------------------------
 
 void expect_refused(const std::function<void()>& call, const std::string& text) {
   const auto error = harness::error_of(call);
@@ -567,7 +603,11 @@ TEST(ZeroOverlapMisuse, InsideOfJoinItIsRefused) {
     zero.overlap_with(ddp);
     expect_refused([&] { join({&ddp, &zero}, [] {}); }, "leave out overlap_with");
     expect_refused([&] { join(zero, [] {}); }, "leave out overlap_with");
-    join({&ddp, &zero}, [&] { ddp(random({2, 6}, 1)).sum().backward(), zero.step(); }, {.enable = false});
+    join({&ddp, &zero},
+         [&] {
+           ddp(random({2, 6}, 1)).sum().backward(), zero.step();
+         },
+         {.enable = false});
   });
 }
 

@@ -1,4 +1,5 @@
-// ZeroRedundancyOptimizer: that it computes what the optimizer on one rank does, who holds what, and what travels when.
+// ZeroRedundancyOptimizer: that it computes what the optimizer on one rank does, who holds what,
+// and what travels when.
 #include <future>
 #include <set>
 #include <sstream>
@@ -33,7 +34,9 @@ void set_gradients(const std::vector<torch::Tensor>& parameters, int step) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto parameter = parameters[i];
     parameter.mutable_grad() =
-        i == 2 && step % 3 == 0 ? torch::Tensor() : random(parameter.sizes(), static_cast<std::uint64_t>(100 * step) + i);
+        i == 2 && step % 3 == 0
+            ? torch::Tensor()
+            : random(parameter.sizes(), static_cast<std::uint64_t>(100 * step) + i);
   }
 }
 
@@ -50,8 +53,8 @@ void load_file(torch::optim::Optimizer& optimizer, const std::string& file) {
 
 // The same steps of both, which agree after each.
 template <class Optimizer>
-void step_both(ZeroRedundancyOptimizer<Optimizer>& zero, const Mlp& net, Optimizer& plain_optimizer, const Mlp& plain,
-               int first, int steps) {
+void step_both(ZeroRedundancyOptimizer<Optimizer>& zero, const Mlp& net, Optimizer& plain_optimizer,
+               const Mlp& plain, int first, int steps) {
   for (int step = first; step < first + steps; ++step) {
     set_gradients(net->parameters(), step);
     set_gradients(plain->parameters(), step);
@@ -62,7 +65,8 @@ void step_both(ZeroRedundancyOptimizer<Optimizer>& zero, const Mlp& net, Optimiz
 }
 
 template <class Optimizer, class Options>
-void expect_equal_to_plain(ProcessGroup& group, const Options& optimizer_options, ZeroOptions options) {
+void expect_equal_to_plain(ProcessGroup& group, const Options& optimizer_options,
+                           ZeroOptions options) {
   Mlp net;
   fill(net);
   Mlp plain;
@@ -75,10 +79,12 @@ void expect_equal_to_plain(ProcessGroup& group, const Options& optimizer_options
 TEST_P(Zero, EveryOptimizerStepsAsItDoesOnOneRank) {
   for (const int ranks : {1, 2, 3}) {
     harness::run_ranks(GetParam(), ranks, [](ProcessGroup group) {
-      for (const ZeroOptions options : {ZeroOptions{}, ZeroOptions{.shard_bytes = 1}, ZeroOptions{.shard_bytes = 100},
-                                        ZeroOptions{.shard_bytes = 100, .parameters_as_bucket_view = true}}) {
+      for (const ZeroOptions options :
+           {ZeroOptions{}, ZeroOptions{.shard_bytes = 1}, ZeroOptions{.shard_bytes = 100},
+            ZeroOptions{.shard_bytes = 100, .parameters_as_bucket_view = true}}) {
         using namespace torch::optim;
-        expect_equal_to_plain<SGD>(group, SGDOptions(0.1).momentum(0.9).weight_decay(0.01), options);
+        expect_equal_to_plain<SGD>(group, SGDOptions(0.1).momentum(0.9).weight_decay(0.01),
+                                   options);
         expect_equal_to_plain<Adam>(group, AdamOptions(0.01).amsgrad(true), options);
         expect_equal_to_plain<AdamW>(group, AdamWOptions(0.01), options);
         expect_equal_to_plain<Adagrad>(group, AdagradOptions(0.05), options);
@@ -92,28 +98,29 @@ TEST_P(Zero, EveryOptimizerStepsAsItDoesOnOneRank) {
 
 TEST_P(Zero, ShardsAndStatesTravelByTheOwnTransportsToo) {
   for (const char* backend : {"shm", "tcp"}) {
-    harness::run_ranks(
-        GetParam(), 3,
-        [](ProcessGroup group) {
-          expect_equal_to_plain<torch::optim::Adam>(group, torch::optim::AdamOptions(0.01), {.shard_bytes = 100});
-          Mlp net;
-          ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01));
-          set_gradients(net->parameters(), 1);
-          zero.step();
-          zero.consolidate_state_dict(2);
-          if (group.rank() == 2) {
-            EXPECT_FALSE(file_of(zero).empty());
-          }
-        },
-        {.backend = backend});
+    harness::run_ranks(GetParam(), 3,
+                       [](ProcessGroup group) {
+                         expect_equal_to_plain<torch::optim::Adam>(
+                             group, torch::optim::AdamOptions(0.01), {.shard_bytes = 100});
+                         Mlp net;
+                         ZeroRedundancyOptimizer<torch::optim::Adam> zero(
+                             net->parameters(), group, torch::optim::AdamOptions(0.01));
+                         set_gradients(net->parameters(), 1);
+                         zero.step();
+                         zero.consolidate_state_dict(2);
+                         if (group.rank() == 2) {
+                           EXPECT_FALSE(file_of(zero).empty());
+                         }
+                       },
+                       {.backend = backend});
   }
 }
 
 TEST_P(Zero, EveryParametersStateIsOnItsOwnerOnly) {
   harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
     Mlp net;
-    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01),
-                                                     {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(
+        net->parameters(), group, torch::optim::AdamOptions(0.01), {.shard_bytes = 1});
     set_gradients(net->parameters(), 1);
     zero.step();
     std::set<const void*> held;
@@ -135,8 +142,10 @@ TEST_P(Zero, OwnersDecideWhatAllRanksHoldAfterAStep) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     std::vector<torch::Tensor> parameters;
     for (const std::int64_t elements : {3, 2, 1}) {
-      parameters.push_back(torch::full({elements}, group.rank() + 1.0, torch::kDouble).requires_grad_());
-      parameters.back().mutable_grad() = torch::full({elements}, group.rank() + 0.5, torch::kDouble);
+      parameters.push_back(
+          torch::full({elements}, group.rank() + 1.0, torch::kDouble).requires_grad_());
+      parameters.back().mutable_grad() =
+          torch::full({elements}, group.rank() + 0.5, torch::kDouble);
     }
     ZeroRedundancyOptimizer<torch::optim::SGD> zero(parameters, group, torch::optim::SGDOptions(1));
     zero.step();
@@ -155,12 +164,14 @@ TEST_P(Zero, UnderDistributedDataParallelItGoesTheWayOfOneProcessWithTheWholeBat
     Mlp plain;
     fill(plain);
     DistributedDataParallel ddp(net, group, {.bucket_bytes = 100, .first_bucket_bytes = 1});
-    ZeroRedundancyOptimizer<torch::optim::AdamW> zero(net->parameters(), group, torch::optim::AdamWOptions(0.01),
-                                                      {.shard_bytes = 100, .parameters_as_bucket_view = true});
+    ZeroRedundancyOptimizer<torch::optim::AdamW> zero(
+        net->parameters(), group, torch::optim::AdamWOptions(0.01),
+        {.shard_bytes = 100, .parameters_as_bucket_view = true});
     torch::optim::AdamW plain_optimizer(plain->parameters(), torch::optim::AdamWOptions(0.01));
     for (std::uint64_t step = 0; step < 10; ++step) {
       zero.zero_grad();
-      torch::mse_loss(ddp(part(random({8, 6}, step), group.rank(), 2)), part(random({8, 3}, 50 + step), group.rank(), 2))
+      torch::mse_loss(ddp(part(random({8, 6}, step), group.rank(), 2)),
+                      part(random({8, 3}, 50 + step), group.rank(), 2))
           .backward();
       zero.step();
       plain_optimizer.zero_grad();
@@ -177,18 +188,19 @@ TEST_P(Zero, ChannelsLastAndExpandedParametersArriveInTheirOwnOrder) {
       std::vector<torch::Tensor> parameters;
       for (int i = 0; i < 4; ++i) {
         parameters.push_back(torch::zeros({2, 3, 2, 2}, torch::kDouble)
-                                 .to(i % 2 == 0 ? torch::MemoryFormat::ChannelsLast : torch::MemoryFormat::Contiguous)
+                                 .to(i % 2 == 0 ? torch::MemoryFormat::ChannelsLast
+                                                : torch::MemoryFormat::Contiguous)
                                  .requires_grad_());
         parameters.back().mutable_grad() = -random({2, 3, 2, 2}, static_cast<std::uint64_t>(i));
       }
       const auto strides = parameters[0].strides().vec();
-      ZeroRedundancyOptimizer<torch::optim::SGD> zero(parameters, group, torch::optim::SGDOptions(1),
-                                                      {.parameters_as_bucket_view = as_view});
+      ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+          parameters, group, torch::optim::SGDOptions(1), {.parameters_as_bucket_view = as_view});
       zero.step();
       EXPECT_EQ(parameters[0].strides().vec(), strides);
       for (int i = 0; i < 4; ++i) {
-        EXPECT_TRUE(
-            torch::equal(parameters[static_cast<std::size_t>(i)], random({2, 3, 2, 2}, static_cast<std::uint64_t>(i))));
+        EXPECT_TRUE(torch::equal(parameters[static_cast<std::size_t>(i)],
+                                 random({2, 3, 2, 2}, static_cast<std::uint64_t>(i))));
       }
     }
   });
@@ -216,7 +228,8 @@ TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
       parameters.push_back(torch::zeros({elements}, torch::kDouble).requires_grad_());
       parameters.back().mutable_grad() = torch::full({elements}, -1.0, torch::kDouble);
     }
-    ZeroRedundancyOptimizer<Gated> zero(parameters, group, torch::optim::SGDOptions(1), {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<Gated> zero(parameters, group, torch::optim::SGDOptions(1),
+                                        {.shard_bytes = 1});
     ASSERT_EQ(zero.owner(parameters[1]), 0);
     ASSERT_EQ(zero.owner(parameters[0]), 1);
     ASSERT_EQ(zero.owner(parameters[2]), 1);  // this rank steps the shard of 8, then the gated one
@@ -225,7 +238,8 @@ TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
     } else {
       // By hand what a step receives, so that it can be seen when.
       std::vector<torch::Tensor> arrived;
-      for (const auto& parameter : parameters) arrived.push_back(torch::zeros_like(parameter).detach());
+      for (const auto& parameter : parameters)
+        arrived.push_back(torch::zeros_like(parameter).detach());
       static_cast<void>(group.broadcast(torch::ones({10}, torch::kDouble), 0));
       group.broadcast(arrived[0], 1).wait();
       EXPECT_TRUE(torch::all(arrived[0] == 1).item<bool>());
@@ -241,7 +255,8 @@ TEST(ZeroState, WhatIsSavedThePlainOptimizerLoadsAndGoesOn) {
     const auto options = torch::optim::AdamOptions(0.01).amsgrad(true);
     Mlp net;
     fill(net);
-    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, options, {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, options,
+                                                     {.shard_bytes = 1});
     for (int step = 0; step < 4; ++step) {
       set_gradients(net->parameters(), step);
       zero.step();
@@ -296,7 +311,8 @@ TEST(ZeroState, AGroupOfAnotherSizeLoadsAndGoesOn) {
       const torch::NoGradGuard no_grad;
       for (std::size_t i = 0; i < 6; ++i) net->parameters()[i].copy_(values[i]);
     }
-    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, torch::optim::SGDOptions(77));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group,
+                                                    torch::optim::SGDOptions(77));
     load_file(zero, file);
     EXPECT_EQ(zero.param_groups()[0].options().get_lr(), 0.1);
     for (int step = 4; step < 7; ++step) {
@@ -310,7 +326,8 @@ TEST(ZeroState, AGroupOfAnotherSizeLoadsAndGoesOn) {
 TEST(ZeroState, SavingWithoutConsolidationIsACallerErrorThatSaysWhatToDo) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
-    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions());
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group,
+                                                     torch::optim::AdamOptions());
     const auto refused = [&] {
       const Error error = harness::error_of([&] { file_of(zero); });
       EXPECT_EQ(error.blame(), Blame::Caller);
@@ -346,7 +363,8 @@ TEST(ZeroGroups, ThatTheirOptimizerRefusesAreNotThereInPart) {
     fill(net);
     fill(plain);
     const torch::optim::SGDOptions options(0.1);
-    ZeroRedundancyOptimizer<Picky> zero(net->first->parameters(), group, options, ZeroOptions{.shard_bytes = 1});
+    ZeroRedundancyOptimizer<Picky> zero(net->first->parameters(), group, options,
+                                        ZeroOptions{.shard_bytes = 1});
     const auto before = zero.local_optimizers().size();
     Picky::accepted = 1;  // of two shards
     EXPECT_THROW(zero.add_param_group({net->second->parameters()}), std::invalid_argument);
@@ -378,8 +396,8 @@ TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
       return std::vector<torch::Tensor>(all.begin() + static_cast<std::ptrdiff_t>(from),
                                         all.begin() + static_cast<std::ptrdiff_t>(to));
     };
-    ZeroRedundancyOptimizer<torch::optim::SGD> zero({{some(net, 0, 2), option(0.1)}, {some(net, 2, 4)}}, group,
-                                                    torch::optim::SGDOptions(0.02));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+        {{some(net, 0, 2), option(0.1)}, {some(net, 2, 4)}}, group, torch::optim::SGDOptions(0.02));
     torch::optim::SGD plain_optimizer({{some(plain, 0, 2), option(0.1)}, {some(plain, 2, 4)}},
                                       torch::optim::SGDOptions(0.02));
     step_both(zero, net, plain_optimizer, plain, 0, 2);
@@ -389,10 +407,12 @@ TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
     EXPECT_EQ(zero.owner(net->parameters()[0]), owner_before);
     step_both(zero, net, plain_optimizer, plain, 2, 3);
     // A parameter that is here already.
-    EXPECT_EQ(harness::error_of([&] { zero.add_param_group({some(net, 0, 1)}); }).blame(), Blame::Caller);
+    EXPECT_EQ(harness::error_of([&] { zero.add_param_group({some(net, 0, 1)}); }).blame(),
+              Blame::Caller);
     step_both(zero, net, plain_optimizer, plain, 5, 2);
     // As libtorch's schedulers change it.
-    for (auto* optimizer : std::initializer_list<torch::optim::Optimizer*>{&zero, &plain_optimizer}) {
+    for (auto* optimizer :
+         std::initializer_list<torch::optim::Optimizer*>{&zero, &plain_optimizer}) {
       torch::optim::StepLR schedule(*optimizer, 1, 0.1);
       schedule.step();
     }
@@ -403,8 +423,8 @@ TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
 TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto error = harness::error_of([&] {
-      ZeroRedundancyOptimizer<torch::optim::SGD> zero(std::vector<torch::Tensor>{torch::ones({3 + group.rank()})}, group,
-                                                      0.1);
+      ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+          std::vector<torch::Tensor>{torch::ones({3 + group.rank()})}, group, 0.1);
     });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.what(), HasSubstr("group 0 parameter 0"));
@@ -416,7 +436,8 @@ TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
   for (const bool is_swapped : {true, false}) {
     std::string logged;
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
-      const std::vector<torch::Tensor> one{torch::full({3}, 1.0), torch::full({4}, 2.0), torch::full({3}, 3.0)};
+      const std::vector<torch::Tensor> one{torch::full({3}, 1.0), torch::full({4}, 2.0),
+                                           torch::full({3}, 3.0)};
       const std::vector<torch::Tensor> other{one[2], one[1], one[0]};
       const bool is_other = is_swapped && group.rank() == 1;
       ZeroRedundancyOptimizer<torch::optim::SGD> zero(is_other ? other : one, group, 0.1);
@@ -437,7 +458,8 @@ TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
     for (const std::size_t theirs : {std::size_t{16}, std::size_t{0}}) {
       const ZeroOptions options{.shard_bytes = group.rank() == 0 ? std::size_t{32} : theirs};
       const auto error = harness::error_of([&] {
-        ZeroRedundancyOptimizer<torch::optim::SGD> zero(std::vector<torch::Tensor>{torch::ones({8})}, group, 0.1, options);
+        ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+            std::vector<torch::Tensor>{torch::ones({8})}, group, 0.1, options);
       });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.what(), HasSubstr("ZeroOptions::shard_bytes"));
@@ -448,7 +470,8 @@ TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
 TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
-    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, 0.1, {.parameters_as_bucket_view = true});
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, 0.1,
+                                                    {.parameters_as_bucket_view = true});
     zero.step();
     net->to(torch::kFloat);
     EXPECT_THAT(harness::error_of([&] { zero.step(); }).what(), HasSubstr("move the module first"));
@@ -467,10 +490,13 @@ TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
 
     const auto one = torch::ones({1});
     EXPECT_EQ(harness::error_of([&] {
-                ZeroRedundancyOptimizer<torch::optim::SGD> twice(std::vector<torch::Tensor>{one, one}, group, 0.1);
+                ZeroRedundancyOptimizer<torch::optim::SGD> twice(
+                    std::vector<torch::Tensor>{one, one}, group, 0.1);
               }).blame(),
               Blame::Caller);
-    EXPECT_THROW(ZeroRedundancyOptimizer<torch::optim::SGD>(std::vector<torch::Tensor>{one}, group, -1.0), std::exception);
+    EXPECT_THROW(
+        ZeroRedundancyOptimizer<torch::optim::SGD>(std::vector<torch::Tensor>{one}, group, -1.0),
+        std::exception);
   });
 }
 
@@ -489,7 +515,8 @@ TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
     auto meeting = group.new_group({0, 1, 2});
     Mlp net;
     fill(net);
-    ZeroRedundancyOptimizer<Breaking> zero(net->parameters(), group, torch::optim::SGDOptions(0.1), {.shard_bytes = 1});
+    ZeroRedundancyOptimizer<Breaking> zero(net->parameters(), group, torch::optim::SGDOptions(0.1),
+                                           {.shard_bytes = 1});
     set_gradients(net->parameters(), 0);
     zero.step();
     meeting.barrier().synchronize();  // who aborts takes with it what others have not completed
@@ -505,10 +532,12 @@ TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
       const auto error = harness::error_of([&] { zero.step(); });
       EXPECT_EQ(error.blame(), Blame::Cancelled);
       EXPECT_THAT(error.what(), HasSubstr("rank 1"));
-      EXPECT_THAT(error.what(), HasSubstr("ZeroRedundancyOptimizer: the step there threw: the step broke"));
+      EXPECT_THAT(error.what(),
+                  HasSubstr("ZeroRedundancyOptimizer: the step there threw: the step broke"));
     }
     step_breaks = false;
-    EXPECT_THAT(harness::error_of([&] { zero.step(); }).what(), HasSubstr("the step broke")) << "the group is of no use";
+    EXPECT_THAT(harness::error_of([&] { zero.step(); }).what(), HasSubstr("the step broke"))
+        << "the group is of no use";
   });
 }
 
@@ -530,7 +559,8 @@ TEST_P(Zero, AClosureRunsOnceWithGradientsBeforeTheStep) {
   });
 }
 
-// --- weft::join ------------------------------------------------------------------------------------------------------
+// --- weft::join
+// ------------------------------------------------------------------------------------------------------
 
 // An Mlp with a parameter that no output depends on.
 struct WithSpareImpl : MlpImpl {
@@ -547,15 +577,19 @@ TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
       WithSpare plain;
       fill(plain);
       net->spare.set_requires_grad(find_unused);
-      DistributedDataParallel ddp(net, group,
-                                  {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
+      DistributedDataParallel ddp(
+          net, group,
+          {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
       const auto options = torch::optim::AdamWOptions(0.05).weight_decay(0.1);
-      ZeroRedundancyOptimizer<torch::optim::AdamW> zero(net->parameters(), group, options, {.shard_bytes = 1});
+      ZeroRedundancyOptimizer<torch::optim::AdamW> zero(net->parameters(), group, options,
+                                                        {.shard_bytes = 1});
       const int steps_of_rank[] = {2, 5, 0};
       join({&ddp, &zero}, [&] {
         for (int step = 0; step < steps_of_rank[group.rank()]; ++step) {
           zero.zero_grad();
-          ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank()))).sum().backward();
+          ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank())))
+              .sum()
+              .backward();
           zero.step();
         }
       });
@@ -565,7 +599,8 @@ TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
         torch::Tensor loss = torch::zeros({}, torch::kDouble);
         for (int rank = 0; rank < 3; ++rank) {
           if (step >= steps_of_rank[rank]) continue;
-          loss = loss + plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
+          loss =
+              loss + plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
         }
         loss.backward();
         plain_optimizer.step();
@@ -579,9 +614,12 @@ TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
 // Step i of each rank uses parameter i % 2.
 struct TakingTurnsImpl : torch::nn::Module {
   TakingTurnsImpl() {
-    for (const char* name : {"even", "odd"}) turns.push_back(register_parameter(name, torch::ones({3}, torch::kDouble)));
+    for (const char* name : {"even", "odd"})
+      turns.push_back(register_parameter(name, torch::ones({3}, torch::kDouble)));
   }
-  torch::Tensor forward(int step) { return turns[static_cast<std::size_t>(step % 2)] * (step + 1.0); }
+  torch::Tensor forward(int step) {
+    return turns[static_cast<std::size_t>(step % 2)] * (step + 1.0);
+  }
   std::vector<torch::Tensor> turns;
 };
 

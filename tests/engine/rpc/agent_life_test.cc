@@ -20,15 +20,19 @@ using namespace weft;
 at::Tensor made() { return at::ones({2}); }
 RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
 int number(int value) { return value; }
-// Constructed before main(), so it is destroyed after what the library makes when that is first needed.
+// Constructed before main(), so it is destroyed after what the library makes when that is first
+// needed.
 std::optional<rpc::Agent> of_static_storage;
 [[noreturn]] void exit_with_an_agent() {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  of_static_storage = rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store, .transports = {"inproc"}});
+  of_static_storage =
+      rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store, .transports = {"inproc"}});
   of_static_storage->sync<&number>("worker0", 1);
   std::exit(0);
 }
-void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+void pause(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
 
 }  // namespace lives
 
@@ -43,14 +47,16 @@ using namespace std::chrono_literals;
 
 TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
   for (int life = 0; life < 3; ++life) {
-    run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
+    run_workers({As::Threads, "shm", 2},
+                [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
   }
 }
 
 TEST(AgentLife, RB039_AtTheAddressOfTheOneBeforeAsWell) {
   harness::Processes workers(4, [](int rank) {
     for (int life = 0; life < 5; ++life) {
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 4, .timeout = 30s});
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                   {.rank = rank, .world_size = 4, .timeout = 30s});
       EXPECT_EQ(agent.sync<&lives::number>((rank + 1) % 4, life), life);
       agent.shutdown({.timeout = 30s});
     }
@@ -66,7 +72,8 @@ TEST(AgentLifeDeathTest, AnAgentOfStaticStorageMayLiveUntilTheProcessEnds) {
 TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank) {
-    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .store = store, .transports = {"inproc"}});
   };
   rpc::Agent first = join(0);
   {
@@ -84,8 +91,8 @@ TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
     second.shutdown();
   }
   // Before and after its connection has ended, by whatever it is named.
-  for (const rpc::Destination& left :
-       {rpc::Destination("worker1"), rpc::Destination(1), rpc::Destination(rpc::WorkerInfo{"worker1", 1})}) {
+  for (const rpc::Destination& left : {rpc::Destination("worker1"), rpc::Destination(1),
+                                       rpc::Destination(rpc::WorkerInfo{"worker1", 1})}) {
     EXPECT_EQ(error_of([&] { first.sync<&lives::pause>(left, 0); }).blame(), Blame::PeerLost);
   }
   EXPECT_TRUE(harness::comes_true([&] {
@@ -93,7 +100,8 @@ TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
     return error.text().find("worker1 (rank 1) has left") != std::string::npos;
   }));
-  EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker3", 0); }).blame(), Blame::Caller) << "it never was there";
+  EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker3", 0); }).blame(), Blame::Caller)
+      << "it never was there";
   first.shutdown();
 }
 
@@ -140,13 +148,15 @@ class HeldStore : public c10d::HashStore {
 TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
-    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .store = store, .transports = {"inproc"}});
   };
   rpc::Agent first = join(0), second = join(1), third = join(2);
   EXPECT_EQ(first.sync<&lives::number>(2, 1), 1);
   const auto held = second.remote<&lives::number>(0, 4);
   EXPECT_EQ(held.to_here(), 4);
-  // The second leaves without a word: the first wants to know what has become of the holder of its value.
+  // The second leaves without a word: the first wants to know what has become of the holder of its
+  // value.
   store->hold();
   second.leave();
   EXPECT_TRUE(store->wait_until_asked());
@@ -161,7 +171,8 @@ TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
 TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
-    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .store = store, .transports = {"inproc"}});
   };
   rpc::Agent first = join(0), second = join(1), third = join(2);
   EXPECT_EQ(second.sync<&lives::number>(0, 1), 1);
@@ -192,7 +203,8 @@ TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
     const auto error = error_of([&] { join("a", rank); });
     EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.text();
   }
-  for (const std::string name : {"b", "c"}) {  // the rank is free again, and again when its worker has left
+  for (const std::string name :
+       {"b", "c"}) {  // the rank is free again, and again when its worker has left
     rpc::Agent second = join(name, 1);
     second.sync<&lives::pause>("a", 0);
     // What the first one numbered, and has ended, is not the second one's.
@@ -203,11 +215,13 @@ TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
   first.shutdown();
 }
 
-// The message that ends its reference finds nobody, and is to be sent again when the agent has left.
+// The message that ends its reference finds nobody, and is to be sent again when the agent has
+// left.
 TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank) {
-    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .store = store, .transports = {"inproc"}});
   };
   rpc::Agent first = join(0), second = join(1);
   auto reference = first.remote<&lives::number>(1, 4);
@@ -228,7 +242,8 @@ TEST(AgentLife, WithoutARankTakesAFreeOne) {
   };
   rpc::Agent second = join("second");
   EXPECT_EQ(second.self().rank, 1) << "0 is for a worker that asks for it";
-  rpc::Agent first = join("first", 0), fourth = join("fourth", 3), third = join("third"), fifth = join("fifth");
+  rpc::Agent first = join("first", 0), fourth = join("fourth", 3), third = join("third"),
+             fifth = join("fifth");
   EXPECT_EQ(third.self().rank, 2);
   EXPECT_EQ(fifth.self().rank, 4);
   EXPECT_EQ(first.sync<&lives::number>("fifth", 4), 4);
@@ -249,12 +264,18 @@ TEST(AgentLife, WithoutARankTakesAFreeOne) {
 TEST(AgentLife, WithoutARankNeedsAStoreThatAnotherHosts) {
   // env:// reads a rank of its own where there is one.
   ::unsetenv("RANK");
-  const auto error = error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1", .timeout = 1s}); });
-  EXPECT_NE(error.text().find("which the worker that is given rank 0 hosts"), std::string::npos) << error.what();
-  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "env://", .timeout = 1s}); }).blame(), Blame::Caller);
-  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "tcp://239.1.1.1:7000", .timeout = 1s}); }).blame(),
+  const auto error =
+      error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1", .timeout = 1s}); });
+  EXPECT_NE(error.text().find("which the worker that is given rank 0 hosts"), std::string::npos)
+      << error.what();
+  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "env://", .timeout = 1s}); }).blame(),
             Blame::Caller);
-  const std::string file = "file://" + testing::TempDir() + "/weft_open_job_" + std::to_string(::getpid());
+  EXPECT_EQ(error_of([&] {
+              rpc::init("a", {.init_method = "tcp://239.1.1.1:7000", .timeout = 1s});
+            }).blame(),
+            Blame::Caller);
+  const std::string file =
+      "file://" + testing::TempDir() + "/weft_open_job_" + std::to_string(::getpid());
   rpc::Agent first = rpc::init("a", {.init_method = file, .transports = {"inproc"}});
   rpc::Agent second = rpc::init("b", {.init_method = file, .transports = {"inproc"}});
   EXPECT_EQ(first.self().rank + second.self().rank, 3);
@@ -267,14 +288,17 @@ TEST(AgentLife, WithoutARankNeedsAStoreThatAnotherHosts) {
 TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank, std::optional<int> world_size = {}) {
-    return rpc::init("worker" + std::to_string(rank),
-                     {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+    return rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
   };
   for (const int rank : {65536, 65537, 1 << 20}) {
     for (const auto world_size : {std::optional<int>(), std::optional(rank + 1)}) {
       const auto error = error_of([&] { join(rank, world_size); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-      EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is too high"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is too high"),
+                std::string::npos)
+          << error.text();
       EXPECT_NE(error.text().find("from 0 to 65535"), std::string::npos) << error.text();
     }
   }
@@ -291,12 +315,14 @@ TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
   for (const bool open : {true, false}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const auto join = [&](const std::string& name, int rank, std::optional<int> world_size) {
-      return rpc::init(name, {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+      return rpc::init(
+          name, {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
     };
     const auto one = open ? std::nullopt : std::optional(1);
     const auto other = open ? std::optional(2) : std::nullopt;
     rpc::Agent first = join("a", 0, one);
-    for (int again = 0; again < (open ? 1 : 2); ++again) {  // a rank of a fixed job comes again in that job's next life
+    for (int again = 0; again < (open ? 1 : 2);
+         ++again) {  // a rank of a fixed job comes again in that job's next life
       const auto error = error_of([&] { join("b", 1, other); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       EXPECT_NE(error.text().find("cannot be in one job"), std::string::npos) << error.what();
@@ -320,7 +346,8 @@ TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
 }
 
 TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
-  const rpc::Options options{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
+  const rpc::Options options{
+      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
   for (const std::string name : {"abc*", " ", "", "a b"}) {
     EXPECT_EQ(error_of([&] { rpc::init(name, options); }).blame(), Blame::Caller) << name;
   }
@@ -338,8 +365,10 @@ TEST(AgentNames, RE025_AllOfOneNameAreRefusedToo) {
 }
 
 TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
-  const rpc::Options options{
-      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {"inproc"}};
+  const rpc::Options options{.rank = 0,
+                             .world_size = 1,
+                             .store = c10::make_intrusive<c10d::HashStore>(),
+                             .transports = {"inproc"}};
   rpc::Agent first = rpc::init("first", options);
   for (const std::string name : {"first", "second"}) {
     const auto error = error_of([&] { rpc::init(name, options); });
@@ -360,8 +389,10 @@ TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
   rpc::init("again", options).shutdown();
 }
 
-// Each worker of two that are given the same rank, or different world sizes, throws the same at once.
-void expect_both_refused(const std::function<rpc::Options(int rank)>& options, const std::string& text) {
+// Each worker of two that are given the same rank, or different world sizes, throws the same at
+// once.
+void expect_both_refused(const std::function<rpc::Options(int rank)>& options,
+                         const std::string& text) {
   harness::Processes processes(2, [&](int rank) {
     const auto error = error_of([&] { rpc::init("worker" + std::to_string(rank), options(rank)); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
@@ -380,15 +411,18 @@ TEST(AgentLife, OneRankForTwoWorkersIsTheErrorOfBoth) {
 }
 
 TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
-  const rpc::Options good{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
+  const rpc::Options good{
+      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
   const auto refused = [&](auto change) {
     rpc::Options options = good;
     change(options);
     return error_of([&] { rpc::init("a", options); });
   };
-  EXPECT_EQ(refused([](rpc::Options& options) { options.worker_threads = 0; }).blame(), Blame::Caller);
+  EXPECT_EQ(refused([](rpc::Options& options) { options.worker_threads = 0; }).blame(),
+            Blame::Caller);
   EXPECT_EQ(refused([](rpc::Options& options) { options.timeout = -1ms; }).blame(), Blame::Caller);
-  EXPECT_EQ(refused([](rpc::Options& options) { options.transports = {"carrier pigeon"}; }).blame(), Blame::Caller);
+  EXPECT_EQ(refused([](rpc::Options& options) { options.transports = {"carrier pigeon"}; }).blame(),
+            Blame::Caller);
   EXPECT_EQ(refused([](rpc::Options& options) { options.rank = 1; }).blame(), Blame::Caller);
   rpc::init("a", good).shutdown();  // nothing of all that is left
 }

@@ -1,4 +1,5 @@
-// How many bytes of calls one worker has under way to another at a time: the program waits with those beyond.
+// How many bytes of calls one worker has under way to another at a time: the program waits with
+// those beyond.
 #include <chrono>
 #include <functional>
 #include <future>
@@ -61,8 +62,11 @@ int back_and_forth(at::Tensor tensor, int hops) {
 // Of a function that hands its calls on and goes on in continuations.
 Future<int> hand_on(at::Tensor tensor, int times) {
   std::vector<Future<int>> calls;
-  for (int i = 0; i < times; ++i) calls.push_back(rpc::this_agent().async<&weigh>(rpc::this_call().caller, tensor));
-  return when_all(std::move(calls)).then([](const std::vector<int>& weights) { return static_cast<int>(weights.size()); });
+  for (int i = 0; i < times; ++i)
+    calls.push_back(rpc::this_agent().async<&weigh>(rpc::this_call().caller, tensor));
+  return when_all(std::move(calls)).then([](const std::vector<int>& weights) {
+    return static_cast<int>(weights.size());
+  });
 }
 
 }  // namespace weighed
@@ -79,7 +83,8 @@ constexpr std::int64_t kMiB = 1 << 20;
 at::Tensor mebibytes(int count) { return at::ones({count * kMiB}, at::kByte); }
 
 // Workers 0 and 1 with such a limit; `body` is worker 0's.
-void run_with(const std::string& transport, std::int64_t bytes, const std::function<void(rpc::Agent&)>& body) {
+void run_with(const std::string& transport, std::int64_t bytes,
+              const std::function<void(rpc::Agent&)>& body) {
   run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
     options.bytes_in_flight = bytes;
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
@@ -98,7 +103,8 @@ TEST_P(BytesInFlight, HoldTheCallerBackUntilOthersAreAnswered) {
   run_with(GetParam(), 4 * kMiB + kMiB / 2, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
     std::thread program([&] {
-      for (int i = 0; i < 12; ++i) calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
+      for (int i = 0; i < 12; ++i)
+        calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
     });
     for (int round = 0; round < 3; ++round) {
       weighed::scales.wait_for(4);
@@ -145,10 +151,13 @@ TEST_P(BytesInFlight, EndAHeldCallAtItsTimeLimitWithTheReason) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
     const RRef<int> mine(agent, 4);
-    const Error error = error_of(
-        [&] { agent.sync<&weighed::weigh>(rpc::to("worker1").timeout(std::chrono::milliseconds(50)), mebibytes(1)); });
+    const Error error = error_of([&] {
+      agent.sync<&weighed::weigh>(rpc::to("worker1").timeout(std::chrono::milliseconds(50)),
+                                  mebibytes(1));
+    });
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight (1048576)"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight (1048576)"), std::string::npos)
+        << error.what();
     EXPECT_NE(error.text().find("have not been sent"), std::string::npos) << error.what();
     weighed::scales.wait_for(1);
     weighed::scales.clear();
@@ -161,7 +170,8 @@ TEST_P(BytesInFlight, EndAHeldCallAtItsTimeLimitWithTheReason) {
 TEST_P(BytesInFlight, CountThoseOfACallWhoseTimeIsOverUntilItIsAnswered) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     const auto to = rpc::to("worker1").timeout(std::chrono::milliseconds(50));
-    EXPECT_EQ(error_of([&] { agent.sync<&weighed::hold>(to, mebibytes(1)); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { agent.sync<&weighed::hold>(to, mebibytes(1)); }).blame(),
+              Blame::Timeout);
     int weight = 0;
     std::thread program([&] { weight = agent.sync<&weighed::weigh>("worker1", mebibytes(1)); });
     wait_until_held_back(agent, 1);
@@ -183,7 +193,8 @@ TEST_P(BytesInFlight, EndAHeldCallWhenTheAgentLeaves) {
     weighed::scales.wait_for(1);
     std::thread program([&] {
       const Error error = error_of([&] { agent.sync<&weighed::weigh>("worker1", mebibytes(1)); });
-      EXPECT_TRUE(error.blame() == Blame::Cancelled || error.blame() == Blame::Caller) << error.what();
+      EXPECT_TRUE(error.blame() == Blame::Cancelled || error.blame() == Blame::Caller)
+          << error.what();
     });
     wait_until_held_back(agent, 1);
     agent.leave();
@@ -198,13 +209,16 @@ INSTANTIATE_TEST_SUITE_P(Rpc, BytesInFlight, testing::Values("inproc", "shm", "t
 
 TEST(BytesInFlightByDefault, AreNoNegativeNumberAndZeroIsNoLimit) {
   const auto store = [] { return c10::make_intrusive<c10d::HashStore>(); };
-  const auto error =
-      error_of([&] { rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store(), .bytes_in_flight = -1}); });
+  const auto error = error_of([&] {
+    rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store(), .bytes_in_flight = -1});
+  });
   EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight is -1"), std::string::npos) << error.what();
+  EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight is -1"), std::string::npos)
+      << error.what();
   run_with("inproc", 0, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
-    for (int i = 0; i < 300; ++i) calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
+    for (int i = 0; i < 300; ++i)
+      calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
     weighed::scales.wait_for(300);
     weighed::scales.clear();
     for (const auto& call : calls) EXPECT_EQ(call.get(), kMiB);

@@ -44,7 +44,8 @@ std::vector<at::Tensor> scalars(int count) {
 int number_of(std::vector<at::Tensor> tensors) { return static_cast<int>(tensors.size()); }
 at::Tensor nonzero(at::Tensor a) { return a.nonzero(); }
 rpc::WorkerInfo same(rpc::WorkerInfo worker) { return worker; }
-std::map<std::string, std::vector<at::Tensor>> nested(std::map<std::string, std::vector<at::Tensor>> tensors) {
+std::map<std::string, std::vector<at::Tensor>> nested(
+    std::map<std::string, std::vector<at::Tensor>> tensors) {
   for (auto& [name, list] : tensors) list.push_back(list.front() + 1);
   return tensors;
 }
@@ -139,14 +140,18 @@ struct Counter {
   static int peek(const Counter& counter) { return counter.value; }
   int value;
 };
-at::Tensor mixed(at::Tensor a, std::string text, int times) { return a * times + static_cast<int>(text.size()); }
+at::Tensor mixed(at::Tensor a, std::string text, int times) {
+  return a * times + static_cast<int>(text.size());
+}
 int nothing_given() { return 7; }
 std::vector<at::Tensor> all_twice(std::vector<at::Tensor> tensors) {
   for (auto& tensor : tensors) tensor = tensor + tensor;
   return tensors;
 }
 // Calls on with what it was given.
-at::Tensor twice_elsewhere(rpc::WorkerInfo where, at::Tensor a) { return rpc::this_agent().sync<&twice>(where, a); }
+at::Tensor twice_elsewhere(rpc::WorkerInfo where, at::Tensor a) {
+  return rpc::this_agent().sync<&twice>(where, a);
+}
 void make_zero(at::Tensor a) { a.zero_(); }
 
 // Packs a value of its own inside of the message that it is packed into.
@@ -187,7 +192,8 @@ TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
     const auto workers = agent.workers();
     ASSERT_EQ(workers.size(), static_cast<std::size_t>(expected));
     for (int rank = 0; rank < static_cast<int>(workers.size()); ++rank) {
-      EXPECT_EQ(workers[static_cast<std::size_t>(rank)], (rpc::WorkerInfo{"worker" + std::to_string(rank), rank}));
+      EXPECT_EQ(workers[static_cast<std::size_t>(rank)],
+                (rpc::WorkerInfo{"worker" + std::to_string(rank), rank}));
       EXPECT_EQ(agent.worker("worker" + std::to_string(rank)), agent.worker(rank));
     }
     EXPECT_EQ(agent.worker(agent.self().rank), agent.self());
@@ -202,12 +208,14 @@ TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
 
 TEST_P(Calls, RB003_ToOneselfGiveTheLocalResult) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    EXPECT_TRUE(
-        at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})), at::full({2, 2}, 2.0)));
-    EXPECT_TRUE(at::equal(agent.async<&calls::add>(agent.self().name, at::ones({2, 2}), at::ones({2, 2})).get(),
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})),
                           at::full({2, 2}, 2.0)));
+    EXPECT_TRUE(at::equal(
+        agent.async<&calls::add>(agent.self().name, at::ones({2, 2}), at::ones({2, 2})).get(),
+        at::full({2, 2}, 2.0)));
     const auto mine = at::zeros({3});
-    EXPECT_EQ(agent.sync<&calls::heavy>(agent.self(), mine).data_ptr(), mine.data_ptr()) << "no copy to oneself";
+    EXPECT_EQ(agent.sync<&calls::heavy>(agent.self(), mine).data_ptr(), mine.data_ptr())
+        << "no copy to oneself";
   });
 }
 
@@ -248,7 +256,8 @@ TEST_P(Calls, RB007_TwentyOneAfterTheOther) {
 TEST_P(Calls, RB010_FunctionsOperatorsConstructorsAndMethodsGiveWhatTheyGiveHere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
-    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, at::ones({2}), at::ones({2}), 3), at::full({2}, 4.0)));
+    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, at::ones({2}), at::ones({2}), 3),
+                          at::full({2}, 4.0)));
     EXPECT_EQ(agent.sync<&calls::joined>(to, "a", std::vector<std::string>{"b"}), "ab");
     const auto counter = agent.remote<calls::Counter>(to, 10);
     EXPECT_EQ(counter.sync<&calls::Counter::add>(5), 15);
@@ -272,7 +281,8 @@ TEST_P(Calls, RB012_TensorsGoByValueAndNothingIsAResult) {
 TEST_P(Calls, RB015_AValueMayEncodeOthersWhileItIsPacked) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2});
-    EXPECT_TRUE(at::equal(agent.sync<&calls::opened>(next_of(agent), calls::Parcel{one}, one), at::full({2}, 4.0)));
+    EXPECT_TRUE(at::equal(agent.sync<&calls::opened>(next_of(agent), calls::Parcel{one}, one),
+                          at::full({2}, 4.0)));
   });
 }
 
@@ -285,15 +295,20 @@ TEST_P(Calls, RB020_SparseTensorsTravelInAllModesAndContainers) {
       for (const auto& to : {next_of(agent), agent.self()}) {
         EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, given, given).to_dense(), sum));
         EXPECT_TRUE(at::equal(agent.async<&calls::add>(to, given, given).get().to_dense(), sum));
-        EXPECT_TRUE(at::equal(agent.remote<&calls::add>(to, given, given).to_here().to_dense(), sum));
+        EXPECT_TRUE(
+            at::equal(agent.remote<&calls::add>(to, given, given).to_here().to_dense(), sum));
       }
-      EXPECT_TRUE(at::equal(agent.sync<&calls::twice_elsewhere>(next_of(agent), agent.self(), given).to_dense(), sum));
-      const auto all = agent.sync<&calls::all_twice>(next_of(agent), std::vector<at::Tensor>{given, at::ones({2}), given});
+      EXPECT_TRUE(at::equal(
+          agent.sync<&calls::twice_elsewhere>(next_of(agent), agent.self(), given).to_dense(),
+          sum));
+      const auto all = agent.sync<&calls::all_twice>(
+          next_of(agent), std::vector<at::Tensor>{given, at::ones({2}), given});
       EXPECT_EQ(all[2].is_coalesced(), given.is_coalesced());
       EXPECT_TRUE(at::equal(all[2].to_dense(), sum));
     }
     std::vector<Future<at::Tensor>> calls;
-    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::heavy_sparse>(next_of(agent), sparse));
+    for (int i = 0; i < 20; ++i)
+      calls.push_back(agent.async<&calls::heavy_sparse>(next_of(agent), sparse));
     for (auto& call : calls) EXPECT_TRUE(at::equal(call.get().to_dense(), sparse.to_dense() * 21));
   });
 }
@@ -303,8 +318,10 @@ TEST_P(Calls, RB053_054_ArgumentsOfDifferentTypesAndNoneInAllModes) {
     for (const auto& to : {next_of(agent), agent.self()}) {
       const auto expected = at::full({2}, 5.0);
       EXPECT_TRUE(at::equal(agent.sync<&calls::mixed>(to, at::ones({2}), "abc", 2), expected));
-      EXPECT_TRUE(at::equal(agent.async<&calls::mixed>(to, at::ones({2}), "abc", 2).get(), expected));
-      EXPECT_TRUE(at::equal(agent.remote<&calls::mixed>(to, at::ones({2}), "abc", 2).to_here(), expected));
+      EXPECT_TRUE(
+          at::equal(agent.async<&calls::mixed>(to, at::ones({2}), "abc", 2).get(), expected));
+      EXPECT_TRUE(
+          at::equal(agent.remote<&calls::mixed>(to, at::ones({2}), "abc", 2).to_here(), expected));
       EXPECT_EQ(agent.sync<&calls::nothing_given>(to), 7);
       EXPECT_EQ(agent.remote<&calls::nothing_given>(to).to_here(), 7);
     }
@@ -331,7 +348,8 @@ TEST_P(Calls, RB011_SeveralInFlightDoNotMix) {
     }
     for (int i = 0; i < 100; ++i) {
       EXPECT_EQ(sums[static_cast<std::size_t>(i)].get(), 2 * i);
-      EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)].get(), at::full({i % 7 + 1}, 2 * i, at::kFloat)));
+      EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)].get(),
+                            at::full({i % 7 + 1}, 2 * i, at::kFloat)));
     }
   });
 }
@@ -352,12 +370,13 @@ TEST_P(Calls, RB014_CarryDeepContainersAndHandles) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     EXPECT_EQ(agent.sync<&calls::same>(to, to), to);
-    const auto got = agent.sync<&calls::nested>(to, std::map<std::string, std::vector<at::Tensor>>{{"a", {at::ones({2})}}});
+    const auto got = agent.sync<&calls::nested>(
+        to, std::map<std::string, std::vector<at::Tensor>>{{"a", {at::ones({2})}}});
     ASSERT_EQ(got.at("a").size(), 2U);
     EXPECT_TRUE(at::equal(got.at("a")[1], at::full({2}, 2.0)));
     const auto one = at::arange(6, at::kFloat);
-    const auto [was_one, batch] =
-        agent.sync<&calls::seen_as_one>(to, calls::Batch{one, {{one, one}, {}, {one}}, {{"a", {one, 3}}}});
+    const auto [was_one, batch] = agent.sync<&calls::seen_as_one>(
+        to, calls::Batch{one, {{one, one}, {}, {one}}, {{"a", {one, 3}}}});
     EXPECT_TRUE(was_one) << "one tensor is one tensor where it arrives";
     EXPECT_TRUE(calls::is_one(batch)) << "and when it is back";
     ASSERT_EQ(batch.rows.size(), 3U);
@@ -379,7 +398,8 @@ TEST_P(CallsAmongMany, RB017_AThousandOutstandingAllReturn) {
 TEST_P(Calls, RB018_TwentyHeavyCallsAtOnceReturn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<at::Tensor>> calls;
-    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::heavy>(next_of(agent), at::zeros({100, 100})));
+    for (int i = 0; i < 20; ++i)
+      calls.push_back(agent.async<&calls::heavy>(next_of(agent), at::zeros({100, 100})));
     for (auto& call : calls) EXPECT_NEAR(call.get()[0][0].item<float>(), 0.2, 1e-3);
   });
 }
@@ -391,12 +411,15 @@ TEST_P(Calls, RB019_020_KeepStridesAndSparseness) {
     const auto got = agent.sync<&calls::add>(to, view, view);
     EXPECT_FALSE(got.is_contiguous());
     EXPECT_TRUE(at::equal(got, view * 2));
-    EXPECT_EQ(agent.sync<&calls::strides_of>(to, view), view.strides().vec()) << "as the callee sees it";
+    EXPECT_EQ(agent.sync<&calls::strides_of>(to, view), view.strides().vec())
+        << "as the callee sees it";
     const auto viewed = agent.sync<&calls::view_of>(to, view);
     EXPECT_EQ(viewed.strides(), calls::view_of(view).strides()) << "a view as the result";
     EXPECT_TRUE(at::equal(viewed, calls::view_of(view)));
-    const auto sparse = at::sparse_coo_tensor(at::tensor({0, 1, 1, 0}, at::kLong).reshape({2, 2}), at::ones({2}), {2, 2});
-    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, sparse, sparse).to_dense(), (sparse + sparse).to_dense()));
+    const auto sparse = at::sparse_coo_tensor(at::tensor({0, 1, 1, 0}, at::kLong).reshape({2, 2}),
+                                              at::ones({2}), {2, 2});
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, sparse, sparse).to_dense(),
+                          (sparse + sparse).to_dense()));
   });
 }
 
@@ -474,7 +497,8 @@ TEST_P(Calls, NestToAnyDepthAndBackToTheCaller) {
   run_workers(GetParam(),
               [](rpc::Agent& agent) {
                 const int workers = static_cast<int>(agent.workers().size());
-                EXPECT_EQ(agent.sync<&calls::relay>(next_of(agent), 3 * workers - 1), agent.self().rank);
+                EXPECT_EQ(agent.sync<&calls::relay>(next_of(agent), 3 * workers - 1),
+                          agent.self().rank);
                 EXPECT_EQ(agent.sync<&calls::ping_pong>(next_of(agent), 40), 40);
               },
               {.worker_threads = 2});
@@ -486,9 +510,11 @@ TEST_P(Calls, RB028_to_032_DeferredRepliesComeWhenTheirFutureIsDone) {
     const auto third = agent.worker((to.rank + 1) % static_cast<int>(agent.workers().size()));
     const auto one = at::ones({2});
     EXPECT_TRUE(at::equal(agent.sync<&calls::add_later>(to, one, one, third), one * 3));
-    EXPECT_TRUE(at::equal(agent.async<&calls::add_later>(to, one, one, agent.self()).get(), one * 3));
+    EXPECT_TRUE(
+        at::equal(agent.async<&calls::add_later>(to, one, one, agent.self()).get(), one * 3));
     EXPECT_TRUE(at::equal(agent.sync<&calls::add_by_coroutine>(to, one, one, third), one * 3));
-    EXPECT_TRUE(at::equal(agent.sync<&calls::add_by_coroutine>(agent.self(), one, one, third), one * 3));
+    EXPECT_TRUE(
+        at::equal(agent.sync<&calls::add_by_coroutine>(agent.self(), one, one, third), one * 3));
     EXPECT_EQ(agent.sync<&calls::chained>(to, 1), 21);
   });
 }
@@ -512,7 +538,8 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&agent, t] {
-        for (int i = 0; i < 50; ++i) EXPECT_EQ(agent.sync<&calls::plus>(next_of(agent), 100 * t, i), 100 * t + i);
+        for (int i = 0; i < 50; ++i)
+          EXPECT_EQ(agent.sync<&calls::plus>(next_of(agent), 100 * t, i), 100 * t + i);
       });
     }
     for (auto& thread : threads) thread.join();
@@ -520,7 +547,8 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::settings()),
+                         harness::name_of);
 
 class CallsOfOne : public Calls {};
 
@@ -533,12 +561,15 @@ TEST_P(CallsOfOne, RB008_020_AWorldOfOneCallsItself) {
     EXPECT_EQ(agent.sync<&calls::relay>(0, 3), 0);
     const auto sparse = at::eye(3).to_sparse();
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(0, sparse, sparse).to_dense(), at::eye(3) * 2));
-    EXPECT_TRUE(at::equal(agent.async<&calls::add>(0, sparse, sparse).get().to_dense(), at::eye(3) * 2));
-    EXPECT_TRUE(at::equal(agent.remote<&calls::add>(0, sparse, sparse).to_here().to_dense(), at::eye(3) * 2));
+    EXPECT_TRUE(
+        at::equal(agent.async<&calls::add>(0, sparse, sparse).get().to_dense(), at::eye(3) * 2));
+    EXPECT_TRUE(at::equal(agent.remote<&calls::add>(0, sparse, sparse).to_here().to_dense(),
+                          at::eye(3) * 2));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, CallsOfOne, testing::ValuesIn(harness::settings({1})), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, CallsOfOne, testing::ValuesIn(harness::settings({1})),
+                         harness::name_of);
 
 TEST(Agent, RB042_AsManyFunctionsRunAtOnceAsThereAreWorkerThreads) {
   calls::come = calls::running = calls::most = 0;
@@ -557,10 +588,12 @@ TEST(Agent, TheFunctionSeesItsCallsLimit) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     for (const auto& to : {next_of(agent), agent.self()}) {
       EXPECT_FALSE(agent.sync<&calls::has_a_limit>(rpc::to(to).timeout(kNoTimeout)));
-      EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(rpc::to(to).timeout(seconds(60))));
+      EXPECT_TRUE(
+          agent.sync<&calls::has_half_a_minute_to_a_minute>(rpc::to(to).timeout(seconds(60))));
     }
     agent.set_timeout(seconds(60));
-    EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(next_of(agent))) << "the default as well";
+    EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(next_of(agent)))
+        << "the default as well";
   });
 }
 
@@ -573,7 +606,8 @@ TEST(Agent, TheDefaultLimitIsThatOfTheMomentWhenTheCallIsMade) {
     agent.set_timeout(std::chrono::milliseconds(1));
     EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(1); }).blame(), Blame::Timeout);
     const auto by_default = rpc::to(1).timeout(kAgentTimeout);
-    EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(by_default); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(by_default); }).blame(),
+              Blame::Timeout);
     calls::is_open = true;
     EXPECT_EQ(before.get(), 1) << "it was made before, and has outlived the new limit";
   });

@@ -26,7 +26,9 @@ int after_release(int value) {
   std::lock_guard lock(held);
   return value;
 }
-int calls_back(int value) { return weft::rpc::this_agent().sync<&after_release>(weft::rpc::this_call().caller, value); }
+int calls_back(int value) {
+  return weft::rpc::this_agent().sync<&after_release>(weft::rpc::this_call().caller, value);
+}
 weft::RRef<int> value_made_there() {
   weft::rpc::Agent& here = weft::rpc::this_agent();
   return here.remote<&after_release>(here.self(), 1);
@@ -48,7 +50,8 @@ using harness::error_of;
 using harness::LogWatch;
 using harness::Processes;
 
-// Blocks SIGUSR2, by which the test lets a worker go on, in this process and in those that it forks.
+// Blocks SIGUSR2, by which the test lets a worker go on, in this process and in those that it
+// forks.
 sigset_t block_go() {
   sigset_t go;
   sigemptyset(&go);
@@ -66,25 +69,30 @@ void stop(Processes& processes, int rank) {
   processes.signal(rank, SIGSTOP);
   ASSERT_TRUE(harness::comes_true([&] {
     int status = 0;
-    return ::waitpid(processes.process(rank), &status, WUNTRACED | WNOHANG) > 0 && WIFSTOPPED(status);
+    return ::waitpid(processes.process(rank), &status, WUNTRACED | WNOHANG) > 0 &&
+           WIFSTOPPED(status);
   }));
 }
 
-// A worker that is stopped takes no connection in, as one behind a firewall that swallows everything.
+// A worker that is stopped takes no connection in, as one behind a firewall that swallows
+// everything.
 TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
   const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.transports = {"tcp"}});
     Processes::say("joined");
     if (rank == 1) {
-      EXPECT_TRUE(harness::comes_true([&] { return agent.debug_info().calls_served > 1; }, std::chrono::seconds(50)));
+      EXPECT_TRUE(harness::comes_true([&] { return agent.debug_info().calls_served > 1; },
+                                      std::chrono::seconds(50)));
       return agent.shutdown();
     }
     wait_for_go(go);  // the test has stopped the other one
-    const Error error =
-        error_of([&] { agent.sync<&causes::plus>(rpc::to("worker1").timeout(std::chrono::milliseconds(200)), 1, 2); });
+    const Error error = error_of([&] {
+      agent.sync<&causes::plus>(rpc::to("worker1").timeout(std::chrono::milliseconds(200)), 1, 2);
+    });
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_NE(error.text().find("nothing has come from that worker yet by tcp (127.0.0.1:"), std::string::npos)
+    EXPECT_NE(error.text().find("nothing has come from that worker yet by tcp (127.0.0.1:"),
+              std::string::npos)
         << error.what();
     EXPECT_NE(error.text().find("WEFT_SOCKET_IFNAME"), std::string::npos) << error.what();
     Processes::say("late");
@@ -112,7 +120,8 @@ std::string lines_about_shutdown(std::ptrdiff_t lines) {
   const auto logged = [] { return LogWatch::current().text(); };
   const auto count = [](const std::string& text) {
     std::ptrdiff_t found = 0;
-    for (auto at = text.find("shutdown()"); at != std::string::npos; at = text.find("shutdown()", text.find('\n', at)))
+    for (auto at = text.find("shutdown()"); at != std::string::npos;
+         at = text.find("shutdown()", text.find('\n', at)))
       ++found;
     return found;
   };
@@ -131,7 +140,8 @@ TEST(Causes, AShutdownSaysThatTheFirstWorkerIsStopped) {
     if (rank == 1) {
       const std::string line = lines_about_shutdown(1);
       EXPECT_NE(line.find("worker1 (rank 1) has waited"), std::string::npos) << line;
-      EXPECT_NE(line.find("in shutdown(): worker0 (rank 0), which decides"), std::string::npos) << line;
+      EXPECT_NE(line.find("in shutdown(): worker0 (rank 0), which decides"), std::string::npos)
+          << line;
       EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
       Processes::say("said");
     }
@@ -172,9 +182,10 @@ TEST(Causes, TheFirstWorkersShutdownSaysWhoIsStopped) {
   processes.expect_success();
 }
 
-// Threads of two workers. The first runs `waits` on another thread until the log has all these texts, in one line.
-void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits, const std::vector<std::string>& texts,
-                         rpc::Options options = {}) {
+// Threads of two workers. The first runs `waits` on another thread until the log has all these
+// texts, in one line.
+void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits,
+                         const std::vector<std::string>& texts, rpc::Options options = {}) {
   options.wait_reports = {std::chrono::milliseconds(100)};
   const auto run = [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -188,7 +199,8 @@ void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits, co
       const std::string all = log();
       const auto at = std::min(all.find(begin), all.size());
       const std::string line = all.substr(at, all.find('\n', at) - at);
-      for (const std::string& text : texts) EXPECT_NE(line.find(text), std::string::npos) << text << " in: " << all;
+      for (const std::string& text : texts)
+        EXPECT_NE(line.find(text), std::string::npos) << text << " in: " << all;
       EXPECT_EQ(all.find(begin, at + 1), std::string::npos) << "one line: " << all;
     }
     ended.get();
@@ -205,7 +217,8 @@ TEST(Causes, WhoWaitsLongForACallWithoutALimitIsToldToGiveOne) {
   expect_line_of_wait(
       [](rpc::Agent& agent) {
         const auto background = agent.async<&causes::after_release>("worker1", 1);
-        const auto result = agent.async<&causes::after_release>(rpc::to("worker1").timeout(std::chrono::seconds(0)), 2);
+        const auto result = agent.async<&causes::after_release>(
+            rpc::to("worker1").timeout(std::chrono::seconds(0)), 2);
         result.wait();
         background.wait();
       },
@@ -219,7 +232,8 @@ TEST(Causes, WhoWaitsLongForACallSaysThatItHasNoThreadThere) {
         agent.sync<&causes::plus>("worker1", 1, 2);
         busy.wait();
       },
-      {"for causes::plus on worker1 (rank 1), which has not begun it: its only thread is busy"}, {.worker_threads = 1});
+      {"for causes::plus on worker1 (rank 1), which has not begun it: its only thread is busy"},
+      {.worker_threads = 1});
 }
 
 TEST(Causes, WhoWaitsLongForACallSaysForWhatItsCalleeWaits) {
@@ -229,21 +243,26 @@ TEST(Causes, WhoWaitsLongForACallSaysForWhatItsCalleeWaits) {
 }
 
 TEST(Causes, WhoWaitsLongForAValueSaysThatItIsNotCreated) {
-  expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::value_made_there>("worker1").to_here(); },
-                      {"for the value of an RRef on worker1 (rank 1), which has not created it yet"});
+  expect_line_of_wait(
+      [](rpc::Agent& agent) { agent.sync<&causes::value_made_there>("worker1").to_here(); },
+      {"for the value of an RRef on worker1 (rank 1), which has not created it yet"});
 }
 
 TEST(Causes, WhoWaitsLongForAValueThatItHasMadeNamesItsFunction) {
-  expect_line_of_wait([](rpc::Agent& agent) { agent.remote<&causes::after_release>("worker1", 1).to_here(); },
-                      {"is causes::after_release on worker1 (rank 1), which has run it for "});
+  expect_line_of_wait(
+      [](rpc::Agent& agent) { agent.remote<&causes::after_release>("worker1", 1).to_here(); },
+      {"is causes::after_release on worker1 (rank 1), which has run it for "});
 }
 
 TEST(Causes, WhoWaitsLongForACombinedFutureNamesTheCallThatIsPendingForLongest) {
   expect_line_of_wait(
       [](rpc::Agent& agent) {
-        agent.async<&causes::after_release>("worker1", 1).then([](int value) { return value; }).get();
+        agent.async<&causes::after_release>("worker1", 1)
+            .then([](int value) { return value; })
+            .get();
       },
-      {"for a future, and the call that is pending for longest is causes::after_release on worker1 (rank 1), which has "
+      {"for a future, and the call that is pending for longest is causes::after_release on worker1 "
+       "(rank 1), which has "
        "run"});
 }
 
@@ -255,10 +274,14 @@ TEST(Causes, WhoWaitsLongForACallOfAStoppedWorkerSaysSo) {
     Processes::say("joined");
     if (rank == 1) return agent.shutdown();
     wait_for_go(go);
-    const auto sum = std::async(std::launch::async, [&] { return agent.sync<&causes::plus>("worker1", 1, 2); });
+    const auto sum =
+        std::async(std::launch::async, [&] { return agent.sync<&causes::plus>("worker1", 1, 2); });
     const auto log = [] { return LogWatch::current().text(); };
-    EXPECT_TRUE(harness::comes_true([&] { return log().find("worker0 (rank 0) has waited") != std::string::npos; }));
-    EXPECT_NE(log().find("for causes::plus on worker1 (rank 1), which does not answer"), std::string::npos) << log();
+    EXPECT_TRUE(harness::comes_true(
+        [&] { return log().find("worker0 (rank 0) has waited") != std::string::npos; }));
+    EXPECT_NE(log().find("for causes::plus on worker1 (rank 1), which does not answer"),
+              std::string::npos)
+        << log();
     Processes::say("said");
     sum.wait();
     agent.shutdown();
@@ -272,7 +295,8 @@ TEST(Causes, WhoWaitsLongForACallOfAStoppedWorkerSaysSo) {
 }
 
 TEST(Causes, AShutdownSaysWhatTheWorkerDoesThatHasNotCalledIt) {
-  const std::string text = harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is said where nobody waits
+  const std::string text =
+      harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is said where nobody waits
   EXPECT_EQ(text, "");
   rpc::Options options;
   options.wait_reports = {std::chrono::milliseconds(100)};
@@ -283,11 +307,14 @@ TEST(Causes, AShutdownSaysWhatTheWorkerDoesThatHasNotCalledIt) {
         std::future<int> result;
         {
           std::lock_guard lock(causes::held);
-          result = std::async(std::launch::async, [&] { return agent.sync<&causes::after_release>("worker1", 1); });
+          result = std::async(std::launch::async,
+                              [&] { return agent.sync<&causes::after_release>("worker1", 1); });
           const auto log = [] { return LogWatch::current().text(); };
-          EXPECT_TRUE(harness::comes_true([&] { return log().find("shutdown() has been waiting") != std::string::npos; }));
+          EXPECT_TRUE(harness::comes_true(
+              [&] { return log().find("shutdown() has been waiting") != std::string::npos; }));
           const std::string part =
-              "for worker0 (rank 0), which has not called it: it waits for causes::after_release on worker1";
+              "for worker0 (rank 0), which has not called it: it waits for causes::after_release "
+              "on worker1";
           EXPECT_NE(log().find(part), std::string::npos) << log();
         }
         result.get();
@@ -318,7 +345,8 @@ TEST(Causes, ACallOfAWorkerThatHasLeftSaysSo) {
         for (;;) agent.sync<&causes::plus>("worker1", 1, 2);  // until it has left
       });
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
-      EXPECT_NE(error.text().find("worker1 (rank 1) has left, or its process has ended ("), std::string::npos)
+      EXPECT_NE(error.text().find("worker1 (rank 1) has left, or its process has ended ("),
+                std::string::npos)
           << error.text();
       return true;
     }));
@@ -333,11 +361,14 @@ TEST(Causes, ACallThatHadNoThreadSaysSo) {
       [](rpc::Agent& agent) {
         if (agent.self().rank != 0) return;
         const auto busy = agent.async<&causes::take_a_thread>("worker1");
-        const Error error =
-            error_of([&] { agent.sync<&causes::plus>(rpc::to("worker1").timeout(std::chrono::seconds(3)), 1, 2); });
+        const Error error = error_of([&] {
+          agent.sync<&causes::plus>(rpc::to("worker1").timeout(std::chrono::seconds(3)), 1, 2);
+        });
         EXPECT_EQ(error.blame(), Blame::Timeout);
-        EXPECT_NE(error.text().find("worker1 (rank 1) had no thread for it"), std::string::npos) << error.what();
-        EXPECT_NE(error.text().find("raise rpc::Options::worker_threads there"), std::string::npos) << error.what();
+        EXPECT_NE(error.text().find("worker1 (rank 1) had no thread for it"), std::string::npos)
+            << error.what();
+        EXPECT_NE(error.text().find("raise rpc::Options::worker_threads there"), std::string::npos)
+            << error.what();
         causes::gate.set_value();
         busy.get();
         EXPECT_EQ(agent.sync<&causes::plus>("worker1", 1, 2), 3);
@@ -368,8 +399,10 @@ class WithoutDescriptors : public testing::TestWithParam<std::string> {};
 
 TEST_P(WithoutDescriptors, AnAgentIsNotMadeAndSaysSo) {
   const auto init = [] {
-    rpc::Agent agent = rpc::init(
-        "alone", {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {GetParam()}});
+    rpc::Agent agent = rpc::init("alone", {.rank = 0,
+                                           .world_size = 1,
+                                           .store = c10::make_intrusive<c10d::HashStore>(),
+                                           .transports = {GetParam()}});
     agent.shutdown();
   };
   init();  // what is opened once in a process is open

@@ -1,5 +1,6 @@
-// Workers of a job without a world size that come and go all the time, while all use each other's references at random:
-// calls give what they should or say who is not there, nothing hangs, nothing stays.
+// Workers of a job without a world size that come and go all the time, while all use each other's
+// references at random: calls give what they should or say who is not there, nothing hangs, nothing
+// stays.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -25,14 +26,18 @@ using namespace std::chrono_literals;
 constexpr int kWorkers = 4;
 constexpr int kLives = 12;
 
-// Where a worker leaves, has left or has not come. What another's function, or the creation of a value, says may be more.
+// Where a worker leaves, has left or has not come. What another's function, or the creation of a
+// value, says may be more.
 bool is_of_leaving(const Error& error) {
-  const auto says = [text = error.text()](const std::string& words) { return text.find(words) != std::string::npos; };
+  const auto says = [text = error.text()](const std::string& words) {
+    return text.find(words) != std::string::npos;
+  };
   switch (error.blame()) {
     case Blame::PeerLost: return says("worker") || says("rank");
     case Blame::Caller: return says("cannot be found");
     case Blame::Remote: return says("worker") || says("rank");
-    case Blame::Cancelled: return says("was not created");  // the call that was to create it was lost
+    case Blame::Cancelled:
+      return says("was not created");  // the call that was to create it was lost
     default: return false;
   }
 }
@@ -69,8 +74,10 @@ void stay(const rpc::Options& options, int seed) {
     counted = {now.owner_rrefs, now.forks, now.pending_users, now.calls_waiting, now.handlers_busy};
     return counted == std::vector<std::size_t>(5);
   });
-  EXPECT_EQ(counted, std::vector<std::size_t>(5)) << "owners, forks, pending users, calls waiting, handlers busy";
-  EXPECT_TRUE(comes_true([&] { return agent.workers().size() == 1; })) << "who has left is not there";
+  EXPECT_EQ(counted, std::vector<std::size_t>(5))
+      << "owners, forks, pending users, calls waiting, handlers busy";
+  EXPECT_TRUE(comes_true([&] { return agent.workers().size() == 1; }))
+      << "who has left is not there";
   agent.shutdown();
 }
 
@@ -78,8 +85,10 @@ class ComeAndGo : public testing::TestWithParam<std::tuple<harness::Setting, int
 
 TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
   const auto& [setting, seed] = GetParam();
-  const auto body = [&transport = setting.transport, seed](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    const rpc::Options options{.rank = rank, .store = store, .timeout = 10s, .transports = {transport}};
+  const auto body = [&transport = setting.transport, seed](
+                        int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+    const rpc::Options options{
+        .rank = rank, .store = store, .timeout = 10s, .transports = {transport}};
     rank == 0 ? stay(options, seed) : live(options, kLives, seed);
   };
   come_and_go::gone = 0;
@@ -122,7 +131,8 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
     EXPECT_EQ(third.sync<&refs::number>("owner", 5), 5) << "who knows it";
     owner.leave();
     auto successor = come(has_other_name ? "another" : "owner", 1, store);
-    EXPECT_EQ(successor.sync<&refs::number>("first", 1) + successor.sync<&refs::number>("third", 1), 2);
+    EXPECT_EQ(successor.sync<&refs::number>("first", 1) + successor.sync<&refs::number>("third", 1),
+              2);
     EXPECT_TRUE(comes_true(reaches_rank_1));
     std::vector<std::function<void()>> uses{
         [&] { value.to_here(); },
@@ -142,10 +152,11 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
         Blame blame;
         std::string text;
       };
-      for (const Named& named : {Named{info, Blame::PeerLost, "owner (rank 1) has left"},
-                                 Named{{"nobody", 1}, Blame::Caller, "nobody (rank 1) cannot be found"}}) {
-        const std::vector<std::function<void()>> names{[&] { first.sync<&refs::number>(named.who, 1); },
-                                                       [&] { first.worker(named.who); }};
+      for (const Named& named :
+           {Named{info, Blame::PeerLost, "owner (rank 1) has left"},
+            Named{{"nobody", 1}, Blame::Caller, "nobody (rank 1) cannot be found"}}) {
+        const std::vector<std::function<void()>> names{
+            [&] { first.sync<&refs::number>(named.who, 1); }, [&] { first.worker(named.who); }};
         for (const auto& name : names) {
           const auto error = harness::error_of(name);
           EXPECT_EQ(error.blame(), named.blame) << error.text();
@@ -171,7 +182,8 @@ TEST(Successor, EndsWhatItsPredecessorHeld) {
   user.leave();
   auto successor = come("user", 1, store);
   EXPECT_EQ(successor.sync<&refs::number>("owner", 1), 1);
-  EXPECT_EQ(owner.debug_info().owner_rrefs, 0U) << "before the first call of its successor is answered";
+  EXPECT_EQ(owner.debug_info().owner_rrefs, 0U)
+      << "before the first call of its successor is answered";
   const auto next = successor.remote<&refs::number>("owner", 5);
   EXPECT_EQ(next.to_here(), 5);
   EXPECT_EQ(owner.debug_info().forks, 1U);
@@ -179,16 +191,17 @@ TEST(Successor, EndsWhatItsPredecessorHeld) {
   owner.leave();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, ComeAndGo,
-                         testing::Combine(testing::Values(harness::Setting{As::Threads, "inproc", kWorkers},
-                                                          harness::Setting{As::Threads, "shm", kWorkers},
-                                                          harness::Setting{As::Threads, "tcp", kWorkers},
-                                                          harness::Setting{As::Processes, "shm", kWorkers},
-                                                          harness::Setting{As::Processes, "tcp", kWorkers}),
-                                          testing::Range(0, 2)),
-                         [](const auto& one) {
-                           return name(std::get<0>(one.param)) + "Seed" + std::to_string(std::get<1>(one.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Rpc, ComeAndGo,
+    testing::Combine(testing::Values(harness::Setting{As::Threads, "inproc", kWorkers},
+                                     harness::Setting{As::Threads, "shm", kWorkers},
+                                     harness::Setting{As::Threads, "tcp", kWorkers},
+                                     harness::Setting{As::Processes, "shm", kWorkers},
+                                     harness::Setting{As::Processes, "tcp", kWorkers}),
+                     testing::Range(0, 2)),
+    [](const auto& one) {
+      return name(std::get<0>(one.param)) + "Seed" + std::to_string(std::get<1>(one.param));
+    });
 
 }  // namespace
 }  // namespace weft

@@ -15,7 +15,9 @@
 namespace weft::rpc {
 namespace {
 
-std::shared_ptr<EventLoop> loop() { return std::make_shared<EventLoop>("crew", EventLoop::Thread::Given); }
+std::shared_ptr<EventLoop> loop() {
+  return std::make_shared<EventLoop>("crew", EventLoop::Thread::Given);
+}
 
 TEST(Crew, RunsTasksOfAnyThread) {
   const auto crew = Crew::make("crew", 2, loop());
@@ -76,7 +78,8 @@ TEST(Crew, TellsACallThatItHasWaitedOnlyIfItFoundNoThreadFree) {
   }
   begun.wait();
   std::promise<void> last;
-  for (int i = 0; i < 2; ++i) crew->run_call(Task([&] { waited += Crew::has_waited() ? 1 : 0; }), refuse);
+  for (int i = 0; i < 2; ++i)
+    crew->run_call(Task([&] { waited += Crew::has_waited() ? 1 : 0; }), refuse);
   crew->run(Task([&] { last.set_value(); }));
   may_end.count_down();
   ASSERT_EQ(last.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
@@ -167,15 +170,16 @@ TEST(Crew, TasksThatWaitForTasksDoNotStarve) {
   const auto crew = Crew::make("crew", 2, loop());
   std::function<Future<int>(int)> descend = [&](int depth) {
     Promise<int> promise(crew);
-    crew->run(Task([&, promise, depth] { promise.set(depth == 0 ? 0 : 1 + descend(depth - 1).get()); }));
+    crew->run(
+        Task([&, promise, depth] { promise.set(depth == 0 ? 0 : 1 + descend(depth - 1).get()); }));
     return promise.future();
   };
   EXPECT_EQ(descend(100).get(), 100);
   crew->stop();
 }
 
-// Beyond the most that may block, the innermost is refused, and all that wait for it end with that; in continuations as
-// well, which run where no call would.
+// Beyond the most that may block, the innermost is refused, and all that wait for it end with that;
+// in continuations as well, which run where no call would.
 TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
   constexpr int kMost = 8;
   for (const bool by_continuations : {false, true}) {
@@ -184,17 +188,18 @@ TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
     std::atomic<int> deepest{0};
     std::function<Future<int>(int)> descend = [&](int depth) {
       Promise<int> promise(crew);
-      crew->run_call(Task([&, promise, depth] {
-                       deepest = std::max(deepest.load(), depth);
-                       try {
-                         const auto below = descend(depth + 1);
-                         const auto one_more = [](int value) { return value + 1; };
-                         promise.set(by_continuations ? below.then(one_more).get() : one_more(below.get()));
-                       } catch (const Error&) {
-                         promise.set_error(std::current_exception());
-                       }
-                     }),
-                     [promise](const Error& why) { promise.set_error(why); });
+      crew->run_call(
+          Task([&, promise, depth] {
+            deepest = std::max(deepest.load(), depth);
+            try {
+              const auto below = descend(depth + 1);
+              const auto one_more = [](int value) { return value + 1; };
+              promise.set(by_continuations ? below.then(one_more).get() : one_more(below.get()));
+            } catch (const Error&) {
+              promise.set_error(std::current_exception());
+            }
+          }),
+          [promise](const Error& why) { promise.set_error(why); });
       return promise.future();
     };
     try {
@@ -204,13 +209,15 @@ TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
       EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
-      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"), std::string::npos)
+      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"),
+                std::string::npos)
           << error.what();
     }
     EXPECT_GE(deepest, kMost);
     EXPECT_LE(deepest, kMost + 2) << "those that do not block yet";
     Promise<int> again(crew);
-    crew->run_call(Task([again] { again.set(7); }), [again](const Error& why) { again.set_error(why); });
+    crew->run_call(Task([again] { again.set(7); }),
+                   [again](const Error& why) { again.set_error(why); });
     EXPECT_EQ(again.future().get(), 7) << "it runs calls again";
     crew->stop();
   }
@@ -232,10 +239,11 @@ TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
   begun.future().wait(std::chrono::seconds(20));
   const Promise<void> refused(crew);
   for (int i = 0; i < 2; ++i) {
-    crew->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }), [&, refused, i](const Error& why) {
-      EXPECT_EQ(why.blame(), Blame::Busy);
-      if (i == 1) refused.set();
-    });
+    crew->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }),
+                   [&, refused, i](const Error& why) {
+                     EXPECT_EQ(why.blame(), Blame::Busy);
+                     if (i == 1) refused.set();
+                   });
   }
   may_block.count_down();
   EXPECT_NO_THROW(refused.future().wait(std::chrono::seconds(20)));
@@ -245,7 +253,8 @@ TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
 
 TEST(Crew, IsNotMadeWithoutAThread) {
   const harness::NoMoreThreads no_more;
-  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  if (harness::can_make_threads())
+    GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   try {
     Crew::make("crew", 2, loop());
     ADD_FAILURE() << "nobody would ever turn its loop";
@@ -285,7 +294,8 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
                        changed.notify_all();
                      });
       std::unique_lock lock(mutex);
-      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == calls || !refused.empty(); }))
+      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20),
+                                   [&] { return begun == calls || !refused.empty(); }))
           << "call " << calls << " waits for ever";
     }
     for (int more = 0; more < 10; ++more) {
@@ -305,7 +315,8 @@ TEST(Crew, RunsWhatATurnBrings) {
   const auto crew = Crew::make("crew", 2, turned);
   for (int i = 0; i < 200; ++i) {
     Promise<bool> promise(crew);
-    turned->post(Task([&, promise] { crew->run(Task([&, promise] { promise.set(turned->inside()); })); }));
+    turned->post(
+        Task([&, promise] { crew->run(Task([&, promise] { promise.set(turned->inside()); })); }));
     EXPECT_FALSE(promise.future().get()) << "it may block";
   }
   crew->stop();

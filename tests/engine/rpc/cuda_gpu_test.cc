@@ -1,5 +1,6 @@
-// Tensors of a real GPU in remote calls: two workers of this process, on one GPU. What cuda_test.cc shows over the fake
-// driver, with kernels. Rows CU-009, 011, 012, 017, 019, 021 … 029, 032, 033, 037, 042 … 045 of the behaviours.
+// Tensors of a real GPU in remote calls: two workers of this process, on one GPU. What cuda_test.cc
+// shows over the fake driver, with kernels. Rows CU-009, 011, 012, 017, 019, 021 … 029, 032, 033,
+// 037, 042 … 045 of the behaviours.
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
@@ -28,10 +29,13 @@ at::Tensor& twice_in_place(at::Tensor& value) { return value.mul_(2); }
 // Long enough that whoever does not wait for it sees what was there before.
 at::Tensor powers(at::Tensor matrix, int times) {
   at::Tensor result = matrix;
-  for (int i = 0; i < times; ++i) result = at::matmul(result, matrix) / static_cast<double>(matrix.size(0));
+  for (int i = 0; i < times; ++i)
+    result = at::matmul(result, matrix) / static_cast<double>(matrix.size(0));
   return result;
 }
-c10::Stream pool_stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(kGpu); }
+c10::Stream pool_stream() {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(kGpu);
+}
 at::Tensor powers_aside(at::Tensor matrix, int times) {
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   const c10::Stream current = guard.getStream(kGpu);
@@ -63,7 +67,8 @@ Future<at::Tensor> powers_later(rpc::WorkerInfo where, at::Tensor matrix, int ti
 // A stage of a pipeline: a large layer on the GPU.
 struct Stage {
   Stage(std::int64_t in, std::int64_t out, std::int64_t kind) {
-    const at::Tensor numbers = at::arange(in * out, at::TensorOptions(kGpu).dtype(at::kDouble)).remainder(7 + kind) - 2;
+    const at::Tensor numbers =
+        at::arange(in * out, at::TensorOptions(kGpu).dtype(at::kDouble)).remainder(7 + kind) - 2;
     weight = (numbers.view({in, out}) / static_cast<double>(in)).requires_grad_();
   }
   at::Tensor forward(at::Tensor x) { return at::matmul(x, weight).relu(); }
@@ -81,11 +86,17 @@ class GpuRpc : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   }
-  // worker0 has these maps, and runs the body; each other one keeps the GPU in calls to the one behind it.
-  void run(const rpc::DeviceMaps& maps, const std::function<void(rpc::Agent&)>& body, int workers = 2) {
+  // worker0 has these maps, and runs the body; each other one keeps the GPU in calls to the one
+  // behind it.
+  void run(const rpc::DeviceMaps& maps, const std::function<void(rpc::Agent&)>& body,
+           int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(workers, [&](int rank) {
-      rpc::Options options{.rank = rank, .world_size = workers, .store = store, .timeout = 50s, .transports = {GetParam()}};
+      rpc::Options options{.rank = rank,
+                           .world_size = workers,
+                           .store = store,
+                           .timeout = 50s,
+                           .transports = {GetParam()}};
       const bool is_last = rank + 1 == workers;
       if (!is_last) options.device_maps = {{"worker" + std::to_string(rank + 1), {{kGpu, kGpu}}}};
       if (rank == 0) options.device_maps = maps;
@@ -119,7 +130,8 @@ TEST_P(GpuRpc, CU009_FromTheHostToTheGpuAndBack) {
 TEST_P(GpuRpc, CU011_FromTheGpuToTheHostAndBack) {
   run({{"worker1", {{kGpu, kHost}}}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&where>("worker1", at::ones({2}, kGpu)), "cpu");
-    const at::Tensor sum = agent.sync<&add>("worker1", at::ones({100}, kGpu), at::ones({100}, kGpu));
+    const at::Tensor sum =
+        agent.sync<&add>("worker1", at::ones({100}, kGpu), at::ones({100}, kGpu));
     EXPECT_EQ(sum.device(), kGpu);
     EXPECT_TRUE(at::equal(sum, at::full({100}, 2.0, kGpu)));
   });
@@ -132,20 +144,24 @@ TEST_P(GpuRpc, CU017_019_WithoutAMapBothWaysAreTheCallersErrorAndTheNextCallWork
     EXPECT_NE(there.text().find("device_maps"), std::string::npos) << there.text();
     const Error back = error_of([&] { agent.sync<&on>("worker1", kGpu, 2); });
     EXPECT_NE(back.text().find("response device mapping"), std::string::npos) << back.text();
-    EXPECT_TRUE(at::equal(agent.sync<&add>("worker1", at::ones({2}), at::ones({2})), at::full({2}, 2.0)));
+    EXPECT_TRUE(
+        at::equal(agent.sync<&add>("worker1", at::ones({2}), at::ones({2})), at::full({2}, 2.0)));
   });
 }
 
 TEST_P(GpuRpc, CU022_MixingDevicesIsTheFunctionsError) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
-    EXPECT_EQ(error_of([&] { agent.sync<&add>("worker1", at::ones({2}, kGpu), at::ones({2})); }).blame(), Blame::Remote);
+    EXPECT_EQ(
+        error_of([&] { agent.sync<&add>("worker1", at::ones({2}, kGpu), at::ones({2})); }).blame(),
+        Blame::Remote);
   });
 }
 
 TEST_P(GpuRpc, CU023_AResultOfAStreamThatTheFunctionsStreamWaitsFor) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
-    EXPECT_TRUE(at::allclose(agent.sync<&powers_aside>("worker1", matrix, 200), powers(matrix, 200)));
+    EXPECT_TRUE(
+        at::allclose(agent.sync<&powers_aside>("worker1", matrix, 200), powers(matrix, 200)));
   });
 }
 
@@ -169,10 +185,12 @@ TEST_P(GpuRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
         for (const int calls : {1, 5}) {
           std::vector<Future<at::Tensor>> results;
           for (int call = 0; call < calls; ++call) {
-            results.push_back(agent.async<&powers_at>("worker1", agent.worker("worker2"), matrix + call, 50));
+            results.push_back(
+                agent.async<&powers_at>("worker1", agent.worker("worker2"), matrix + call, 50));
           }
           for (int call = 0; call < calls; ++call) {
-            EXPECT_TRUE(at::allclose(results[static_cast<std::size_t>(call)].get(), powers(matrix + call, 50)));
+            EXPECT_TRUE(at::allclose(results[static_cast<std::size_t>(call)].get(),
+                                     powers(matrix + call, 50)));
           }
         }
       },
@@ -196,7 +214,8 @@ TEST_P(GpuRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) 
       [](rpc::Agent& agent) {
         const at::Tensor matrix = at::rand({512, 512}, kGpu);
         const at::Tensor expected = powers(matrix, 100).cpu();
-        const auto result = agent.async<&powers_later>("worker1", agent.worker("worker2"), matrix, 100);
+        const auto result =
+            agent.async<&powers_later>("worker1", agent.worker("worker2"), matrix, 100);
         const c10::StreamGuard aside(pool_stream());
         EXPECT_TRUE(at::allclose(result.get().cpu(), expected));
       },
@@ -211,7 +230,8 @@ class GpuFuture : public testing::Test {
   }
   // A promise is set while its tensor is still being computed on one stream; read on another.
   template <class T>
-  void expect_ordered(const std::function<T(at::Tensor)>& wrapped, const std::function<at::Tensor(const T&)>& in) {
+  void expect_ordered(const std::function<T(at::Tensor)>& wrapped,
+                      const std::function<at::Tensor(const T&)>& in) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
     const at::Tensor expected = powers(matrix, 100).cpu();
     Promise<T> promise;
@@ -226,14 +246,22 @@ class GpuFuture : public testing::Test {
 
 TEST_F(GpuFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt) {
   using List = std::vector<at::Tensor>;
-  expect_ordered<at::Tensor>([](at::Tensor t) { return t; }, [](const at::Tensor& value) { return value; });
-  expect_ordered<List>([](at::Tensor t) { return List{t}; }, [](const List& value) { return value.at(0); });
-  expect_ordered<Wrapped>([](at::Tensor t) { return Wrapped{1, t}; }, [](const Wrapped& value) { return value.tensor; });
+  expect_ordered<at::Tensor>([](at::Tensor t) { return t; },
+                             [](const at::Tensor& value) { return value; });
+  expect_ordered<List>([](at::Tensor t) { return List{t}; },
+                       [](const List& value) { return value.at(0); });
+  expect_ordered<Wrapped>(
+      [](at::Tensor t) {
+        return Wrapped{1, t};
+      },
+      [](const Wrapped& value) { return value.tensor; });
 }
 
 TEST_F(GpuFuture, CU033_SparseValuesAreOrderedInTheirIndicesAndTheirValues) {
   using List = std::vector<at::Tensor>;
-  const auto sparse = [](const at::Tensor& dense) { return (dense * (dense > 0.5).to(dense.dtype())).to_sparse(); };
+  const auto sparse = [](const at::Tensor& dense) {
+    return (dense * (dense > 0.5).to(dense.dtype())).to_sparse();
+  };
   const auto thin = [](const at::Tensor& dense) { return dense * (dense > 0.5).to(dense.dtype()); };
   const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
   const at::Tensor expected = thin(powers(matrix, 100)).cpu();
@@ -334,7 +362,8 @@ TEST_P(GpuRpc, CU045_APipelineOfThreeWorkersHasTheGradientsOfTheModelInOnePlace)
           for (Stage& stage : local) stage.weight.mutable_grad().reset();
           y.sum().backward();
           for (std::size_t i = 0; i < 3; ++i) {
-            EXPECT_TRUE(at::allclose(stages[i].sync<&Stage::gradient>(), local[i].weight.grad())) << "stage " << i;
+            EXPECT_TRUE(at::allclose(stages[i].sync<&Stage::gradient>(), local[i].weight.grad()))
+                << "stage " << i;
           }
         }
       },

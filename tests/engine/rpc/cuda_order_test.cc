@@ -1,5 +1,6 @@
-// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and what goes wrong. Rows CU-023, 025, 026,
-// 037, 039, 040 of the behaviours; those that compute are in cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and what goes wrong.
+// Rows CU-023, 025, 026, 037, 039, 040 of the behaviours; those that compute are in
+// cuda_gpu_test.cc.
 #include <thread>
 
 #include <weft/tests/engine/rpc/cuda_workers.h>
@@ -33,10 +34,12 @@ TEST_P(CudaRpc, ACallInACaptureIsRefusedAndTheNextOneWorks) {
     FakeDriver::Graph graph;
     {
       const c10::StreamGuard on(side);
-      ASSERT_EQ(fake->begin_capture(torch_cuda->view(side), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+      ASSERT_EQ(fake->begin_capture(torch_cuda->view(side), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                CUDA_SUCCESS);
       const Error refused = error_of([&] { agent.async<&look_at>("worker1", tensor, 1).get(); });
       EXPECT_EQ(refused.blame(), Blame::Caller);
-      EXPECT_NE(refused.text().find("cannot be captured into a CUDA graph"), std::string::npos) << refused.text();
+      EXPECT_NE(refused.text().find("cannot be captured into a CUDA graph"), std::string::npos)
+          << refused.text();
       ASSERT_EQ(fake->end_capture(torch_cuda->view(side), graph), CUDA_SUCCESS);
     }
     EXPECT_TRUE(agent.sync<&look_at>("worker1", tensor, 1).right);
@@ -67,8 +70,8 @@ TEST_P(CudaRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
           fake->hold(torch_cuda->view(own));
           std::vector<Future<at::Tensor>> results;
           for (int call = 0; call < calls; ++call) {
-            results.push_back(
-                agent.async<&make_slowly_at>("worker1", agent.worker("worker2"), made(gpu(0), 4096, 0), 1 + call));
+            results.push_back(agent.async<&make_slowly_at>("worker1", agent.worker("worker2"),
+                                                           made(gpu(0), 4096, 0), 1 + call));
           }
           while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
           EXPECT_FALSE(results.front().done());
@@ -89,8 +92,8 @@ TEST_P(CudaRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu)
         c10::Stream own = torch_cuda->new_stream(0);
         slow = &own;
         fake->hold(torch_cuda->view(own));
-        const auto result =
-            agent.async<&pass_and_fill_slowly>("worker1", agent.worker("worker2"), made(gpu(0), 4096, 1), 6);
+        const auto result = agent.async<&pass_and_fill_slowly>("worker1", agent.worker("worker2"),
+                                                               made(gpu(0), 4096, 1), 6);
         while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
         EXPECT_FALSE(result.done());
         fake->release(torch_cuda->view(own));
@@ -103,9 +106,10 @@ TEST_P(CudaRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu)
 
 TEST_P(CudaRpc, AContinuationHasTheContextOfItsValuesGpu) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
-    const auto seen = agent.async<&make>("worker1", gpu(1), 64, 2).then([](const at::Tensor& value) {
-      return value.is_cuda() && has_context();
-    });
+    const auto seen =
+        agent.async<&make>("worker1", gpu(1), 64, 2).then([](const at::Tensor& value) {
+          return value.is_cuda() && has_context();
+        });
     EXPECT_TRUE(seen.get());
   });
 }
@@ -146,7 +150,8 @@ TEST_P(CudaRpc, ACopyGoesToTheGpuOfAThirdWorkerByItsOwnersMapBehindTheWorkThatMa
         c10::Stream own = torch_cuda->new_stream(0);
         slow = &own;
         fake->hold(torch_cuda->view(own));
-        const auto copy = agent.remote<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9).copy_to("worker2");
+        const auto copy =
+            agent.remote<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9).copy_to("worker2");
         const auto seen = copy.async<&look_at_value>(9);
         while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
         EXPECT_FALSE(seen.done());
@@ -181,9 +186,11 @@ TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     const at::Tensor tensor = made(gpu(0), 64, 1);
-    // From the caller's GPU, to the callee's, from that, to the caller's; or where it is read by who receives it.
-    const std::vector<std::string> places = is_ipc() ? std::vector<std::string>{"cuda:1", "cuda:0"}
-                                                     : std::vector<std::string>{"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
+    // From the caller's GPU, to the callee's, from that, to the caller's; or where it is read by
+    // who receives it.
+    const std::vector<std::string> places =
+        is_ipc() ? std::vector<std::string>{"cuda:1", "cuda:0"}
+                 : std::vector<std::string>{"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
     for (std::size_t copy = 1; copy <= places.size(); ++copy) {
       fake->fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, static_cast<int>(copy));
       const Error error = error_of([&] { agent.sync<&pass>("worker1", tensor); });
@@ -199,7 +206,8 @@ TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatName
   const auto joined = [&](int rank, rpc::DeviceMaps maps) {
     rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {transport()}};
     options.device_maps = std::move(maps);
-    return rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_, process_of(rank)));
+    return rpc::init("worker" + std::to_string(rank), options,
+                     lent_.lend(*fake_, process_of(rank)));
   };
   rpc::Agent first = joined(0, {{"worker1", {{gpu(0), gpu(1)}}}, {"worker2", {{gpu(0), gpu(7)}}}});
   rpc::Agent second = joined(1, {});
@@ -209,7 +217,8 @@ TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatName
   EXPECT_TRUE(is_all(first.sync<&make>("worker1", gpu(1), 64, 4), 4));
   const Error error = error_of([&] { joined(2, {}); });
   EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_NE(error.text().find("maps cuda:0 to cuda:7, and worker2 has 4 GPUs"), std::string::npos) << error.text();
+  EXPECT_NE(error.text().find("maps cuda:0 to cuda:7, and worker2 has 4 GPUs"), std::string::npos)
+      << error.text();
   second.leave();
   first.leave();
 }

@@ -1,5 +1,5 @@
-// Tensors of GPUs in remote calls, over the fake driver: where they go. Rows CU-009 … 021 of the behaviours; those that
-// compute are in cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: where they go. Rows CU-009 … 021 of the
+// behaviours; those that compute are in cuda_gpu_test.cc.
 #include <weft/tests/engine/rpc/cuda_workers.h>
 #include <weft/tests/engine/rpc/workers.h>
 
@@ -7,7 +7,8 @@ namespace weft::on_gpus {
 namespace {
 
 TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheInverse) {
-  for (const auto& [from, to] : {std::pair(0, 0), std::pair(1, 1), std::pair(0, 1), std::pair(1, 0)}) {
+  for (const auto& [from, to] :
+       {std::pair(0, 0), std::pair(1, 1), std::pair(0, 1), std::pair(1, 0)}) {
     run({{gpu(from), gpu(to)}}, [&, here = gpu(from), there = gpu(to)](rpc::Agent& agent) {
       for (const std::int64_t bytes : {1L, 100L, 3L << 20}) {  // a chunk, and several
         const Seen seen = agent.sync<&look_at>("worker1", made(here, bytes, 7), 7);
@@ -22,7 +23,8 @@ TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheI
       }
     });
   }
-  EXPECT_EQ(fake->calls(&cuda::Driver::ipc_open_mem_handle) > 0, is_ipc()) << "whether memory is read where it is";
+  EXPECT_EQ(fake->calls(&cuda::Driver::ipc_open_mem_handle) > 0, is_ipc())
+      << "whether memory is read where it is";
 }
 
 TEST_P(CudaRpc, CU009_010_FromTheHostToAGpuAndBack) {
@@ -55,14 +57,17 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
   for (const bool crossed : {false, true}) {
     run({{gpu(0), gpu(crossed ? 1 : 0)}, {gpu(1), gpu(crossed ? 0 : 1)}}, [&](rpc::Agent& agent) {
       const auto there = [&](int index) { return gpu(crossed ? 1 - index : index); };
-      const auto both = agent.sync<&make_on>("worker1", std::vector<c10::Device>{there(0), there(1)});
+      const auto both =
+          agent.sync<&make_on>("worker1", std::vector<c10::Device>{there(0), there(1)});
       ASSERT_EQ(both.size(), 2U);
       for (const int index : {0, 1}) {
         EXPECT_EQ(both[static_cast<std::size_t>(index)].device(), gpu(index));
         EXPECT_TRUE(is_all(both[static_cast<std::size_t>(index)], 1 + index));
-        EXPECT_EQ(agent.sync<&look_at>("worker1", made(gpu(index), 64, 5), 5).device, there(index).str());
+        EXPECT_EQ(agent.sync<&look_at>("worker1", made(gpu(index), 64, 5), 5).device,
+                  there(index).str());
       }
-      const auto [one, other, were_one] = agent.sync<&pass_both>("worker1", made(gpu(0), 64, 1), made(gpu(1), 64, 2));
+      const auto [one, other, were_one] =
+          agent.sync<&pass_both>("worker1", made(gpu(0), 64, 1), made(gpu(1), 64, 2));
       EXPECT_EQ(one.device(), gpu(0));
       EXPECT_EQ(other.device(), gpu(1));
       EXPECT_TRUE(is_all(one, 1) && is_all(other, 2) && !were_one);
@@ -76,9 +81,10 @@ TEST_P(CudaRpc, CU013_015_TwoArgumentsOfTwoGpusAndAResultOfEitherByStraightAndCr
     run({{gpu(0), there(0)}, {gpu(1), there(1)}}, [&](rpc::Agent& agent) {
       for (const int first : {0, 1}) {
         for (const int result : {0, 1}) {
-          const auto seen =
-              agent.sync<&look_at_both>("worker1", made(gpu(first), 64, 1), made(gpu(1 - first), 64, 2), there(result));
-          EXPECT_EQ(seen.devices, (std::vector<std::string>{there(first).str(), there(1 - first).str()}));
+          const auto seen = agent.sync<&look_at_both>("worker1", made(gpu(first), 64, 1),
+                                                      made(gpu(1 - first), 64, 2), there(result));
+          EXPECT_EQ(seen.devices,
+                    (std::vector<std::string>{there(first).str(), there(1 - first).str()}));
           EXPECT_TRUE(seen.right);
           EXPECT_EQ(seen.made.device(), gpu(result)) << "by the inverse map";
           EXPECT_TRUE(is_all(seen.made, 3));
@@ -89,15 +95,16 @@ TEST_P(CudaRpc, CU013_015_TwoArgumentsOfTwoGpusAndAResultOfEitherByStraightAndCr
 }
 
 TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
-  run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}}, [](rpc::Agent& agent) {
-    const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
-    const auto back = agent.sync<&make_on>("worker1", there);
-    ASSERT_EQ(back.size(), 4U);
-    for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(back[i].device(), gpu((static_cast<int>(i) + 3) % 4));
-      EXPECT_TRUE(is_all(back[i], static_cast<int>(i) + 1));
-    }
-  });
+  run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}},
+      [](rpc::Agent& agent) {
+        const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
+        const auto back = agent.sync<&make_on>("worker1", there);
+        ASSERT_EQ(back.size(), 4U);
+        for (std::size_t i = 0; i < 4; ++i) {
+          EXPECT_EQ(back[i].device(), gpu((static_cast<int>(i) + 3) % 4));
+          EXPECT_TRUE(is_all(back[i], static_cast<int>(i) + 1));
+        }
+      });
 }
 
 TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
@@ -108,11 +115,13 @@ TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
     EXPECT_EQ(back.numel(), 256);
     EXPECT_EQ(back.storage().nbytes(), 256U);
     EXPECT_TRUE(is_all(back, 6));
-    const auto [one, other, were_one] = agent.sync<&pass_both>("worker1", view, part_of(whole, 1100, 64));
+    const auto [one, other, were_one] =
+        agent.sync<&pass_both>("worker1", view, part_of(whole, 1100, 64));
     EXPECT_TRUE(were_one) << "where they arrived";
     EXPECT_TRUE(one.storage().is_alias_of(other.storage())) << "and where they came back";
     EXPECT_TRUE(is_all(one, 6) && is_all(other, 6));
-    EXPECT_FALSE(std::get<2>(agent.sync<&pass_both>("worker1", view, made(gpu(0), 64, 6)))) << "two are two";
+    EXPECT_FALSE(std::get<2>(agent.sync<&pass_both>("worker1", view, made(gpu(0), 64, 6))))
+        << "two are two";
     const at::Tensor empty = torch_cuda->empty({0, 3}, at::kByte, 0);
     const at::Tensor none = agent.sync<&pass>("worker1", empty);
     EXPECT_EQ(none.device(), gpu(0));
@@ -126,8 +135,11 @@ TEST_P(CudaRpc, CU017_AGpusTensorWithoutAMapIsRefusedAtOnceAndTheNextCallWorks) 
     for (int round = 0; round < 3; ++round) {
       const Error sync = error_of([&] { agent.sync<&pass>("worker1", tensor); });
       EXPECT_EQ(sync.blame(), Blame::Caller);
-      EXPECT_NE(sync.text().find("rpc::Options::device_maps[\"worker1\"] has no entry"), std::string::npos) << sync.text();
-      EXPECT_EQ(error_of([&] { agent.async<&pass>("worker1", tensor); }).blame(), Blame::Caller) << "at once";
+      EXPECT_NE(sync.text().find("rpc::Options::device_maps[\"worker1\"] has no entry"),
+                std::string::npos)
+          << sync.text();
+      EXPECT_EQ(error_of([&] { agent.async<&pass>("worker1", tensor); }).blame(), Blame::Caller)
+          << "at once";
       EXPECT_EQ(error_of([&] { agent.remote<&pass>("worker1", tensor); }).blame(), Blame::Caller);
       EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     }
@@ -152,11 +164,13 @@ TEST_P(CudaRpc, CU019_020_AResultWithoutAMapIsTheCallersErrorEachTimeAndUsesNoth
         for (int round = 0; round < kThreads + 5; ++round) {
           const Error error = error_of([&] { agent.sync<&make>("worker1", gpu(0), 8, 1); });
           EXPECT_EQ(error.blame(), Blame::Caller);
-          EXPECT_NE(error.text().find("response device mapping"), std::string::npos) << error.text();
+          EXPECT_NE(error.text().find("response device mapping"), std::string::npos)
+              << error.text();
         }
         auto there = agent.remote<&make>("worker1", gpu(0), 8, 1);
         const Error fetched = error_of([&] { there.to_here(); });
-        EXPECT_NE(fetched.text().find("response device mapping"), std::string::npos) << fetched.text();
+        EXPECT_NE(fetched.text().find("response device mapping"), std::string::npos)
+            << fetched.text();
         EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
       },
       kThreads);

@@ -1,5 +1,5 @@
-// Workers of this process that see the same four GPUs, of the fake driver, and functions to call on them. There are no
-// kernels, so functions pass tensors on, copy and fill.
+// Workers of this process that see the same four GPUs, of the fake driver, and functions to call on
+// them. There are no kernels, so functions pass tensors on, copy and fill.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,9 @@ using harness::FakeTorchCuda;
 using harness::LentDevices;
 
 inline const c10::Device kHost(c10::kCPU);
-inline c10::Device gpu(int index) { return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)); }
+inline c10::Device gpu(int index) {
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
 
 // What called functions reach.
 inline FakeDriver* fake = nullptr;
@@ -45,14 +47,15 @@ inline cuda::StreamRef current(int device) { return torch_cuda->view(torch_cuda-
 // Written on the current stream.
 inline void fill(const at::Tensor& tensor, int byte) {
   if (tensor.is_cuda()) {
-    cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor), static_cast<unsigned char>(byte));
+    cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor),
+               static_cast<unsigned char>(byte));
   } else {
     std::memset(tensor.mutable_data_ptr(), byte, tensor.nbytes());
   }
 }
 inline at::Tensor made(const c10::Device& device, std::int64_t bytes, int byte) {
-  const at::Tensor tensor =
-      device.is_cpu() ? at::empty({bytes}, at::kByte) : torch_cuda->empty({bytes}, at::kByte, device.index());
+  const at::Tensor tensor = device.is_cpu() ? at::empty({bytes}, at::kByte)
+                                            : torch_cuda->empty({bytes}, at::kByte, device.index());
   fill(tensor, byte);
   return tensor;
 }
@@ -68,7 +71,8 @@ inline bool is_all(const at::Tensor& tensor, int byte) {
 
 // A view, for which libtorch's own function has no kernel here.
 inline at::Tensor part_of(const at::Tensor& whole, std::int64_t begin, std::int64_t bytes) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(whole.storage()), whole.key_set(), whole.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(whole.storage()), whole.key_set(),
+                                                   whole.dtype());
   impl->set_sizes_and_strides(at::IntArrayRef({bytes}), at::IntArrayRef({1}), begin);
   return at::Tensor(std::move(impl));
 }
@@ -88,7 +92,8 @@ struct Seen {
   WEFT_FIELDS(device, right, on_own_stream, has_context)
 };
 inline Seen look_at(at::Tensor tensor, int byte) {
-  const bool on_own_stream = tensor.is_cuda() && torch_cuda->current(tensor.device().index()).id() != 0;
+  const bool on_own_stream =
+      tensor.is_cuda() && torch_cuda->current(tensor.device().index()).id() != 0;
   return {tensor.device().str(), is_all(tensor, byte), on_own_stream, has_context()};
 }
 inline Seen look_at_value(at::Tensor& value, int byte) { return look_at(value, byte); }
@@ -105,13 +110,18 @@ struct TwoSeen {
   WEFT_FIELDS(devices, right, made)
 };
 inline TwoSeen look_at_both(at::Tensor one, at::Tensor other, c10::Device result) {
-  return {{one.device().str(), other.device().str()}, is_all(one, 1) && is_all(other, 2), made(result, 64, 3)};
+  return {{one.device().str(), other.device().str()},
+          is_all(one, 1) && is_all(other, 2),
+          made(result, 64, 3)};
 }
-inline at::Tensor make(c10::Device device, std::int64_t bytes, int byte) { return made(device, bytes, byte); }
+inline at::Tensor make(c10::Device device, std::int64_t bytes, int byte) {
+  return made(device, bytes, byte);
+}
 // Of bytes 1, 2, ….
 inline std::vector<at::Tensor> make_on(std::vector<c10::Device> devices) {
   std::vector<at::Tensor> tensors;
-  for (const c10::Device& device : devices) tensors.push_back(made(device, 64, 1 + static_cast<int>(tensors.size())));
+  for (const c10::Device& device : devices)
+    tensors.push_back(made(device, 64, 1 + static_cast<int>(tensors.size())));
   return tensors;
 }
 inline int plus(int a, int b) { return a + b; }
@@ -141,7 +151,8 @@ inline Future<at::Tensor> pass_and_fill_slowly(rpc::WorkerInfo where, at::Tensor
     return make_slowly(back, byte);
   });
 }
-// Can neither be copied nor sent. Each call runs on streams of its own: what one enqueues the next one waits for.
+// Can neither be copied nor sent. Each call runs on streams of its own: what one enqueues the next
+// one waits for.
 class Shelf {
  public:
   explicit Shelf(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -157,7 +168,8 @@ class Shelf {
   }
 
  private:
-  std::shared_ptr<tensor::CudaDevices> devices_ = std::make_shared<tensor::CudaDevices>(fake->driver());
+  std::shared_ptr<tensor::CudaDevices> devices_ =
+      std::make_shared<tensor::CudaDevices>(fake->driver());
   std::mutex mutex_;
   Fence filled_;
   at::Tensor tensor_;
@@ -168,9 +180,10 @@ class CudaRpc : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (tensor::cuda_device_count() > 0)
       GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
-    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 4, .threads = true, .is_two_processes = is_ipc()});
-    torch_ = std::make_unique<FakeTorchCuda>(*fake_,
-                                             is_ipc() ? FakeTorchCuda::Memory::Shareable : FakeTorchCuda::Memory::Pooled);
+    fake_ = std::make_unique<FakeDriver>(
+        FakeDriver::Options{.devices = 4, .threads = true, .is_two_processes = is_ipc()});
+    torch_ = std::make_unique<FakeTorchCuda>(
+        *fake_, is_ipc() ? FakeTorchCuda::Memory::Shareable : FakeTorchCuda::Memory::Pooled);
     fake = fake_.get();
     torch_cuda = torch_.get();
   }
@@ -192,11 +205,16 @@ class CudaRpc : public testing::TestWithParam<const char*> {
   void run(const Map& map, const Body& body, int worker_threads = 16, int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(workers, [&](int rank) {
-      rpc::Options options{
-          .rank = rank, .world_size = workers, .store = store, .worker_threads = worker_threads, .timeout = 20s};
+      rpc::Options options{.rank = rank,
+                           .world_size = workers,
+                           .store = store,
+                           .worker_threads = worker_threads,
+                           .timeout = 20s};
       options.transports = {transport()};
-      if (rank + 1 < workers && !map.empty()) options.device_maps = {{"worker" + std::to_string(rank + 1), map}};
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_, process_of(rank)));
+      if (rank + 1 < workers && !map.empty())
+        options.device_maps = {{"worker" + std::to_string(rank + 1), map}};
+      rpc::Agent agent =
+          rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_, process_of(rank)));
       if (rank == 0) body(agent);
       agent.shutdown({.timeout = 30s});
     });

@@ -1,5 +1,5 @@
-// WEFT_DEBUG=detail: tensors that are changed while they are being sent are found. Messages are held back for a while, by
-// Options::faults, so that the change comes in between.
+// WEFT_DEBUG=detail: tensors that are changed while they are being sent are found. Messages are
+// held back for a while, by Options::faults, so that the change comes in between.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -47,12 +47,15 @@ TEST_P(Changed, ArgumentsFailTheirCall) {
   ASSERT_TRUE(kDetail);
   const Change changes[] = {
       {"in place", "an operation in place", [](at::Tensor& tensor) { tensor.add_(1); }},
-      {"a view of it", "an operation in place", [](at::Tensor& tensor) { tensor.narrow(0, 2, 1).fill_(9); }},
-      {"by .data()", "a pointer into a tensor's memory", [](at::Tensor& tensor) { tensor.data().add_(1); }},
+      {"a view of it", "an operation in place",
+       [](at::Tensor& tensor) { tensor.narrow(0, 2, 1).fill_(9); }},
+      {"by .data()", "a pointer into a tensor's memory",
+       [](at::Tensor& tensor) { tensor.data().add_(1); }},
       {"by a pointer", "a pointer into a tensor's memory",
        [](at::Tensor& tensor) { tensor.mutable_data_ptr<float>()[1] += 5; }},
   };
-  const rpc::Options slow{.faults = {.delay = {{rpc::MessageKind::Call, 300ms}, {rpc::MessageKind::Create, 300ms}}}};
+  const rpc::Options slow{
+      .faults = {.delay = {{rpc::MessageKind::Call, 300ms}, {rpc::MessageKind::Create, 300ms}}}};
   const auto body = [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     LogWatch& log = LogWatch::current();
@@ -62,9 +65,11 @@ TEST_P(Changed, ArgumentsFailTheirCall) {
         const auto tensor = at::ones({elements}, at::kFloat);
         const auto expect = [&](const Error& error) {
           EXPECT_EQ(error.blame(), Blame::Caller) << change.name;
-          EXPECT_NE(error.text().find(change.found), std::string::npos) << change.name << ": " << error.text();
+          EXPECT_NE(error.text().find(change.found), std::string::npos)
+              << change.name << ": " << error.text();
           EXPECT_NE(error.text().find("detail_of_calls::sum"), std::string::npos) << error.text();
-          EXPECT_NE(error.text().find("until its future is done"), std::string::npos) << error.text();
+          EXPECT_NE(error.text().find("until its future is done"), std::string::npos)
+              << error.text();
         };
         auto changing = tensor.clone();
         const auto called = agent.async<&sum>("worker1", std::vector{tensor, changing});
@@ -80,7 +85,8 @@ TEST_P(Changed, ArgumentsFailTheirCall) {
   run_workers(GetParam(), body, slow);
 }
 
-// What is allowed: to change what has arrived, what was not sent, and memory that was copied when it was packed.
+// What is allowed: to change what has arrived, what was not sent, and memory that was copied when
+// it was packed.
 TEST_P(Changed, OthersAreLeftAlone) {
   const rpc::Options slow{.faults = {.delay = {{rpc::MessageKind::Call, 50ms}}}};
   const auto body = [&](rpc::Agent& agent) {
@@ -91,12 +97,14 @@ TEST_P(Changed, OthersAreLeftAlone) {
     matrix.data()[3].fill_(100);  // of which no bytes are sent
     EXPECT_EQ(row.get(), 8.0);
     std::vector<float> memory(16, 1.0F);
-    const auto borrowed = agent.async<&sum>("worker1", std::vector{at::from_blob(memory.data(), {16})});
+    const auto borrowed =
+        agent.async<&sum>("worker1", std::vector{at::from_blob(memory.data(), {16})});
     memory[0] = 50;
     EXPECT_EQ(borrowed.get(), 16.0);
     const auto weight = at::ones({4}, at::kFloat).requires_grad_();
     for (int step = 0; step < 3; ++step) {
-      EXPECT_EQ(agent.sync<&sum>("worker1", std::vector{weight, at::eye(4).to_sparse()}), 8.0 + 4.0 * step);
+      EXPECT_EQ(agent.sync<&sum>("worker1", std::vector{weight, at::eye(4).to_sparse()}),
+                8.0 + 4.0 * step);
       const c10::AutoGradMode no_grad(false);
       weight.add_(1);
     }
@@ -111,30 +119,33 @@ INSTANTIATE_TEST_SUITE_P(All, Changed, testing::ValuesIn(settings({2})), name_of
 TEST(ChangedResults, AreSaidWhereTheyAre) {
   for (const bool copies : {true, false}) {
     kept = at::ones({8});
-    run_workers({As::Threads, "inproc", 2},
-                [&](rpc::Agent& agent) {
-                  if (agent.self().rank == 0) {
-                    const auto result = copies ? agent.async<&give_copy>("worker1") : agent.async<&give_kept>("worker1");
-                    result.get();
-                    return;
-                  }
-                  LogWatch& log = LogWatch::current();
-                  log.allow("was changed while its bytes were being sent");
-                  // A call counts as served when its result has been packed.
-                  EXPECT_TRUE(comes_true([&] { return agent.debug_info().calls_served >= 1; }));
-                  kept.add_(1);
-                  const auto was_said = [&] {
-                    return log.text().find("the result of detail_of_calls::give_kept for worker0 (rank 0) was changed") !=
-                           std::string::npos;
-                  };
-                  if (copies) {
-                    agent.shutdown({.timeout = std::chrono::seconds(30)});  // until the reply has gone
-                    EXPECT_EQ(log.text(), "");
-                  } else {
-                    EXPECT_TRUE(comes_true(was_said)) << log.text();
-                  }
-                },
-                {.faults = {.delay = {{rpc::MessageKind::Reply, 2s}}}});
+    run_workers(
+        {As::Threads, "inproc", 2},
+        [&](rpc::Agent& agent) {
+          if (agent.self().rank == 0) {
+            const auto result =
+                copies ? agent.async<&give_copy>("worker1") : agent.async<&give_kept>("worker1");
+            result.get();
+            return;
+          }
+          LogWatch& log = LogWatch::current();
+          log.allow("was changed while its bytes were being sent");
+          // A call counts as served when its result has been packed.
+          EXPECT_TRUE(comes_true([&] { return agent.debug_info().calls_served >= 1; }));
+          kept.add_(1);
+          const auto was_said = [&] {
+            return log.text().find(
+                       "the result of detail_of_calls::give_kept for worker0 (rank 0) was "
+                       "changed") != std::string::npos;
+          };
+          if (copies) {
+            agent.shutdown({.timeout = std::chrono::seconds(30)});  // until the reply has gone
+            EXPECT_EQ(log.text(), "");
+          } else {
+            EXPECT_TRUE(comes_true(was_said)) << log.text();
+          }
+        },
+        {.faults = {.delay = {{rpc::MessageKind::Reply, 2s}}}});
   }
 }
 

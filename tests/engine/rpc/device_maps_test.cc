@@ -1,4 +1,5 @@
-// The rules of rpc::Options::device_maps and devices, on machines with and without a GPU. Rows CU-001 … 008.
+// The rules of rpc::Options::device_maps and devices, on machines with and without a GPU. Rows
+// CU-001 … 008.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -27,20 +28,24 @@ bool says(const Error& error, std::initializer_list<std::string> texts) {
   return error.blame() == Blame::Caller;
 }
 
-// What is wrong with worker0's map for worker1, alone or where worker0 has 2 GPUs and worker1 has 1.
+// What is wrong with worker0's map for worker1, alone or where worker0 has 2 GPUs and worker1
+// has 1.
 Error alone(const Pairs& pairs) {
   return error_of([&] { check_device_maps("worker0", {{"worker1", pairs}}, {}); });
 }
-Error together(const Pairs& pairs, const std::vector<c10::Device>& here = {}, const std::vector<c10::Device>& there = {}) {
+Error together(const Pairs& pairs, const std::vector<c10::Device>& here = {},
+               const std::vector<c10::Device>& there = {}) {
   return error_of([&] {
-    check_device_maps({{"worker0", {2, here, {{"worker1", pairs}}}}, {"worker1", {1, there, {}}}}, /*more_may_come=*/false);
+    check_device_maps({{"worker0", {2, here, {{"worker1", pairs}}}}, {"worker1", {1, there, {}}}},
+                      /*more_may_come=*/false);
   });
 }
 
 TEST(DeviceMaps, CU001_AWorkerThatIsNotThereIsNamedWithThoseThatAre) {
   const std::vector<KnownDevices> workers{{"worker0", {1, {}, {{"worker7", {{gpu(0), gpu(0)}}}}}},
                                           {"worker1", {1, {}, {}}}};
-  EXPECT_TRUE(says(error_of([&] { check_device_maps(workers, false); }), {"worker0's", "'worker7'", "worker0, worker1"}));
+  EXPECT_TRUE(says(error_of([&] { check_device_maps(workers, false); }),
+                   {"worker0's", "'worker7'", "worker0, worker1"}));
   check_device_maps(workers, /*more_may_come=*/true);
 }
 
@@ -50,32 +55,39 @@ TEST(DeviceMaps, CU002_003_AGpuThatIsNotThereIsNamedWithItsWorker) {
 }
 
 TEST(DeviceMaps, CU004_005_AMapIsOneToOne) {
+  EXPECT_TRUE(says(alone({{gpu(0), gpu(0)}, {gpu(1), gpu(0)}}),
+                   {"cuda:1 to cuda:0", "and cuda:0 to cuda:0", "one to one"}));
   EXPECT_TRUE(
-      says(alone({{gpu(0), gpu(0)}, {gpu(1), gpu(0)}}), {"cuda:1 to cuda:0", "and cuda:0 to cuda:0", "one to one"}));
-  EXPECT_TRUE(says(alone({{gpu(0), gpu(0)}, {gpu(0), gpu(1)}}), {"cuda:0 to cuda:1", "one to one"}));
+      says(alone({{gpu(0), gpu(0)}, {gpu(0), gpu(1)}}), {"cuda:0 to cuda:1", "one to one"}));
   EXPECT_TRUE(says(alone({{kHost, gpu(0)}, {c10::Device("cpu:0"), gpu(1)}}), {"one to one"}));
   EXPECT_TRUE(says(alone({{kHost, gpu(0)}, {gpu(0), gpu(0)}}), {"one to one"}));
-  check_device_maps("worker0", {{"worker1", {{gpu(0), gpu(1)}, {gpu(1), gpu(0)}, {kHost, kHost}}}}, {});
+  check_device_maps("worker0", {{"worker1", {{gpu(0), gpu(1)}, {gpu(1), gpu(0)}, {kHost, kHost}}}},
+                    {});
 }
 
 TEST(DeviceMaps, CU006_ANegativeIndexAndAnotherKindOfDeviceAreRefused) {
   EXPECT_TRUE(says(alone({{c10::Device(c10::kCUDA, -1), gpu(0)}}), {"negative", "cuda:0"}));
   EXPECT_TRUE(says(alone({{gpu(0), c10::Device(c10::kCUDA, -1)}}), {"negative"}));
   EXPECT_TRUE(says(alone({{c10::Device(c10::kMeta), gpu(0)}}), {"meta"}));
-  EXPECT_TRUE(says(error_of([] { check_device_maps("worker0", {}, {kHost}); }), {"devices", "cpu"}));
+  EXPECT_TRUE(
+      says(error_of([] { check_device_maps("worker0", {}, {kHost}); }), {"devices", "cpu"}));
 }
 
 TEST(DeviceMaps, CU007_ListsOfDevicesHaveAllThatMapsName) {
   EXPECT_TRUE(says(together({{gpu(1), gpu(0)}}, {gpu(0)}), {"devices of worker0", "cuda:1"}));
   const std::vector<KnownDevices> workers{{"worker0", {2, {}, {{"worker1", {{gpu(0), gpu(0)}}}}}},
                                           {"worker1", {2, {gpu(1)}, {}}}};
-  EXPECT_TRUE(says(error_of([&] { check_device_maps(workers, false); }), {"devices of worker1", "cuda:0"}));
+  EXPECT_TRUE(
+      says(error_of([&] { check_device_maps(workers, false); }), {"devices of worker1", "cuda:0"}));
   EXPECT_TRUE(says(together({}, {gpu(2)}), {"list cuda:2", "2 GPUs"}));
 }
 
 TEST(DeviceMaps, CU014_AMapToOneselfMovesNothing) {
   check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(0)}}}}, {});
-  EXPECT_TRUE(says(error_of([] { check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(1)}}}}, {}); }), {"oneself"}));
+  EXPECT_TRUE(says(error_of([] {
+                     check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(1)}}}}, {});
+                   }),
+                   {"oneself"}));
 }
 
 TEST(DeviceMaps, HostMemoryGoesToHostMemoryUnlessItIsMappedAndResultsGoTheOtherWay) {
@@ -94,9 +106,10 @@ TEST(DeviceMaps, HostMemoryGoesToHostMemoryUnlessItIsMappedAndResultsGoTheOtherW
 }
 
 TEST(DeviceMaps, AWorkerUsesTheGpusOfItsMapsAndOfThoseForItOrWhatItLists) {
-  const std::vector<KnownDevices> workers{{"worker0", {4, {}, {{"worker1", {{gpu(3), gpu(1)}, {kHost, gpu(2)}}}}}},
-                                          {"worker1", {4, {}, {{"worker0", {{gpu(0), gpu(0)}}}}}},
-                                          {"worker2", {4, {gpu(3), gpu(1)}, {}}}};
+  const std::vector<KnownDevices> workers{
+      {"worker0", {4, {}, {{"worker1", {{gpu(3), gpu(1)}, {kHost, gpu(2)}}}}}},
+      {"worker1", {4, {}, {{"worker0", {{gpu(0), gpu(0)}}}}}},
+      {"worker2", {4, {gpu(3), gpu(1)}, {}}}};
   EXPECT_EQ(gpus_used("worker0", workers), (std::vector<int>{0, 3}));
   EXPECT_EQ(gpus_used("worker1", workers), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(gpus_used("worker2", workers), (std::vector<int>{1, 3}));
@@ -146,17 +159,19 @@ TEST(DeviceMapsOfWorkers, CU002_AGpuBeyondThoseThatThereAreFailsTheJoining) {
   const auto texts = errors_of_joining([](int rank) {
     return rank == 1 ? DeviceMaps{{"worker0", {{gpu(100), gpu(0)}}}} : DeviceMaps();
   });
-  EXPECT_NE(texts[0].find("maps cuda:100 to cuda:0, and worker1 has"), std::string::npos) << texts[0];
+  EXPECT_NE(texts[0].find("maps cuda:100 to cuda:0, and worker1 has"), std::string::npos)
+      << texts[0];
   EXPECT_EQ(texts[0], texts[1]);
 }
 
 // With a device of each, so that it is the map's shape that is refused, with and without a GPU.
 TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
-  const std::vector<std::pair<Pairs, std::string>> wrong{{{{kHost, gpu(100)}}, "maps cpu to cuda:100, and worker1 has"},
-                                                         {{{kHost, gpu(0)}, {gpu(0), gpu(0)}}, "one to one"},
-                                                         {{{gpu(0), gpu(0)}, {gpu(0), kHost}}, "one to one"},
-                                                         {{{c10::Device(c10::kCUDA, -1), kHost}}, "negative"},
-                                                         {{{kHost, c10::Device(c10::kCUDA, -1)}}, "negative"}};
+  const std::vector<std::pair<Pairs, std::string>> wrong{
+      {{{kHost, gpu(100)}}, "maps cpu to cuda:100, and worker1 has"},
+      {{{kHost, gpu(0)}, {gpu(0), gpu(0)}}, "one to one"},
+      {{{gpu(0), gpu(0)}, {gpu(0), kHost}}, "one to one"},
+      {{{c10::Device(c10::kCUDA, -1), kHost}}, "negative"},
+      {{{kHost, c10::Device(c10::kCUDA, -1)}}, "negative"}};
   for (const auto& [pairs, text] : wrong) {
     // Alone: one that is refused before it joins leaves nobody waiting.
     const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -168,8 +183,8 @@ TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
     });
     // Nothing is left of it.
     harness::run_threads(2, [&](int rank) {
-      Agent agent =
-          init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});
+      Agent agent = init("worker" + std::to_string(rank),
+                         {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});
       EXPECT_TRUE(at::equal(agent.sync<&doubled>(1 - rank, at::ones({3})), at::full({3}, 2.0)));
       agent.shutdown({.timeout = std::chrono::seconds(30)});
     });
@@ -180,11 +195,12 @@ TEST(DeviceMapsOfWorkers, CU008_AMapFromHostToHostIsFineWithoutAGpu) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
     const std::string other = "worker" + std::to_string(1 - rank);
-    Agent agent = init("worker" + std::to_string(rank), {.rank = rank,
-                                                         .world_size = 2,
-                                                         .store = store,
-                                                         .transports = {"inproc"},
-                                                         .device_maps = {{other, {{kHost, kHost}}}}});
+    Agent agent =
+        init("worker" + std::to_string(rank), {.rank = rank,
+                                               .world_size = 2,
+                                               .store = store,
+                                               .transports = {"inproc"},
+                                               .device_maps = {{other, {{kHost, kHost}}}}});
     const at::Tensor sum = agent.sync<&doubled>(other, at::ones({3}));
     EXPECT_TRUE(sum.device().is_cpu());
     EXPECT_TRUE(at::equal(sum, at::full({3}, 2.0)));

@@ -62,19 +62,24 @@ TEST(Directory, TheFirstOfThoseThatHaveComeSaysWhoHasNot) {
     workers.emplace_back([&, rank] {
       if (rank == 1) {
         std::unique_lock lock(mutex);
-        EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !lines.empty(); }));
+        EXPECT_TRUE(
+            changed.wait_for(lock, std::chrono::seconds(20), [&] { return !lines.empty(); }));
       }
-      Directory directory(store, {"worker" + std::to_string(rank), rank}, 3, /*has_secret=*/false, {});
-      directory.join({}, {}, Deadline::in(std::chrono::seconds(30)), {}, {std::chrono::milliseconds(100)});
+      Directory directory(store, {"worker" + std::to_string(rank), rank}, 3, /*has_secret=*/false,
+                          {});
+      directory.join({}, {}, Deadline::in(std::chrono::seconds(30)), {},
+                     {std::chrono::milliseconds(100)});
     });
   }
   for (std::thread& worker : workers) worker.join();
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_NE(lines[0].find("worker 'worker0' (rank 0) has waited"), std::string::npos) << lines[0];
-  EXPECT_NE(lines[0].find("rank 1 has not come; all 3 workers must be started"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("rank 1 has not come; all 3 workers must be started"), std::string::npos)
+      << lines[0];
 }
 
-Directory of_size(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self, int size) {
+Directory of_size(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self,
+                  int size) {
   return {store, self, size, /*has_secret=*/false, {}};
 }
 
@@ -94,9 +99,11 @@ TEST(Directory, WorldSizesThatDifferAreEveryWorkersErrorAtOnce) {
   std::vector<std::thread> workers;
   for (int rank = 0; rank < 3; ++rank) {
     workers.emplace_back([&, rank] {
-      const Error error = refusal_of(of_size(store, {"worker" + std::to_string(rank), rank}, rank == 1 ? 4 : 3));
+      const Error error =
+          refusal_of(of_size(store, {"worker" + std::to_string(rank), rank}, rank == 1 ? 4 : 3));
       EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-      EXPECT_NE(error.text().find("; all workers of a job give the same rpc::Options::world_size"), std::string::npos)
+      EXPECT_NE(error.text().find("; all workers of a job give the same rpc::Options::world_size"),
+                std::string::npos)
           << error.text();
     });
   }
@@ -107,7 +114,8 @@ TEST(Directory, ASecondWorkerOfARankIsTheErrorOfBothAtOnce) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const auto expect_taken = [](const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-    EXPECT_NE(error.text().find("rank 0 is taken by 'holder', and 'second' asks for it"), std::string::npos)
+    EXPECT_NE(error.text().find("rank 0 is taken by 'holder', and 'second' asks for it"),
+              std::string::npos)
         << error.text();
   };
   std::thread holder([&] { expect_taken(refusal_of(of_size(store, {"holder", 0}, 2))); });
@@ -135,7 +143,9 @@ TEST(Directory, RankZerosTimeoutNamesWhoHasComeAndNotReadTheOthers) {
   const Error error = refusal_of(of_size(store, {"worker0", 0}, 2), std::chrono::milliseconds(20));
   EXPECT_EQ(error.blame(), Blame::Timeout) << error.text();
   EXPECT_EQ(error.ranks(), std::vector<int>{1}) << error.text();
-  EXPECT_NE(error.text().find("only 1 of 2 workers have joined: rank 1 has come"), std::string::npos) << error.text();
+  EXPECT_NE(error.text().find("only 1 of 2 workers have joined: rank 1 has come"),
+            std::string::npos)
+      << error.text();
 }
 
 // Everybody reads the list when it looks for a worker that it does not know.
@@ -156,7 +166,9 @@ TEST(Directory, WhoComesAgainMakesTheListOfThoseThatCameNoLonger) {
   EXPECT_EQ(store->add("joined", 0), 2);
 }
 
-std::optional<Error> gone(const WorkerEntry&, Deadline) { return Error(Blame::PeerLost, "nobody listens"); }
+std::optional<Error> gone(const WorkerEntry&, Deadline) {
+  return Error(Blame::PeerLost, "nobody listens");
+}
 std::optional<Error> lives(const WorkerEntry&, Deadline) { return std::nullopt; }
 
 TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
@@ -184,7 +196,8 @@ TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
   EXPECT_EQ(asks.recipient("actor").life, 1);
   EXPECT_THROW(asks.find(first), NotThere);
   auto elsewhere = directory_of(store, {"actor", 5});
-  EXPECT_EQ(elsewhere.join({}, {}, deadline, gone), 1) << "a worker that was refused had the rank first";
+  EXPECT_EQ(elsewhere.join({}, {}, deadline, gone), 1)
+      << "a worker that was refused had the rank first";
   EXPECT_EQ(asks.look(1)->standing, static_cast<int>(Standing::Lost));
   EXPECT_EQ(asks.workers().size(), 2U);
   elsewhere.leave();

@@ -57,7 +57,8 @@ Future<int> fails_late() {
 // Runs until it is cancelled, or the limit.
 int slow(int milliseconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-  while (std::chrono::steady_clock::now() < end && !rpc::this_call().cancelled) std::this_thread::yield();
+  while (std::chrono::steady_clock::now() < end && !rpc::this_call().cancelled)
+    std::this_thread::yield();
   return rpc::this_call().cancelled ? 1 : 0;
 }
 std::atomic<int> come{0};
@@ -69,7 +70,9 @@ Future<void> never() {
 }
 // In milliseconds, by the clock of the worker that is asked.
 std::int64_t clock_there() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 std::atomic<std::int64_t> held_until{0};
 void hold() {
@@ -104,7 +107,8 @@ TEST_P(ErrorsAmongMany, RE001_ADestinationThatIsNotThereIsTheCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int rank : {-1, 99}) {
       EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rank, 1, 2); }).blame(), Blame::Caller);
-      EXPECT_EQ(error_of([&] { agent.async<&wrong::plus>(rank, 1, 2).get(); }).blame(), Blame::Caller);
+      EXPECT_EQ(error_of([&] { agent.async<&wrong::plus>(rank, 1, 2).get(); }).blame(),
+                Blame::Caller);
     }
     for (const int rank : {-1, 99}) {
       EXPECT_EQ(error_of([&] { agent.remote<&wrong::plus>(rank, 1, 2); }).blame(), Blame::Caller);
@@ -136,7 +140,8 @@ TEST_P(ErrorsAmongMany, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLine
       const auto made = agent.remote<&wrong::throws>(worker, lines);
       EXPECT_NE(error_of([&] { made.to_here(); }).text().find(lines), std::string::npos);
     }
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(next_of(agent)); }).blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(next_of(agent)); }).blame(),
+              Blame::Remote);
   });
 }
 
@@ -146,7 +151,8 @@ Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& functio
   const auto& core = agent.shared_core();
   Promise<int> promise(rpc::detail::CoreCalls::home(*core));
   auto future = promise.future();
-  rpc::detail::CoreCalls::send_call(*core, function, {to, 20s}, pack, std::make_unique<rpc::PendingResult<int>>(promise));
+  rpc::detail::CoreCalls::send_call(*core, function, {to, 20s}, pack,
+                                    std::make_unique<rpc::PendingResult<int>>(promise));
   return future;
 }
 
@@ -165,7 +171,8 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
     EXPECT_EQ(with(1, 2, 3).blame(), Blame::Caller);
     EXPECT_EQ(with(1).blame(), Blame::Caller);
     EXPECT_EQ(with(1, std::string("two")).blame(), Blame::Caller);
-    EXPECT_NE(with(1).text().find("arguments cannot be decoded"), std::string::npos) << with(1).what();
+    EXPECT_NE(with(1).text().find("arguments cannot be decoded"), std::string::npos)
+        << with(1).what();
     EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee goes on";
   });
 }
@@ -173,12 +180,16 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
 TEST_P(Errors, AResultThatCannotBeDecodedNamesTheCall) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& greet = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::greet>>::entered;
-    const auto error = error_of(
-        [&] { call_by_hand(agent, next_of(agent), greet, [&](codec::Packer& packer) { packer.pack_array(0); }).get(); });
+    const auto error = error_of([&] {
+      call_by_hand(agent, next_of(agent), greet, [&](codec::Packer& packer) {
+        packer.pack_array(0);
+      }).get();
+    });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_EQ(error.text(), "wrong::greet on " + describe(harness::after(agent, 1)) + ", called by " +
-                                describe(agent.self()) +
-                                ": its result cannot be decoded: these bytes hold a value of another type");
+    EXPECT_EQ(error.text(),
+              "wrong::greet on " + describe(harness::after(agent, 1)) + ", called by " +
+                  describe(agent.self()) +
+                  ": its result cannot be decoded: these bytes hold a value of another type");
   });
 }
 
@@ -203,27 +214,43 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     const auto error = error_of([&] { agent.sync_op("aten::matmul", to, at::ones({2}), "b"); });
-    EXPECT_NE(error.text().find("no overload of aten::matmul takes these 2 arguments"), std::string::npos) << error.what();
-    EXPECT_NE(error.text().find("aten::matmul(Tensor self, Tensor other)"), std::string::npos) << error.what();
-    EXPECT_NE(error_of([&] { agent.sync_op("aten::nonsense", to, 1); }).text().find("aten::nonsense"), std::string::npos);
+    EXPECT_NE(error.text().find("no overload of aten::matmul takes these 2 arguments"),
+              std::string::npos)
+        << error.what();
+    EXPECT_NE(error.text().find("aten::matmul(Tensor self, Tensor other)"), std::string::npos)
+        << error.what();
+    EXPECT_NE(
+        error_of([&] { agent.sync_op("aten::nonsense", to, 1); }).text().find("aten::nonsense"),
+        std::string::npos);
     const auto several = error_of([&] { agent.sync_op("aten::split", to, at::ones({2}), 1); });
-    EXPECT_NE(several.text().find("call rpc::run_operator_for_list"), std::string::npos) << several.what();
-    const auto no_such = error_of([&] { agent.sync_op("aten::add.Tensor", to, at::ones({2}), "b"); });
-    EXPECT_NE(no_such.text().find("no overload of aten::add.Tensor takes these 2 arguments"), std::string::npos)
+    EXPECT_NE(several.text().find("call rpc::run_operator_for_list"), std::string::npos)
+        << several.what();
+    const auto no_such =
+        error_of([&] { agent.sync_op("aten::add.Tensor", to, at::ones({2}), "b"); });
+    EXPECT_NE(no_such.text().find("no overload of aten::add.Tensor takes these 2 arguments"),
+              std::string::npos)
         << no_such.what();
-    EXPECT_NE(no_such.text().find("aten::add.Scalar(Tensor self, Scalar other"), std::string::npos) << no_such.what();
+    EXPECT_NE(no_such.text().find("aten::add.Scalar(Tensor self, Scalar other"), std::string::npos)
+        << no_such.what();
     const std::vector<std::pair<std::function<void()>, std::string>> not_served{
         {[&] { agent.sync_op("aten::from_file", to, "file", true, 8); }, "it opens files"},
         {[&] { agent.sync_op("aten::_conj", to, at::ones({2})); }, "it is internal to libtorch"},
-        {[&] { agent.sync_op("aten::max_pool2d_with_indices_backward", to, at::ones({2})); }, "it is libtorch's own step"},
-        {[&] { agent.sync_op("aten::native_batch_norm", to, at::ones({2})); }, "it is libtorch's own step"},
-        {[&] { agent.sync_op("aten::sparse_coo_tensor", to, at::ones({2})); }, "it does not check the indices"},
+        {[&] { agent.sync_op("aten::max_pool2d_with_indices_backward", to, at::ones({2})); },
+         "it is libtorch's own step"},
+        {[&] { agent.sync_op("aten::native_batch_norm", to, at::ones({2})); },
+         "it is libtorch's own step"},
+        {[&] { agent.sync_op("aten::sparse_coo_tensor", to, at::ones({2})); },
+         "it does not check the indices"},
         {[&] { agent.sync_op("aten::unsafe_split", to, at::ones({2}), 1); }, "it skips checks"},
         {[&] { agent.sync_op("prim::ones", to, at::ones({2})); }, "only operators of aten"}};
     for (const auto& [call, text] : not_served) {
-      EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos) << error_of(call).text();
+      EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos)
+          << error_of(call).text();
     }
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3})); }).blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] {
+                agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3}));
+              }).blame(),
+              Blame::Remote);
   });
 }
 
@@ -250,15 +277,20 @@ TEST_P(Errors, AnOperatorIsNotRunForAResultThatCannotTravelNorWithNumbersThatLib
       const std::string text = error_of(call).text();
       EXPECT_NE(text.find(why), std::string::npos) << text;
     };
-    for (const auto& [name, by] : {std::pair("aten::remainder", 0), std::pair("aten::floordiv", -1)}) {
-      expect_refused([&] { agent.sync_op(name, to, std::numeric_limits<int>::min(), by); }, "gives no tensors");
+    for (const auto& [name, by] :
+         {std::pair("aten::remainder", 0), std::pair("aten::floordiv", -1)}) {
+      expect_refused([&] { agent.sync_op(name, to, std::numeric_limits<int>::min(), by); },
+                     "gives no tensors");
     }
     for (const std::int64_t type : {-100, -1, 77, 1000}) {
       const std::string why = "dtype is " + std::to_string(type);
       expect_refused([&] { agent.sync_op("aten::view.dtype", to, ones, type); }, why);
-      expect_refused([&] { agent.sync_op("aten::zeros", to, std::vector<std::int64_t>{2}, type); }, why);
+      expect_refused([&] { agent.sync_op("aten::zeros", to, std::vector<std::int64_t>{2}, type); },
+                     why);
     }
-    EXPECT_EQ(agent.sync_op("aten::view.dtype", to, ones, static_cast<std::int64_t>(at::kInt)).scalar_type(), at::kInt);
+    EXPECT_EQ(agent.sync_op("aten::view.dtype", to, ones, static_cast<std::int64_t>(at::kInt))
+                  .scalar_type(),
+              at::kInt);
   });
 }
 
@@ -268,13 +300,16 @@ TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       EXPECT_TRUE(agent.sync_op("aten::add.Scalar", to, ones, 2.0).equal(ones * 3));
       EXPECT_TRUE(agent.sync_op("aten::linear", to, ones, ones, at::Tensor()).equal(ones * 2));
-      EXPECT_TRUE(agent.sync_op("aten::eq", to, ones, true).all().item<bool>()) << "a bool is a number";
-      EXPECT_EQ(agent.sync_op("aten::full", to, std::vector<std::int64_t>{2}, true).scalar_type(), at::kBool);
-      EXPECT_EQ(agent
-                    .sync<&rpc::run_operator_for_list>(to, "aten::split.Tensor",
-                                                       std::vector<rpc::OperatorValue>{ones, std::int64_t{1}})
-                    .size(),
-                2U);
+      EXPECT_TRUE(agent.sync_op("aten::eq", to, ones, true).all().item<bool>())
+          << "a bool is a number";
+      EXPECT_EQ(agent.sync_op("aten::full", to, std::vector<std::int64_t>{2}, true).scalar_type(),
+                at::kBool);
+      EXPECT_EQ(
+          agent
+              .sync<&rpc::run_operator_for_list>(
+                  to, "aten::split.Tensor", std::vector<rpc::OperatorValue>{ones, std::int64_t{1}})
+              .size(),
+          2U);
       error_of([&] { agent.sync_op("aten::add.Nonsense", to, ones, 2.0); });
     }
   });
@@ -284,15 +319,18 @@ TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
 TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {agent.self(), harness::after(agent, 1)}) {
-      const auto expect_text = [&](const RRef<int>& made, const std::string& function, const std::string& thrown) {
+      const auto expect_text = [&](const RRef<int>& made, const std::string& function,
+                                   const std::string& thrown) {
         const auto expect_error = [&](auto use) {
           try {
             use();
             ADD_FAILURE() << "no error";
           } catch (const rpc::CreationError& error) {
             EXPECT_EQ(error.blame(), Blame::Remote) << error.what();
-            EXPECT_EQ(error.text().find("RRef " + rref::to_text(made.handle()->id())), 0U) << error.text();
-            const std::string why = " was not created: " + function + " on " + to.name + " threw: " + thrown;
+            EXPECT_EQ(error.text().find("RRef " + rref::to_text(made.handle()->id())), 0U)
+                << error.text();
+            const std::string why =
+                " was not created: " + function + " on " + to.name + " threw: " + thrown;
             EXPECT_NE(error.text().find(why), std::string::npos) << error.text();
             EXPECT_EQ(error.text().find("frame #"), std::string::npos) << error.text();
           }
@@ -303,7 +341,8 @@ TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
           expect_error([&] { made.created().get(); });
         }
       };
-      expect_text(agent.remote<&wrong::throws_own>(to), "wrong::throws_own", "wrong::Overdrawn: by ten");
+      expect_text(agent.remote<&wrong::throws_own>(to), "wrong::throws_own",
+                  "wrong::Overdrawn: by ten");
       expect_text(agent.remote<&wrong::throws_odd>(to), "wrong::throws_odd",
                   "something that is no std::exception, but int");
       expect_text(agent.remote<&wrong::throws_weft>(to), "wrong::throws_weft", "no room [Busy");
@@ -323,7 +362,8 @@ TEST_P(Errors, WhateverIsThrownReachesTheCallerAsText) {
       EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_no_text>(to); }),
                   HasSubstr("wrong::NoText, whose what() is null"));
       EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_string>(to); }), HasSubstr("a string"));
-      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_literal>(to); }), HasSubstr("a literal"));
+      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_literal>(to); }),
+                  HasSubstr("a literal"));
       EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_nested>(to); }),
                   HasSubstr("nothing was saved, caused by: the disk is full"));
       const std::string much = thrown_by([&] { agent.sync<&wrong::throws_much>(to); });
@@ -341,7 +381,8 @@ TEST_P(Errors, RE006_ATypeThatOnlyTheCalleeKnowsIsNamed) {
       EXPECT_EQ(own.blame(), Blame::Remote);
       EXPECT_NE(own.text().find("wrong::Overdrawn: by ten"), std::string::npos) << own.what();
       EXPECT_NE(own.text().find("worker" + std::to_string(to)), std::string::npos) << own.what();
-      EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_bare>(to); }).text().find("wrong::Bare"), std::string::npos);
+      EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_bare>(to); }).text().find("wrong::Bare"),
+                std::string::npos);
     }
   });
 }
@@ -364,7 +405,8 @@ TEST_P(Errors, RE007_035_AFunctionThatTheCalleeDoesNotHaveIsUnsupportedThere) {
     const auto mismatch = error_of([&] { call_by_hand(agent, to, other, nothing).get(); });
     EXPECT_EQ(mismatch.blame(), Blame::Unsupported);
     for (const char* shown : {"int (int)", "int (int, int)"}) {
-      EXPECT_NE(mismatch.text().find(shown), std::string::npos) << "both sides are shown: " << mismatch.what();
+      EXPECT_NE(mismatch.text().find(shown), std::string::npos)
+          << "both sides are shown: " << mismatch.what();
     }
     EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee goes on";
   });
@@ -385,7 +427,8 @@ TEST_P(Errors, WhatWaitsOnTheLoopIsToldWhatToDoInstead) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int here = agent.self().rank, to = next_of(agent);
     for (const int some : {here, to}) EXPECT_EQ(agent.sync<&wrong::waits>(some, here), 3);
-    // Only its loop could bring that the answer. (One of its own threads may be quicker with it than the wait.)
+    // Only its loop could bring that the answer. (One of its own threads may be quicker with it
+    // than the wait.)
     const auto error = error_of([&] { agent.sync<rpc::inline_<&wrong::waits>>(to, here); });
     EXPECT_NE(error.text().find("without rpc::inline_"), std::string::npos) << error.text();
   });
@@ -396,10 +439,14 @@ TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto kept = agent.remote<&wrong::throws_early>(to);
       EXPECT_NE(error_of([&] { kept.to_here(); }).text().find("early"), std::string::npos);
-      EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_early>(to); }).text().find("early"), std::string::npos);
-      EXPECT_NE(error_of([&] { agent.async<&wrong::throws_early>(to).get(); }).text().find("early"), std::string::npos);
-      EXPECT_NE(error_of([&] { agent.sync<&wrong::fails_late>(to); }).text().find("late"), std::string::npos);
-      EXPECT_NE(error_of([&] { agent.async<&wrong::fails_late>(to).get(); }).text().find("late"), std::string::npos);
+      EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_early>(to); }).text().find("early"),
+                std::string::npos);
+      EXPECT_NE(error_of([&] { agent.async<&wrong::throws_early>(to).get(); }).text().find("early"),
+                std::string::npos);
+      EXPECT_NE(error_of([&] { agent.sync<&wrong::fails_late>(to); }).text().find("late"),
+                std::string::npos);
+      EXPECT_NE(error_of([&] { agent.async<&wrong::fails_late>(to).get(); }).text().find("late"),
+                std::string::npos);
       const auto late = agent.remote<&wrong::fails_late>(to);
       EXPECT_NE(error_of([&] { late.to_here(); }).text().find("late"), std::string::npos);
     }
@@ -409,16 +456,20 @@ TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
 TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(),
+              Blame::Timeout);
     auto late = agent.async<&wrong::slow>(rpc::to(to).timeout(50ms), 60000);
     const Error error = error_of([&] { late.get(); });
     EXPECT_EQ(error.blame(), Blame::Timeout);
     EXPECT_NE(error.text().find("no reply within 50 ms; "), std::string::npos) << error.text();
     EXPECT_NE(error.text().find("rpc::to(worker).timeout("), std::string::npos) << error.text();
     EXPECT_EQ(agent.sync<&wrong::slow>(to, 0), 0);
-    const Error later = error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); });
+    const Error later =
+        error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); });
     const bool is_self = agent.worker(to).rank == agent.self().rank;
-    EXPECT_NE(later.text().find(is_self ? "its function runs on" : ") works: its function runs there"), std::string::npos)
+    EXPECT_NE(
+        later.text().find(is_self ? "its function runs on" : ") works: its function runs there"),
+        std::string::npos)
         << later.text();
     agent.set_timeout(1ms);
     for (const auto limit : {5s, 0s}) {
@@ -467,33 +518,40 @@ TEST_P(Errors, ACallThatIsQueuedPastItsTimeIsNotRun) {
 TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
-    EXPECT_EQ(error_of([&] { agent.async<&wrong::takes_tensor>(to, wrong::quantized()).get(); }).blame(), Blame::Caller);
+    EXPECT_EQ(
+        error_of([&] { agent.async<&wrong::takes_tensor>(to, wrong::quantized()).get(); }).blame(),
+        Blame::Caller);
     const auto error = error_of([&] { agent.sync<&wrong::quantized>(to); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("the result of wrong::quantized cannot be sent"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("the result of wrong::quantized cannot be sent"), std::string::npos)
+        << error.what();
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(harness::settings()),
+                         harness::name_of);
 
 TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
-  harness::run_ranks(As::Threads, 2,
-                     [](ProcessGroup& group) {
-                       const auto error = error_of([] { RRef<int>(1); });
-                       EXPECT_EQ(error.blame(), Blame::Caller);
-                       EXPECT_EQ(error_of([] { rpc::Agent().remote<&wrong::plus>(0, 1, 2); }).blame(), Blame::Caller);
-                       EXPECT_EQ(error_of([] { RRef<int>(rpc::Agent(), 1); }).blame(), Blame::Caller);
-                       group.barrier().wait();
-                     },
-                     {.backend = "tcp"});
+  harness::run_ranks(
+      As::Threads, 2,
+      [](ProcessGroup& group) {
+        const auto error = error_of([] { RRef<int>(1); });
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        EXPECT_EQ(error_of([] { rpc::Agent().remote<&wrong::plus>(0, 1, 2); }).blame(),
+                  Blame::Caller);
+        EXPECT_EQ(error_of([] { RRef<int>(rpc::Agent(), 1); }).blame(), Blame::Caller);
+        group.barrier().wait();
+      },
+      {.backend = "tcp"});
 }
 
 TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
-    for (const auto& error : {error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }),
-                              error_of([&] { agent.async<&wrong::plus>(agent.self(), 1, 2).get(); }),
+    for (const auto& error : {error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }), error_of([&] {
+                                agent.async<&wrong::plus>(agent.self(), 1, 2).get();
+                              }),
                               error_of([&] { agent.remote<&wrong::plus>(1, 1, 2).to_here(); }),
                               error_of([&] { agent.sync_op("aten::add", 1, at::ones({1}), 1); })}) {
       EXPECT_EQ(error.blame(), Blame::Caller);
@@ -527,8 +585,11 @@ TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
                 const int to = next_of(agent);
                 const auto one = at::ones({1});
                 const auto expect_timeouts = [&](const rpc::Destination& destination) {
-                  EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(destination, 1, 2); }).blame(), Blame::Timeout);
-                  EXPECT_EQ(error_of([&] { agent.sync_op("aten::add", destination, one, 1); }).blame(), Blame::Timeout);
+                  EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(destination, 1, 2); }).blame(),
+                            Blame::Timeout);
+                  EXPECT_EQ(
+                      error_of([&] { agent.sync_op("aten::add", destination, one, 1); }).blame(),
+                      Blame::Timeout);
                   const auto function = agent.async<&wrong::plus>(destination, 1, 2);
                   const auto operation = agent.async_op("aten::add", destination, one, 1);
                   EXPECT_EQ(error_of([&] { function.get(); }).blame(), Blame::Timeout);
@@ -550,24 +611,28 @@ TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
               {.faults = {.delay = {{rpc::MessageKind::Call, 150ms}}}});
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, AgentFaults, testing::ValuesIn(harness::settings_of_faults()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, AgentFaults, testing::ValuesIn(harness::settings_of_faults()),
+                         harness::name_of);
 
 TEST(CallFaults, RF011_NothingGoesWrongUnlessAProgramSaysSo) {
   const rpc::Options options;
-  EXPECT_TRUE(options.faults.fail_first.empty() && options.faults.drop.empty() && options.faults.delay.empty());
+  EXPECT_TRUE(options.faults.fail_first.empty() && options.faults.drop.empty() &&
+              options.faults.delay.empty());
   EXPECT_EQ(options.worker_threads, 16);
   EXPECT_EQ(options.timeout, 60s);
 }
 
 TEST(CallFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
-  run_workers({As::Threads, "inproc", 2},
-              [](rpc::Agent& agent) {
-                const int to = next_of(agent);
-                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
-                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
-                          Blame::Timeout);
-              },
-              {.faults = {.fail_first = {{rpc::MessageKind::Call, 1}}, .drop = {rpc::MessageKind::Call}}});
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        const int to = next_of(agent);
+        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
+        EXPECT_EQ(
+            error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
+            Blame::Timeout);
+      },
+      {.faults = {.fail_first = {{rpc::MessageKind::Call, 1}}, .drop = {rpc::MessageKind::Call}}});
   EXPECT_EQ(error_of([] {
               rpc::init("a", {.rank = 0,
                               .world_size = 1,
@@ -592,18 +657,21 @@ class KilledWorker : public testing::TestWithParam<std::string> {};
 TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) {
   const std::string transport = GetParam();
   harness::Processes workers(3, [&](int rank) {
-    rpc::Agent agent =
-        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                 {.rank = rank, .world_size = 3, .transports = {transport}});
     if (rank == 1) {
       harness::Processes::say("up");
       agent.sync<&wrong::slow>(1, 600'000);
     }
     std::vector<Future<void>> calls;
-    for (int i = 0; i < 50; ++i) calls.push_back(agent.async<&wrong::never>(rpc::to(1).timeout(0ms)));
+    for (int i = 0; i < 50; ++i)
+      calls.push_back(agent.async<&wrong::never>(rpc::to(1).timeout(0ms)));
     EXPECT_EQ(agent.sync<&wrong::plus>(1, 1, 2), 3);
     harness::Processes::say("calling");
-    for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.wait(20s); }).blame(), Blame::PeerLost);
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(), Blame::PeerLost);
+    for (const auto& call : calls)
+      EXPECT_EQ(error_of([&] { call.wait(20s); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(),
+              Blame::PeerLost);
     EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
     const auto told = agent.async<&wrong::i_have_come>(2 - rank);
     // Who has heard it may leave before it has answered.
@@ -619,14 +687,16 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
 
 TEST_P(KilledWorker, RS011_FailsACallAtOnceThatHadNoConnectionYetAndHasNoLimit) {
   const std::string transport = GetParam();
-  void* const shared = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared =
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   auto& killed = *new (shared) std::atomic<bool>(false);
   harness::Processes workers(2, [&](int rank) {
-    rpc::Agent agent =
-        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .transports = {transport}});
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                 {.rank = rank, .world_size = 2, .transports = {transport}});
     harness::Processes::say("up");
     while (rank == 1 || !killed) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(0ms), 1, 2); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(0ms), 1, 2); }).blame(),
+              Blame::PeerLost);
     agent.leave();
   });
   workers.wait_for(0, "up");

@@ -1,4 +1,5 @@
-// Children that are forked from a worker: they share its connections, and must neither use nor end them.
+// Children that are forked from a worker: they share its connections, and must neither use nor end
+// them.
 #include <atomic>
 #include <functional>
 #include <optional>
@@ -60,10 +61,12 @@ void expect_inherited(const std::function<void()>& use) {
 
 class ForkedWorkers : public testing::TestWithParam<std::string> {
  protected:
-  // Both workers fork; afterwards each still reaches the other, and what they held of each other is there.
+  // Both workers fork; afterwards each still reaches the other, and what they held of each other is
+  // there.
   static void fork_and_go_on(const std::function<void(Held& held)>& child) {
     Processes processes(2, [&](int rank) {
-      std::optional<rpc::Agent> agent = rpc::init("worker" + std::to_string(rank), {.transports = {GetParam()}});
+      std::optional<rpc::Agent> agent =
+          rpc::init("worker" + std::to_string(rank), {.transports = {GetParam()}});
       const int other = 1 - rank;
       {
         Held held(agent, other);
@@ -125,9 +128,10 @@ TEST_P(ForkedWorkers, GetACallerErrorForEachUse) {
 TEST_P(ForkedWorkers, MayBecomeWorkersOfAnotherJob) {
   fork_and_go_on([](Held& held) {
     held.agent.reset();
-    rpc::Agent own = rpc::init(
-        "worker0",
-        {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {GetParam()}});
+    rpc::Agent own = rpc::init("worker0", {.rank = 0,
+                                           .world_size = 1,
+                                           .store = c10::make_intrusive<c10d::HashStore>(),
+                                           .transports = {GetParam()}});
     EXPECT_EQ(own.sync<&forked::plus>(0, 1, 2), 3);
     own.shutdown();
   });
@@ -138,7 +142,8 @@ TEST_P(ForkedWorkers, CloseTheConnectionsThatTheyDrop) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   Processes processes(2, [&](int rank) {
-    std::optional<rpc::Agent> agent = rpc::init("worker" + std::to_string(rank), {.transports = {GetParam()}});
+    std::optional<rpc::Agent> agent =
+        rpc::init("worker" + std::to_string(rank), {.transports = {GetParam()}});
     if (rank == 0) {
       ::close(ends[1]);
       EXPECT_EQ(agent->sync<&forked::plus>(1, 1, 2), 3);

@@ -68,8 +68,10 @@ TEST(FunctionNames, OverloadsShareANameAndDifferInSignature) {
 }
 
 TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
-  using Plain = detail::MethodBody<static_cast<int (named::Thing::*)()>(&named::Thing::both), named::Thing>;
-  using Const = detail::MethodBody<static_cast<int (named::Thing::*)() const>(&named::Thing::both), named::Thing>;
+  using Plain =
+      detail::MethodBody<static_cast<int (named::Thing::*)()>(&named::Thing::both), named::Thing>;
+  using Const = detail::MethodBody<static_cast<int (named::Thing::*)() const>(&named::Thing::both),
+                                   named::Thing>;
   const auto& plain = detail::Called<Plain>::entered;
   const auto& constant = detail::Called<Const>::entered;
   EXPECT_EQ(plain.name, constant.name);
@@ -79,13 +81,19 @@ TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
 
 // Two of one identity would end the program when it starts.
 TEST(FunctionNames, FunctionsOfOneNameThatTakeTheValueDifferInHow) {
-  using Plain = detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
-  using Const = detail::MethodBody<static_cast<int (*)(const named::Thing&)>(&named::get), named::Special>;
-  using Own = detail::MethodBody<static_cast<int (*)(named::Special&)>(&named::get), named::Special>;
+  using Plain =
+      detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
+  using Const =
+      detail::MethodBody<static_cast<int (*)(const named::Thing&)>(&named::get), named::Special>;
+  using Own =
+      detail::MethodBody<static_cast<int (*)(named::Special&)>(&named::get), named::Special>;
   const auto& called = of<static_cast<int (*)(weft::RRef<named::Thing>)>(&named::get)>();
-  EXPECT_EQ(detail::Called<Plain>::entered.signature, "int (weft::RRef<named::Special>, named::Thing&)");
-  EXPECT_EQ(detail::Called<Const>::entered.signature, "int (weft::RRef<named::Special>, named::Thing const&)");
-  EXPECT_EQ(detail::Called<Own>::entered.signature, "int (weft::RRef<named::Special>, named::Special&)");
+  EXPECT_EQ(detail::Called<Plain>::entered.signature,
+            "int (weft::RRef<named::Special>, named::Thing&)");
+  EXPECT_EQ(detail::Called<Const>::entered.signature,
+            "int (weft::RRef<named::Special>, named::Thing const&)");
+  EXPECT_EQ(detail::Called<Own>::entered.signature,
+            "int (weft::RRef<named::Special>, named::Special&)");
   EXPECT_EQ(named(called.id.name).size(), 4U);
 }
 
@@ -96,7 +104,8 @@ TEST(FunctionNames, IdentitiesAreTheTextsOfTheDocument) {
   const Identity created = detail::Created<detail::FunctionBody<&named::Thing::fixed>>::entered.id;
   EXPECT_EQ(created, (Identity{hash_of("named::Thing::fixed"), hash_of("RRef FdiE")}));
   const Identity made = detail::Created<detail::ConstructorBody<named::Made, int>>::entered.id;
-  EXPECT_EQ(made, (Identity{hash_of("constructor of named::Made"), hash_of("RRef FN5named4MadeEiE")}));
+  EXPECT_EQ(made,
+            (Identity{hash_of("constructor of named::Made"), hash_of("RRef FN5named4MadeEiE")}));
   using Fixed = detail::MethodBody<&named::Thing::fixed, named::Made>;
   EXPECT_EQ(detail::Called<Fixed>::entered.id,
             (Identity{hash_of("named::Thing::fixed"), hash_of("FdN4weft4RRefIN5named4MadeEEEiE")}));

@@ -1,5 +1,5 @@
-// Workers that are killed and started again under their names, as processes: the others forget the old ones and reach the
-// new ones, and nothing of the old ones stays.
+// Workers that are killed and started again under their names, as processes: the others forget the
+// old ones and reach the new ones, and nothing of the old ones stays.
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -74,7 +74,8 @@ using namespace std::chrono_literals;
 class Job {
  public:
   explicit Job(std::string transport)
-      : transport_(std::move(transport)), address_("tcp://127.0.0.1:" + std::to_string(launch::free_port())) {}
+      : transport_(std::move(transport)),
+        address_("tcp://127.0.0.1:" + std::to_string(launch::free_port())) {}
   rpc::Options options(std::optional<int> rank = std::nullopt) const {
     return {.rank = rank, .init_method = address_, .timeout = 30s, .transports = {transport_}};
   }
@@ -103,7 +104,8 @@ class Job {
 };
 
 std::ptrdiff_t threads() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
 }
 
 class KilledAgain : public testing::TestWithParam<std::string> {};
@@ -136,14 +138,17 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
       EXPECT_EQ(theirs.to_here(), life);
       if (life > 0) {
         for (const auto& use : std::initializer_list<std::function<void()>>{
-                 [&] { before.to_here(); }, [&] { agent.sync<&killed_again::plus_one>("actor", before); }}) {
+                 [&] { before.to_here(); },
+                 [&] { agent.sync<&killed_again::plus_one>("actor", before); }}) {
           const auto error = error_of(use);
           EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
         }
       }
       // Its own, and no more what the ones before it held.
-      EXPECT_TRUE(comes_true([&] { return agent.debug_info().owner_rrefs == 1; })) << agent.debug_info().owner_rrefs;
-      EXPECT_TRUE(comes_true([&] { return lost == life && joined == life + 1; })) << lost << ", " << joined;
+      EXPECT_TRUE(comes_true([&] { return agent.debug_info().owner_rrefs == 1; }))
+          << agent.debug_info().owner_rrefs;
+      EXPECT_TRUE(comes_true([&] { return lost == life && joined == life + 1; }))
+          << lost << ", " << joined;
       EXPECT_EQ(agent.workers().size(), 2U);
       before = std::move(theirs);
       if (life == 10) {
@@ -159,12 +164,14 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
     EXPECT_EQ(misplaced, 0);
     EXPECT_TRUE(comes_true([&] { return harness::open_descriptors() <= descriptors; }))
         << harness::open_descriptors() << " descriptors, " << descriptors << " after ten lives";
-    EXPECT_LT(threads(), most_threads + 8) << "one more than a thread for each life, or as many as calls came at once";
+    EXPECT_LT(threads(), most_threads + 8)
+        << "one more than a thread for each life, or as many as calls came at once";
     EXPECT_LE(harness::live_bytes(), bytes + (1 << 20));
     before = {};
     agent.sync<&killed_again::end>("actor");
     agent.shutdown({.timeout = 20s});
-    EXPECT_TRUE(comes_true([&] { return agent.debug_info().owner_rrefs + agent.debug_info().forks == 0; }));
+    EXPECT_TRUE(
+        comes_true([&] { return agent.debug_info().owner_rrefs + agent.debug_info().forks == 0; }));
   });
   learner->wait_for(0, "ready");
   for (int life = 0; life < lives; ++life) {
@@ -213,13 +220,16 @@ TEST_P(KilledAgain, ItsMessagesDoNotReachTheNext) {
   learner->expect_success();
 }
 
-// Two at a time, of which others never heard: those that neither spoke to them nor watch them hear it, too.
+// Two at a time, of which others never heard: those that neither spoke to them nor watch them hear
+// it, too.
 TEST_P(KilledAgain, AllHearOfDeathsAndWhoComesMeanwhile) {
   constexpr int kActors = 6;
   const Job job(GetParam());
   const auto listen = [](rpc::Agent& agent) {
-    agent.on_worker_lost([](const rpc::WorkerInfo& worker, const Error&) { Processes::say("lost_" + worker.name); });
-    agent.on_worker_joined([](const rpc::WorkerInfo& worker) { Processes::say("joined_" + worker.name); });
+    agent.on_worker_lost(
+        [](const rpc::WorkerInfo& worker, const Error&) { Processes::say("lost_" + worker.name); });
+    agent.on_worker_joined(
+        [](const rpc::WorkerInfo& worker) { Processes::say("joined_" + worker.name); });
   };
   const auto quiet = [&](const std::string& name, std::optional<int> rank) {
     return job.start([&job, listen, name, rank] {
@@ -250,7 +260,8 @@ TEST_P(KilledAgain, AllHearOfDeathsAndWhoComesMeanwhile) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (i == 2 || i == 3) continue;
     std::multiset<std::string> news;
-    while (!news.contains("lost_actor2") || !news.contains("lost_actor3") || !news.contains("joined_late")) {
+    while (!news.contains("lost_actor2") || !news.contains("lost_actor3") ||
+           !news.contains("joined_late")) {
       const auto word = all[i]->next_word(0);
       if (word.starts_with("lost_") || word == "joined_late") news.insert(word);
     }
@@ -263,8 +274,9 @@ TEST_P(KilledAgain, AllHearOfDeathsAndWhoComesMeanwhile) {
       EXPECT_TRUE(agent.alive(name));
     }
     const auto targets = agent.workers();
-    agent.on_worker_lost(
-        [](const rpc::WorkerInfo& worker, const Error& why) { ADD_FAILURE() << worker.name << why.what(); });
+    agent.on_worker_lost([](const rpc::WorkerInfo& worker, const Error& why) {
+      ADD_FAILURE() << worker.name << why.what();
+    });
     std::vector<Future<void>> told;
     for (const auto& worker : targets) {
       if (worker.name != "ends") told.push_back(agent.async<&killed_again::end>(worker));
@@ -317,7 +329,8 @@ TEST_P(KilledAgain, ThatHostedTheStoreIsSaidAndTheOthersGoOn) {
   for (auto& one : all) one->expect_success();
 }
 
-// Each kill at an instant that nobody has chosen, in joining as well, while all use each other's references.
+// Each kill at an instant that nobody has chosen, in joining as well, while all use each other's
+// references.
 class KilledAgainAnywhen : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
@@ -334,7 +347,8 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
   };
   const auto use = [&](int rank, int life) {
     return job.start([&, rank, life] {
-      auto agent = rpc::init("worker" + std::to_string(rank), job.options(rank == 0 ? std::optional(0) : std::nullopt));
+      auto agent = rpc::init("worker" + std::to_string(rank),
+                             job.options(rank == 0 ? std::optional(0) : std::nullopt));
       {
         RandomUser user(agent, kWorkers, (seed * kWorkers + rank) * 100 + life, may_fail);
         Processes::say("ready");
@@ -353,10 +367,12 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
       std::vector<std::size_t> counted;
       comes_true([&] {
         const auto now = agent.debug_info();
-        counted = {now.owner_rrefs, now.forks, now.pending_users, now.calls_waiting, now.handlers_busy};
+        counted = {now.owner_rrefs, now.forks, now.pending_users, now.calls_waiting,
+                   now.handlers_busy};
         return counted == std::vector<std::size_t>(5);
       });
-      EXPECT_EQ(counted, std::vector<std::size_t>(5)) << "owners, forks, pending users, calls waiting, handlers busy";
+      EXPECT_EQ(counted, std::vector<std::size_t>(5))
+          << "owners, forks, pending users, calls waiting, handlers busy";
       EXPECT_EQ(refs::living, 0) << "values";
       agent.shutdown({.timeout = 20s});
     });
@@ -373,7 +389,8 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
     all[victim]->signal(0, SIGKILL);
     all[victim] = use(static_cast<int>(victim), life);
   }
-  for (int rank = 1; rank < kWorkers; ++rank) all[static_cast<std::size_t>(rank)]->wait_for(0, "ready");
+  for (int rank = 1; rank < kWorkers; ++rank)
+    all[static_cast<std::size_t>(rank)]->wait_for(0, "ready");
   const auto ends = job.start([&] {
     auto agent = rpc::init("ends", job.options());
     agent.sync<&killed_again::end>("worker0");
@@ -383,10 +400,13 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
   for (auto& one : all) one->expect_success();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledAgain, testing::Values("shm", "tcp"), [](const auto& one) { return one.param; });
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledAgainAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 3)),
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledAgain, testing::Values("shm", "tcp"),
+                         [](const auto& one) { return one.param; });
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledAgainAnywhen,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 3)),
                          [](const auto& one) {
-                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
+                           return std::get<0>(one.param) + "Seed" +
+                                  std::to_string(std::get<1>(one.param));
                          });
 
 }  // namespace

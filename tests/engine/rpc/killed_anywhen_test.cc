@@ -1,5 +1,5 @@
-// A worker that is killed at an instant that nobody has chosen, while all use each other's references at random: the others
-// go on, and nothing is counted once they have ended theirs.
+// A worker that is killed at an instant that nobody has chosen, while all use each other's
+// references at random: the others go on, and nothing is counted once they have ended theirs.
 #include <gtest/gtest.h>
 
 #include <weft/tests/engine/rpc/random_user.h>
@@ -22,8 +22,9 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed, victim](int rank) {
-    auto agent = rpc::init("worker" + std::to_string(rank),
-                           {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
+    auto agent = rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
     // Whoever hosts the store may be the one that is killed: all know each other before.
     for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&refs::nothing>(after(agent, steps));
     // A step that has to do with the killed worker may fail, and then says so.
@@ -35,7 +36,8 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
     if (rank == victim) {
       for (;;) user.step();
     }
-    while (user.failed() == 0) user.step();  // as it must, where every fourth step asks the killed worker
+    while (user.failed() == 0)
+      user.step();  // as it must, where every fourth step asks the killed worker
     for (int i = 0; i < 20; ++i) user.step();
     user.drop();
     // No survivor ends before the others have done with it.
@@ -43,24 +45,27 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
     std::vector<std::size_t> counted;
     comes_true([&] {
       const auto now = agent.debug_info();
-      counted = {now.owner_rrefs, now.forks, now.pending_users, now.calls_waiting, now.handlers_busy};
+      counted = {now.owner_rrefs, now.forks, now.pending_users, now.calls_waiting,
+                 now.handlers_busy};
       return counted == std::vector<std::size_t>(5);
     });
-    EXPECT_EQ(counted, std::vector<std::size_t>(5)) << "owners, forks, pending users, calls waiting, handlers busy";
+    EXPECT_EQ(counted, std::vector<std::size_t>(5))
+        << "owners, forks, pending users, calls waiting, handlers busy";
     EXPECT_EQ(refs::living, 0) << "values";
     harness::meet_without(agent, victim);
   });
   harness::kill_anywhen(workers, kWorkers, victim, seed, 100ms);
 }
 
-// The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends without the others, so they
-// miss not the killed worker alone.
+// The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends
+// without the others, so they miss not the killed worker alone.
 TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed](int rank) {
-    auto agent = rpc::init("worker" + std::to_string(rank),
-                           {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
+    auto agent = rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
     for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&refs::nothing>(after(agent, steps));
     RandomUser user(agent, kWorkers, seed * kWorkers + rank, [](const Error&) { return true; });
     Processes::say("ready");
@@ -71,7 +76,8 @@ TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
       agent.shutdown({.timeout = 0ms});
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-      EXPECT_NE(error.text().find("is lost, or has left without shutdown()"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("is lost, or has left without shutdown()"), std::string::npos)
+          << error.text();
     }
   });
   harness::kill_anywhen(workers, kWorkers, victim, seed + 1, 100ms);
@@ -83,8 +89,9 @@ class StoppedAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 TEST_P(StoppedAnywhen, KeepsTheOthersWaitingAndNoMore) {
   const auto& [transport, seed] = GetParam();
   Processes workers(kWorkers, [transport, seed](int rank) {
-    auto agent = rpc::init("worker" + std::to_string(rank),
-                           {.rank = rank, .world_size = kWorkers, .timeout = 20s, .transports = {transport}});
+    auto agent = rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .world_size = kWorkers, .timeout = 20s, .transports = {transport}});
     Processes::say("ready");
     {
       RandomUser user(agent, kWorkers, seed * kWorkers + rank, [](const Error&) { return false; });
@@ -106,9 +113,11 @@ TEST_P(StoppedAnywhen, KeepsTheOthersWaitingAndNoMore) {
   workers.expect_success();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, StoppedAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 3)),
+INSTANTIATE_TEST_SUITE_P(Rpc, StoppedAnywhen,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 3)),
                          harness::killed_name);
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledAnywhen,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
                          harness::killed_name);
 
 }  // namespace

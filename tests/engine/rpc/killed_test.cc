@@ -1,4 +1,5 @@
-// Workers that are killed at every point of a reference's life: the others go on, and count nothing of them afterwards.
+// Workers that are killed at every point of a reference's life: the others go on, and count nothing
+// of them afterwards.
 #include <csignal>
 #include <thread>
 
@@ -35,19 +36,21 @@ enum class Point {
   FetchAskedFor,     // it waits for the copy of a value
   FetchAsked,        // worker 2 waits for the copy of its value
   CopyAskedFor,      // it waits for worker 0 to send a copy of a value to worker 2
-  CopyAsked,         // it is to send a copy of its value to worker 0, where worker 2's call waits for that
-  CopyTaken,         // worker 0 is to send a copy of a value to it
-  Idle,              // it holds a reference and owns a value
-  HoldsAll,          // a called function on it holds references of worker 2 and its own
-  GiverUnaccepted,   // it gave worker 2 a reference of which worker 0 knows, and has not been told that
-  OwnedByTwo,        // worker 2 and worker 0 refer to a value of its
-  OwnerUnaware,      // worker 2 gave worker 0 a reference to a value of its, of which it does not know yet
+  CopyAsked,  // it is to send a copy of its value to worker 0, where worker 2's call waits for that
+  CopyTaken,  // worker 0 is to send a copy of a value to it
+  Idle,       // it holds a reference and owns a value
+  HoldsAll,   // a called function on it holds references of worker 2 and its own
+  GiverUnaccepted,  // it gave worker 2 a reference of which worker 0 knows, and has not been told
+                    // that
+  OwnedByTwo,       // worker 2 and worker 0 refer to a value of its
+  OwnerUnaware,  // worker 2 gave worker 0 a reference to a value of its, of which it does not know
+                 // yet
 };
 const char* text(Point point) {
-  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited",
-                                    "FetchAskedFor",    "FetchAsked",    "CopyAskedFor",    "CopyAsked",
-                                    "CopyTaken",        "Idle",          "HoldsAll",        "GiverUnaccepted",
-                                    "OwnedByTwo",       "OwnerUnaware"};
+  constexpr const char* kTexts[] = {
+      "CreationAskedFor", "CreationAsked",   "ForkUnconfirmed", "ForkWaited",  "FetchAskedFor",
+      "FetchAsked",       "CopyAskedFor",    "CopyAsked",       "CopyTaken",   "Idle",
+      "HoldsAll",         "GiverUnaccepted", "OwnedByTwo",      "OwnerUnaware"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
@@ -180,7 +183,8 @@ void survive(rpc::Agent& agent, Point point) {
     const auto asked = agent.async<&refs::number_behind>(rpc::to(1).timeout(0ms), 1, "never");
     expect_counters(agent, 1, {1, 2, 0});
     Processes::say("ready");
-    EXPECT_EQ(error_of([&] { asked.get(); }).blame(), Blame::PeerLost);  // until then the value can still be fetched
+    EXPECT_EQ(error_of([&] { asked.get(); }).blame(),
+              Blame::PeerLost);  // until then the value can still be fetched
     see_the_end(theirs);
     agent.sync<&refs::open_gate>(0, "theirs");
     const auto error = error_of([&] { held.get(); });
@@ -208,8 +212,10 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
     rpc::Options options{.rank = rank, .world_size = 3, .transports = {transport}};
     const bool is_late = point == Point::ForkUnconfirmed || point == Point::ForkWaited;
     if (rank == 1 && is_late) options.faults.delay[rpc::MessageKind::Fork] = 10min;
-    if (rank == 2 && point == Point::GiverUnaccepted) options.faults.delay[rpc::MessageKind::ChildAccept] = 10min;
-    if (rank == 0 && point == Point::OwnerUnaware) options.faults.delay[rpc::MessageKind::Fork] = 1s;
+    if (rank == 2 && point == Point::GiverUnaccepted)
+      options.faults.delay[rpc::MessageKind::ChildAccept] = 10min;
+    if (rank == 0 && point == Point::OwnerUnaware)
+      options.faults.delay[rpc::MessageKind::Fork] = 1s;
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
     if (rank == 1) become_victim(agent, point);
     if (rank == 2) {
@@ -235,23 +241,26 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
   workers.expect_success({1});
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
-                         testing::Combine(testing::Values("shm", "tcp"),
-                                          testing::Values(Point::CreationAskedFor, Point::CreationAsked,
-                                                          Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
-                                                          Point::FetchAsked, Point::CopyAskedFor, Point::CopyAsked,
-                                                          Point::CopyTaken, Point::Idle, Point::HoldsAll,
-                                                          Point::GiverUnaccepted, Point::OwnedByTwo, Point::OwnerUnaware)),
-                         [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
+INSTANTIATE_TEST_SUITE_P(
+    Rpc, Killed,
+    testing::Combine(testing::Values("shm", "tcp"),
+                     testing::Values(Point::CreationAskedFor, Point::CreationAsked,
+                                     Point::ForkUnconfirmed, Point::ForkWaited,
+                                     Point::FetchAskedFor, Point::FetchAsked, Point::CopyAskedFor,
+                                     Point::CopyAsked, Point::CopyTaken, Point::Idle,
+                                     Point::HoldsAll, Point::GiverUnaccepted, Point::OwnedByTwo,
+                                     Point::OwnerUnaware)),
+    [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
-// Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as well.
+// Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as
+// well.
 TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
   const auto& [transport, victim] = GetParam();
   Processes workers(3, [transport](int rank) {
-    rpc::Agent agent =
-        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                 {.rank = rank, .world_size = 3, .transports = {transport}});
     const auto there = agent.remote<&refs::number>((rank + 1) % 3, 1);
     EXPECT_EQ(there.to_here(), 1);
     if (rank == 1) stay(agent);  // who will be killed, or what the others wait for
@@ -267,9 +276,11 @@ TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
   workers.expect_success({1, victim});  // worker 1 never comes
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledInShutdown, testing::Combine(testing::Values("shm", "tcp"), testing::Values(0, 1, 2)),
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledInShutdown,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Values(0, 1, 2)),
                          [](const auto& one) {
-                           return std::get<0>(one.param) + "Worker" + std::to_string(std::get<1>(one.param));
+                           return std::get<0>(one.param) + "Worker" +
+                                  std::to_string(std::get<1>(one.param));
                          });
 
 }  // namespace

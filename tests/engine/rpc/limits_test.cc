@@ -1,4 +1,5 @@
-// What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
+// What one worker may ask of another at a time, and what an agent takes from a peer that does not
+// keep to it.
 #include <array>
 #include <deque>
 #include <limits>
@@ -52,7 +53,9 @@ Gate gate;
 Future<int> held(int value) { return gate.pass(value); }
 int plus(int a, int b) { return a + b; }
 // Calls its caller, who has taken all places here.
-int plus_there(int a, int b) { return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b); }
+int plus_there(int a, int b) {
+  return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b);
+}
 // Until there is no thread for the next.
 int ping(int hops) {
   rpc::this_agent().sync<&ping>(rpc::this_call().caller, hops + 1);
@@ -73,7 +76,8 @@ using harness::Setting;
 using harness::Stranger;
 
 // Workers 0 and 1 with such limits; `body` is worker 0's.
-void run_two(const std::string& transport, std::array<int, 2> most, const std::function<void(rpc::Agent&)>& body) {
+void run_two(const std::string& transport, std::array<int, 2> most,
+             const std::function<void(rpc::Agent&)>& body) {
   run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
     options.calls_in_flight = most.at(static_cast<std::size_t>(*options.rank));
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
@@ -99,10 +103,13 @@ TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
     EXPECT_EQ(calls.back().get(), 3);
     for (int i = 1; i < 8; ++i) calls.push_back(agent.async<&limited::held>("worker1", i));
     limited::gate.wait_for(7);
-    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "the last place, and a call back";
+    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3)
+        << "the last place, and a call back";
     calls.push_back(agent.async<&limited::held>("worker1", 8));
-    expect_busy(error_of([&] { agent.sync<&limited::plus>("worker1", 1, 2); }), "8 calls to it are unanswered");
-    expect_busy(error_of([&] { agent.sync_op("aten::neg", "worker1", at::ones(1)); }), "8 calls to it are unanswered");
+    expect_busy(error_of([&] { agent.sync<&limited::plus>("worker1", 1, 2); }),
+                "8 calls to it are unanswered");
+    expect_busy(error_of([&] { agent.sync_op("aten::neg", "worker1", at::ones(1)); }),
+                "8 calls to it are unanswered");
     expect_busy(error_of([&] { agent.remote<&limited::owned>("worker1").created().get(); }),
                 "8 calls to it are unanswered");
     EXPECT_EQ(agent.sync<&limited::plus>("worker0", 1, 2), 3) << "calls to oneself are not counted";
@@ -121,11 +128,12 @@ TEST_P(Nested, CallsDeeperThanThreadsMayBlockFailWithBusyAndHangNobody) {
   run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
     agent.shared_core()->crew()->limit_blocked(8);  // the other's is far away
     for (const int first : {1, 0}) {
-      const Error error =
-          error_of([&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });
+      const Error error = error_of(
+          [&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });
       // The innermost is refused, and thrown by each that called it, on the others' side.
       EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
-      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"), std::string::npos)
+      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"),
+                std::string::npos)
           << error.what();
     }
     EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "both serve again";
@@ -147,14 +155,16 @@ TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
     for (auto& one : chains) EXPECT_EQ(one.get(), 0);
     for (int round = 0; round < 100; ++round) {
       std::vector<RRef<int>> references;
-      for (int i = 0; i < 8; ++i) references.push_back(agent.remote<&limited::plus>("worker1", i, 0));
+      for (int i = 0; i < 8; ++i)
+        references.push_back(agent.remote<&limited::plus>("worker1", i, 0));
       for (int i = 0; i < 8; ++i) references[static_cast<std::size_t>(i)].created().get();
       for (int i = 0; i < 8; ++i) EXPECT_EQ(references[static_cast<std::size_t>(i)].to_here(), i);
     }
   });
 }
 
-// The callee's own limit, where the caller's is higher; and what was given away in a refused call ends.
+// The callee's own limit, where the caller's is higher; and what was given away in a refused call
+// ends.
 TEST_P(CallsInFlight, TheCalleeRefusesWhatIsTooManyForIt) {
   run_two(GetParam(), {100, 4}, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
@@ -180,7 +190,8 @@ TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheO
     EXPECT_EQ(agent.sync<&limited::plus>("worker1", 1, 2), 3);
     std::vector<Future<int>> calls;
     for (int i = 0; i < 100'000; ++i)
-      calls.push_back(agent.async<&limited::held>(rpc::to("worker1").timeout(std::chrono::milliseconds(0)), i));
+      calls.push_back(
+          agent.async<&limited::held>(rpc::to("worker1").timeout(std::chrono::milliseconds(0)), i));
     int busy = 0;
     for (const auto& call : calls) busy += call.done() ? 1 : 0;
     EXPECT_EQ(busy, 100'000 - most);
@@ -194,11 +205,14 @@ TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheO
 TEST(CallsInFlightByDefault, AreAtLeastOne) {
   for (const int most : {0, -1}) {
     const auto error = error_of([&] {
-      rpc::init("worker0",
-                {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .calls_in_flight = most});
+      rpc::init("worker0", {.rank = 0,
+                            .world_size = 1,
+                            .store = c10::make_intrusive<c10d::HashStore>(),
+                            .calls_in_flight = most});
     });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("rpc::Options::calls_in_flight is " + std::to_string(most)), std::string::npos);
+    EXPECT_NE(error.text().find("rpc::Options::calls_in_flight is " + std::to_string(most)),
+              std::string::npos);
   }
 }
 
@@ -215,7 +229,8 @@ class ForeignCalls : public testing::TestWithParam<std::string> {
 TEST_P(ForeignCalls, AreRefusedBeyondTheLimitAlsoByAnotherConnectionWhileWeftsOwnGetThrough) {
   Stranger first(agent, GetParam());
   first.greet(agent, 1);
-  for (std::uint64_t call = 1; call <= 6; ++call) first.call<&limited::held>(call, rpc::MessageKind::Call, 3);
+  for (std::uint64_t call = 1; call <= 6; ++call)
+    first.call<&limited::held>(call, rpc::MessageKind::Call, 3);
   for (const std::uint64_t call : {5, 6}) {
     const auto said = first.next();
     ASSERT_TRUE(said);
@@ -266,8 +281,8 @@ TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
   stranger.greet(agent, 1);
   int sent = 0;
   while (sent < 300'000) {
-    const Op op =
-        stranger.call<&limited::plus>(static_cast<std::uint64_t>(sent) + 1, rpc::MessageKind::Call);  // too few arguments
+    const Op op = stranger.call<&limited::plus>(static_cast<std::uint64_t>(sent) + 1,
+                                                rpc::MessageKind::Call);  // too few arguments
     if (!op.ended() || !op.error()) {
       ++sent;
     } else if (op.error()->blame() == Blame::Busy) {
@@ -300,7 +315,8 @@ TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
   Stranger stranger(agent, "inproc", Stranger::Reads::No);
   stranger.greet(agent, 1);
   for (std::size_t sent = 0; sent < kCalls;) {
-    const Op op = stranger.call<&limited::plus>(sent + 1, rpc::MessageKind::Call);  // too few arguments
+    const Op op =
+        stranger.call<&limited::plus>(sent + 1, rpc::MessageKind::Call);  // too few arguments
     if (!op.ended() || !op.error()) {
       ++sent;
     } else {
@@ -309,7 +325,8 @@ TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
     }
   }
   const auto all_served = [&] { return agent.debug_info().calls_served >= kCalls; };
-  ASSERT_TRUE(harness::comes_true(all_served, std::chrono::seconds(60))) << "the connection has been ended";
+  ASSERT_TRUE(harness::comes_true(all_served, std::chrono::seconds(60)))
+      << "the connection has been ended";
   stranger.read();
   std::size_t answers = 0;
   while (answers < kCalls && stranger.next()) ++answers;
@@ -327,7 +344,8 @@ TEST_P(ForeignCalls, WithWhatIsNoReferenceAreRefused) {
     ASSERT_TRUE(said);
     EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
     EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller)) << said->failure().text;
-    EXPECT_NE(said->failure().text.find("cannot be decoded"), std::string::npos) << said->failure().text;
+    EXPECT_NE(said->failure().text.find("cannot be decoded"), std::string::npos)
+        << said->failure().text;
   };
   refused(std::optional<int>());
   for (std::size_t fields = 1; fields < 7; ++fields) refused(std::vector<int>(fields));
@@ -354,7 +372,8 @@ TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultSta
   EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
 }
 
-// Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of them at once.
+// Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of
+// them at once.
 TEST(Strangers, WhoDoNotSayWhoTheyAreArePutOut) {
   const std::vector<std::string> transports{"inproc", "shm", "tcp"};
   const auto alone = [&](const std::string& secret) {
@@ -393,7 +412,8 @@ TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
   }
 }
 
-// As a worker does that wants a name which is taken. It is told that the holder lives; nothing else is taken from it.
+// As a worker does that wants a name which is taken. It is told that the holder lives; nothing else
+// is taken from it.
 TEST_P(ForeignCalls, OfWhoAsksForASignOfLifeAreRefused) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, rpc::kAsksForSign);

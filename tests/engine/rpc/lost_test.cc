@@ -1,5 +1,5 @@
-// Connections that end, and what is asked then: whether the worker lives, and what has become of references. The links of
-// one process stand for the network.
+// Connections that end, and what is asked then: whether the worker lives, and what has become of
+// references. The links of one process stand for the network.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -41,12 +41,13 @@ using harness::comes_true;
 class Links {
  public:
   Links() {
-    transport::inproc::on_link([this](const transport::inproc::Faults& there, const transport::inproc::Faults& back) {
-      std::lock_guard lock(mutex_);
-      ways_.push_back(there);
-      ways_.push_back(back);
-      if (broken_) cut();
-    });
+    transport::inproc::on_link(
+        [this](const transport::inproc::Faults& there, const transport::inproc::Faults& back) {
+          std::lock_guard lock(mutex_);
+          ways_.push_back(there);
+          ways_.push_back(back);
+          if (broken_) cut();
+        });
   }
   ~Links() { transport::inproc::on_link({}); }
   Links(const Links&) = delete;
@@ -116,7 +117,8 @@ class Unwilling : public c10d::HashStore {
     ++asked_;
     changed_.notify_all();
     if (state_ == State::Refuses) throw std::runtime_error("the store is away");
-    if (!changed_.wait_for(lock, 10s, [&] { return state_ != State::Holds; })) held_too_long_ = true;
+    if (!changed_.wait_for(lock, 10s, [&] { return state_ != State::Holds; }))
+      held_too_long_ = true;
   }
   enum class State { Answers, Holds, Refuses };
   void change(State state) {
@@ -132,7 +134,8 @@ class Unwilling : public c10d::HashStore {
   bool held_too_long_ = false;
 };
 
-rpc::Agent join(int rank, const c10::intrusive_ptr<c10d::Store>& store, std::optional<int> size = std::nullopt) {
+rpc::Agent join(int rank, const c10::intrusive_ptr<c10d::Store>& store,
+                std::optional<int> size = std::nullopt) {
   rpc::Options options{.rank = rank, .store = store, .transports = {"inproc"}};
   options.world_size = size;
   return rpc::init("worker" + std::to_string(rank), options);
@@ -145,7 +148,8 @@ std::vector<rpc::Agent> join_all(int workers, bool open) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < workers; ++rank) {
     threads.emplace_back([&, rank] {
-      agents[static_cast<std::size_t>(rank)] = join(rank, store, open ? std::nullopt : std::optional(workers));
+      agents[static_cast<std::size_t>(rank)] =
+          join(rank, store, open ? std::nullopt : std::optional(workers));
     });
   }
   for (auto& thread : threads) thread.join();
@@ -164,7 +168,8 @@ TEST_P(LostWorker, IsAskedAFewTimesAndNoMore) {
   // It is there, as far as the store says, and cannot be reached.
   const auto before = links.made();
   links.keep_broken(true);
-  EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; })) << "what it held has ended";
+  EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; }))
+      << "what it held has ended";
   // Three questions of its own; the other side may have its own.
   EXPECT_LE(links.made() - before, 20U);
   agents[1].leave();
@@ -230,9 +235,11 @@ TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
   auto all = agents[1].sync<&lost::own_many>(0, many);
   links.break_all();
   // Whether it lives, which is asked as well when it is met, and thrice what has come.
-  EXPECT_TRUE(comes_true([&] { return agents[1].debug_info().calls_served >= (GetParam() ? 5U : 4U); }));
+  EXPECT_TRUE(
+      comes_true([&] { return agents[1].debug_info().calls_served >= (GetParam() ? 5U : 4U); }));
   EXPECT_EQ(agents[0].debug_info().owner_rrefs, static_cast<std::size_t>(many));
-  for (const int one : {0, 4095, 4096, many - 1}) EXPECT_EQ(all[static_cast<std::size_t>(one)].to_here(), one);
+  for (const int one : {0, 4095, 4096, many - 1})
+    EXPECT_EQ(all[static_cast<std::size_t>(one)].to_here(), one);
   all.clear();
   EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; }));
   agents[1].leave();
@@ -242,18 +249,22 @@ TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
 INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
                          [](const auto& is_open) { return is_open.param ? "Open" : "Fixed"; });
 
-// The owner hears of the value from somebody else only, after its creator has gone: whoever waits for it is told.
+// The owner hears of the value from somebody else only, after its creator has gone: whoever waits
+// for it is told.
 TEST(LostCreator, IsAskedAboutWhatDoesNotCome) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<rpc::Agent> agents(3);
   harness::run_threads(3, [&](int rank) {
     rpc::Options options{.rank = rank, .world_size = 3, .store = store, .transports = {"inproc"}};
     if (rank == 1) options.faults.drop = {rpc::MessageKind::Create};
-    if (rank == 2) options.faults.delay = {{rpc::MessageKind::Fork, 1s}};  // what the owner knew of rank 1 has ended then
+    if (rank == 2)
+      options.faults.delay = {
+          {rpc::MessageKind::Fork, 1s}};  // what the owner knew of rank 1 has ended then
     agents[static_cast<std::size_t>(rank)] = rpc::init("worker" + std::to_string(rank), options);
   });
   agents[1].async<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
-  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().pending_users == 1; })) << "it has come";
+  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().pending_users == 1; }))
+      << "it has come";
   agents[1].leave();
   EXPECT_TRUE(comes_true([] { return lost::has_kept.load(); }));
   const auto fetched = std::exchange(lost::kept, {}).fetch();
@@ -268,7 +279,9 @@ TEST(LostCreator, IsAskedAboutWhatDoesNotCome) {
 // What is written on a way from now on is held there, and then lost with the connection.
 class Loss {
  public:
-  explicit Loss(transport::inproc::Faults way) : way_(std::move(way)), at_(way_.written()) { way_.hold_at(at_); }
+  explicit Loss(transport::inproc::Faults way) : way_(std::move(way)), at_(way_.written()) {
+    way_.hold_at(at_);
+  }
   ~Loss() { happens(); }
   Loss(const Loss&) = delete;
   Loss& operator=(const Loss&) = delete;
@@ -363,7 +376,8 @@ TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
   const auto before = back.written();
   back.hold_at(before);
   auto asked = agents[0].async<&refs::make_on>(1, agents[0].worker(2), 5);
-  EXPECT_TRUE(comes_true([&] { return back.written() > before && agents[2].debug_info().forks == 1; }));
+  EXPECT_TRUE(
+      comes_true([&] { return back.written() > before && agents[2].debug_info().forks == 1; }));
   RRef<int> given;
   {
     const Loss loss(way(links, 0));
@@ -374,8 +388,10 @@ TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
     EXPECT_TRUE(loss.is_coming());
     EXPECT_TRUE(comes_true([&] { return keeps_parent(given) == message(); }));
   }
-  EXPECT_TRUE(comes_true([&] { return !keeps_parent(given) && agents[0].debug_info().calls_waiting == 0; }));
-  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().forks == 1; })) << "its giver's own has ended";
+  EXPECT_TRUE(comes_true(
+      [&] { return !keeps_parent(given) && agents[0].debug_info().calls_waiting == 0; }));
+  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().forks == 1; }))
+      << "its giver's own has ended";
   EXPECT_EQ(given.to_here(), 5);
   given = {};
   expect_nothing_left(agents);
@@ -383,7 +399,9 @@ TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, LostControl, testing::Values(Lost::Message, Lost::Answer),
-                         [](const auto& lost) { return lost.param == Lost::Message ? "Message" : "Answer"; });
+                         [](const auto& lost) {
+                           return lost.param == Lost::Message ? "Message" : "Answer";
+                         });
 
 // Who cannot be asked may live all the same.
 TEST(LostStore, TakesNothingFromWorkersThatLive) {
@@ -428,7 +446,8 @@ TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
   first.leave();
 }
 
-// Where the answer goes is the lane's to say: who joined first knows nothing of those that came later.
+// Where the answer goes is the lane's to say: who joined first knows nothing of those that came
+// later.
 TEST(LostStore, IsNotAskedForAnAnswerWithATensor) {
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store);
@@ -440,7 +459,8 @@ TEST(LostStore, IsNotAskedForAnAnswerWithATensor) {
   first.leave();
 }
 
-// All its connections break, though it lives: who is taken for lost hears so, and does nothing more under its name.
+// All its connections break, though it lives: who is taken for lost hears so, and does nothing more
+// under its name.
 TEST(LostStore, ThatSaysAWorkerIsLostMakesItLeave) {
   Links links;
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -468,12 +488,14 @@ TEST(LostStore, NoLaneIsMadeByWhoLeavesMeanwhile) {
   Links links;
   const auto store = c10::make_intrusive<Unwilling>();
   const auto come = [&](const std::string& name, int rank) {
-    return rpc::init(name, {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
+    return rpc::init(name,
+                     {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
   };
   auto owner = come("owner", 1), user = come("user", 0);
   const auto value = user.remote<&refs::number>("owner", 4);
   EXPECT_EQ(value.to_here(), 4);
-  // The owner confirms the reference over a connection of its own, which must be there to be broken.
+  // The owner confirms the reference over a connection of its own, which must be there to be
+  // broken.
   ASSERT_TRUE(comes_true([&] { return !owner.shared_core()->transport_to(0).empty(); }));
   store->hold();
   links.break_all();

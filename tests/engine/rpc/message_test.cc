@@ -1,4 +1,5 @@
-// Whole messages over a lane: what is sent, and what of it is copied. Rows RB-044 … 047 of the behaviours.
+// Whole messages over a lane: what is sent, and what of it is copied. Rows RB-044 … 047 of the
+// behaviours.
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@
 namespace weft::rpc {
 namespace {
 
-codec::Encoded encoded(const std::vector<at::Tensor>& tensors, const std::string& text = "payload") {
+codec::Encoded encoded(const std::vector<at::Tensor>& tensors,
+                       const std::string& text = "payload") {
   return codec::Writer().write([&](codec::Packer& packer) {
     packer.pack_array(2);
     packer.pack(text);
@@ -41,10 +43,11 @@ TEST(PendingCalls, AreTakenByTheWorkerAndTheConnectionThatTheyWentTo) {
 class MessageLane : public testing::Test {
  protected:
   void SetUp() override {
-    const auto offers =
-        routes.listen({loop, "", [this](std::shared_ptr<transport::Connection> one) { far = std::move(one); }});
+    const auto offers = routes.listen(
+        {loop, "", [this](std::shared_ptr<transport::Connection> one) { far = std::move(one); }});
     near = routes.connect(offers, {loop, Deadline::in(std::chrono::seconds(20))});
-    ASSERT_TRUE(loop->drive([this] { return far != nullptr; }, Deadline::in(std::chrono::seconds(20))));
+    ASSERT_TRUE(
+        loop->drive([this] { return far != nullptr; }, Deadline::in(std::chrono::seconds(20))));
   }
   // What comes of it at the other end.
   struct Got {
@@ -58,7 +61,8 @@ class MessageLane : public testing::Test {
     std::vector<std::uint64_t> sizes;
     if (!is_receiving) {
       is_receiving = true;
-      far->receive({[this](const transport::Arrival& arrival) { arrived(arrival); }, [](const Error&) {}});
+      far->receive(
+          {[this](const transport::Arrival& arrival) { arrived(arrival); }, [](const Error&) {}});
     }
     arrived = [&](const transport::Arrival& arrival) {
       sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
@@ -67,20 +71,24 @@ class MessageLane : public testing::Test {
           [&](Message whole, const Error* lacking) {
             EXPECT_EQ(lacking, nullptr);
             Got now{whole.head, "", {}, sizes};
-            codec::Reader(std::move(whole.parts)).read(whole.body, [&](const msgpack::object& object) {
-              std::tie(now.text, now.tensors) = object.as<std::tuple<std::string, std::vector<at::Tensor>>>();
-            });
+            codec::Reader(std::move(whole.parts))
+                .read(whole.body, [&](const msgpack::object& object) {
+                  std::tie(now.text, now.tensors) =
+                      object.as<std::tuple<std::string, std::vector<at::Tensor>>>();
+                });
             got = std::move(now);
           },
           [](const Error& why) { ADD_FAILURE() << why.what(); });
     };
     const Op op = send_message(*near, head, std::move(message));
-    EXPECT_TRUE(loop->drive([&] { return got.has_value(); }, Deadline::in(std::chrono::seconds(20))));
+    EXPECT_TRUE(
+        loop->drive([&] { return got.has_value(); }, Deadline::in(std::chrono::seconds(20))));
     EXPECT_FALSE(op.error());
     return got.value_or(Got());
   }
 
-  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("message", EventLoop::Thread::Given);
+  std::shared_ptr<EventLoop> loop =
+      std::make_shared<EventLoop>("message", EventLoop::Thread::Given);
   std::shared_ptr<ReceivePool> pool = std::make_shared<ReceivePool>();
   transport::Routes routes{{"inproc"}};
   std::shared_ptr<transport::Connection> near;
@@ -110,9 +118,12 @@ TEST_F(MessageLane, RB044_HeadTextAndTensorsOfTwoDtypesSurviveAReceiverThatSeesS
 TEST_F(MessageLane, RB047_WithAndWithoutTextAndTensors) {
   Head head;
   head.kind = FrameKind::Reply;
-  for (const std::string& text : {std::string(), std::string("text"), std::string(kMaxBodyInHeader + 100, 'x')}) {
+  for (const std::string& text :
+       {std::string(), std::string("text"), std::string(kMaxBodyInHeader + 100, 'x')}) {
     for (const auto& tensors : std::vector<std::vector<at::Tensor>>{
-             {}, {at::ones({2})}, {at::empty({0}), at::ones({3}), at::Tensor(), at::eye(2, at::kDouble)}}) {
+             {},
+             {at::ones({2})},
+             {at::empty({0}), at::ones({3}), at::Tensor(), at::eye(2, at::kDouble)}}) {
       const auto got = exchange(head, encoded(tensors, text));
       EXPECT_EQ(got.text, text);
       ASSERT_EQ(got.tensors.size(), tensors.size());
@@ -253,9 +264,11 @@ TEST(MessageLimits, ABodyOrTensorsThatAreTooLargeAreRefusedBeforeThereIsMemoryFo
   EXPECT_NE(why_refused({kGiB + 1}, true).find("a body of more than 1 GiB"), std::string::npos);
   EXPECT_NE(why_refused({100, 256 * kGiB}, true).find("more than 256 GiB"), std::string::npos);
   EXPECT_NE(why_refused({256 * kGiB + 1}, false).find("more than 256 GiB"), std::string::npos);
-  EXPECT_NE(why_refused({128 * kGiB, 128 * kGiB, 1}, false).find("more than 256 GiB"), std::string::npos);
+  EXPECT_NE(why_refused({128 * kGiB, 128 * kGiB, 1}, false).find("more than 256 GiB"),
+            std::string::npos);
   const std::uint64_t most = ~std::uint64_t{0};
-  EXPECT_NE(why_refused({100, most, 200}, false).find("more than 256 GiB"), std::string::npos) << "sums do not wrap around";
+  EXPECT_NE(why_refused({100, most, 200}, false).find("more than 256 GiB"), std::string::npos)
+      << "sums do not wrap around";
 }
 
 TEST(MessageLimits, TheSenderIsToldBeforeItsPeerWouldHangUp) {

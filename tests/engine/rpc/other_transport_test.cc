@@ -32,12 +32,14 @@ namespace {
 using harness::error_of;
 using harness::Processes;
 
-// This process, which has one thread, becomes the root of a user namespace of its own. Returns an errno, or 0.
+// This process, which has one thread, becomes the root of a user namespace of its own. Returns an
+// errno, or 0.
 int enter_user_namespace() {
-  const std::string user = "0 " + std::to_string(::geteuid()) + " 1", group = "0 " + std::to_string(::getegid()) + " 1";
+  const std::string user = "0 " + std::to_string(::geteuid()) + " 1",
+                    group = "0 " + std::to_string(::getegid()) + " 1";
   if (::unshare(CLONE_NEWUSER) != 0) return errno;
-  for (const auto& [file, text] :
-       {std::pair("setgroups", std::string("deny")), std::pair("uid_map", user), std::pair("gid_map", group)}) {
+  for (const auto& [file, text] : {std::pair("setgroups", std::string("deny")),
+                                   std::pair("uid_map", user), std::pair("gid_map", group)}) {
     std::ofstream out(std::string("/proc/self/") + file);
     out << text << std::flush;
     if (!out) return EPERM;
@@ -47,7 +49,9 @@ int enter_user_namespace() {
 
 int become_another_user() {
   constexpr uid_t kOther = 12345;
-  return ::setresgid(kOther, kOther, kOther) == 0 && ::setresuid(kOther, kOther, kOther) == 0 ? 0 : errno;
+  return ::setresgid(kOther, kOther, kOther) == 0 && ::setresuid(kOther, kOther, kOther) == 0
+             ? 0
+             : errno;
 }
 
 using Change = int (*)();
@@ -76,7 +80,8 @@ TEST_P(WorkersOfOneHost, CallEachOtherWhereTheyMayNotLookIntoEachOthersProcesses
     }
   }
   Processes processes(2, [](int rank) {
-    if (const Change change = GetParam().changes[static_cast<std::size_t>(rank)]) ASSERT_EQ(change(), 0);
+    if (const Change change = GetParam().changes[static_cast<std::size_t>(rank)])
+      ASSERT_EQ(change(), 0);
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     const int other = 1 - rank;
     EXPECT_EQ(agent.sync<&elsewhere::add>(other, 1, 2), 3);
@@ -88,22 +93,25 @@ TEST_P(WorkersOfOneHost, CallEachOtherWhereTheyMayNotLookIntoEachOthersProcesses
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, WorkersOfOneHost,
-                         testing::Values(Case{"NamespaceEach", {&enter_user_namespace, &enter_user_namespace}},
+                         testing::Values(Case{"NamespaceEach",
+                                              {&enter_user_namespace, &enter_user_namespace}},
                                          Case{"NamespaceOfOne", {nullptr, &enter_user_namespace}},
                                          Case{"AnotherUser", {nullptr, &become_another_user}}),
                          [](const auto& one) { return one.param.name; });
 
-// Publishes of worker 1 another descriptor than the one it listens on: connecting over shared memory fails, and no check
-// before finds out.
+// Publishes of worker 1 another descriptor than the one it listens on: connecting over shared
+// memory fails, and no check before finds out.
 class WrongDescriptors final : public c10d::HashStore {
  public:
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     std::string text(value.begin(), value.end());
     const auto host = transport::shm::Address::here();
-    const std::string begin = host.host + "/" + host.processes + "/" + std::to_string(host.process) + "/";
+    const std::string begin =
+        host.host + "/" + host.processes + "/" + std::to_string(host.process) + "/";
     if (key.ends_with("worker/1")) {
       for (auto at = text.find(begin); at != std::string::npos; at = text.find(begin, at + 1)) {
-        for (auto digit = at + begin.size(); digit < text.size() && text[digit] >= '0' && text[digit] <= '9'; ++digit) {
+        for (auto digit = at + begin.size();
+             digit < text.size() && text[digit] >= '0' && text[digit] <= '9'; ++digit) {
           text[digit] = '9';
         }
       }
@@ -115,11 +123,13 @@ class WrongDescriptors final : public c10d::HashStore {
 TEST(WorkersByShm, CallEachOtherByTcpAfterItHasFailed) {
   // So that the workers' have two digits: the one that takes their place, 99, is not open.
   std::vector<Descriptor> lower;
-  while (lower.empty() || lower.back().get() < 10) lower.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  while (lower.empty() || lower.back().get() < 10)
+    lower.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const auto store = c10::make_intrusive<WrongDescriptors>();
   harness::run_threads(2, [&](int rank) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                 {.rank = rank, .world_size = 2, .store = store, .transports = {"shm", "tcp"}});
+    rpc::Agent agent =
+        rpc::init("worker" + std::to_string(rank),
+                  {.rank = rank, .world_size = 2, .store = store, .transports = {"shm", "tcp"}});
     if (rank == 0) {
       const Error first = error_of([&] { agent.sync<&elsewhere::add>("worker1", 1, 2); });
       EXPECT_EQ(first.blame(), Blame::PeerLost) << first.what();

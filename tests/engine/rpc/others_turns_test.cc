@@ -1,5 +1,5 @@
-// What comes in a turn of the loop on somebody's thread, what blocks elsewhere, and what cannot be sent or read: calls must
-// not depend on whose thread turns, nor on the fate of others.
+// What comes in a turn of the loop on somebody's thread, what blocks elsewhere, and what cannot be
+// sent or read: calls must not depend on whose thread turns, nor on the fate of others.
 #include <atomic>
 #include <thread>
 
@@ -25,8 +25,9 @@ void call_back(rpc::WorkerInfo whom) { rpc::this_agent().async<&refs::number>(wh
 Future<int> then_block() {
   Promise<int> promise;
   promise.set(2);
-  return promise.future().then(
-      [caller = rpc::this_call().caller](int value) { return rpc::this_agent().sync<&refs::number>(caller, value); });
+  return promise.future().then([caller = rpc::this_call().caller](int value) {
+    return rpc::this_agent().sync<&refs::number>(caller, value);
+  });
 }
 
 std::atomic<bool> began{false}, ended{false};
@@ -155,7 +156,8 @@ TEST(OthersTurns, RecordWhatIsForwarded) {
 TEST(OthersTurns, AreNotCountedByWaitAll) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
-      EXPECT_EQ(rpc::wait_all([&] { agent.sync<&turns::after_gate>(2, std::string("counted")); }), 0u);
+      EXPECT_EQ(rpc::wait_all([&] { agent.sync<&turns::after_gate>(2, std::string("counted")); }),
+                0u);
     }
     if (agent.self().rank == 0) {
       for (int i = 0; i < 100; ++i) agent.sync<rpc::inline_<&turns::call_back>>(1, agent.self());
@@ -171,7 +173,8 @@ TEST(OthersTurns, ContinuationsOfWhatIsDoneMayBlock) {
   });
 }
 
-// One thread each: the function's blocks in the other agent's call, and makes room for what that leads to.
+// One thread each: the function's blocks in the other agent's call, and makes room for what that
+// leads to.
 TEST(TwoAgents, WaitForEachOtherWithAThreadEach) {
   run_alone({As::Threads, "inproc", 2},
             [](rpc::Options options) {
@@ -190,7 +193,8 @@ TEST(CallsToOneself, AreCancelledWhenTheAgentLeaves) {
   run_alone({As::Threads, "inproc", 1}, [](rpc::Options options) {
     turns::began = turns::ended = false;
     auto agent = rpc::init("alone", options);
-    const auto call = agent.async<&turns::until_cancelled>(rpc::to(agent.self()).timeout(kNoTimeout));
+    const auto call =
+        agent.async<&turns::until_cancelled>(rpc::to(agent.self()).timeout(kNoTimeout));
     while (!turns::began) std::this_thread::yield();
     agent.leave();
     EXPECT_TRUE(turns::ended);
@@ -206,12 +210,15 @@ TEST(Refused, RepliesAreTheCallersErrorAtOnce) {
         EXPECT_EQ(agent.sync<&refs::own_three>(to).size(), 3u);
         for (const int worker : {0, 1}) expect_counters(agent, worker, {0, 0, 0});
       },
-      {.faults = {.fail_first = {{rpc::MessageKind::Reply, 3}}}});  // the first failure is refused as well, and sent again
+      {.faults = {.fail_first = {{rpc::MessageKind::Reply,
+                                  3}}}});  // the first failure is refused as well, and sent again
 }
 
 TEST(Unreadable, ArgumentsAndResultsAreOneCallsErrorAndKeepNothing) {
   run_one([](rpc::Agent& agent) {
-    EXPECT_EQ(error_of([&] { agent.sync<&turns::take_unreadable>(1, turns::Unreadable()); }).blame(), Blame::Caller);
+    EXPECT_EQ(
+        error_of([&] { agent.sync<&turns::take_unreadable>(1, turns::Unreadable()); }).blame(),
+        Blame::Caller);
     EXPECT_EQ(error_of([&] { agent.sync<&turns::unreadable>(1); }).blame(), Blame::Caller);
     EXPECT_EQ(agent.sync<&refs::number>(1, 4), 4);
     for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
@@ -232,7 +239,8 @@ TEST(Shutdown, WaitsForWhatIsOnItsWayToSomebodyWhoHasGivenUp) {
   run_workers({As::Threads, "tcp", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 1) return;
     agent.sync<&turns::large>(0);  // it is there from now on
-    EXPECT_EQ(error_of([&] { agent.sync<&turns::large>(rpc::to(0).timeout(20ms)); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { agent.sync<&turns::large>(rpc::to(0).timeout(20ms)); }).blame(),
+              Blame::Timeout);
   });
 }
 
@@ -250,7 +258,8 @@ TEST(CutConnections, LeaveNoReferencesBehind) {
         turns::cut_tcp_connections();
       }
       EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::PeerLost);
-      // The last cut may have met a later connection, whose end nobody has seen yet: it is found here, and made anew.
+      // The last cut may have met a later connection, whose end nobody has seen yet: it is found
+      // here, and made anew.
       for (const int worker : {1, 2}) {
         const auto answers = [&] {
           try {
@@ -282,11 +291,13 @@ TEST(CutConnections, LeaveNoReferencesBehind) {
 TEST(Values, EndOutsideTheLoop) {
   run_one([](rpc::Agent& agent) {
     agent.remote<turns::SlowToEnd>(1, std::string("the end")).created().get();
-    EXPECT_EQ(agent.sync<&refs::number>(rpc::to(1).timeout(20s), 3), 3) << "its destructor runs now, or soon";
+    EXPECT_EQ(agent.sync<&refs::number>(rpc::to(1).timeout(20s), 3), 3)
+        << "its destructor runs now, or soon";
     EXPECT_EQ(turns::living, 1);
     agent.sync<&refs::open_gate>(1, std::string("the end"));
     expect_counters(agent, 1, {0, 0, 0});
-    for (const Deadline limit = Deadline::in(20s); turns::living != 0 && !limit.passed();) std::this_thread::yield();
+    for (const Deadline limit = Deadline::in(20s); turns::living != 0 && !limit.passed();)
+      std::this_thread::yield();
     EXPECT_EQ(turns::living, 0) << "its destructor, which began before, ends";
   });
 }

@@ -13,7 +13,10 @@ class RandomUser {
  public:
   // Of "worker0" … "worker<workers - 1>". A step may fail with an error for which that is true.
   RandomUser(rpc::Agent& agent, int workers, int seed, std::function<bool(const Error&)> may_fail)
-      : agent_(agent), workers_(workers), may_fail_(std::move(may_fail)), random_(static_cast<unsigned>(seed)) {}
+      : agent_(agent),
+        workers_(workers),
+        may_fail_(std::move(may_fail)),
+        random_(static_cast<unsigned>(seed)) {}
 
   void step() {
     ++steps_;
@@ -32,7 +35,8 @@ class RandomUser {
   int upto(int limit) { return static_cast<int>(random_() % static_cast<unsigned>(limit + 1)); }
   rpc::Destination someone() {
     const int rank = upto(workers_ - 1);
-    return upto(1) == 0 ? rpc::Destination(rank) : rpc::Destination("worker" + std::to_string(rank));
+    return upto(1) == 0 ? rpc::Destination(rank)
+                        : rpc::Destination("worker" + std::to_string(rank));
   }
   void keep(RRef<int> reference) {
     kept_.push_back(std::move(reference));
@@ -62,7 +66,8 @@ class RandomUser {
         RRef<int> chain = agent_.remote<&refs::number>(someone(), value);
         for (int i = 0; i < 4; ++i) {
           const auto next = someone();
-          chain = agent_.remote<&refs::plus_held>(next, upto(1) == 0 ? chain : chain.copy_to(next), 1);
+          chain =
+              agent_.remote<&refs::plus_held>(next, upto(1) == 0 ? chain : chain.copy_to(next), 1);
         }
         EXPECT_EQ(chain.to_here(), value + 4);
         break;

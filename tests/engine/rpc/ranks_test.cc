@@ -16,7 +16,8 @@ using namespace weft;
 int throws() { throw Error(Blame::PeerLost, "ranks 2, 5 are lost").with_ranks({5, 2}); }
 int throws_another() { throw std::runtime_error("no rank"); }
 int passes_on(int rank) { return rpc::this_agent().sync<&throws>(rank); }
-std::atomic<Promise<int>*> answer{nullptr};  // of the last call of never(); the others are kept without an answer
+std::atomic<Promise<int>*> answer{
+    nullptr};  // of the last call of never(); the others are kept without an answer
 Future<int> never() {
   auto* const promise = new Promise<int>();
   answer = promise;

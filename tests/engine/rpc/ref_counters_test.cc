@@ -29,7 +29,8 @@ TEST(RefCounters, ValuesGoWithTheirLastReference) {
       EXPECT_EQ(copy.sync<&refs::Account::get>(), 1);
       expect_counters(agent, 1, {1, 1, 0});
       const auto mine = RRef<int>(agent, 2);
-      const auto kept = agent.remote<&refs::kept>(2, account, mine);  // worker 2 holds both from now on
+      const auto kept =
+          agent.remote<&refs::kept>(2, account, mine);  // worker 2 holds both from now on
       kept.created().get();
       expect_counters(agent, 1, {1, 2, 0});
       expect_counters(agent, 2, {1, 1, 0});
@@ -93,7 +94,9 @@ template <auto F>
 void send_twice(rpc::Agent& agent, int to, rpc::MessageKind kind,
                 const typename rpc::detail::FunctionBody<F>::Arguments& arguments) {
   for (int time = 0; time < 2; ++time) {
-    rpc::call<rpc::detail::FunctionBody<F>>(agent.shared_core(), {to, 20s, kind, /*on_loop=*/true}, arguments).get();
+    rpc::call<rpc::detail::FunctionBody<F>>(agent.shared_core(), {to, 20s, kind, /*on_loop=*/true},
+                                            arguments)
+        .get();
   }
 }
 std::uint64_t fork_of(const RRef<int>& reference) { return reference.handle()->fork(); }
@@ -113,7 +116,8 @@ TEST(RefCounters, AForkAndItsEndCountOnceHoweverOftenTheyCome) {
     other = {};
     expect_counters(agent, 1, {0, 0, 0});
     send_twice<&rref::internal::fork>(agent, 1, rpc::MessageKind::Fork, {id, fork_of_other});
-    send_twice<&rref::internal::user_delete>(agent, 1, rpc::MessageKind::UserDelete, {id, fork_of_other});
+    send_twice<&rref::internal::user_delete>(agent, 1, rpc::MessageKind::UserDelete,
+                                             {id, fork_of_other});
     expect_counters(agent, 1, {0, 0, 0});
   });
 }
@@ -123,7 +127,8 @@ TEST(RefCounters, AChildIsAcceptedOnceHoweverOftenThatComes) {
     const auto given = agent.sync<&refs::make_on>(1, agent.worker(2), 5);
     expect_counters(agent, 2, {1, 1, 0});  // the giver's own has ended
     while (!given.confirmed()) std::this_thread::yield();
-    send_twice<&rref::internal::child_accepted>(agent, 1, rpc::MessageKind::ChildAccept, {given.handle()->fork()});
+    send_twice<&rref::internal::child_accepted>(agent, 1, rpc::MessageKind::ChildAccept,
+                                                {given.handle()->fork()});
     expect_counters(agent, 1, {0, 0, 0});
     expect_counters(agent, 2, {1, 1, 0});
     EXPECT_EQ(given.to_here(), 5);
@@ -158,7 +163,8 @@ TEST(RefCounters, WhatHasComeStaysWhoeverSaysThatItWillNot) {
     {
       const auto value = agent.remote<&refs::number>(1, 4);
       value.created().get();
-      send_twice<&rref::internal::will_not_come>(agent, 1, rpc::MessageKind::UserDelete, {value.handle()->id(), why});
+      send_twice<&rref::internal::will_not_come>(agent, 1, rpc::MessageKind::UserDelete,
+                                                 {value.handle()->id(), why});
       EXPECT_EQ(value.to_here(), 4);
       expect_counters(agent, 1, {1, 1, 0});
     }

@@ -1,4 +1,5 @@
-// What the tests of references call: values, accounts that count how many live, values that wait to be made.
+// What the tests of references call: values, accounts that count how many live, values that wait to
+// be made.
 #pragma once
 
 #include <atomic>
@@ -18,13 +19,17 @@ namespace refs {
 using namespace weft;
 
 inline at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
-inline at::Tensor add_held(RRef<at::Tensor> a, RRef<at::Tensor> b) { return a.to_here() + b.to_here(); }
+inline at::Tensor add_held(RRef<at::Tensor> a, RRef<at::Tensor> b) {
+  return a.to_here() + b.to_here();
+}
 inline at::Tensor fetch(RRef<at::Tensor> a) { return a.to_here(); }
 inline int fetch_sum(RRef<int> a, RRef<int> b) { return a.to_here() + b.to_here(); }
 inline int plus_held(RRef<int> a, int more) { return a.to_here() + more; }
 inline void take(RRef<int>) {}
 inline void pass_on(RRef<int> a, rpc::WorkerInfo third) { rpc::this_agent().sync<&take>(third, a); }
-inline int fetch_elsewhere(RRef<int> a, rpc::WorkerInfo third) { return rpc::this_agent().sync<&fetch_sum>(third, a, a); }
+inline int fetch_elsewhere(RRef<int> a, rpc::WorkerInfo third) {
+  return rpc::this_agent().sync<&fetch_sum>(third, a, a);
+}
 inline int number(int value) { return value; }
 inline int throws(std::string text) { throw std::runtime_error(text); }
 inline void nothing() {}
@@ -32,15 +37,20 @@ inline std::atomic<bool> finished{false};
 inline void finish() { finished = true; }
 inline RRef<int> own(int value) { return RRef<int>(value); }
 inline std::vector<RRef<int>> own_three() { return {RRef<int>(0), RRef<int>(1), RRef<int>(2)}; }
-inline RRef<int> make_on(rpc::WorkerInfo third, int value) { return rpc::this_agent().remote<&number>(third, value); }
+inline RRef<int> make_on(rpc::WorkerInfo third, int value) {
+  return rpc::this_agent().remote<&number>(third, value);
+}
 inline std::vector<RRef<int>> make_two_on(rpc::WorkerInfo third) {
   return {rpc::this_agent().remote<&number>(third, 1), rpc::this_agent().remote<&number>(third, 2)};
 }
-inline int fetched_from_third(rpc::WorkerInfo third) { return rpc::this_agent().remote<&number>(third, 7).to_here(); }
+inline int fetched_from_third(rpc::WorkerInfo third) {
+  return rpc::this_agent().remote<&number>(third, 7).to_here();
+}
 inline at::Tensor add_on(rpc::WorkerInfo third, at::Tensor a, at::Tensor b) {
   return rpc::this_agent().remote<&add>(third, a, b).to_here();
 }
-inline std::vector<RRef<at::Tensor>> add_twice_on(rpc::WorkerInfo third, at::Tensor a, at::Tensor b) {
+inline std::vector<RRef<at::Tensor>> add_twice_on(rpc::WorkerInfo third, at::Tensor a,
+                                                  at::Tensor b) {
   return {rpc::this_agent().remote<&add>(third, a, b), rpc::this_agent().remote<&add>(third, b, b)};
 }
 inline int sum_of(std::vector<RRef<int>> all) {
@@ -70,7 +80,9 @@ inline int throws_behind(std::string gate) {
   number_behind(0, std::move(gate));
   throw std::runtime_error("no luck behind");
 }
-inline int fetch_behind(RRef<int> a, std::string gate) { return number_behind(0, std::move(gate)) + a.to_here(); }
+inline int fetch_behind(RRef<int> a, std::string gate) {
+  return number_behind(0, std::move(gate)) + a.to_here();
+}
 inline std::vector<std::uint64_t> counters() {
   const auto now = rpc::this_agent().debug_info();
   return {now.owner_rrefs, now.forks, now.pending_users};
@@ -88,12 +100,18 @@ inline bool is_created(RRef<int> given) {
   given.created().get();
   return true;
 }
-inline std::int64_t size_of(const at::Tensor& tensor, std::int64_t dimension) { return tensor.size(dimension); }
+inline std::int64_t size_of(const at::Tensor& tensor, std::int64_t dimension) {
+  return tensor.size(dimension);
+}
 inline at::Tensor plus(const at::Tensor& tensor, at::Tensor more) { return tensor + more; }
-inline at::Tensor viewed(const at::Tensor& tensor, std::vector<std::int64_t> sizes) { return tensor.view(sizes); }
+inline at::Tensor viewed(const at::Tensor& tensor, std::vector<std::int64_t> sizes) {
+  return tensor.view(sizes);
+}
 inline at::Tensor quantized() { return at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8); }
 inline int plus_number(int& value, int more) { return value + more; }
-inline int wait_behind(int& value, std::string gate) { return number_behind(value, std::move(gate)); }
+inline int wait_behind(int& value, std::string gate) {
+  return number_behind(value, std::move(gate));
+}
 
 // Counts how many live.
 inline std::atomic<int> living{0};
@@ -107,7 +125,9 @@ struct Account {
   void put(int other) { value = other; }
   void fail() { throw std::runtime_error("overdrawn"); }
   Future<int> add_later(int more) {
-    return rpc::this_agent().async<&number>(rpc::this_call().caller, more).then([this](int got) { return value += got; });
+    return rpc::this_agent().async<&number>(rpc::this_call().caller, more).then([this](int got) {
+      return value += got;
+    });
   }
   static int twice(int a) { return 2 * a; }
   static int peek(const Account& account) { return account.value; }
@@ -131,7 +151,9 @@ struct Kept {
   RRef<Account> account;
   RRef<int> number;
 };
-inline Kept kept(RRef<Account> account, RRef<int> number) { return {std::move(account), std::move(number)}; }
+inline Kept kept(RRef<Account> account, RRef<int> number) {
+  return {std::move(account), std::move(number)};
+}
 inline int fetch_held(RRef<int>& held) { return held.to_here(); }
 inline int account_value(Account& account, int plus) { return account.value + plus; }
 struct Broken {
@@ -180,7 +202,8 @@ inline void run_one(const Setting& setting, const std::function<void(rpc::Agent&
       },
       options);
 }
-inline void run_one(const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {}) {
+inline void run_one(const std::function<void(rpc::Agent&)>& body,
+                    const rpc::Options& options = {}) {
   run_one({As::Threads, "inproc", 3}, body, options);
 }
 

@@ -44,7 +44,9 @@ struct Outlasting {
     }
     ++ended;
   }
-  Future<int> later(int value, std::string gate) { return agent.async<&refs::number_behind>(other, value, gate); }
+  Future<int> later(int value, std::string gate) {
+    return agent.async<&refs::number_behind>(other, value, gate);
+  }
   static inline std::atomic<int> could_call{0}, ended{0};
   rpc::Agent agent;
   rpc::WorkerInfo other;
@@ -83,14 +85,16 @@ TEST_P(ControlFaults, DelayedControlMessagesChangeNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
-                         testing::Combine(testing::Values(rpc::MessageKind::Fork, rpc::MessageKind::ChildAccept,
+                         testing::Combine(testing::Values(rpc::MessageKind::Fork,
+                                                          rpc::MessageKind::ChildAccept,
                                                           rpc::MessageKind::UserDelete),
                                           testing::ValuesIn(harness::settings_of_faults())),
                          [](const auto& one) {
                            const auto kind = std::get<0>(one.param);
-                           return std::string(kind == rpc::MessageKind::Fork          ? "Fork"
-                                              : kind == rpc::MessageKind::ChildAccept ? "ChildAccept"
-                                                                                      : "UserDelete") +
+                           return std::string(kind == rpc::MessageKind::Fork ? "Fork"
+                                              : kind == rpc::MessageKind::ChildAccept
+                                                  ? "ChildAccept"
+                                                  : "UserDelete") +
                                   "_" + harness::name(std::get<1>(one.param));
                          });
 
@@ -102,7 +106,8 @@ TEST_P(DroppedAndDelayed, RF003_ADroppedCreationIsACreationError) {
           [](rpc::Agent& agent) {
             for (const int to : {0, 1}) {
               const auto lost = agent.remote<&refs::number>(rpc::to(to).timeout(30ms), 1);
-              const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(30ms), at::ones({1}), 1);
+              const auto operation =
+                  agent.remote_op("aten::add", rpc::to(to).timeout(30ms), at::ones({1}), 1);
               EXPECT_THROW(lost.to_here(), rpc::CreationError) << to;
               EXPECT_EQ(error_of([&] { lost.to_here(); }).blame(), Blame::Timeout);
               EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
@@ -119,7 +124,8 @@ TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
               const auto late = agent.remote<refs::Account>(rpc::to(1).timeout(10ms), 1);
               EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
               EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
-              while (agent.sync<&refs::accounts_living>(1) == 0) std::this_thread::yield();  // it comes all the same
+              while (agent.sync<&refs::accounts_living>(1) == 0)
+                std::this_thread::yield();  // it comes all the same
               EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
             }
             expect_counters(agent, 1, {0, 0, 0});
@@ -128,7 +134,8 @@ TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
           {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
-// The limit is over while the calls are on their way; what is on the way comes when the test lets it.
+// The limit is over while the calls are on their way; what is on the way comes when the test lets
+// it.
 TEST(LateCreations, AreAllMadeWhenTheyComeWhateverTheirLimit) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> ways;
@@ -139,33 +146,35 @@ TEST(LateCreations, AreAllMadeWhenTheyComeWhateverTheirLimit) {
   });
   late_made = late_called = 0;
   constexpr int kCalls = 5;
-  harness::run_workers({As::Threads, "inproc", 2},
-                       [](rpc::Agent& agent) {
-                         if (agent.self().rank != 0) return;
-                         agent.sync<&refs::nothing>(1);  // there is a connection now
-                         const auto held = [] {
-                           std::lock_guard lock(mutex);
-                           return ways;
-                         }();
-                         for (const auto& way : held) way.hold_at(way.written());
-                         std::vector<RRef<int>> late;
-                         std::vector<Future<void>> calls;
-                         for (int i = 0; i < kCalls; ++i) {
-                           late.push_back(agent.remote<&make_late>(rpc::to(1).timeout(1ms), i));
-                           calls.push_back(agent.async<&call_late>(rpc::to(1).timeout(1ms)));
-                         }
-                         for (const auto& one : late)
-                           EXPECT_EQ(error_of([&] { one.created().get(); }).blame(), Blame::Timeout);
-                         for (const auto& one : calls) EXPECT_EQ(error_of([&] { one.get(); }).blame(), Blame::Timeout);
-                         EXPECT_EQ(late_made + late_called, 0);
-                         for (const auto& way : held) way.release();
-                         EXPECT_TRUE(comes_true([] { return late_made == kCalls && late_called == kCalls; }))
-                             << late_made << " " << late_called;
-                         for (const auto& one : late) EXPECT_THROW(one.to_here(), rpc::CreationError) << "for good";
-                         late.clear();
-                         expect_counters(agent, 1, {0, 0, 0});
-                       },
-                       {.worker_threads = 2 * kCalls});
+  harness::run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        agent.sync<&refs::nothing>(1);  // there is a connection now
+        const auto held = [] {
+          std::lock_guard lock(mutex);
+          return ways;
+        }();
+        for (const auto& way : held) way.hold_at(way.written());
+        std::vector<RRef<int>> late;
+        std::vector<Future<void>> calls;
+        for (int i = 0; i < kCalls; ++i) {
+          late.push_back(agent.remote<&make_late>(rpc::to(1).timeout(1ms), i));
+          calls.push_back(agent.async<&call_late>(rpc::to(1).timeout(1ms)));
+        }
+        for (const auto& one : late)
+          EXPECT_EQ(error_of([&] { one.created().get(); }).blame(), Blame::Timeout);
+        for (const auto& one : calls)
+          EXPECT_EQ(error_of([&] { one.get(); }).blame(), Blame::Timeout);
+        EXPECT_EQ(late_made + late_called, 0);
+        for (const auto& way : held) way.release();
+        EXPECT_TRUE(comes_true([] { return late_made == kCalls && late_called == kCalls; }))
+            << late_made << " " << late_called;
+        for (const auto& one : late) EXPECT_THROW(one.to_here(), rpc::CreationError) << "for good";
+        late.clear();
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.worker_threads = 2 * kCalls});
   transport::inproc::on_link({});
 }
 
@@ -190,8 +199,9 @@ TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
         left = {};
         expect_counters(agent, 1, {0, 0, 0});
       },
-      {.faults = {
-           .delay = {{rpc::MessageKind::Call, 50ms}, {rpc::MessageKind::Fetch, 50ms}, {rpc::MessageKind::Create, 50ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Call, 50ms},
+                            {rpc::MessageKind::Fetch, 50ms},
+                            {rpc::MessageKind::Create, 50ms}}}});
 }
 
 // Of values that the callee owns, and of a third worker's.
@@ -201,7 +211,8 @@ TEST(LateReplies, TheReferencesInThemEnd) {
         // The cancellation finds the reply on its way.
         const auto to = rpc::to(1).timeout(50ms);
         EXPECT_EQ(error_of([&] { agent.sync<&refs::own_three>(to); }).blame(), Blame::Timeout);
-        EXPECT_EQ(error_of([&] { agent.sync<&refs::make_on>(to, agent.worker(2), 5); }).blame(), Blame::Timeout);
+        EXPECT_EQ(error_of([&] { agent.sync<&refs::make_on>(to, agent.worker(2), 5); }).blame(),
+                  Blame::Timeout);
         for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
       },
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
@@ -212,8 +223,10 @@ TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
   run_one(
       [](rpc::Agent& agent) {
         std::vector<Future<std::vector<RRef<int>>>> calls;
-        for (int i = 0; i < 4500; ++i) calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(500ms)));
-        for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
+        for (int i = 0; i < 4500; ++i)
+          calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(500ms)));
+        for (const auto& call : calls)
+          EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
         expect_counters(agent, 1, {0, 0, 0});
       },
       {.faults = {.delay = {{rpc::MessageKind::Reply, 1500ms}}}});
@@ -223,7 +236,8 @@ TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
 TEST(LateReplies, TheReferencesInThoseThatCannotBeReadEndAsWell) {
   run_one(
       [](rpc::Agent& agent) {
-        EXPECT_EQ(error_of([&] { agent.sync<&unreadable_own>(rpc::to(1).timeout(50ms)); }).blame(), Blame::Timeout);
+        EXPECT_EQ(error_of([&] { agent.sync<&unreadable_own>(rpc::to(1).timeout(50ms)); }).blame(),
+                  Blame::Timeout);
         expect_counters(agent, 1, {0, 0, 0});
         EXPECT_NE(error_of([&] { agent.sync<&unreadable_own>(1); }).blame(), Blame::Timeout);
         expect_counters(agent, 1, {0, 0, 0});
@@ -261,18 +275,20 @@ TEST(CreationFaults, AMethodOfAnotherTypesValueFailsWhoWaitsForIt) {
         const auto fetched = agent.async<&refs::fetch_sum>(rpc::to(2).timeout(20s), made, made);
         const auto error = error_of([&] { fetched.get(); });
         EXPECT_EQ(error.blame(), Blame::Remote) << error.text();
-        EXPECT_NE(error.text().find("give RRef the type of the value"), std::string::npos) << error.text();
+        EXPECT_NE(error.text().find("give RRef the type of the value"), std::string::npos)
+            << error.text();
       },
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
 }
 
-// Who called has given up, and its reference has ended. The last goes in a turn of the loop, with the reply that the method
-// waited for.
+// Who called has given up, and its reference has ended. The last goes in a turn of the loop, with
+// the reply that the method waited for.
 TEST(Destructors, OfValuesWhoseLastMethodAnswersLaterMayBlock) {
   run_one([](rpc::Agent& agent) {
     auto outlasting = agent.remote<Outlasting>(1, agent.self());
     outlasting.created().get();
-    const auto value = std::exchange(outlasting, {}).timeout(1s).async<&Outlasting::later>(7, "the last");
+    const auto value =
+        std::exchange(outlasting, {}).timeout(1s).async<&Outlasting::later>(7, "the last");
     EXPECT_EQ(error_of([&] { value.get(); }).blame(), Blame::Timeout);
     expect_counters(agent, 1, {0, 0, 0});
     EXPECT_EQ(Outlasting::ended, 0);
@@ -332,7 +348,9 @@ TEST_P(DroppedAndDelayed, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWit
           [](rpc::Agent& agent) {
             {
               const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(300ms), 4);
-              EXPECT_EQ(error_of([&] { agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost); }).blame(),
+              EXPECT_EQ(error_of([&] {
+                          agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost);
+                        }).blame(),
                         Blame::Timeout);
             }  // what it left running there ends once the creation is known to have failed
             expect_counters(agent, 1, {0, 0, 0});
@@ -347,7 +365,8 @@ TEST_P(DroppedAndDelayed, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
             for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
               const auto copy = value.copy_to(rpc::to(2).timeout(1s));
               const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
-              EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
+              EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"),
+                        std::string::npos);
               EXPECT_THROW(copy.to_here(), rpc::CreationError);
             }
             for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
@@ -404,7 +423,8 @@ TEST(CreationFaults, ACopyThatNobodyWaitsForAnyMoreIsNotSent) {
     agent.sync<&refs::open_gate>(1, "too late");
     EXPECT_EQ(value.to_here(), 4);
     while (agent.sync<&refs::served_and_busy>(1).second > 0) std::this_thread::yield();
-    EXPECT_EQ(agent.sync<&refs::served_and_busy>(2).first, served + 1) << "this question's predecessor alone";
+    EXPECT_EQ(agent.sync<&refs::served_and_busy>(2).first, served + 1)
+        << "this question's predecessor alone";
     EXPECT_EQ(value.copy_to(2).to_here(), 4);
   });
 }
@@ -467,7 +487,8 @@ TEST(CreationFaults, AnOwnerThatPassesOnWhatItDoesNotHaveYetStillWaitsForIt) {
   run_one(
       [](rpc::Agent& agent) {
         const auto late = agent.remote<&refs::number>(1, 4);
-        agent.sync<&refs::pass_on>(1, late, agent.worker(2));  // and all of these end before the creation comes
+        agent.sync<&refs::pass_on>(
+            1, late, agent.worker(2));  // and all of these end before the creation comes
         EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
       },
       {.faults = {.delay = {{rpc::MessageKind::Create, 500ms}}}});
@@ -513,7 +534,8 @@ TEST(CreationFaults, OthersHearThatACreationHasFailed) {
       [](rpc::Agent& agent) {
         const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(200ms), 4);
         const auto fetched = agent.async<&refs::fetch_sum>(rpc::to(2).timeout(30s), lost, lost);
-        EXPECT_NE(error_of([&] { fetched.get(); }).text().find("was not created"), std::string::npos);
+        EXPECT_NE(error_of([&] { fetched.get(); }).text().find("was not created"),
+                  std::string::npos);
       },
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
@@ -529,24 +551,27 @@ TEST(CreationFaults, AnEndThatIsRefusedForSecondsIsToldLater) {
 }
 
 TEST_P(DroppedAndDelayed, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
-  run_one(GetParam(),
-          [](rpc::Agent& agent) {
-            for (const int to : {1, 0}) {
-              const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(10ms), at::ones({1}), 1);
-              const auto function = agent.remote<&refs::number>(rpc::to(to).timeout(10ms), 1);
-              EXPECT_EQ(error_of([&] { operation.created().get(); }).blame(), Blame::Timeout) << to;
-              EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
-              EXPECT_THROW(function.to_here(), rpc::CreationError) << to;
-            }
-            const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
-            EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout) << "the fetch is delayed, too";
-            EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
-            agent.set_timeout(20ms);
-            const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
-            EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
-            agent.set_timeout(60s);
-          },
-          {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+  run_one(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        for (const int to : {1, 0}) {
+          const auto operation =
+              agent.remote_op("aten::add", rpc::to(to).timeout(10ms), at::ones({1}), 1);
+          const auto function = agent.remote<&refs::number>(rpc::to(to).timeout(10ms), 1);
+          EXPECT_EQ(error_of([&] { operation.created().get(); }).blame(), Blame::Timeout) << to;
+          EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
+          EXPECT_THROW(function.to_here(), rpc::CreationError) << to;
+        }
+        const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
+        EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout)
+            << "the fetch is delayed, too";
+        EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
+        agent.set_timeout(20ms);
+        const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
+        EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
+        agent.set_timeout(60s);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
 }
 
 TEST_P(DroppedAndDelayed, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
@@ -586,7 +611,8 @@ TEST(CreationFaults, AFetchOfAValueThatIsStillMadeTimesOutAndCanBeDoneAgain) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, DroppedAndDelayed, testing::ValuesIn(harness::settings_of_faults()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, DroppedAndDelayed, testing::ValuesIn(harness::settings_of_faults()),
+                         harness::name_of);
 
 }  // namespace
 }  // namespace weft

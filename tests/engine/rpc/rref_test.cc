@@ -1,4 +1,5 @@
-// References: group RR of the behaviours. What they do on a faulty network is in rref_faults_test.cc.
+// References: group RR of the behaviours. What they do on a faulty network is in
+// rref_faults_test.cc.
 #include <sstream>
 #include <thread>
 #include <unordered_map>
@@ -42,7 +43,9 @@ TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
     EXPECT_TRUE(at::equal(mine.local_value(), one * 2));
     EXPECT_TRUE(at::equal(mine.to_here(), one * 2));
     const auto sparse = at::eye(2).to_sparse();
-    EXPECT_TRUE(at::equal(agent.remote<&refs::add>(after(agent, 1), sparse, sparse).to_here().to_dense(), at::eye(2) * 2));
+    EXPECT_TRUE(
+        at::equal(agent.remote<&refs::add>(after(agent, 1), sparse, sparse).to_here().to_dense(),
+                  at::eye(2) * 2));
     const auto my_sparse = agent.remote<&refs::add>(agent.self(), sparse, sparse);
     EXPECT_TRUE(at::equal(my_sparse.local_value().to_dense(), at::eye(2) * 2));
     agent.remote<&refs::nothing>(after(agent, 1)).to_here();
@@ -66,8 +69,10 @@ TEST_P(Refs, RR003_004_ManyOfDifferentSizesAreFetchedLaterInOrder) {
       std::vector<RRef<at::Tensor>> dense;
       std::vector<RRef<at::Tensor>> sparse;
       for (int size = 1; size <= 10; ++size) {
-        dense.push_back(agent.remote<&refs::add>(to, at::ones({size, size}), at::ones({size, size})));
-        sparse.push_back(agent.remote<&refs::add>(to, at::eye(size).to_sparse(), at::eye(size).to_sparse()));
+        dense.push_back(
+            agent.remote<&refs::add>(to, at::ones({size, size}), at::ones({size, size})));
+        sparse.push_back(
+            agent.remote<&refs::add>(to, at::eye(size).to_sparse(), at::eye(size).to_sparse()));
       }
       for (int size = 1; size <= 10; ++size) {
         const auto index = static_cast<std::size_t>(size - 1);
@@ -75,7 +80,8 @@ TEST_P(Refs, RR003_004_ManyOfDifferentSizesAreFetchedLaterInOrder) {
         EXPECT_TRUE(at::equal(sparse[index].to_here().to_dense(), at::eye(size) * 2));
       }
     }
-    EXPECT_TRUE(at::equal(agent.remote_op("aten::mul", after(agent, 1), at::ones({2}), 3).to_here(), at::full({2}, 3.0)));
+    EXPECT_TRUE(at::equal(agent.remote_op("aten::mul", after(agent, 1), at::ones({2}), 3).to_here(),
+                          at::full({2}, 3.0)));
   });
 }
 
@@ -85,9 +91,14 @@ TEST_P(Refs, RR007_AreArgumentsOfCallsInAllModes) {
     const auto a = agent.remote<&refs::add>(after(agent, 1), one, one);
     const auto b = agent.remote<&refs::add>(after(agent, 1), one, one);
     for (int steps = 0; steps < 3; ++steps) {
-      EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(after(agent, steps), a, b).to_dense(), at::eye(2) * 4));
-      EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(after(agent, steps), a, b).get().to_dense(), at::eye(2) * 4));
-      EXPECT_TRUE(at::equal(agent.remote<&refs::add_held>(after(agent, steps), a, b).to_here().to_dense(), at::eye(2) * 4));
+      EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(after(agent, steps), a, b).to_dense(),
+                            at::eye(2) * 4));
+      EXPECT_TRUE(
+          at::equal(agent.async<&refs::add_held>(after(agent, steps), a, b).get().to_dense(),
+                    at::eye(2) * 4));
+      EXPECT_TRUE(
+          at::equal(agent.remote<&refs::add_held>(after(agent, steps), a, b).to_here().to_dense(),
+                    at::eye(2) * 4));
     }
   });
 }
@@ -109,8 +120,10 @@ TEST_P(Refs, RR019_MethodsOfATensorAreFunctionsThatTakeItFirst) {
       const auto tensor = agent.remote<&refs::add>(to, at::ones({2, 3}), at::ones({2, 3}));
       const auto calls = tensor.timeout(20s);  // used for several
       EXPECT_EQ(calls.sync<&refs::size_of>(1), 3);
-      EXPECT_TRUE(at::equal(calls.async<&refs::plus>(at::ones({2, 3})).get(), at::full({2, 3}, 3.0)));
-      EXPECT_EQ(calls.remote<&refs::viewed>(std::vector<std::int64_t>{3, 2}).to_here().sizes(), (at::IntArrayRef{3, 2}));
+      EXPECT_TRUE(
+          at::equal(calls.async<&refs::plus>(at::ones({2, 3})).get(), at::full({2, 3}, 3.0)));
+      EXPECT_EQ(calls.remote<&refs::viewed>(std::vector<std::int64_t>{3, 2}).to_here().sizes(),
+                (at::IntArrayRef{3, 2}));
       EXPECT_EQ(calls.sync<&refs::size_of>(0), 2);
     }
   });
@@ -120,7 +133,8 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto failed = agent.remote<&refs::throws>(after(agent, 1), "no luck");
     EXPECT_NE(error_of([&] { failed.created().get(); }).text().find("no luck"), std::string::npos);
-    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 1, agent.self().name + "/created");
+    const auto late =
+        agent.remote<&refs::number_behind>(after(agent, 1), 1, agent.self().name + "/created");
     const auto created = late.created();
     EXPECT_EQ(error_of([&] { created.wait(5ms); }).blame(), Blame::Timeout);
     EXPECT_FALSE(created.done());
@@ -133,7 +147,8 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
 TEST_P(Refs, AnOwnersOwnFetchKeepsItsTimeLimit) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::string gate = agent.self().name + "/own";
-    const auto mine = agent.remote<&refs::number_behind>(rpc::to(agent.self()).timeout(0ms), 1, gate);
+    const auto mine =
+        agent.remote<&refs::number_behind>(rpc::to(agent.self()).timeout(0ms), 1, gate);
     EXPECT_EQ(error_of([&] { mine.fetch(5ms).get(); }).blame(), Blame::Timeout);
     EXPECT_EQ(error_of([&] { mine.to_here(5ms); }).blame(), Blame::Timeout);
     const auto waiting = mine.fetch(20s);
@@ -164,17 +179,22 @@ TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
     const auto to = after(agent, 1);
     const std::string gate_of_value = agent.self().name + "/value";
     const auto late = agent.remote<&refs::number_behind>(to, 1, gate_of_value);
-    EXPECT_EQ(error_of([&] { late.timeout(10ms).sync<&refs::increase>(1); }).blame(), Blame::Timeout);
-    EXPECT_EQ(error_of([&] { late.timeout(10ms).async<&refs::increase>(1).get(); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { late.timeout(10ms).sync<&refs::increase>(1); }).blame(),
+              Blame::Timeout);
+    EXPECT_EQ(error_of([&] { late.timeout(10ms).async<&refs::increase>(1).get(); }).blame(),
+              Blame::Timeout);
     const auto more = late.timeout(10ms).remote<&refs::plus_number>(1);
     EXPECT_THROW(more.to_here(), rpc::CreationError);
     EXPECT_EQ(error_of([&] { late.to_here(10ms); }).blame(), Blame::Timeout);
     // A method that takes long.
     const auto ready = agent.remote<&refs::number>(to, 1);
     const std::string gate = agent.self().name + "/method";
-    EXPECT_EQ(error_of([&] { ready.timeout(10ms).sync<&refs::wait_behind>(gate); }).blame(), Blame::Timeout);
-    EXPECT_EQ(error_of([&] { ready.timeout(10ms).async<&refs::wait_behind>(gate).get(); }).blame(), Blame::Timeout);
-    EXPECT_THROW(ready.timeout(10ms).remote<&refs::wait_behind>(gate).to_here(), rpc::CreationError);
+    EXPECT_EQ(error_of([&] { ready.timeout(10ms).sync<&refs::wait_behind>(gate); }).blame(),
+              Blame::Timeout);
+    EXPECT_EQ(error_of([&] { ready.timeout(10ms).async<&refs::wait_behind>(gate).get(); }).blame(),
+              Blame::Timeout);
+    EXPECT_THROW(ready.timeout(10ms).remote<&refs::wait_behind>(gate).to_here(),
+                 rpc::CreationError);
     agent.sync<&refs::open_gate>(to, gate);
     agent.sync<&refs::open_gate>(to, gate_of_value);
     EXPECT_EQ(ready.sync<&refs::wait_behind>(gate), 1);
@@ -198,7 +218,9 @@ TEST_P(Refs, RR027_OwnersAreEqualForOneWorkerAndKeysOfMaps) {
 
 TEST_P(Refs, RR028_PrintTheirIdsWhichRiseAndBeginWithTheMakersRank) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto printed = [](const auto& reference) { return (std::ostringstream() << reference).str(); };
+    const auto printed = [](const auto& reference) {
+      return (std::ostringstream() << reference).str();
+    };
     const std::string rank = std::to_string(agent.self().rank);
     const RRef<int> mine(agent, 1);
     const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
@@ -221,7 +243,8 @@ TEST_P(Refs, RR029_TheEndOfTheCreationIsAFuture) {
       agent.remote<&refs::nothing>(to).created().get();
     }
     // Whoever was given the reference may ask as well.
-    EXPECT_TRUE(agent.sync<&refs::is_created>(after(agent, 2), agent.remote<&refs::number>(after(agent, 1), 1)));
+    EXPECT_TRUE(agent.sync<&refs::is_created>(after(agent, 2),
+                                              agent.remote<&refs::number>(after(agent, 1), 1)));
   });
 }
 
@@ -262,9 +285,12 @@ TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
     }
     const RRef sparse(agent, at::eye(2).to_sparse());
     for (const auto& to : {after(agent, 1), agent.self()}) {
-      EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(to, sparse, sparse).to_dense(), at::eye(2) * 2));
-      EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(to, sparse, sparse).get().to_dense(), at::eye(2) * 2));
-      EXPECT_TRUE(at::equal(agent.remote<&refs::add_held>(to, sparse, sparse).to_here().to_dense(), at::eye(2) * 2));
+      EXPECT_TRUE(
+          at::equal(agent.sync<&refs::add_held>(to, sparse, sparse).to_dense(), at::eye(2) * 2));
+      EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(to, sparse, sparse).get().to_dense(),
+                            at::eye(2) * 2));
+      EXPECT_TRUE(at::equal(agent.remote<&refs::add_held>(to, sparse, sparse).to_here().to_dense(),
+                            at::eye(2) * 2));
     }
   });
 }
@@ -274,7 +300,8 @@ class RefsAmongMany : public Refs {};
 TEST_P(RefsAmongMany, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)), 7);
-    EXPECT_EQ(agent.remote<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)).to_here(), 7);
+    EXPECT_EQ(agent.remote<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)).to_here(),
+              7);
     const auto third = agent.sync<&refs::make_on>(after(agent, 1), after(agent, 2), 5);
     EXPECT_EQ(third.owner(), after(agent, 2));
     EXPECT_EQ(third.to_here(), 5);
@@ -293,7 +320,8 @@ TEST_P(RefsAmongMany, RR009_010_011_OfSparseTensorsToo) {
     EXPECT_TRUE(at::equal(fetched.to_here().to_dense(), at::eye(2) * 2));
     std::vector<RRef<std::vector<RRef<at::Tensor>>>> outer;
     for (int i = 0; i < 20; ++i) {
-      outer.push_back(agent.remote<&refs::add_twice_on>(after(agent, 1), third, sparse * i, sparse));
+      outer.push_back(
+          agent.remote<&refs::add_twice_on>(after(agent, 1), third, sparse * i, sparse));
     }
     for (int i = 0; i < 20; ++i) {
       const auto inner = outer[static_cast<std::size_t>(i)].to_here();
@@ -308,8 +336,10 @@ TEST_P(RefsAmongMany, RR009_010_011_OfSparseTensorsToo) {
 TEST_P(Refs, RR011_TwentyNestedOnesAtOnce) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<RRef<std::vector<RRef<int>>>> outer;
-    for (int i = 0; i < 20; ++i) outer.push_back(agent.remote<&refs::make_two_on>(after(agent, 1), after(agent, 2)));
-    for (const auto& one : outer) EXPECT_EQ(agent.sync<&refs::sum_of>(after(agent, 1), one.to_here()), 3);
+    for (int i = 0; i < 20; ++i)
+      outer.push_back(agent.remote<&refs::make_two_on>(after(agent, 1), after(agent, 2)));
+    for (const auto& one : outer)
+      EXPECT_EQ(agent.sync<&refs::sum_of>(after(agent, 1), one.to_here()), 3);
   });
 }
 
@@ -363,7 +393,8 @@ TEST_P(Refs, ModulesAreMadeInPlace) {
 
 TEST_P(Refs, CanBePassedAndCalledOnBeforeTheirValueExists) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name + "/passed");
+    const auto late =
+        agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name + "/passed");
     const auto sum = agent.remote<&refs::fetch_sum>(after(agent, 2), late, late);
     const auto more = agent.remote<&refs::fetch_sum>(after(agent, 1), sum, late);
     const auto increased = late.async<&refs::increase>(1);
@@ -413,8 +444,8 @@ TEST_P(Refs, ACopyMayBeUsedBeforeItsValueExists) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::string gate = agent.self().name + "/copied";
     auto value = agent.remote<&refs::number_behind>(after(agent, 1), 1, gate);
-    const auto sum =
-        agent.async<&refs::local_sum>(after(agent, 2), value.copy_to(after(agent, 2)), value.copy_to(after(agent, 2)));
+    const auto sum = agent.async<&refs::local_sum>(after(agent, 2), value.copy_to(after(agent, 2)),
+                                                   value.copy_to(after(agent, 2)));
     for (int link = 2; link < 8; ++link) {  // the references end at once
       const auto next = after(agent, link);
       value = agent.remote<&refs::plus_local>(next, value.copy_to(next), 1);
@@ -439,12 +470,14 @@ TEST_P(Refs, ACopyOfWhatIsNotCreatedOrCannotTravelIsACreationError) {
       EXPECT_NE(error_of([&] { used.get(); }).text().find("no luck behind"), std::string::npos);
       for (int again = 0; again < 2; ++again) {
         EXPECT_THROW(copy.to_here(), rpc::CreationError);
-        EXPECT_NE(error_of([&] { copy.to_here(); }).text().find("no luck behind"), std::string::npos);
+        EXPECT_NE(error_of([&] { copy.to_here(); }).text().find("no luck behind"),
+                  std::string::npos);
       }
     }
     const auto quantized = agent.remote<&refs::quantized>(after(agent, 1)).copy_to(after(agent, 2));
     EXPECT_THROW(quantized.to_here(), rpc::CreationError);
-    EXPECT_NE(error_of([&] { quantized.to_here(); }).text().find("cannot be sent"), std::string::npos);
+    EXPECT_NE(error_of([&] { quantized.to_here(); }).text().find("cannot be sent"),
+              std::string::npos);
   });
 }
 
@@ -495,12 +528,14 @@ TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
     const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
     EXPECT_EQ(error_of([&] { encode(there); }).blame(), Blame::Caller);
     EXPECT_EQ(error_of([&] { encode(std::vector{RRef<int>(agent, 1)}); }).blame(), Blame::Caller);
-    EXPECT_EQ(error_of([&] { decode<RRef<int>>(encode(std::tuple(1, 2, 3, 4))); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { decode<RRef<int>>(encode(std::tuple(1, 2, 3, 4))); }).blame(),
+              Blame::Caller);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings()),
+                         harness::name_of);
 
 // Its type is known anyway.
 TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
@@ -510,7 +545,8 @@ TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
     there.created().get();
     const auto served = agent.sync<&refs::served_and_busy>(1).first;
     for (int again = 0; again < 10; ++again) there.created().get();
-    EXPECT_EQ(agent.sync<&refs::served_and_busy>(1).first, served + 1) << "the question before this one";
+    EXPECT_EQ(agent.sync<&refs::served_and_busy>(1).first, served + 1)
+        << "the question before this one";
     const auto served_here = agent.debug_info().calls_served;
     for (int again = 0; again < 10; ++again) mine.created().get();
     EXPECT_EQ(agent.debug_info().calls_served, served_here);
@@ -526,7 +562,8 @@ TEST(RefTimers, OfAFetchOnTheOwnerGoesWithItsAnswer) {
     EXPECT_EQ(core->pauses(), before + 1);
     refs::open_gate("timer");
     EXPECT_EQ(value.get(), 4);
-    for (const Deadline deadline = Deadline::in(20s); core->pauses() > before && !deadline.passed();)
+    for (const Deadline deadline = Deadline::in(20s);
+         core->pauses() > before && !deadline.passed();)
       std::this_thread::yield();
     EXPECT_EQ(core->pauses(), before);
   });
@@ -541,7 +578,8 @@ TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
   run_one([&](rpc::Agent& another) {  // whose calls go on
     for (const auto& error :
          {error_of([&] { kept->to_here(); }), error_of([&] { kept->fetch().get(); }),
-          error_of([&] { kept->sync<&refs::increase>(1); }), error_of([&] { kept->remote<&refs::plus_number>(1); }),
+          error_of([&] { kept->sync<&refs::increase>(1); }),
+          error_of([&] { kept->remote<&refs::plus_number>(1); }),
           error_of([&] { kept->copy_to(2); }), error_of([&] { kept->local_value(); }),
           error_of([&] { another.sync<&refs::take>(1, *kept); }),
           error_of([&] { another.async<&refs::take>(1, *kept).get(); }),

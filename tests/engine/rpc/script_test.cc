@@ -39,10 +39,12 @@ at::Tensor once_open(const at::Tensor& x) {
 }
 TORCH_LIBRARY(weft_script_test, library) { library.def("once_open", once_open); }
 
-// Names as Python's compiler and the loader of what it saves know them, and torch::jit::compile does not.
+// Names as Python's compiler and the loader of what it saves know them, and torch::jit::compile
+// does not.
 struct Names : torch::jit::Resolver {
-  std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string& name, torch::jit::GraphFunction& function,
-                                                         const torch::jit::SourceRange& range) override {
+  std::shared_ptr<torch::jit::SugaredValue> resolveValue(
+      const std::string& name, torch::jit::GraphFunction& function,
+      const torch::jit::SourceRange& range) override {
     if (name == "fork") return torch::jit::SpecialFormValue::create(torch::jit::prim::fork);
     if (name == "ValueError") return std::make_shared<torch::jit::ExceptionValue>(name);
     if (name == "tests") return std::make_shared<torch::jit::BuiltinModule>("weft_script_test");
@@ -113,7 +115,8 @@ def fails_later(x: Tensor) -> Future[Tensor]:
 
 torch::jit::Module make_net(double weight) {
   torch::jit::Module net("__torch__.Net");
-  net.register_parameter("weight", at::full({1}, weight, at::kDouble).requires_grad_(), /*is_buffer=*/false);
+  net.register_parameter("weight", at::full({1}, weight, at::kDouble).requires_grad_(),
+                         /*is_buffer=*/false);
   net.define(R"(
 def forward(self, x: Tensor, shift: float = 0.0) -> Tensor:
     return self.weight * x + shift
@@ -131,7 +134,8 @@ torch::jit::Module saved_and_loaded(const torch::jit::Module& net) {
 }
 
 struct Exposed {
-  std::shared_ptr<torch::jit::CompilationUnit> functions = std::make_shared<torch::jit::CompilationUnit>();
+  std::shared_ptr<torch::jit::CompilationUnit> functions =
+      std::make_shared<torch::jit::CompilationUnit>();
   torch::jit::Module net = saved_and_loaded(make_net(3));
   Exposed() {
     functions->define(std::nullopt, kFunctions, std::make_shared<Names>(), nullptr);
@@ -144,7 +148,9 @@ const Exposed& exposed() {
   return *all;
 }
 
-at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(exposed().net.attr("weight").toTensor()); }
+at::Tensor gradient_of_weight() {
+  return AutogradContext::current().gradient(exposed().net.attr("weight").toTensor());
+}
 int plus(int a, int b) { return a + b; }
 at::Tensor sum_with(const at::Tensor& x, double more) { return x.sum() + more; }
 
@@ -176,14 +182,18 @@ void expect_in(const std::string& part, const std::string& text) {
 TEST_P(Script, RB053_TakesArgumentsOfAllTypesByPlaceAndByNameAndHasDefaults) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2});
-    const auto expect = [](const at::Tensor& given, double value) { EXPECT_TRUE(at::equal(given, at::full({2}, value))); };
+    const auto expect = [](const at::Tensor& given, double value) {
+      EXPECT_TRUE(at::equal(given, at::full({2}, value)));
+    };
     for (const auto& to : {harness::after(agent, 1), agent.self()}) {
       expect(agent.sync_script("math.mixed", to, one, "abc"), 5);
       expect(agent.sync_script("math.mixed", to, one, "abc", 3), 6);
       expect(agent.sync_script("math.mixed", to, one, "abc", 3, 0.5), 4.5);
       expect(agent.sync_script("math.mixed", to, one, "abc", 3, 2), 9);
       expect(agent.sync_script("math.mixed", to, one, "abc", rpc::keyword("by", 2)), 7);
-      expect(agent.sync_script("math.mixed", to, one, rpc::keyword("times", 1), rpc::keyword("text", "a")), 2);
+      expect(agent.sync_script("math.mixed", to, one, rpc::keyword("times", 1),
+                               rpc::keyword("text", "a")),
+             2);
       EXPECT_EQ(agent.sync_script<int>("math.nothing_given", to), 7);
       agent.sync_script<void>("math.nothing", to);
     }
@@ -194,7 +204,8 @@ TEST_P(Script, RB054_GivesInAllModesAndToOneselfWhatItGivesHere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto x = at::rand({2, 2});
     torch::jit::Stack stack{x, "abc"};
-    const auto here = scripts::exposed().functions->get_function(c10::QualifiedName("mixed"))(stack).toTensor();
+    const auto here =
+        scripts::exposed().functions->get_function(c10::QualifiedName("mixed"))(stack).toTensor();
     for (const auto& to : {harness::after(agent, 1), agent.self()}) {
       EXPECT_TRUE(at::equal(agent.sync_script("math.mixed", to, x, "abc"), here));
       EXPECT_TRUE(at::equal(agent.async_script("math.mixed", to, x, "abc").get(), here));
@@ -221,24 +232,33 @@ TEST_P(Script, GivesTuplesListsAndDictionaries) {
     EXPECT_EQ(text, "text!");
     EXPECT_FALSE(none.has_value());
     const std::vector<std::string> names{"a", "bc"};
-    const auto named = agent.sync_script<std::map<std::string, at::Tensor>>("math.named", to, names, one);
+    const auto named =
+        agent.sync_script<std::map<std::string, at::Tensor>>("math.named", to, names, one);
     ASSERT_EQ(named.size(), 2U);
     EXPECT_TRUE(at::equal(named.at("bc"), one * 2));
     const std::map<std::string, int> pairs{{"x", 10}, {"y", 20}};
-    EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<int>{1, 2}, pairs, std::pair(100, "ab")), 135.0);
-    EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<double>{}, pairs, std::tuple(100, "ab"),
+    EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<int>{1, 2}, pairs,
+                                        std::pair(100, "ab")),
+              135.0);
+    EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<double>{}, pairs,
+                                        std::tuple(100, "ab"),
                                         rpc::keyword("maybe", std::vector<std::int64_t>{1000})),
               1132.0);
     const std::vector<std::int64_t> whole{1, 2};
-    EXPECT_EQ(agent.sync_script<double>("math.summed", to, whole, pairs, std::tuple(0, ""), std::nullopt), 33.0);
-    EXPECT_EQ(agent.sync_script<std::vector<int>>("math.counted", to, 3), (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(
+        agent.sync_script<double>("math.summed", to, whole, pairs, std::tuple(0, ""), std::nullopt),
+        33.0);
+    EXPECT_EQ(agent.sync_script<std::vector<int>>("math.counted", to, 3),
+              (std::vector<int>{0, 1, 2}));
     using Joined = std::pair<std::string, std::optional<at::Tensor>>;
     using Parts = std::vector<std::pair<std::string, at::Tensor>>;
     const auto joined = agent.sync_script<Joined>("math.joined", to, Parts{{"a", one}, {"b", one}});
     EXPECT_EQ(joined.first, "ab");
     EXPECT_TRUE(at::equal(joined.second.value(), one * 2));
     EXPECT_FALSE(agent.sync_script<Joined>("math.joined", to, Parts()).second.has_value());
-    EXPECT_FALSE(agent.sync_script<Joined>("math.joined", to, Parts{{"a", at::Tensor()}}).second.value().defined());
+    EXPECT_FALSE(agent.sync_script<Joined>("math.joined", to, Parts{{"a", at::Tensor()}})
+                     .second.value()
+                     .defined());
     const auto anything = agent.sync_script<rpc::ScriptValue>("math.counted", to, 3);
     EXPECT_EQ(std::get<std::vector<rpc::ScriptValue>>(anything.value).size(), 3U);
   });
@@ -249,7 +269,8 @@ TEST_P(Script, MethodsOfAnExposedModuleAreCalled) {
     const auto to = harness::after(agent, 1);
     const auto x = at::ones({2}, at::kDouble);
     EXPECT_TRUE(at::equal(agent.sync_script("net.forward", to, x), x * 3));
-    EXPECT_TRUE(at::equal(agent.sync_script("net.forward", to, x, rpc::keyword("shift", 1)), x * 4));
+    EXPECT_TRUE(
+        at::equal(agent.sync_script("net.forward", to, x, rpc::keyword("shift", 1)), x * 4));
     EXPECT_EQ(agent.sync_script<double>("net.weight_of", to), 3.0);
   });
 }
@@ -259,11 +280,13 @@ TEST_P(Script, AModuleLivesBehindAReference) {
     const auto x = at::ones({2}, at::kDouble);
     for (const auto& to : {harness::after(agent, 1), agent.self()}) {
       const RRef<Module> net = agent.remote<&scripts::make_net>(to, 5.0);
-      EXPECT_TRUE(at::equal(net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)), x * 5));
-      const RRef<at::Tensor> stays =
-          net.remote<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x, rpc::keyword("shift", 2)));
+      EXPECT_TRUE(at::equal(
+          net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)), x * 5));
+      const RRef<at::Tensor> stays = net.remote<&rpc::run_method<at::Tensor>>(
+          "forward", rpc::script_arguments(x, rpc::keyword("shift", 2)));
       EXPECT_TRUE(at::equal(stays.to_here(), x * 7));
-      const auto text = text_of([&] { net.sync<&rpc::run_method<double>>("forwards", rpc::ScriptArguments()); });
+      const auto text =
+          text_of([&] { net.sync<&rpc::run_method<double>>("forwards", rpc::ScriptArguments()); });
       expect_in("Net has no method 'forwards'", text);
       expect_in("it has: forward, weight_of", text);
     }
@@ -272,9 +295,10 @@ TEST_P(Script, AModuleLivesBehindAReference) {
 
 TEST_P(Script, AnUnknownNameSaysWhatIsExposed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const auto* name :
-         {"math.none", "mathematics.cube", "cube", "math", ".cube", "math.", "", "net.forward.forward"}) {
-      const auto text = text_of([&] { agent.sync_script(name, harness::after(agent, 1), at::ones({1})); });
+    for (const auto* name : {"math.none", "mathematics.cube", "cube", "math", ".cube", "math.", "",
+                             "net.forward.forward"}) {
+      const auto text =
+          text_of([&] { agent.sync_script(name, harness::after(agent, 1), at::ones({1})); });
       expect_in("no script is exposed here as '" + std::string(name) + "'", text);
       expect_in("math.mixed, math.nothing_given", text);
       expect_in("net.forward", text);
@@ -289,22 +313,33 @@ TEST_P(Script, WrongArgumentsSayWhichItTakes) {
     const std::map<std::string, int> pairs;
     const std::vector<std::pair<std::function<void()>, std::string>> wrong{
         {[&] { agent.sync_script("math.mixed", to, one); }, "missing value for argument 'text'"},
-        {[&] { agent.sync_script("math.mixed", to, one, 1); }, "Expected a value of type 'str' for argument 'text'"},
+        {[&] { agent.sync_script("math.mixed", to, one, 1); },
+         "Expected a value of type 'str' for argument 'text'"},
         {[&] { agent.sync_script("math.mixed", to, one, "a", 1.5); },
          "Expected a value of type 'int' for argument 'times'"},
-        {[&] { agent.sync_script("math.mixed", to, one, "a", 1, 1, 1); }, "Expected at most 4 argument(s)"},
+        {[&] { agent.sync_script("math.mixed", to, one, "a", 1, 1, 1); },
+         "Expected at most 4 argument(s)"},
         {[&] { agent.sync_script("math.mixed", to, one, "a", rpc::keyword("text", "b")); },
          "'text' is given by its place and by its name"},
         {[&] { agent.sync_script("math.mixed", to, one, "a", 1, rpc::keyword("times", 2)); },
          "'times' is given by its place and by its name"},
         {[&] { agent.sync_script("math.mixed", to, one, "a", rpc::keyword("tines", 2)); }, "tines"},
-        {[&] { agent.sync_script("math.mixed", to, std::vector<std::string>{"a"}, "a"); }, "a list of 1 is given where"},
-        {[&] { agent.sync_script("math.named", to, std::vector<bool>{true}, one); }, "it holds a bool where a str is"},
-        {[&] { agent.sync_script("math.summed", to, std::vector<double>{}, std::vector<bool>{true}, std::tuple(1, "")); },
+        {[&] { agent.sync_script("math.mixed", to, std::vector<std::string>{"a"}, "a"); },
+         "a list of 1 is given where"},
+        {[&] { agent.sync_script("math.named", to, std::vector<bool>{true}, one); },
+         "it holds a bool where a str is"},
+        {[&] {
+           agent.sync_script("math.summed", to, std::vector<double>{}, std::vector<bool>{true},
+                             std::tuple(1, ""));
+         },
          "a Dict is a list of pairs"},
-        {[&] { agent.sync_script("math.summed", to, std::vector<double>{}, pairs, std::tuple(1, "", 3)); },
+        {[&] {
+           agent.sync_script("math.summed", to, std::vector<double>{}, pairs, std::tuple(1, "", 3));
+         },
          "a list of 3 is given where"},
-        {[&] { agent.sync_script("math.summed", to, std::vector<double>{}, pairs, std::tuple(1, 2)); },
+        {[&] {
+           agent.sync_script("math.summed", to, std::vector<double>{}, pairs, std::tuple(1, 2));
+         },
          "it holds a int where a str is"}};
     for (const auto& [call, part] : wrong) {
       const auto text = text_of(call);
@@ -313,7 +348,9 @@ TEST_P(Script, WrongArgumentsSayWhichItTakes) {
       EXPECT_EQ(text.find("C++ CapturedTraceback"), std::string::npos) << text;
     }
     expect_in("mixed(Tensor x, str text, int times=2, float by=1.", text_of(wrong[0].first));
-    const auto twice = [&] { agent.sync_script("math.mixed", to, rpc::keyword("text", "a"), rpc::keyword("text", "b")); };
+    const auto twice = [&] {
+      agent.sync_script("math.mixed", to, rpc::keyword("text", "a"), rpc::keyword("text", "b"));
+    };
     EXPECT_EQ(error_of(twice).blame(), Blame::Caller);
     expect_in("the keyword argument 'text' is given twice", error_of(twice).text());
     EXPECT_EQ(agent.sync_script<int>("math.nothing_given", to), 7) << "the callee goes on";
@@ -330,12 +367,17 @@ TEST_P(Script, AResultOfAnotherTypeSaysBoth) {
               text_of([&] { agent.sync_script<bool>("math.nothing_given", to); }));
     expect_in("math.nothing gives a NoneType, and a at::Tensor is asked for",
               text_of([&] { agent.remote_script("math.nothing", to).to_here(); }));
-    expect_in("gives a Tuple[Tensor, int, float, bool, str, NoneType], and a std::tuple<at::Tensor, int>", text_of([&] {
-                agent.sync_script<std::tuple<at::Tensor, int>>("math.all_sorts", to, one, 1, 1.0, true, "");
-              }));
+    expect_in(
+        "gives a Tuple[Tensor, int, float, bool, str, NoneType], and a std::tuple<at::Tensor, int>",
+        text_of([&] {
+          agent.sync_script<std::tuple<at::Tensor, int>>("math.all_sorts", to, one, 1, 1.0, true,
+                                                         "");
+        }));
     agent.sync_script<void>("math.cube", to, one);  // dropped
     // Too large for what is asked for.
-    expect_in("asked for", text_of([&] { agent.sync_script<std::vector<std::int8_t>>("math.counted", to, 1000); }));
+    expect_in("asked for", text_of([&] {
+                agent.sync_script<std::vector<std::int8_t>>("math.counted", to, 1000);
+              }));
   });
 }
 
@@ -343,9 +385,10 @@ TEST_P(Script, WhatItRaisesArrivesWithItsTrace) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({1});
-    for (const auto& text : {text_of([&] { agent.sync_script("math.raises", to, one); }),
-                             text_of([&] { agent.sync_script("math.raises", agent.self(), one); }),
-                             text_of([&] { agent.remote_script("math.raises", to, one).to_here(); })}) {
+    for (const auto& text :
+         {text_of([&] { agent.sync_script("math.raises", to, one); }),
+          text_of([&] { agent.sync_script("math.raises", agent.self(), one); }),
+          text_of([&] { agent.remote_script("math.raises", to, one).to_here(); })}) {
       expect_in("ValueError: too few", text);
       expect_in("Traceback of TorchScript", text);
       expect_in("raise ValueError", text);
@@ -356,7 +399,8 @@ TEST_P(Script, WhatItRaisesArrivesWithItsTrace) {
 
 // Not as the function that runs it: in errors of both ends' making, and in what both ends record.
 TEST_P(Script, IsShownByItsName) {
-  std::map<std::string, std::regex> served;  // made here: libstdc++ writes to the locale that all threads have
+  std::map<std::string, std::regex>
+      served;  // made here: libstdc++ writes to the locale that all threads have
   for (const std::string name : {"math.raises", "aten::add", "absent"}) {
     served[name] = std::regex("\\{[^{}]*\"served\"[^{}]*\"" + name + "\"");
   }
@@ -372,18 +416,27 @@ TEST_P(Script, IsShownByItsName) {
         return "";
       };
       EXPECT_EQ(function_of([&] { agent.sync_script("math.raises", to, one); }), "math.raises");
-      EXPECT_EQ(function_of([&] { agent.sync_script<void>("net.nothing_such", to); }), "net.nothing_such");
-      EXPECT_EQ(function_of([&] { agent.sync_op("aten::add", to, one, at::ones({2, 3, 4}).to_sparse()); }), "aten::add");
+      EXPECT_EQ(function_of([&] { agent.sync_script<void>("net.nothing_such", to); }),
+                "net.nothing_such");
+      EXPECT_EQ(function_of([&] {
+                  agent.sync_op("aten::add", to, one, at::ones({2, 3, 4}).to_sparse());
+                }),
+                "aten::add");
       const auto made = text_of([&] { agent.remote_script("math.raises", to, one).to_here(); });
       expect_in("math.raises on " + to.name + " threw", made);
       const auto net = agent.remote<&scripts::make_net>(to, 5.0);
-      EXPECT_EQ(function_of([&] { net.sync<&rpc::run_method<at::Tensor>>("absent", rpc::ScriptArguments()); }), "absent");
+      EXPECT_EQ(function_of([&] {
+                  net.sync<&rpc::run_method<at::Tensor>>("absent", rpc::ScriptArguments());
+                }),
+                "absent");
       // What is no name is not shown as one.
-      EXPECT_NE(function_of([&] { agent.sync_script<void>("a name\nof lines", to); }).find("run_script"),
-                std::string::npos);
+      EXPECT_NE(
+          function_of([&] { agent.sync_script<void>("a name\nof lines", to); }).find("run_script"),
+          std::string::npos);
     }
     for (const auto& [name, text] : served) {  // the other's calls may be on their way
-      EXPECT_TRUE(harness::comes_true([&] { return std::regex_search(agent.dump(), text); })) << name;
+      EXPECT_TRUE(harness::comes_true([&] { return std::regex_search(agent.dump(), text); }))
+          << name;
     }
   });
 }
@@ -444,7 +497,8 @@ TEST(ScriptFutures, AnswerWhenTheyAreDoneAndHoldNoThread) {
                   EXPECT_FALSE(awaits.created().done());
                   scripts::open(true);
                   EXPECT_TRUE(at::equal(awaits.to_here(), (one + 1) * 10));
-                  expect_in("ValueError: too few", text_of([&] { agent.sync_script("math.fails_later", to, one); }));
+                  expect_in("ValueError: too few",
+                            text_of([&] { agent.sync_script("math.fails_later", to, one); }));
                   expect_in("math.later gives a Tensor, and a int is asked for",
                             text_of([&] { agent.sync_script<int>("math.later", to, one); }));
                 }
@@ -470,7 +524,8 @@ TEST(ExposeScript, HasOneThingOfAName) {
   for (const auto& again :
        {std::function<void()>([&] { rpc::expose_script("math", all.net); }),
         std::function<void()>([] { rpc::expose_script("net", scripts::make_net(1)); }),
-        std::function<void()>([] { rpc::expose_script("math", torch::jit::compile("def f():\n  return 1\n")); })}) {
+        std::function<void()>(
+            [] { rpc::expose_script("math", torch::jit::compile("def f():\n  return 1\n")); })}) {
     EXPECT_EQ(error_of(again).blame(), Blame::Caller);
     expect_in("already; give these another name", error_of(again).text());
   }

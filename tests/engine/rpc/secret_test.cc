@@ -52,15 +52,17 @@ TEST(Proofs, AreThoseOfHmacAndDependOnEverything) {
 class Secret : public testing::TestWithParam<Setting> {};
 
 TEST_P(Secret, WorkersThatShareItCallEachOther) {
-  run_workers(GetParam(),
-              [](rpc::Agent& agent) {
-                std::vector<Future<int>> calls;  // many at once wait for the first connection's challenge
-                for (int i = 0; i < 50; ++i) calls.push_back(agent.async<&guarded::plus>(after(agent, 1), i, 1));
-                for (int i = 0; i < 50; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i + 1);
-                const auto there = agent.sync<&guarded::own>(after(agent, 1), 4);
-                EXPECT_EQ(agent.async<&guarded::plus>(after(agent, 2), there.to_here(), 1).get(), 5);
-              },
-              {.secret = "a long and random text"});
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        std::vector<Future<int>> calls;  // many at once wait for the first connection's challenge
+        for (int i = 0; i < 50; ++i)
+          calls.push_back(agent.async<&guarded::plus>(after(agent, 1), i, 1));
+        for (int i = 0; i < 50; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i + 1);
+        const auto there = agent.sync<&guarded::own>(after(agent, 1), 4);
+        EXPECT_EQ(agent.async<&guarded::plus>(after(agent, 2), there.to_here(), 1).get(), 5);
+      },
+      {.secret = "a long and random text"});
 }
 
 // Both have one, so only the challenge tells them apart.
@@ -76,12 +78,15 @@ TEST_P(SecretMismatch, IsTheCallersErrorThatNamesTheOption) {
     for (int again = 0; again < 2; ++again) {
       const auto error = error_of([&] { agent.sync<&guarded::plus>(wrong, 1, 2); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-      EXPECT_NE(error.text().find("give all workers of the job the same rpc::Options::secret"), std::string::npos)
+      EXPECT_NE(error.text().find("give all workers of the job the same rpc::Options::secret"),
+                std::string::npos)
           << error.what();
     }
-    EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(),
+              Blame::Caller);
     EXPECT_EQ(guarded::runs, 0) << "nothing of it has run";
-    while (agent.debug_info().calls_waiting > 0) std::this_thread::yield();  // that the reference has ended is said again
+    while (agent.debug_info().calls_waiting > 0)
+      std::this_thread::yield();  // that the reference has ended is said again
     together.arrive_and_wait();
     agent.leave();
   });
@@ -93,29 +98,35 @@ INSTANTIATE_TEST_SUITE_P(Rpc, SecretMismatch, testing::Values("inproc", "shm", "
 TEST_P(Secret, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
   run_alone(GetParam(), [](rpc::Options options) {
     if (*options.rank == 1) options.secret = "a text of only mine";
-    const auto error = error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
+    const auto error =
+        error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("worker1 (rank 1) was given a secret and"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("worker1 (rank 1) was given a secret and"), std::string::npos)
+        << error.what();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, Secret,
-                         testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 2},
-                                         Setting{As::Threads, "tcp", 2}, Setting{As::Threads, "tcp", 4},
-                                         Setting{As::Processes, "shm", 2}, Setting{As::Processes, "tcp", 4}),
-                         harness::name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Rpc, Secret,
+    testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 2},
+                    Setting{As::Threads, "tcp", 2}, Setting{As::Threads, "tcp", 4},
+                    Setting{As::Processes, "shm", 2}, Setting{As::Processes, "tcp", 4}),
+    harness::name_of);
 
 TEST(SecretOfAnAgent, IsNoneOrHasSixteenCharacters) {
   const auto join = [](const std::string& secret) {
-    return rpc::init("worker0",
-                     {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .secret = secret});
+    return rpc::init("worker0", {.rank = 0,
+                                 .world_size = 1,
+                                 .store = c10::make_intrusive<c10d::HashStore>(),
+                                 .secret = secret});
   };
   for (const std::size_t characters : {1, 8, 15}) {
     const std::string secret(characters, 'x');
     const auto error = error_of([&] { join(secret); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-    EXPECT_NE(error.text().find("rpc::Options::secret has " + std::to_string(characters) + " characters"),
-              std::string::npos)
+    EXPECT_NE(
+        error.text().find("rpc::Options::secret has " + std::to_string(characters) + " characters"),
+        std::string::npos)
         << error.text();
     EXPECT_NE(error.text().find("openssl rand -hex 16"), std::string::npos) << error.text();
     EXPECT_EQ(error.text().find("xxx"), std::string::npos) << "it stays one";
@@ -148,8 +159,8 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .secret = kSecret});
   // A greeting with the right token, as a worker without the secret could send it.
   auto greeting() {
-    return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(), rpc::Life{0},
-                      agent.shared_core()->life());
+    return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(),
+                      rpc::Life{0}, agent.shared_core()->life());
   }
 };
 
@@ -185,7 +196,8 @@ TEST_P(SecretAndStrangers, AWrongOrShortOrReflectedProofIsRefused) {
     const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
     ASSERT_EQ(answer->size(), 64U);
-    const auto shown = reflects ? std::vector<std::byte>(answer->begin() + 32, answer->end()) : std::vector<std::byte>(32);
+    const auto shown = reflects ? std::vector<std::byte>(answer->begin() + 32, answer->end())
+                                : std::vector<std::byte>(32);
     stranger.challenge(shown);
     EXPECT_TRUE(stranger.is_refused());
   }
@@ -203,7 +215,8 @@ TEST_P(SecretAndStrangers, AReplayedProofIsRefusedAndAFreshOneIsNot) {
     rpc::Nonce theirs{};
     std::copy_n(answer->begin(), theirs.size(), theirs.begin());
     if (!is_replay) {
-      EXPECT_TRUE(rpc::is_same(rpc::prove(kSecret, rpc::Side::Listener, mine, theirs), std::span(*answer).subspan(32)));
+      EXPECT_TRUE(rpc::is_same(rpc::prove(kSecret, rpc::Side::Listener, mine, theirs),
+                               std::span(*answer).subspan(32)));
       overheard = rpc::prove(kSecret, rpc::Side::Connector, mine, theirs);
     }
     stranger.challenge(overheard);

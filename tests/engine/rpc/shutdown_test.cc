@@ -79,7 +79,9 @@ std::string shut_down() {
   }
   return "it has shut down";
 }
-void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+void pause(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
 
 }  // namespace ends
 
@@ -123,10 +125,12 @@ TEST_P(Shutdown, RS002_ServesAnUnevenLoadToTheEnd) {
     const int last = static_cast<int>(agent.workers().size()) - 1;
     for (const int to : {1, last}) {
       std::vector<Future<at::Tensor>> calls;
-      for (int i = 0; i < 30; ++i) calls.push_back(agent.async<&ends::heavy>(to, at::zeros({50, 50})));
+      for (int i = 0; i < 30; ++i)
+        calls.push_back(agent.async<&ends::heavy>(to, at::zeros({50, 50})));
       for (auto& call : calls) EXPECT_NEAR(call.get()[0][0].item<float>(), 0.2, 1e-3);
       std::vector<Future<at::Tensor>> sparse;
-      for (int i = 0; i < 30; ++i) sparse.push_back(agent.async<&ends::doubled>(to, at::eye(8).to_sparse()));
+      for (int i = 0; i < 30; ++i)
+        sparse.push_back(agent.async<&ends::doubled>(to, at::eye(8).to_sparse()));
       for (auto& call : sparse) EXPECT_TRUE(at::equal(call.get().to_dense(), at::eye(8) * 2));
     }
   });
@@ -189,7 +193,8 @@ TEST_P(Shutdown, RS007_WhoLeavesFailsAtOnceWhatOthersWaitFor) {
       const auto never = agent.async<&ends::never>(0);
       const Error error = error_of([&] { never.wait(30s); });
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-      EXPECT_EQ(error_of([&] { agent.sync<&ends::tell>(rpc::to(0).timeout(30s)); }).blame(), Blame::PeerLost);
+      EXPECT_EQ(error_of([&] { agent.sync<&ends::tell>(rpc::to(0).timeout(30s)); }).blame(),
+                Blame::PeerLost);
       ends::heard = true;
     }
     agent.leave();
@@ -208,7 +213,8 @@ TEST_P(ShutdownOfMany, EndsOnceAllAreIdle) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, ShutdownOfMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, ShutdownOfMany, testing::ValuesIn(harness::settings()),
+                         harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown, testing::ValuesIn(harness::settings()), harness::name_of);
 
 std::size_t count_of(const std::string& text, const std::string& part) {
@@ -228,10 +234,13 @@ TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereM
     agent.remote<&ends::made>(1).to_here();  // dropped at once
   });
   EXPECT_EQ(count_of(logged, "still holds"), 1U) << logged;
-  EXPECT_NE(logged.find("worker0 (rank 0) shuts down while its program still holds 2 references"), std::string::npos)
+  EXPECT_NE(logged.find("worker0 (rank 0) shuts down while its program still holds 2 references"),
+            std::string::npos)
       << logged;
-  EXPECT_NE(logged.find("of worker1 (rank 1), made by remote<ends::made> at "), std::string::npos) << logged;
-  EXPECT_NE(logged.find("shutdown_test.cc:" + std::to_string(line)), std::string::npos) << line << ": " << logged;
+  EXPECT_NE(logged.find("of worker1 (rank 1), made by remote<ends::made> at "), std::string::npos)
+      << logged;
+  EXPECT_NE(logged.find("shutdown_test.cc:" + std::to_string(line)), std::string::npos)
+      << line << ": " << logged;
   EXPECT_NE(logged.find("of worker2 (rank 2), sent by rank 1"), std::string::npos) << logged;
 }
 
@@ -244,7 +253,8 @@ TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
   EXPECT_EQ(logged, "");
 }
 
-// The holder never tells the owner that its reference ends: the owner's end alone releases the value, graceful or not.
+// The holder never tells the owner that its reference ends: the owner's end alone releases the
+// value, graceful or not.
 TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHangs) {
   struct Knot {
     RRef<ends::Counted> reference;
@@ -269,9 +279,11 @@ TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHa
       }
       is_graceful ? agent.shutdown({.timeout = 30s}) : agent.leave();
       const auto info = agent.debug_info();
-      EXPECT_EQ(info.owner_rrefs + info.forks + info.calls_waiting + info.handlers_busy, 0U) << agent.self().name;
+      EXPECT_EQ(info.owner_rrefs + info.forks + info.calls_waiting + info.handlers_busy, 0U)
+          << agent.self().name;
       if (!is_owner) return;
-      EXPECT_EQ(ends::Counted::living, 0) << "though the owner's agent is still there, and its holder's reference";
+      EXPECT_EQ(ends::Counted::living, 0)
+          << "though the owner's agent is still there, and its holder's reference";
       if (!is_graceful) has_left.set_value();
     });
     knot->self.reset();
@@ -312,7 +324,8 @@ TEST(ShutdownLimits, RS004_AShortLimitRaisesOnEveryWorker) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (agent.self().rank == 0) agent.async<&ends::pause>(1, 300);
     const auto error = error_of([&] { agent.shutdown({.timeout = 10ms}); });
-    EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+    EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
+        << error.what();
     EXPECT_EQ(error.text().find("internal"), std::string::npos) << error.what();
     EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 1); }).blame(), Blame::Caller);
   });
@@ -327,7 +340,8 @@ TEST(ShutdownLimits, RS004_WhoseOwnLimitIsOverFirstIsNotLost) {
     const auto error = error_of([&] { agent.shutdown({.timeout = is_impatient ? 1s : 30s}); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     if (is_impatient) return;
-    EXPECT_NE(error.text().find("worker1 (rank 1) has left: the limit of its shutdown() was over"), std::string::npos)
+    EXPECT_NE(error.text().find("worker1 (rank 1) has left: the limit of its shutdown() was over"),
+              std::string::npos)
         << error.text();
     EXPECT_NE(error.text().find("still busy: worker1 (rank 1)"), std::string::npos) << error.text();
   });
@@ -343,15 +357,17 @@ TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
       }
       const auto error = error_of([&] { agent.shutdown({.timeout = 20ms}); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      const std::string said = away == 0 ? "worker0 (rank 0) has not said in time that all workers are idle"
-                                         : "shutdown() has not been called by worker1 (rank 1)";
+      const std::string said =
+          away == 0 ? "worker0 (rank 0) has not said in time that all workers are idle"
+                    : "shutdown() has not been called by worker1 (rank 1)";
       EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
     });
   }
 }
 
 // Whose end it would wait for, until its limit is over.
-// The lines about waiting that three workers write of which one calls shutdown() when the first line is there.
+// The lines about waiting that three workers write of which one calls shutdown() when the first
+// line is there.
 std::vector<std::string> lines_where_one_comes_late(int late) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -373,7 +389,8 @@ std::vector<std::string> lines_where_one_comes_late(int late) {
       rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
       if (rank == late) {
         std::unique_lock lock(mutex);
-        EXPECT_TRUE(changed.wait_for(lock, 30s, [&] { return !lines.empty(); })) << "nobody said that it waits";
+        EXPECT_TRUE(changed.wait_for(lock, 30s, [&] { return !lines.empty(); }))
+            << "nobody said that it waits";
       }
       agent.shutdown();
     });
@@ -394,7 +411,8 @@ TEST(ShutdownLimits, AWorkerThatWaitsSaysWhoHasNotCalledIt) {
 TEST(ShutdownLimits, TheFirstWorkerSaysWhoWaitsForIt) {
   const auto lines = lines_where_one_comes_late(0);
   ASSERT_EQ(lines.size(), 1u);
-  EXPECT_NE(lines[0].find("worker0 (rank 0), which has not called it"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("worker0 (rank 0), which has not called it"), std::string::npos)
+      << lines[0];
   EXPECT_NE(lines[0].find("worker1"), std::string::npos) << lines[0];
 }
 
@@ -406,7 +424,8 @@ TEST(ShutdownLimits, InsideAFunctionOrAContinuationItIsACallerErrorAtOnce) {
       EXPECT_NE(agent.sync<&ends::shut_down>(worker).find(said), std::string::npos);
       EXPECT_NE(agent.sync<rpc::inline_<&ends::shut_down>>(worker).find(said), std::string::npos);
       ends::come = false;
-      const auto continued = agent.async<&ends::until_come>(worker).then([&agent] { agent.shutdown(); });
+      const auto continued =
+          agent.async<&ends::until_come>(worker).then([&agent] { agent.shutdown(); });
       ends::come = true;
       const auto error = error_of([&] { continued.get(); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
@@ -425,10 +444,12 @@ TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
     backs.push_back(back);
   });
   std::promise<void> comes, has_left;
-  // Which of the two depends on whether the question for what is active was written before the way was held.
+  // Which of the two depends on whether the question for what is active was written before the way
+  // was held.
   const auto says_why = [](const Error& error) {
     return error.text().find("still busy") != std::string::npos ||
-           error.text().find("worker1 (rank 1) has not said in time what is active there") != std::string::npos;
+           error.text().find("worker1 (rank 1) has not said in time what is active there") !=
+               std::string::npos;
   };
   run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
@@ -463,7 +484,8 @@ TEST(ShutdownLimits, ItsMessagesMayBeLate) {
   rpc::Options options;
   options.faults.delay[rpc::MessageKind::Shutdown] = 100ms;
   run_workers(
-      {As::Threads, "inproc", 3}, [](rpc::Agent& agent) { agent.shutdown({.timeout = 30s}); }, options);
+      {As::Threads, "inproc", 3}, [](rpc::Agent& agent) { agent.shutdown({.timeout = 30s}); },
+      options);
 }
 
 TEST(ShutdownLimits, LeavingEndsIt) {
@@ -523,7 +545,8 @@ TEST(ShutdownLimits, ASecondOneMeanwhileHasTheOutcomeOfTheFirst) {
             outcome = error;
           }
           std::call_once(first, [&] { one_has_returned.set_value(); });
-          EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 0); }).blame(), Blame::Caller) << "it has left";
+          EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 0); }).blame(), Blame::Caller)
+              << "it has left";
         });
       }
       called.set_value();

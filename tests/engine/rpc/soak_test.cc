@@ -1,6 +1,7 @@
-// The long run of calls: several workers call each other at random, in all modes, with errors, time limits, references that
-// travel and control messages that are refused; afterwards nothing is counted and no memory is kept. 3 seconds by default;
-// WEFT_SOAK_SECONDS says another number, `./dev soak rpc` two minutes.
+// The long run of calls: several workers call each other at random, in all modes, with errors, time
+// limits, references that travel and control messages that are refused; afterwards nothing is
+// counted and no memory is kept. 3 seconds by default; WEFT_SOAK_SECONDS says another number,
+// `./dev soak rpc` two minutes.
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -58,7 +59,8 @@ std::chrono::milliseconds duration() {
 // One worker's part: something else each time, and its result checked.
 class Driver {
  public:
-  explicit Driver(rpc::Agent& agent) : agent_(agent), random_(static_cast<unsigned>(agent.self().rank)) {}
+  explicit Driver(rpc::Agent& agent)
+      : agent_(agent), random_(static_cast<unsigned>(agent.self().rank)) {}
 
   void run_until(Deadline end) {
     while (!end.passed()) {
@@ -72,7 +74,9 @@ class Driver {
 
  private:
   int upto(int limit) { return static_cast<int>(random_() % static_cast<unsigned>(limit + 1)); }
-  rpc::WorkerInfo someone() { return after(agent_, upto(static_cast<int>(agent_.workers().size()) - 1)); }
+  rpc::WorkerInfo someone() {
+    return after(agent_, upto(static_cast<int>(agent_.workers().size()) - 1));
+  }
   int hops() const { return static_cast<int>(agent_.workers().size()); }
 
   void step() {
@@ -84,7 +88,10 @@ class Driver {
       case 2: many(to); break;
       case 3: EXPECT_EQ(agent_.sync<&soak::relay>(to, hops(), 1), to.rank); break;
       case 4: EXPECT_EQ(agent_.sync<&soak::relay_later>(to, 2 * hops(), 1), 2 * hops()); break;
-      case 5: EXPECT_EQ(error_of([&] { agent_.sync<&refs::throws>(to, "on purpose"); }).blame(), Blame::Remote); break;
+      case 5:
+        EXPECT_EQ(error_of([&] { agent_.sync<&refs::throws>(to, "on purpose"); }).blame(),
+                  Blame::Remote);
+        break;
       case 6: cancelled(to); break;
       case 7: kept(to, a); break;
       case 8: account(to, a); break;
@@ -101,12 +108,14 @@ class Driver {
   }
   void tensors(const rpc::WorkerInfo& to) {
     const std::int64_t size = upto(9) == 0 ? 64 << 10 : upto(500);
-    const auto got = agent_.sync<&soak::doubled>(to, std::vector<at::Tensor>{at::ones({size}), at::eye(3).to_sparse()});
+    const auto got = agent_.sync<&soak::doubled>(
+        to, std::vector<at::Tensor>{at::ones({size}), at::eye(3).to_sparse()});
     EXPECT_EQ(got.at(0).sum().item<double>(), 2.0 * static_cast<double>(size));
     EXPECT_EQ(got.at(1).to_dense().sum().item<double>(), 6.0);
   }
   void cancelled(const rpc::WorkerInfo& to) {
-    const auto error = error_of([&] { agent_.sync<&soak::until_cancelled>(rpc::to(to).timeout(2ms)); });
+    const auto error =
+        error_of([&] { agent_.sync<&soak::until_cancelled>(rpc::to(to).timeout(2ms)); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
   }
   void kept(const rpc::WorkerInfo& to, int value) {
@@ -151,8 +160,8 @@ class Driver {
 
 // All that a worker counts, but for the number of calls that it has served.
 std::size_t counted(const rpc::DebugInfo& info) {
-  return info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes + info.calls_waiting +
-         info.handlers_busy;
+  return info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes +
+         info.calls_waiting + info.handlers_busy;
 }
 
 class RpcSoak : public testing::TestWithParam<std::string> {};
@@ -169,7 +178,8 @@ TEST_P(RpcSoak, RandomCallsLeaveNothingCountedAndNoMemory) {
       {As::Threads, GetParam(), kWorkers},
       [&](rpc::Agent& agent) {
         if (agent.self().rank == 0)
-          ::alarm(static_cast<unsigned>(std::chrono::duration_cast<std::chrono::seconds>(duration() + 60s).count()));
+          ::alarm(static_cast<unsigned>(
+              std::chrono::duration_cast<std::chrono::seconds>(duration() + 60s).count()));
         Driver driver(agent);
         const auto settle = [&] {
           together.arrive_and_wait();
@@ -198,7 +208,8 @@ TEST_P(RpcSoak, RandomCallsLeaveNothingCountedAndNoMemory) {
   EXPECT_GT(steps, 100U);
   // An owner remembers the forks that ended within the last minute, at some 60 bytes each.
   const std::uint64_t remembered = references * 100;
-  EXPECT_LE(behind, before + (2 << 20) + remembered) << steps << " steps, " << references << " references";
+  EXPECT_LE(behind, before + (2 << 20) + remembered)
+      << steps << " steps, " << references << " references";
   RecordProperty("steps", std::to_string(steps));
 }
 

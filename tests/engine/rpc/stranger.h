@@ -1,4 +1,5 @@
-// Somebody who reaches an agent's address and speaks its language by hand, for tests of what agents take from peers.
+// Somebody who reaches an agent's address and speaks its language by hand, for tests of what agents
+// take from peers.
 #pragma once
 
 #include <cstring>
@@ -22,7 +23,8 @@ class Stranger {
   // One that does not read is never answered, as far as it knows.
   enum class Reads { Yes, No };
 
-  Stranger(rpc::Agent& agent, const std::string& transport, Reads reads = Reads::Yes) : routes_({transport}) {
+  Stranger(rpc::Agent& agent, const std::string& transport, Reads reads = Reads::Yes)
+      : routes_({transport}) {
     const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
     connection_ = routes_.connect(offers, {loop_, Deadline::in(std::chrono::seconds(20))});
     if (reads == Reads::Yes) read();
@@ -43,9 +45,9 @@ class Stranger {
   void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
   // A greeting with the right token, as `rank` of the agent's job would send it.
   void greet(rpc::Agent& agent, int rank) {
-    say(rpc::FrameKind::Hello,
-        std::tuple(rpc::kWireVersion, agent.shared_core()->token(), rpc::WorkerInfo{"stranger", rank}, agent.self(),
-                   rpc::Life{0}, agent.shared_core()->life()));
+    say(rpc::FrameKind::Hello, std::tuple(rpc::kWireVersion, agent.shared_core()->token(),
+                                          rpc::WorkerInfo{"stranger", rank}, agent.self(),
+                                          rpc::Life{0}, agent.shared_core()->life()));
   }
   template <class T>
   Op say(rpc::FrameKind kind, const T& value) {
@@ -56,7 +58,9 @@ class Stranger {
   }
   template <class T>
   Op say(const rpc::Head& head, const T& value) {
-    return rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+    return rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) {
+      packer.pack(value);
+    }));
   }
   // A call of the function with that number and these arguments.
   template <auto F, class... A>
@@ -125,7 +129,9 @@ class Stranger {
     const auto parsed = rpc::parse_head(arrival.header, arrival.sizes.size());
     {
       std::lock_guard lock(mutex_);
-      if (parsed) said_.push_back({parsed.value().head, {parsed.value().rest.begin(), parsed.value().rest.end()}});
+      if (parsed)
+        said_.push_back(
+            {parsed.value().head, {parsed.value().rest.begin(), parsed.value().rest.end()}});
     }
     connection_->accept({}, nullptr, Fence());
   }

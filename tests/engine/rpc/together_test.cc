@@ -1,5 +1,5 @@
-// What programs build of calls with deferred replies: barriers, gathering, parameter servers. Rows RB-034 … 052 of the
-// behaviours.
+// What programs build of calls with deferred replies: barriers, gathering, parameter servers. Rows
+// RB-034 … 052 of the behaviours.
 #include <array>
 #include <filesystem>
 #include <map>
@@ -17,13 +17,15 @@ namespace together {
 
 using namespace weft;
 
-// Where workers wait for each other: answers all when the last has come. Each lives on the worker that is called.
+// Where workers wait for each other: answers all when the last has come. Each lives on the worker
+// that is called.
 template <class T>
 class Meeting {
  public:
   // Combines what all have brought, once.
   using Combine = std::function<T(const std::map<std::string, T>&)>;
-  static Future<T> join(const std::string& name, int count, const std::string& who, T what, const Combine& combine) {
+  static Future<T> join(const std::string& name, int count, const std::string& who, T what,
+                        const Combine& combine) {
     static std::mutex mutex;
     static std::map<std::string, Meeting> meetings;
     Promise<T> promise;
@@ -49,15 +51,19 @@ class Meeting {
 
 using Values = std::map<std::string, int>;
 Future<Values> gather(std::string name, int count, std::string who, int value) {
-  return Meeting<Values>::join(name, count, who, {{who, value}}, [](const std::map<std::string, Values>& brought) {
-    Values all;
-    for (const auto& [worker, values] : brought) all.insert(values.begin(), values.end());
-    return all;
-  });
+  return Meeting<Values>::join(name, count, who, {{who, value}},
+                               [](const std::map<std::string, Values>& brought) {
+                                 Values all;
+                                 for (const auto& [worker, values] : brought)
+                                   all.insert(values.begin(), values.end());
+                                 return all;
+                               });
 }
 
-void barrier(const rpc::Agent& agent, const std::string& name, const std::vector<int>& ranks, const std::string& who = "") {
-  agent.sync<&gather>(ranks.front(), name, static_cast<int>(ranks.size()), agent.self().name + who, 0);
+void barrier(const rpc::Agent& agent, const std::string& name, const std::vector<int>& ranks,
+             const std::string& who = "") {
+  agent.sync<&gather>(ranks.front(), name, static_cast<int>(ranks.size()), agent.self().name + who,
+                      0);
 }
 
 std::atomic<int> counter{0};
@@ -70,23 +76,26 @@ at::Tensor mean_of(std::string round) {
   return means.at(round);
 }
 Future<at::Tensor> average(std::string round, int count, std::string who, at::Tensor gradient) {
-  return Meeting<at::Tensor>::join(round, count, who, gradient, [&](const std::map<std::string, at::Tensor>& gradients) {
-    at::Tensor sum;
-    for (const auto& [worker, one] : gradients) sum = sum.defined() ? sum + one : one;
-    std::lock_guard lock(mutex);
-    return means[round] = sum / count;
-  });
+  return Meeting<at::Tensor>::join(round, count, who, gradient,
+                                   [&](const std::map<std::string, at::Tensor>& gradients) {
+                                     at::Tensor sum;
+                                     for (const auto& [worker, one] : gradients)
+                                       sum = sum.defined() ? sum + one : one;
+                                     std::lock_guard lock(mutex);
+                                     return means[round] = sum / count;
+                                   });
 }
 
 // Updates the model by what all trainers bring, then answers all with the new one.
 Future<at::Tensor> update(std::string round, int count, std::string who, at::Tensor gradient) {
   static at::Tensor model;
-  return Meeting<at::Tensor>::join(round, count, who, gradient, [&](const std::map<std::string, at::Tensor>& gradients) {
-    std::lock_guard lock(mutex);
-    at::Tensor next = round == "batch 1" ? at::zeros({4}) : model.clone();
-    for (const auto& [worker, one] : gradients) next -= 0.1 * one;
-    return model = next;
-  });
+  return Meeting<at::Tensor>::join(
+      round, count, who, gradient, [&](const std::map<std::string, at::Tensor>& gradients) {
+        std::lock_guard lock(mutex);
+        at::Tensor next = round == "batch 1" ? at::zeros({4}) : model.clone();
+        for (const auto& [worker, one] : gradients) next -= 0.1 * one;
+        return model = next;
+      });
 }
 
 // Meets the other worker in a collective, having asked it for something first.
@@ -120,7 +129,8 @@ std::vector<int> all_ranks(const rpc::Agent& agent) {
 TEST_P(Together, RB034_EveryWorkerGathersTheValuesOfAll) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int workers = static_cast<int>(agent.workers().size());
-    const auto got = agent.sync<&together::gather>(0, "all", workers, agent.self().name, agent.self().rank * 10);
+    const auto got =
+        agent.sync<&together::gather>(0, "all", workers, agent.self().name, agent.self().rank * 10);
     together::Values expected;
     for (const auto& worker : agent.workers()) expected.emplace(worker.name, worker.rank * 10);
     EXPECT_EQ(got, expected);
@@ -148,9 +158,11 @@ TEST_P(Together, RB036_BarriersOfDisjointGroupsDoNotDisturbEachOther) {
       if (rank % 2 == agent.self().rank % 2) mine.push_back(rank);
     }
     for (int round = 0; round < 5; ++round) {
-      // Nobody leaves before all of its own group have come, in this round, and nobody of the other.
-      const auto come = agent.sync<&together::gather>(mine.front(), "group " + std::to_string(mine.front()),
-                                                      static_cast<int>(mine.size()), agent.self().name, round);
+      // Nobody leaves before all of its own group have come, in this round, and nobody of the
+      // other.
+      const auto come =
+          agent.sync<&together::gather>(mine.front(), "group " + std::to_string(mine.front()),
+                                        static_cast<int>(mine.size()), agent.self().name, round);
       together::Values expected;
       for (const int rank : mine) expected["worker" + std::to_string(rank)] = round;
       EXPECT_EQ(come, expected);
@@ -169,7 +181,8 @@ TEST_P(Together, RB036_ABarrierOfSomeDoesNotWaitForTheOthers) {
     }
     const bool is_alone = agent.self().rank % 2 == 1;
     for (int round = 0; round < 5; ++round) {
-      together::barrier(agent, is_alone ? "alone" : "some", is_alone ? std::vector{agent.self().rank} : some);
+      together::barrier(agent, is_alone ? "alone" : "some",
+                        is_alone ? std::vector{agent.self().rank} : some);
     }
   });
 }
@@ -181,7 +194,8 @@ TEST_P(Together, RB037_ThreeThreadsOfEachWorkerEnterOneBarrier) {
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&agent, t, count] {
         const auto who = agent.self().name + "/" + std::to_string(t);
-        EXPECT_EQ(agent.sync<&together::gather>(0, "threads", count, who, t).size(), static_cast<std::size_t>(count));
+        EXPECT_EQ(agent.sync<&together::gather>(0, "threads", count, who, t).size(),
+                  static_cast<std::size_t>(count));
       });
     }
     for (auto& thread : threads) thread.join();
@@ -196,10 +210,12 @@ TEST_P(Together, RB049_TrainersGetTheMeanThatTheServerKeeps) {
       const std::string name = "mean " + std::to_string(round);
       at::Tensor gradient = at::full({3, 3}, 0.1 * (agent.self().rank + 1) + round);
       if (is_sparse) gradient = gradient.to_sparse();
-      const auto mean = agent.sync<&together::average>(0, name, workers, agent.self().name, gradient);
+      const auto mean =
+          agent.sync<&together::average>(0, name, workers, agent.self().name, gradient);
       EXPECT_EQ(mean.is_sparse(), is_sparse);
       const auto kept = agent.sync<&together::mean_of>(0, name);
-      EXPECT_TRUE(at::equal(is_sparse ? mean.to_dense() : mean, is_sparse ? kept.to_dense() : kept));
+      EXPECT_TRUE(
+          at::equal(is_sparse ? mean.to_dense() : mean, is_sparse ? kept.to_dense() : kept));
     }
   });
 }
@@ -210,21 +226,24 @@ TEST_P(Together, RB050_AllTrainersOfARoundGetTheSameNewModel) {
     double sum = 0;
     for (int rank = 0; rank < workers; ++rank) sum += rank + 1;
     for (int batch = 1; batch <= 4; ++batch) {
-      const auto model = agent.sync<&together::update>(0, "batch " + std::to_string(batch), workers, agent.self().name,
-                                                       at::full({4}, agent.self().rank + 1.0));
+      const auto model =
+          agent.sync<&together::update>(0, "batch " + std::to_string(batch), workers,
+                                        agent.self().name, at::full({4}, agent.self().rank + 1.0));
       EXPECT_TRUE(at::allclose(model, at::full({4}, -0.1 * sum * batch))) << batch;
     }
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Together, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, TogetherWithMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, TogetherWithMany, testing::ValuesIn(harness::settings()),
+                         harness::name_of);
 
 TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank != 2) {
-      const auto error =
-          error_of([&] { agent.sync<&together::gather>(rpc::to(0).timeout(50ms), "late", 3, agent.self().name, 1); });
+      const auto error = error_of([&] {
+        agent.sync<&together::gather>(rpc::to(0).timeout(50ms), "late", 3, agent.self().name, 1);
+      });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_NE(error.text().find("gather"), std::string::npos) << error.what();
     }
@@ -245,13 +264,15 @@ TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
       [&](rpc::Agent& agent) {
         const int rank = agent.self().rank;
         ProcessGroup& group = together::groups.at(static_cast<std::size_t>(rank));
-        group = init_process_group({.backend = "inproc", .rank = rank, .world_size = 2, .store = store, .timeout = 20s});
+        group = init_process_group(
+            {.backend = "inproc", .rank = rank, .world_size = 2, .store = store, .timeout = 20s});
         together::barrier(agent, "have groups", {0, 1});
         if (rank == 1) {
           EXPECT_EQ(agent.sync<&together::meet>(0, 0, false), 0);
         } else {
           const auto end = std::chrono::steady_clock::now() + 10s;
-          while (agent.debug_info().handlers_busy == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          while (agent.debug_info().handlers_busy == 0 && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
           EXPECT_EQ(agent.sync<&together::meet>(1, 1, true), 1);
         }
         together::barrier(agent, "have met", {0, 1});
@@ -266,15 +287,20 @@ class Sharing : public testing::TestWithParam<std::string> {};
 TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
   const std::string file = testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {
-    const std::string method = GetParam() == "file"  ? "file://" + file
-                               : GetParam() == "tcp" ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
-                                                     : "env://";
+    const std::string method = GetParam() == "file" ? "file://" + file
+                               : GetParam() == "tcp"
+                                   ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
+                                   : "env://";
     const auto join = [&] {
-      return rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .init_method = method});
+      return rpc::init("worker" + std::to_string(rank),
+                       {.rank = rank, .world_size = 2, .init_method = method});
     };
     const auto group_of = [&](const std::string& name) {
-      return init_process_group(
-          {.backend = "tcp", .init_method = method, .rank = rank, .world_size = 2, .group_name = name});
+      return init_process_group({.backend = "tcp",
+                                 .init_method = method,
+                                 .rank = rank,
+                                 .world_size = 2,
+                                 .group_name = name});
     };
     {
       ProcessGroup group = group_of("first");
@@ -282,8 +308,10 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
       group.barrier().wait();
       EXPECT_EQ(agent.sync<&together::gather>(0, "a", 2, agent.self().name, 1).size(), 2U);
       group = {};
-      EXPECT_EQ(agent.sync<&together::gather>(0, "b", 2, agent.self().name, 1).size(), 2U) << "the group has gone";
-      EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file") << "and the file stays while the agents live";
+      EXPECT_EQ(agent.sync<&together::gather>(0, "b", 2, agent.self().name, 1).size(), 2U)
+          << "the group has gone";
+      EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file")
+          << "and the file stays while the agents live";
       // RB-052: a call that takes long is under way while another group is made.
       Future<together::Values> slow;
       if (rank == 0) slow = agent.async<&together::gather>(1, "slow", 2, "zero", 1);
@@ -301,20 +329,27 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
 }
 
 TEST_P(Sharing, RB038_TheAgentsMayBeThereFirstAndTheGroupGoFirst) {
-  const std::string file = testing::TempDir() + "/weft_sharing_agents_" + std::to_string(::getpid());
+  const std::string file =
+      testing::TempDir() + "/weft_sharing_agents_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {
-    const std::string method = GetParam() == "file"  ? "file://" + file
-                               : GetParam() == "tcp" ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
-                                                     : "env://";
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .init_method = method});
+    const std::string method = GetParam() == "file" ? "file://" + file
+                               : GetParam() == "tcp"
+                                   ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
+                                   : "env://";
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                 {.rank = rank, .world_size = 2, .init_method = method});
     for (const std::string name : {"first", "second"}) {
-      ProcessGroup group =
-          init_process_group({.backend = "tcp", .init_method = method, .rank = rank, .world_size = 2, .group_name = name});
+      ProcessGroup group = init_process_group({.backend = "tcp",
+                                               .init_method = method,
+                                               .rank = rank,
+                                               .world_size = 2,
+                                               .group_name = name});
       group.barrier().wait();
       EXPECT_EQ(agent.sync<&together::gather>(0, name, 2, agent.self().name, 1).size(), 2U);
       group = {};
       EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file");
-      EXPECT_EQ(agent.sync<&together::gather>(1, name + " has gone", 2, agent.self().name, 1).size(), 2U);
+      EXPECT_EQ(
+          agent.sync<&together::gather>(1, name + " has gone", 2, agent.self().name, 1).size(), 2U);
     }
     agent.shutdown({.timeout = 30s});
   });

@@ -24,7 +24,9 @@ int plus_by_third(rpc::WorkerInfo third, int a, int b) {
 // Answers by a promise that a continuation of a nested call keeps.
 Future<int> plus_by_promise(rpc::WorkerInfo third, int a, int b) {
   Promise<int> promise;
-  rpc::this_agent().async<&plus>(third, a, b).on_done([promise](const Future<int>& sum) { promise.set(sum.get() + 100); });
+  rpc::this_agent().async<&plus>(third, a, b).on_done([promise](const Future<int>& sum) {
+    promise.set(sum.get() + 100);
+  });
   return promise.future();
 }
 Future<int> added_twenty_times(int start) {
@@ -35,16 +37,22 @@ Future<int> added_twenty_times(int start) {
   return future;
 }
 Future<int> calls_back_deferred(rpc::WorkerInfo first, int start) {
-  return rpc::this_agent().async<&added_twenty_times>(first, start).then([](int sum) { return sum + 1; });
+  return rpc::this_agent().async<&added_twenty_times>(first, start).then([](int sum) {
+    return sum + 1;
+  });
 }
 
 struct Multiplier {
   explicit Multiplier(int by) : factor(by) {}
   Future<int> times(int a) {
-    return rpc::this_agent().async<&plus>(rpc::this_call().caller, a, 0).then([this](int b) { return factor * b; });
+    return rpc::this_agent().async<&plus>(rpc::this_call().caller, a, 0).then([this](int b) {
+      return factor * b;
+    });
   }
   static Future<int> four_times(int a) { return Future<int>::ready(4 * a); }
-  static Future<int> of(const Multiplier& multiplier, int a) { return Future<int>::ready(multiplier.factor * a); }
+  static Future<int> of(const Multiplier& multiplier, int a) {
+    return Future<int>::ready(multiplier.factor * a);
+  }
   int factor;
 };
 
@@ -218,18 +226,21 @@ TEST_P(Waiting, RE012_013_AContinuationsErrorIsItsOwn) {
     const auto derived = good.then([](int) -> int { throw std::invalid_argument("derived"); });
     EXPECT_THROW(derived.get(), std::invalid_argument);
     EXPECT_EQ(good.get(), 3) << "the parent keeps its value";
-    EXPECT_EQ(error_of([&] { good.then(std::function<int(int)>()); }).blame(), Blame::Caller) << "a null continuation";
-    const auto seen = agent.async<&waiting::throws>(after(agent, 1), 5).then([](const Future<int>& parent) -> int {
-      EXPECT_EQ(error_of([&] { parent.get(); }).blame(), Blame::Remote);
-      throw std::range_error("another");
-    });
+    EXPECT_EQ(error_of([&] { good.then(std::function<int(int)>()); }).blame(), Blame::Caller)
+        << "a null continuation";
+    const auto seen = agent.async<&waiting::throws>(after(agent, 1), 5)
+                          .then([](const Future<int>& parent) -> int {
+                            EXPECT_EQ(error_of([&] { parent.get(); }).blame(), Blame::Remote);
+                            throw std::range_error("another");
+                          });
     EXPECT_THROW(seen.get(), std::range_error);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Waiting, testing::ValuesIn(harness::settings()), harness::name_of);
 
-// It blocks the only thread that there is for tasks, and on a future that knows nothing of the agent.
+// It blocks the only thread that there is for tasks, and on a future that knows nothing of the
+// agent.
 TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
   rpc::Options options;
   options.worker_threads = 1;
@@ -239,7 +250,8 @@ TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
         if (agent.self().rank != 0) return;
         const Promise<int> seen(nullptr);
         agent.async<&waiting::plus>(1, 1, 2).on_done([&agent, seen] {
-          const auto other = Future<int>::ready(1).then([&](int) { return agent.async<&waiting::plus>(1, 2, 3); });
+          const auto other =
+              Future<int>::ready(1).then([&](int) { return agent.async<&waiting::plus>(1, 2, 3); });
           seen.set(other.get());
         });
         EXPECT_EQ(seen.future().get(), 5);
@@ -251,8 +263,9 @@ TEST(WaitingLimits, RE011_WaitAllThrowsTheTimeoutOfACall) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     std::unique_lock lock(waiting::held);
-    const auto error =
-        error_of([&] { rpc::wait_all([&] { agent.async<&waiting::after_release>(rpc::to(1).timeout(20ms), 1); }); });
+    const auto error = error_of([&] {
+      rpc::wait_all([&] { agent.async<&waiting::after_release>(rpc::to(1).timeout(20ms), 1); });
+    });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_EQ(rpc::wait_all([] {}), 0U) << "it is forgotten";
   });
@@ -270,7 +283,8 @@ TEST(WaitingLimits, RE018_020_ADefaultOfAMillisecondEndsAllAndNoneIsNoLimit) {
       for (auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
       agent.set_timeout(0ms);
       unlimited = agent.async<&waiting::after_release>(1, 5);
-      EXPECT_EQ(error_of([&] { unlimited.wait(20ms); }).blame(), Blame::Timeout) << "it is still under way";
+      EXPECT_EQ(error_of([&] { unlimited.wait(20ms); }).blame(), Blame::Timeout)
+          << "it is still under way";
     }
     EXPECT_EQ(unlimited.get(), 5);
     agent.set_timeout(60s);
@@ -313,11 +327,15 @@ TEST(LookingInside, SaysByWhichTransportAWorkerIsReachedAndLogsThatOnce) {
   auto agent = init(0);
   EXPECT_EQ(agent.transport_to("worker1"), "") << "nobody has been called";
   for (int i = 0; i < 3; ++i) EXPECT_EQ(agent.sync<&waiting::after_release>(1, i), i);
-  EXPECT_EQ(agent.transport_to("worker1"), "tcp") << "the first that both have, in the list's order";
+  EXPECT_EQ(agent.transport_to("worker1"), "tcp")
+      << "the first that both have, in the list's order";
   EXPECT_EQ(agent.transport_to(agent.self()), "") << "calls to oneself take none";
-  EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("nobody")); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("nobody")); }).blame(),
+            Blame::Caller);
   agent.shutdown({.timeout = 30s});
-  EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("worker1")); }).blame(), Blame::Caller) << "it has left";
+  EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("worker1")); }).blame(),
+            Blame::Caller)
+      << "it has left";
   other.join();
   std::lock_guard lock(mutex);
   ASSERT_EQ(chosen.size(), 1U);

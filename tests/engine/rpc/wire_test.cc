@@ -69,7 +69,8 @@ TEST(AgentWire, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(parse_head(head_of(head, {}, 1), 0));
 }
 
-// Whole heads of all kinds, with bytes of them changed: what is taken is within what came, and says what its bytes say.
+// Whole heads of all kinds, with bytes of them changed: what is taken is within what came, and says
+// what its bytes say.
 TEST(AgentWire, ChangedHeadsAreRefusedOrTakenWithinWhatCame) {
   std::mt19937 random(3);
   int taken = 0;
@@ -80,7 +81,8 @@ TEST(AgentWire, ChangedHeadsAreRefusedOrTakenWithinWhatCame) {
     head.flags = random() % 4 == 0 ? kOnLoop : 0;
     head.time_left = static_cast<std::int64_t>(random());
     const std::size_t storages = random() % 4;
-    auto bytes = head_of(head, std::vector<StorageEntry>(storages, {16 * (random() % 100), 0, 0}), random() % 20);
+    auto bytes = head_of(head, std::vector<StorageEntry>(storages, {16 * (random() % 100), 0, 0}),
+                         random() % 20);
     for (auto changes = random() % 3; changes > 0; --changes)
       bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 1));
@@ -124,20 +126,23 @@ void expect_written(const std::string& text) {
 // "0 this, 1 that"
 std::string listed(const std::map<std::uint64_t, std::string>& numbers) {
   std::string text;
-  for (const auto& [number, name] : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number) + " " + name;
+  for (const auto& [number, name] : numbers)
+    text += (text.empty() ? "" : ", ") + std::to_string(number) + " " + name;
   return text;
 }
 
 // One of the fields that describe a tensor.
 std::uint64_t field_of(const at::Tensor& tensor, std::uint32_t field) {
   const auto message = codec::Writer().write([&](codec::Packer& packer) { packer.pack(tensor); });
-  const auto parsed = msgpack::unpack(reinterpret_cast<const char*>(message.body.data()), message.body.size());
+  const auto parsed =
+      msgpack::unpack(reinterpret_cast<const char*>(message.body.data()), message.body.size());
   return parsed.get().via.array.ptr[field].as<std::uint64_t>();
 }
 
 TEST(WireDocument, SaysTheNumbersThatTravel) {
   expect_written("the lives of both; version " + std::to_string(kWireVersion) + " |");
-  expect_written("At most " + std::to_string(codec::kDeepest) + " arrays and maps are in one another");
+  expect_written("At most " + std::to_string(codec::kDeepest) +
+                 " arrays and maps are in one another");
   expect_written("up to " + std::to_string(codec::kMaxApart) + " in a message");
   expect_written("| storages, *s* | 4 | at most " + std::to_string(kMaxTable) + " |");
   expect_written("| storages, *s* | 8 | at most " + std::to_string(codec::kMaxStorages) + " |");
@@ -152,9 +157,10 @@ TEST(WireDocument, SaysTheNumbersThatTravel) {
   using enum MessageKind;
   std::map<std::uint64_t, std::string> kinds;
   for (const auto& [kind, name] :
-       {std::pair(Call, "Call"), std::pair(Reply, "Reply"), std::pair(Create, "Create"), std::pair(Fetch, "Fetch"),
-        std::pair(Fork, "Fork"), std::pair(ChildAccept, "ChildAccept"), std::pair(UserDelete, "UserDelete"),
-        std::pair(ContextCleanup, "ContextCleanup"), std::pair(Backward, "Backward"), std::pair(Gradient, "Gradient"),
+       {std::pair(Call, "Call"), std::pair(Reply, "Reply"), std::pair(Create, "Create"),
+        std::pair(Fetch, "Fetch"), std::pair(Fork, "Fork"), std::pair(ChildAccept, "ChildAccept"),
+        std::pair(UserDelete, "UserDelete"), std::pair(ContextCleanup, "ContextCleanup"),
+        std::pair(Backward, "Backward"), std::pair(Gradient, "Gradient"),
         std::pair(Shutdown, "Shutdown")}) {
     kinds[static_cast<std::uint64_t>(kind)] = name;
   }
@@ -173,8 +179,8 @@ TEST(WireDocument, SaysTheNumbersOfDtypesAndLayouts) {
   EXPECT_GE(dtypes.size(), 21U);
   std::map<std::uint64_t, std::string> layouts;
   const at::Tensor dense = at::eye(4);
-  for (const at::Tensor& tensor :
-       {dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr({2, 2}), dense.to_sparse_bsc({2, 2})}) {
+  for (const at::Tensor& tensor : {dense.to_sparse_csr(), dense.to_sparse_csc(),
+                                   dense.to_sparse_bsr({2, 2}), dense.to_sparse_bsc({2, 2})}) {
     std::ostringstream name;
     name << tensor.layout();
     layouts[field_of(tensor, 2)] = name.str();

@@ -14,8 +14,10 @@ namespace weft::harness {
 std::vector<Setting> settings(std::initializer_list<int> workers) {
   std::vector<Setting> all;
   if (!runs_all_settings()) {
-    // Some claims are about two workers and some about more, and most that look into another worker need threads.
-    const int most = std::max(workers), least = std::min(workers), middle = workers.begin()[workers.size() / 2];
+    // Some claims are about two workers and some about more, and most that look into another worker
+    // need threads.
+    const int most = std::max(workers), least = std::min(workers),
+              middle = workers.begin()[workers.size() / 2];
     for (const char* transport : {"inproc", "shm", "tcp"}) {
       all.push_back({As::Threads, transport, least});
       if (most != least) all.push_back({As::Threads, transport, most});
@@ -25,7 +27,8 @@ std::vector<Setting> settings(std::initializer_list<int> workers) {
     return all;
   }
   for (const int count : workers) {
-    for (const char* transport : {"inproc", "shm", "tcp"}) all.push_back({As::Threads, transport, count});
+    for (const char* transport : {"inproc", "shm", "tcp"})
+      all.push_back({As::Threads, transport, count});
     for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, count});
   }
   return all;
@@ -66,7 +69,8 @@ void meet_without(rpc::Agent& agent, int victim) {
   EXPECT_TRUE(comes_true([] { return meeting::others_came >= expected; }));
 }
 
-void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& given) {
+void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body,
+               const rpc::Options& given) {
   rpc::Options options = given;
   options.transports = {setting.transport};
   options.world_size = setting.workers;
@@ -87,7 +91,8 @@ void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& 
   processes.expect_success();
 }
 
-void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>& body, const rpc::Options& options) {
+void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>& body,
+                 const rpc::Options& options) {
   run_alone(
       setting,
       [&](const rpc::Options& own) {
@@ -104,8 +109,9 @@ std::string warnings_of(int workers, const std::function<void(rpc::Agent&)>& bod
   std::vector<std::thread> threads;
   for (int rank = 0; rank < workers; ++rank) {
     threads.emplace_back([&, rank] {
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
-                                   {.rank = rank, .world_size = workers, .store = store, .transports = {"inproc"}});
+      rpc::Agent agent = rpc::init(
+          "worker" + std::to_string(rank),
+          {.rank = rank, .world_size = workers, .store = store, .transports = {"inproc"}});
       body(agent);
       agent.shutdown({.timeout = std::chrono::seconds(30)});
     });

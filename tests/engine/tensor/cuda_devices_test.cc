@@ -32,7 +32,9 @@ class CudaDevices : public testing::Test {
   void fill(const c10::Stream& stream, const at::Tensor& tensor, unsigned char byte) {
     cuda::fill(torch_->view(stream), tensor::slice_of(tensor), byte);
   }
-  static int byte_of(const at::Tensor& tensor) { return *static_cast<const unsigned char*>(tensor.const_data_ptr()); }
+  static int byte_of(const at::Tensor& tensor) {
+    return *static_cast<const unsigned char*>(tensor.const_data_ptr());
+  }
 
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
@@ -57,7 +59,9 @@ TEST_F(CudaDevices, ReadyPassesAfterWhatTheCurrentStreamHolds) {
   EXPECT_TRUE(ready.query());
 }
 
-TEST_F(CudaDevices, ReadyOfTheCpuHasPassed) { EXPECT_TRUE(devices_->ready(c10::Device(c10::kCPU)).query()); }
+TEST_F(CudaDevices, ReadyOfTheCpuHasPassed) {
+  EXPECT_TRUE(devices_->ready(c10::Device(c10::kCPU)).query());
+}
 
 TEST_F(CudaDevices, StreamThatWaitsHoldsBackItsLaterWork) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
@@ -85,7 +89,8 @@ TEST_F(CudaDevices, UnknownDeviceIsRefused) {
   }
 }
 
-// --- futures whose value is still being written -----------------------------------------------------------------------
+// --- futures whose value is still being written
+// -----------------------------------------------------------------------
 
 TEST_F(CudaDevices, FutureIsDoneBeforeItsValueIsWritten) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
@@ -184,7 +189,8 @@ TEST_F(CudaDevices, WhatCannotBeCapturedIsRefusedWhileTheCurrentStreamIs) {
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_EQ(error.text(),
-              "this cannot be captured into a CUDA graph, as the current stream of cuda:0 is at present: of a reason");
+              "this cannot be captured into a CUDA graph, as the current stream of cuda:0 is at "
+              "present: of a reason");
   }
   EXPECT_TRUE(tensor::CudaDevices::is_captured(devices_->ready(gpu_)));
   ASSERT_EQ(fake_->end_capture(torch_->view(side), graph), CUDA_SUCCESS);

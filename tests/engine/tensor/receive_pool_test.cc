@@ -37,8 +37,9 @@ TEST(ReceivePool, GivesNoMemoryTwice) {
 
 TEST(ReceivePool, EverySizeFits) {
   const auto pool = std::make_shared<ReceivePool>();
-  for (std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4097}, ReceivePool::kPooledBytes - 1,
-                            ReceivePool::kPooledBytes, ReceivePool::kPooledBytes + 1, 5 * kMiB + 1, 7 * kMiB}) {
+  for (std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{4097}, ReceivePool::kPooledBytes - 1,
+        ReceivePool::kPooledBytes, ReceivePool::kPooledBytes + 1, 5 * kMiB + 1, 7 * kMiB}) {
     const c10::DataPtr block = pool->allocate(bytes);
     if (bytes > 0) std::memset(block.get(), 1, bytes);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.get()) % 64, 0U) << bytes;

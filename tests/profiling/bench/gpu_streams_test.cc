@@ -1,4 +1,5 @@
-// The streams of the GPU's bench over the fake driver: that every way across is measured and none waits for ever.
+// The streams of the GPU's bench over the fake driver: that every way across is measured and none
+// waits for ever.
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -16,13 +17,16 @@ namespace {
 using StreamsBench = cuda::ThreadedCuda;
 
 TEST_F(StreamsBench, MeasuresEveryWayAcrossAndPinsNothingWhileItsStreamsWait) {
-  std::string file = (std::filesystem::temp_directory_path() / ("weft-streams-" + std::to_string(getpid()))).string();
+  std::string file =
+      (std::filesystem::temp_directory_path() / ("weft-streams-" + std::to_string(getpid())))
+          .string();
   std::string options[] = {"gpu_bench", "--json", file, "--runs", "2"};
   std::array<char*, 5> arguments{};
   for (std::size_t i = 0; i < arguments.size(); ++i) arguments[i] = options[i].data();
   Report report("gpu", static_cast<int>(arguments.size()), arguments.data(), 1);
   bench_streams(report, device);
-  EXPECT_EQ(fake.calls(&cuda::Driver::launch_host_func), 3 * 100) << "a run to warm up and two, of 50 rounds each";
+  EXPECT_EQ(fake.calls(&cuda::Driver::launch_host_func), 3 * 100)
+      << "a run to warm up and two, of 50 rounds each";
   EXPECT_EQ(report.finish(), 0);
   std::ifstream rows(file);
   const std::string text{std::istreambuf_iterator<char>(rows), {}};

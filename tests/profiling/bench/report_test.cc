@@ -38,7 +38,14 @@ TEST(Report, ARowIsInTheFileWhenItIsThere) {
   const std::string file = folder.path() + "/rows.json";
   std::ofstream(file) << "of another run\n";
   Report report = report_of(file, "--json");
-  report.add({.name = "one", .peer = "weft", .bytes = 8, .metric = "time", .unit = "us", .p50 = 1.5, .p99 = 2, .runs = 3});
+  report.add({.name = "one",
+              .peer = "weft",
+              .bytes = 8,
+              .metric = "time",
+              .unit = "us",
+              .p50 = 1.5,
+              .p99 = 2,
+              .runs = 3});
   std::ifstream written(file);
   std::string first, more;
   std::getline(written, first);
@@ -78,19 +85,23 @@ TEST(Report, NamesTheRowsThatAreSlowerThanBefore) {
   EXPECT_EQ(report.finish(), 0);
   EXPECT_THAT(
       testing::internal::GetCapturedStdout(),
-      testing::AllOf(testing::HasSubstr("weft shm is 0.93 x"), testing::HasSubstr("weft tcp is 0.93 x"),
-                     testing::HasSubstr("# 1 of 2 rows are slower than before"),
-                     testing::HasSubstr("# one, weft shm: 1.07 times as slow as before, whose rounds differ by 3 %\n"),
-                     testing::Not(testing::HasSubstr("weft tcp: "))));
+      testing::AllOf(
+          testing::HasSubstr("weft shm is 0.93 x"), testing::HasSubstr("weft tcp is 0.93 x"),
+          testing::HasSubstr("# 1 of 2 rows are slower than before"),
+          testing::HasSubstr(
+              "# one, weft shm: 1.07 times as slow as before, whose rounds differ by 3 %\n"),
+          testing::Not(testing::HasSubstr("weft tcp: "))));
 }
 
 TEST(Report, RefusesAnEarlierBuildThatCannotBeStarted) {
-  EXPECT_EXIT(report_of("/nowhere/a_bench", "--before"), testing::ExitedWithCode(2),
-              "a_bench: --before: '/nowhere/a_bench' is not a program; name the a_bench of another build");
+  EXPECT_EXIT(
+      report_of("/nowhere/a_bench", "--before"), testing::ExitedWithCode(2),
+      "a_bench: --before: '/nowhere/a_bench' is not a program; name the a_bench of another build");
 }
 
 TEST(Report, RefusesAnEarlierBuildWhereTheBenchCannotStartItsWorkers) {
-  EXPECT_EXIT(report_of("/bin/sh", "--before", false), testing::ExitedWithCode(2), "usage: a_bench .*\\[--runs N\\]\n$");
+  EXPECT_EXIT(report_of("/bin/sh", "--before", false), testing::ExitedWithCode(2),
+              "usage: a_bench .*\\[--runs N\\]\n$");
 }
 
 TEST(Samples, SpreadIsHowFarTheMediansOfTheRoundsLieApart) {

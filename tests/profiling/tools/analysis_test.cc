@@ -22,8 +22,9 @@ TEST(Analysis, FindsNothingInAJobThatRuns) {
   Dumps dumps = job(3);
   for (auto& [rank, view] : dumps.groups[0].views) {
     for (std::uint64_t i = 1; i <= 10; ++i) {
-      view.records.push_back(collective(i, static_cast<std::int64_t>(i) * 1000 + (static_cast<std::int64_t>(i) + rank) % 3,
-                                        static_cast<std::int64_t>(i) * 1000 + 500));
+      view.records.push_back(collective(
+          i, static_cast<std::int64_t>(i) * 1000 + (static_cast<std::int64_t>(i) + rank) % 3,
+          static_cast<std::int64_t>(i) * 1000 + 500));
     }
   }
   EXPECT_TRUE(analyze(dumps).empty());
@@ -38,8 +39,10 @@ TEST(Analysis, NamesTheLateRankAndTheCollectiveItMissed) {
   const auto findings = of(analyze(dumps), What::LateRank);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].ranks, ElementsAre(2));
-  EXPECT_THAT(findings[0].text, HasSubstr("it has not come to collective #2, all_reduce of float32 [4] in group 'default', "
-                                          "where ranks 0, 1 wait for 8.0 s"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("it has not come to collective #2, all_reduce of float32 [4] in group 'default', "
+                "where ranks 0, 1 wait for 8.0 s"));
   EXPECT_THAT(findings[0].text, HasSubstr("its last was collective #1"));
 }
 
@@ -50,7 +53,9 @@ TEST(Analysis, SaysWhatTheLateRankDoesInstead) {
   views[1].records = {message("receive", 0, 1)};
   const auto findings = of(analyze(dumps), What::LateRank);
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].text, HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' since 9.0 s"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' since 9.0 s"));
 }
 
 Record meeting(const std::string& name, std::uint64_t number, const std::string& state = "open") {
@@ -67,16 +72,19 @@ TEST(Analysis, NamesWhoHasNotComeToAMeetingOverTheStore) {
     Dumps dumps = job(3);
     auto& views = dumps.groups[0].views;
     // Each is numbered by itself.
-    for (int rank = 0; rank < 3; ++rank) views[rank].records = {collective(1, 0, 1), collective(2, 0, 1)};
+    for (int rank = 0; rank < 3; ++rank)
+      views[rank].records = {collective(1, 0, 1), collective(2, 0, 1)};
     views[0].records.push_back(meeting(name, 1));
     views[2].records.push_back(meeting(name, 1));
     const auto findings = analyze(dumps);
     ASSERT_EQ(findings.size(), 1u) << name;
     EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-    EXPECT_THAT(findings[0].text, HasSubstr(std::string("it has not come to ") + name +
-                                            " #1 in group 'default', where ranks 0, 2 wait for 9.0 s"));
+    EXPECT_THAT(findings[0].text,
+                HasSubstr(std::string("it has not come to ") + name +
+                          " #1 in group 'default', where ranks 0, 2 wait for 9.0 s"));
     views[1].records.push_back(message("receive", 0, 1));
-    EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(), std::string(name) == "new_group" ? 0u : 1u)
+    EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(),
+              std::string(name) == "new_group" ? 0u : 1u)
         << "a new group waits for its members only";
   }
 }
@@ -84,13 +92,15 @@ TEST(Analysis, NamesWhoHasNotComeToAMeetingOverTheStore) {
 TEST(Analysis, WhoLeftAMonitoredBarrierOutIsNotBehindInTheNext) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
-  views[0].records = {meeting("monitored_barrier", 1, "failed"), meeting("monitored_barrier", 2, "done")};
+  views[0].records = {meeting("monitored_barrier", 1, "failed"),
+                      meeting("monitored_barrier", 2, "done")};
   views[1].records = {meeting("monitored_barrier", 2, "done")};
   const auto findings = analyze(dumps);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].what, What::Failure);
   views[0].records.push_back(meeting("monitored_barrier", 3));
-  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("it has not come to monitored_barrier #3"));
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text,
+              HasSubstr("it has not come to monitored_barrier #3"));
 }
 
 TEST(Analysis, ARankThatGaveUpWaitedAsWell) {
@@ -117,13 +127,16 @@ TEST(Analysis, NamesTheMissingRank) {
 TEST(Analysis, NamesWhoseCollectivesDoNotMatch) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
-  for (int rank = 0; rank < 3; ++rank) views[rank].records = {collective(1, 0, 1), collective(2, 2, 0)};
+  for (int rank = 0; rank < 3; ++rank)
+    views[rank].records = {collective(1, 0, 1), collective(2, 2, 0)};
   views[1].records[1].name = "broadcast";
   auto findings = of(analyze(dumps), What::Mismatch);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_THAT(findings[0].text, HasSubstr("in collective #2 of group 'default' ranks 0, 2 call all_reduce of float32 [4], "
-                                          "16 bytes, and rank 1 calls broadcast of float32 [4], 16 bytes"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("in collective #2 of group 'default' ranks 0, 2 call all_reduce of float32 [4], "
+                "16 bytes, and rank 1 calls broadcast of float32 [4], 16 bytes"));
   views[1].records[1].name = "all_reduce";
   views[1].records[1].bytes = 20;
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
@@ -147,17 +160,21 @@ TEST(Analysis, NamesWhoseRootReductionOrShapeIsAnother) {
   auto findings = of(analyze(dumps), What::Mismatch);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_THAT(findings[0].text, HasSubstr("ranks 0, 2 call broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
-                                          "broadcast (root 1) of float32 [4], 16 bytes"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("ranks 0, 2 call broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
+                "broadcast (root 1) of float32 [4], 16 bytes"));
   all_call("reduce", "Sum", 2);
   EXPECT_TRUE(of(analyze(dumps), What::Mismatch).empty());
   views[2].records[0].reduction = "Max";
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).text,
-              HasSubstr("ranks 0, 1 call reduce (Sum, root 2) of float32 [4], 16 bytes, and rank 2 calls reduce (Max, root "
+              HasSubstr("ranks 0, 1 call reduce (Sum, root 2) of float32 [4], 16 bytes, and rank 2 "
+                        "calls reduce (Max, root "
                         "2) of float32 [4], 16 bytes"));
   all_call("all_reduce", "Sum", -1);
   views[0].records[0].shape = {2, 2};
-  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).text, HasSubstr("rank 0 calls all_reduce (Sum) of float32 [2, 2]"));
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).text,
+              HasSubstr("rank 0 calls all_reduce (Sum) of float32 [2, 2]"));
 }
 
 TEST(Analysis, OfTwoRanksThatDifferNeitherIsRight) {
@@ -224,9 +241,11 @@ TEST(Analysis, ACollectiveThatWasOpenForLongDoesNotMakeItsRankLate) {
   dumps.dumps[1].knows_since = kStart + 3 * kSecond;
   EXPECT_TRUE(of(analyze(dumps), What::LateRank).empty());
   dumps.dumps[1].knows_since = kStart + kSecond;
-  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("its last was collective #5"));
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text,
+              HasSubstr("its last was collective #5"));
   views[1].records.clear();
-  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("its recorder shows none, as far back as it goes"));
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text,
+              HasSubstr("its recorder shows none, as far back as it goes"));
 }
 
 TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
@@ -246,21 +265,23 @@ TEST(Analysis, NamesTheCircleOfCalls) {
   auto findings = of(analyze(dumps), What::CycleOfWaits);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].ranks, testing::UnorderedElementsAre(0, 1, 2));
-  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 for rank 1 in the call of work::slowly on rank 1; rank 1 for rank 2"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("rank 0 for rank 1 in the call of work::slowly on rank 1; rank 1 for rank 2"));
   dumps.agents[2].records = {call("served", 1, 7, "open")};
   EXPECT_TRUE(of(analyze(dumps), What::CycleOfWaits).empty());
 }
 
 TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
   Dumps dumps = job(3);
-  dumps.agents[0].records = {call("call", 1, 7, "open"), call("call", 1, 8, "open"), call("call", 2, 9, "open"),
-                             call("call", 1, 10, "done")};
-  dumps.agents[1].records = {call("served", 0, 7, "open"), call("served", 0, 9, "open"), call("served", 0, 8, "done")};
+  dumps.agents[0].records = {call("call", 1, 7, "open"), call("call", 1, 8, "open"),
+                             call("call", 2, 9, "open"), call("call", 1, 10, "done")};
+  dumps.agents[1].records = {call("served", 0, 7, "open"), call("served", 0, 9, "open"),
+                             call("served", 0, 8, "done")};
   const auto findings = of(analyze(dumps), What::NoReply);
   ASSERT_EQ(findings.size(), 3u);
-  EXPECT_THAT(
-      findings[0].text,
-      HasSubstr("rank 0 waits for 9.0 s for a reply to the call of work::slowly on rank 1: it runs there since 9.0 s"));
+  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 waits for 9.0 s for a reply to the call of "
+                                          "work::slowly on rank 1: it runs there since 9.0 s"));
   EXPECT_THAT(findings[1].text, HasSubstr("it was answered there after 1.0 s"));
   EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never come there"));
 }
@@ -270,7 +291,8 @@ TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNever
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.dumps[1].knows_since = kStart + 2 * kSecond;
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
-              HasSubstr("whether it has come there is not known: the recorder of rank 1 has forgotten that time"));
+              HasSubstr("whether it has come there is not known: the recorder of rank 1 has "
+                        "forgotten that time"));
   dumps.dumps[1].knows_since = kStart + kSecond;
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
   dumps.dumps[1].host = "other";
@@ -313,14 +335,17 @@ TEST(Analysis, NamesTheRankThatOthersWaitForThoughNothingIsStuck) {
   for (auto& [rank, view] : dumps.groups[0].views) {
     for (std::uint64_t i = 1; i <= 20; ++i) {
       const auto start = static_cast<std::int64_t>(i) * kSecond;
-      view.records.push_back(collective(i, start + (rank == 1 ? 50'000'000 : rank), start + 60'000'000));
+      view.records.push_back(
+          collective(i, start + (rank == 1 ? 50'000'000 : rank), start + 60'000'000));
     }
   }
   const auto findings = analyze(dumps);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].what, What::SlowRank);
   EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_THAT(findings[0].text, HasSubstr("came last to 20 of the last 20 collectives of group 'default', 50.0 ms behind"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("came last to 20 of the last 20 collectives of group 'default', 50.0 ms behind"));
 }
 
 TEST(Analysis, NamesTheFirstFailure) {
@@ -333,9 +358,9 @@ TEST(Analysis, NamesTheFirstFailure) {
     views[rank].records[0].blame = "Device";
     views[rank].records[0].error = "ECC on rank " + std::to_string(rank);
   }
-  EXPECT_THAT(
-      of(analyze(dumps), What::Failure).at(0).text,
-      HasSubstr("the first failure was on rank 1: collective #1, all_reduce of float32 [4]: Device: ECC on rank 1"));
+  EXPECT_THAT(of(analyze(dumps), What::Failure).at(0).text,
+              HasSubstr("the first failure was on rank 1: collective #1, all_reduce of float32 "
+                        "[4]: Device: ECC on rank 1"));
 }
 
 // A job that runs: everybody is in the midst of something.
@@ -348,10 +373,12 @@ TEST(Analysis, WhatHasJustBegunIsNoFindingButIsTold) {
   dumps.agents[2].records = {call("call", 0, 7, "open")};
   dumps.agents[2].records[0].begun = kStart + 10 * kSecond - 400'000;
   EXPECT_TRUE(analyze(dumps).empty());
-  EXPECT_THAT(remarks(dumps, kOlderThan).running,
-              ElementsAre("rank 0 is in collective #1, all_reduce of float32 [4] in group 'default' since 8.0 ms",
-                          "rank 1 is in recv #1 from rank 2 of float32 [4] in group 'default' since 20.0 ms",
-                          "rank 2 is in the call of work::slowly on rank 0 since 0.4 ms"));
+  EXPECT_THAT(
+      remarks(dumps, kOlderThan).running,
+      ElementsAre(
+          "rank 0 is in collective #1, all_reduce of float32 [4] in group 'default' since 8.0 ms",
+          "rank 1 is in recv #1 from rank 2 of float32 [4] in group 'default' since 20.0 ms",
+          "rank 2 is in the call of work::slowly on rank 0 since 0.4 ms"));
   const auto findings = analyze(dumps, 0ns);
   EXPECT_EQ(of(findings, What::LateRank).size(), 2u);
   EXPECT_EQ(of(findings, What::NoReply).size(), 1u);
@@ -391,11 +418,13 @@ TEST(Analysis, AgentsThatShutDownWaitForNobody) {
   Dumps dumps = job(2);
   dumps.agents[0].records = {call("call", 1, 7, "open"), call("served", 1, 1, "open")};
   dumps.agents[1].records = {call("served", 0, 7, "open"), call("call", 0, 1, "open")};
-  for (const int rank : {0, 1}) dumps.agents[rank].records[1].name = "weft::rpc::internal::join_shutdown";
+  for (const int rank : {0, 1})
+    dumps.agents[rank].records[1].name = "weft::rpc::internal::join_shutdown";
   const auto findings = analyze(dumps);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].text, HasSubstr("for a reply to the call of work::slowly on rank 1"));
-  EXPECT_THAT(remarks(dumps, kOlderThan).running, ElementsAre("rank 1 has called shutdown(), 9.0 s ago"));
+  EXPECT_THAT(remarks(dumps, kOlderThan).running,
+              ElementsAre("rank 1 has called shutdown(), 9.0 s ago"));
 }
 
 TEST(Analysis, TellsOfWhichMembersThereIsNoDump) {

@@ -52,12 +52,19 @@ void work(const Member& member) {
     return;
   }
   Operation::begin(member, Kind::Collective, {.name = "barrier", .sequence = 1}).end();
-  const trace::About reduce{
-      .name = "reduce", .sequence = 2, .peer = 1, .bytes = 16, .dtype = "float32", .shape = shape, .reduction = "Max"};
+  const trace::About reduce{.name = "reduce",
+                            .sequence = 2,
+                            .peer = 1,
+                            .bytes = 16,
+                            .dtype = "float32",
+                            .shape = shape,
+                            .reduction = "Max"};
   Operation::begin(member, Kind::Collective, reduce).fail(Error(Blame::Timeout, "too \"late\""));
-  Operation::begin(member, Kind::Collective,
-                   {.name = "all_reduce", .sequence = 3, .bytes = 16, .dtype = "float32", .shape = shape});
-  Operation::begin(member, Kind::Receive, {.name = "recv", .sequence = 1, .peer = other, .tag = 3, .bytes = 16});
+  Operation::begin(
+      member, Kind::Collective,
+      {.name = "all_reduce", .sequence = 3, .bytes = 16, .dtype = "float32", .shape = shape});
+  Operation::begin(member, Kind::Receive,
+                   {.name = "recv", .sequence = 1, .peer = other, .tag = 3, .bytes = 16});
 }
 
 void run_collectives(const Member& member, std::uint64_t begun, std::uint64_t ended) {
@@ -115,7 +122,8 @@ class DumpFiles : public testing::Test {
   }
 
   // Whatever stands in the first of them: findings, or an Error that names the file.
-  static void expect_findings_or_its_name(const std::vector<std::string>& files, const std::string& text) {
+  static void expect_findings_or_its_name(const std::vector<std::string>& files,
+                                          const std::string& text) {
     std::ofstream(files.front()) << text;
     try {
       const Dumps dumps = read_dumps(files);
@@ -148,7 +156,8 @@ TEST_F(DumpFiles, OfProcessesInPidNamespacesOfTheirOwnAreAllKept) {
   for (int rank = 0; rank < 2; ++rank) {
     const pid_t outer = ::fork();
     if (outer == 0) {
-      if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(kNoNamespace);
+      if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0)
+        ::_exit(kNoNamespace);
       const pid_t child = ::fork();
       if (child == 0) {
         work(Member::join(in_group(rank, 2)));
@@ -162,11 +171,13 @@ TEST_F(DumpFiles, OfProcessesInPidNamespacesOfTheirOwnAreAllKept) {
     }
     int status = 0;
     ::waitpid(outer, &status, 0);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == kNoNamespace) GTEST_SKIP() << "no PID namespace may be made here";
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNoNamespace)
+      GTEST_SKIP() << "no PID namespace may be made here";
     ASSERT_EQ(status, 0);
   }
   std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) files.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+    files.push_back(entry.path());
   ASSERT_EQ(files.size(), 2u);
   const Dumps dumps = read_dumps(files);
   EXPECT_EQ(dumps.groups.at(0).views.size(), 2u);
@@ -188,10 +199,11 @@ TEST_F(DumpFiles, OfTwoProcessesWithOnePidAreBothRead) {
 TEST_F(DumpFiles, OfTwoJobsAreRefused) {
   const auto first = job("first", 3);
   const auto second = job("second", 2);
-  const auto groups_only = std::vector{dump_of("a0", {in_group(0, 3)}), dump_of("b0", {in_group(0, 2)})};
-  for (const auto& files :
-       {std::vector{first[0], first[1], first[2], second[0], second[1]},
-        std::vector{second[1], first[2], second[0], first[1]}, groups_only, std::vector{groups_only[1], groups_only[0]}}) {
+  const auto groups_only =
+      std::vector{dump_of("a0", {in_group(0, 3)}), dump_of("b0", {in_group(0, 2)})};
+  for (const auto& files : {std::vector{first[0], first[1], first[2], second[0], second[1]},
+                            std::vector{second[1], first[2], second[0], first[1]}, groups_only,
+                            std::vector{groups_only[1], groups_only[0]}}) {
     EXPECT_THAT(error_of(files), HasSubstr("these dumps are of two jobs"));
   }
   EXPECT_EQ(error_of(first), "");
@@ -200,7 +212,8 @@ TEST_F(DumpFiles, OfTwoJobsAreRefused) {
 
 // A server that calls nobody, and waits for those who have not come as agents yet.
 TEST_F(DumpFiles, OfAnAgentAndARankOfOneNumberAreOfOneJob) {
-  const Dumps dumps = read_dumps({dump_of("server", {agent(0)}), dump_of("trainer", {in_group(0, 2)})});
+  const Dumps dumps =
+      read_dumps({dump_of("server", {agent(0)}), dump_of("trainer", {in_group(0, 2)})});
   EXPECT_EQ(dumps.agents.at(0).name, "worker0");
   EXPECT_EQ(dumps.groups.at(0).views.size(), 1u);
 }
@@ -215,29 +228,35 @@ TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
 }
 
 TEST_F(DumpFiles, OfTwoJobsWhoseRanksDoNotOverlapAreRefusedByWhatTheyHaveJoined) {
-  const std::string text = error_of({dump_of("a0", {in_group(0, 2)}, {"aa"}), dump_of("b1", {in_group(1, 2)}, {"bb"})});
+  const std::string text =
+      error_of({dump_of("a0", {in_group(0, 2)}, {"aa"}), dump_of("b1", {in_group(1, 2)}, {"bb"})});
   EXPECT_THAT(text, HasSubstr("these dumps are of two jobs"));
   EXPECT_THAT(text, HasSubstr("are rank 0 and rank 1 of two groups 'default'"));
   // Who has come again shares the newer one; and who is no member of a group of several has none.
-  EXPECT_EQ(error_of({dump_of("c0", {in_group(0, 2)}, {"aa", "cc"}), dump_of("c1", {in_group(1, 2)}, {"cc"})}), "");
-  EXPECT_EQ(error_of({dump_of("d0", {in_group(0, 2)}, {"aa"}), dump_of("d1", {in_group(1, 2)})}), "");
+  EXPECT_EQ(error_of({dump_of("c0", {in_group(0, 2)}, {"aa", "cc"}),
+                      dump_of("c1", {in_group(1, 2)}, {"cc"})}),
+            "");
+  EXPECT_EQ(error_of({dump_of("d0", {in_group(0, 2)}, {"aa"}), dump_of("d1", {in_group(1, 2)})}),
+            "");
 }
 
 // After a rank was lost the others make a group of the same name, in which they have other ranks.
 TEST_F(DumpFiles, OfSurvivorsInASmallerGroupAreOfOneJob) {
-  const Dumps dumps = read_dumps({dump_of("0", {in_group(0, 3), in_group(0, 2)}), dump_of("lost", {in_group(1, 3)}),
-                                  dump_of("2", {in_group(2, 3), in_group(1, 2)})});
+  const Dumps dumps =
+      read_dumps({dump_of("0", {in_group(0, 3), in_group(0, 2)}), dump_of("lost", {in_group(1, 3)}),
+                  dump_of("2", {in_group(2, 3), in_group(1, 2)})});
   ASSERT_EQ(dumps.groups.size(), 2u);
   EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 5u);
 }
 
-// Rank 2 was lost, and another process came in its place: the others count the group that they made with it as their
-// second.
+// Rank 2 was lost, and another process came in its place: the others count the group that they made
+// with it as their second.
 TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
   const auto of_a_survivor = [&](int rank, std::uint64_t collectives) {
     return dump_by("survivor" + std::to_string(rank), [=] {
       trace::joined_job("aa");
-      Operation::note(Member::join(in_group(rank, 3)), Kind::Collective, {.name = "barrier", .sequence = 1});
+      Operation::note(Member::join(in_group(rank, 3)), Kind::Collective,
+                      {.name = "barrier", .sequence = 1});
       const Member again = Member::join(in_group(rank, 3));
       trace::joined_job("bb");
       run_collectives(again, collectives, 2);
@@ -245,7 +264,8 @@ TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
   };
   const std::string lost = dump_by("lost", [] {
     trace::joined_job("aa");
-    Operation::note(Member::join(in_group(2, 3)), Kind::Collective, {.name = "barrier", .sequence = 1});
+    Operation::note(Member::join(in_group(2, 3)), Kind::Collective,
+                    {.name = "barrier", .sequence = 1});
   });
   const std::string newcomer = dump_by("newcomer", [] {
     const Member member = Member::join(in_group(2, 3));
@@ -259,7 +279,8 @@ TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
     const Dumps dumps = read_dumps(each);
     ASSERT_EQ(dumps.groups.size(), 2u);
     for (const Group& group : dumps.groups)
-      EXPECT_EQ(group.views.size(), group.generation == 1 || each.size() == 4 ? 3u : 2u) << group.generation;
+      EXPECT_EQ(group.views.size(), group.generation == 1 || each.size() == 4 ? 3u : 2u)
+          << group.generation;
     const auto findings = analyze(dumps, std::chrono::nanoseconds(0));
     ASSERT_EQ(findings.size(), 1u);
     EXPECT_EQ(findings[0].what, Finding::What::LateRank);
@@ -273,7 +294,8 @@ TEST_F(DumpFiles, OfProcessesOfTheSameJobsKeepTheirGenerations) {
   for (const int rank : {0, 1}) {
     files.push_back(dump_by("survivor" + std::to_string(rank), [=] {
       trace::joined_job("aa");
-      Operation::note(Member::join(in_group(rank, 2)), Kind::Collective, {.name = "barrier", .sequence = 1});
+      Operation::note(Member::join(in_group(rank, 2)), Kind::Collective,
+                      {.name = "barrier", .sequence = 1});
       trace::joined_job("bb");
       if (rank == 0) run_collectives(Member::join(in_group(rank, 2)), 1, 0);
     }));
@@ -283,8 +305,10 @@ TEST_F(DumpFiles, OfProcessesOfTheSameJobsKeepTheirGenerations) {
   EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 3u);
   const auto findings = analyze(dumps, std::chrono::nanoseconds(0));
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].text,
-              HasSubstr("rank 1 is missing: its dump shows it in an older or newer group of that name only"));
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr(
+          "rank 1 is missing: its dump shows it in an older or newer group of that name only"));
 }
 
 TEST_F(DumpFiles, OfARankThatIsNoneOfItsGroupAreDamaged) {
@@ -305,15 +329,18 @@ TEST_F(DumpFiles, ThatWereCutOffSaySo) {
   const std::string whole = read(file);
   for (std::size_t bytes = 40; bytes + 2 < whole.size(); bytes += 3) {
     std::ofstream(file) << whole.substr(0, bytes);
-    EXPECT_THAT(error_of({file}), HasSubstr("cut.json' ends in the middle, after " + std::to_string(bytes) + " bytes"));
+    EXPECT_THAT(error_of({file}), HasSubstr("cut.json' ends in the middle, after " +
+                                            std::to_string(bytes) + " bytes"));
   }
 }
 
-// The ring passes over what is open, and so the oldest that it holds says nothing of what it has forgotten.
+// The ring passes over what is open, and so the oldest that it holds says nothing of what it has
+// forgotten.
 TEST_F(DumpFiles, KnowWhatTheLastOperationsWereAndOlderOnesThatAreOpen) {
   const auto of_calls = [&](std::size_t calls) {
     return read_dumps({dump_by("calls", [=] {
-      Operation::begin(Member::join(agent(1)), Kind::Served, {.name = "hangs", .sequence = 1, .peer = 0});
+      Operation::begin(Member::join(agent(1)), Kind::Served,
+                       {.name = "hangs", .sequence = 1, .peer = 0});
       const Member member = Member::join(in_group(1, 2));
       for (std::size_t i = 0; i < calls; ++i)
         Operation::note(member, Kind::Collective, {.name = "barrier", .sequence = i + 1});
@@ -327,7 +354,8 @@ TEST_F(DumpFiles, KnowWhatTheLastOperationsWereAndOlderOnesThatAreOpen) {
   EXPECT_EQ(dumps.dumps[0].knows_since, records[0].begun);
 }
 
-void add_places(const Json& json, const Json::json_pointer& at, std::vector<Json::json_pointer>& places) {
+void add_places(const Json& json, const Json::json_pointer& at,
+                std::vector<Json::json_pointer>& places) {
   places.push_back(at);
   if (!json.is_structured()) return;
   for (const auto& [key, value] : json.items()) {
@@ -339,12 +367,13 @@ TEST_F(DumpFiles, WithAnyFieldReplacedAreReadOrRefusedByName) {
   const auto files = job("job", 2);
   const Json genuine = Json::parse(read(files[0]));
   std::vector<Json::json_pointer> places;
-  for (const auto& [key, value] : genuine.items()) add_places(value, Json::json_pointer() / key, places);
+  for (const auto& [key, value] : genuine.items())
+    add_places(value, Json::json_pointer() / key, places);
   ASSERT_GT(places.size(), 100u);
   for (const auto& place : places) {
-    for (const char* value :
-         {"null", "true", "-1", "0", "1", "2", "1000000", "4294967296", "9223372036854775807", "18446744073709551615",
-          "-9223372036854775808", "1e300", "\"\"", "\"open\"", "\"collective\"", "[]", "[0]", "{}"}) {
+    for (const char* value : {"null", "true", "-1", "0", "1", "2", "1000000", "4294967296",
+                              "9223372036854775807", "18446744073709551615", "-9223372036854775808",
+                              "1e300", "\"\"", "\"open\"", "\"collective\"", "[]", "[0]", "{}"}) {
       Json damaged = genuine;
       damaged[place] = Json::parse(value);
       expect_findings_or_its_name(files, damaged.dump());
@@ -362,7 +391,8 @@ TEST_F(DumpFiles, WithAnyByteReplacedAreReadOrRefusedByName) {
   std::mt19937 random(7);
   for (int round = 0; round < 2000; ++round) {
     std::string damaged = whole;
-    for (int i = 0; i <= round % 3; ++i) damaged[random() % damaged.size()] = static_cast<char>(random());
+    for (int i = 0; i <= round % 3; ++i)
+      damaged[random() % damaged.size()] = static_cast<char>(random());
     expect_findings_or_its_name(files, damaged);
   }
 }

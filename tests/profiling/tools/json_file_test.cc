@@ -40,16 +40,23 @@ class JsonFile : public testing::Test {
 
 TEST_F(JsonFile, NestedDeeplyIsRefusedByName) {
   constexpr std::size_t kDeep = 400'000;
-  const std::string dump = R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"",)";
-  for (const std::string& rest :
-       {R"("parties":[],"records":[],"jobs":[)" + nested(kDeep) + "]}",
-        R"("parties":[{"party":0,"rank":0,"kind":"group","name":"default","generation":0,"ranks":[)" + nested(kDeep) +
-            R"(]}],"records":[]})"}) {
-    EXPECT_THAT(error_of(dump + rest, as_dump), HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
+  const std::string dump =
+      R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"",)";
+  for (
+      const std::string& rest :
+      {R"("parties":[],"records":[],"jobs":[)" + nested(kDeep) + "]}",
+       R"("parties":[{"party":0,"rank":0,"kind":"group","name":"default","generation":0,"ranks":[)" +
+           nested(kDeep) + R"(]}],"records":[]})"}) {
+    EXPECT_THAT(error_of(dump + rest, as_dump),
+                HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
   }
-  EXPECT_THAT(error_of(R"({"weft":)" + nested(kDeep) + "}", as_dump), HasSubstr("deep.json' is no dump"));
-  EXPECT_THAT(error_of(R"({"otherData":{"weft":)" + nested(kDeep) + "}}", as_run), HasSubstr("deep.json' is no timeline"));
-  EXPECT_THAT(error_of(R"({"displayTimeUnit":"ms","traceEvents":[],"otherData":{"ranks":)" + nested(kDeep) + "}}", as_run),
+  EXPECT_THAT(error_of(R"({"weft":)" + nested(kDeep) + "}", as_dump),
+              HasSubstr("deep.json' is no dump"));
+  EXPECT_THAT(error_of(R"({"otherData":{"weft":)" + nested(kDeep) + "}}", as_run),
+              HasSubstr("deep.json' is no timeline"));
+  EXPECT_THAT(error_of(R"({"displayTimeUnit":"ms","traceEvents":[],"otherData":{"ranks":)" +
+                           nested(kDeep) + "}}",
+                       as_run),
               HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
 }
 
@@ -57,7 +64,10 @@ TEST_F(JsonFile, BracketsInTextsAreNoneOfItsLists) {
   const FileKind any{"list", "", "", 1 << 20};
   const auto read = [&](const std::string& path) { read_json(path, any); };
   const std::string many(1000, '[');
-  EXPECT_EQ(error_of(R"({"a":")" + many + R"(","b\"":"\\","c":"\"{)" + many + "\",\"d\":" + nested(31) + "}", read), "");
+  EXPECT_EQ(error_of(R"({"a":")" + many + R"(","b\"":"\\","c":"\"{)" + many +
+                         "\",\"d\":" + nested(31) + "}",
+                     read),
+            "");
   EXPECT_THAT(error_of(R"({"a":"\\","d":)" + nested(32) + "}", read), HasSubstr("deep"));
   // More lists than are ever open at once, and a text on the border between two blocks.
   std::string wide = R"({"a":[)";

@@ -31,8 +31,10 @@ inline Record collective(std::uint64_t sequence, std::int64_t begun, std::int64_
   return record;
 }
 
-inline Record message(const std::string& kind, int peer, std::uint64_t sequence, const std::string& state = "open") {
-  Record record = collective(sequence, kSecond, state == "open" ? 0 : 2 * kSecond, kind == "receive" ? "recv" : "send");
+inline Record message(const std::string& kind, int peer, std::uint64_t sequence,
+                      const std::string& state = "open") {
+  Record record = collective(sequence, kSecond, state == "open" ? 0 : 2 * kSecond,
+                             kind == "receive" ? "recv" : "send");
   record.kind = kind;
   record.state = state;
   record.peer = peer;
@@ -51,7 +53,8 @@ inline Dumps job(int ranks) {
   Dumps dumps;
   Group group{"default", 0, {}, {}};
   for (int rank = 0; rank < ranks; ++rank) {
-    dumps.dumps.push_back({"dump" + std::to_string(rank), "host", rank, kStart + 10 * kSecond, "asked"});
+    dumps.dumps.push_back(
+        {"dump" + std::to_string(rank), "host", rank, kStart + 10 * kSecond, "asked"});
     group.ranks.push_back(rank);
     group.views[rank] = {static_cast<std::size_t>(rank), rank, rank, {}};
     dumps.agents[rank] = group.views[rank];
@@ -62,7 +65,8 @@ inline Dumps job(int ranks) {
 
 inline std::vector<Finding> of(const std::vector<Finding>& all, What what) {
   std::vector<Finding> some;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(some), [&](const Finding& one) { return one.what == what; });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(some),
+               [&](const Finding& one) { return one.what == what; });
   return some;
 }
 

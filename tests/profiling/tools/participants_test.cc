@@ -1,5 +1,5 @@
-// Jobs in which agents are numbered otherwise than the ranks of a group: a server that is agent 0, and trainers that are
-// agents 1 and 2, and ranks 0 and 1 of their group.
+// Jobs in which agents are numbered otherwise than the ranks of a group: a server that is agent 0,
+// and trainers that are agents 1 and 2, and ranks 0 and 1 of their group.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ Dumps server_and_trainers(bool as_threads = false) {
   Group group{"default", 0, {0, 1}, {}};
   for (int agent = 0; agent < 3; ++agent) {
     const std::size_t dump = as_threads ? 0 : static_cast<std::size_t>(agent);
-    if (dump == dumps.dumps.size()) dumps.dumps.push_back({"dump", "host", agent, kStart + 10 * kSecond, "asked"});
+    if (dump == dumps.dumps.size())
+      dumps.dumps.push_back({"dump", "host", agent, kStart + 10 * kSecond, "asked"});
     dumps.agents[agent] = {dump, agent, agent, {}, agent == 0 ? "server" : "trainer"};
     if (agent > 0) group.views[agent - 1] = {dump, agent - 1, agent - 1, {}};
   }
@@ -42,7 +43,8 @@ TEST(Participants, AreNotTakenForEachOtherByTheirNumbers) {
   EXPECT_THAT(late, HasSubstr("it is in the call of work::slowly on agent 0 since 9.0 s"));
   EXPECT_THAT(late, Not(HasSubstr("served")));
   EXPECT_THAT(of(findings, What::NoReply).at(0).text,
-              HasSubstr("agent 1 ('trainer') waits for 9.0 s for a reply to the call of work::slowly on agent 0: it runs"));
+              HasSubstr("agent 1 ('trainer') waits for 9.0 s for a reply to the call of "
+                        "work::slowly on agent 0: it runs"));
 }
 
 TEST(Participants, AreNamedInACircleByWhatTheyAre) {
@@ -52,12 +54,15 @@ TEST(Participants, AreNamedInACircleByWhatTheyAre) {
   const auto circle = of(analyze(dumps), What::CycleOfWaits);
   ASSERT_EQ(circle.size(), 1u);
   EXPECT_THAT(circle[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(circle[0].text, HasSubstr("rank 0 of group 'default' (agent 1), rank 1 of group 'default' (agent 2) wait for "
-                                        "each other: rank 0 of group 'default' (agent 1) for rank 1"));
+  EXPECT_THAT(
+      circle[0].text,
+      HasSubstr("rank 0 of group 'default' (agent 1), rank 1 of group 'default' (agent 2) wait for "
+                "each other: rank 0 of group 'default' (agent 1) for rank 1"));
   EXPECT_THAT(circle[0].text, HasSubstr("in the call of work::slowly on agent 1"));
   dumps.agents[0].records = {call("call", 1, 7, "failed")};
   dumps.agents[0].records[0].blame = "Remote";
-  EXPECT_THAT(of(analyze(dumps), What::Failure).at(0).text, HasSubstr("the first failure was on agent 0 ('server'): "));
+  EXPECT_THAT(of(analyze(dumps), What::Failure).at(0).text,
+              HasSubstr("the first failure was on agent 0 ('server'): "));
 }
 
 TEST(Participants, ThatAreThreadsOfOneProcessAreToldApart) {
@@ -71,7 +76,8 @@ TEST(Participants, ThatAreThreadsOfOneProcessAreToldApart) {
   dumps.agents.erase(2);
   const auto circle = of(analyze(dumps), What::CycleOfWaits);
   ASSERT_EQ(circle.size(), 1u);
-  EXPECT_THAT(circle[0].text, HasSubstr("ranks 0, 1 wait for each other: rank 0 for rank 1 in collective #1"));
+  EXPECT_THAT(circle[0].text,
+              HasSubstr("ranks 0, 1 wait for each other: rank 0 for rank 1 in collective #1"));
 }
 
 TEST(Participants, AgentsAreNoDumpsOfRanksOfTheirNumber) {

@@ -21,7 +21,8 @@ namespace {
 
 using testing::HasSubstr;
 
-Span span(const std::string& kind, std::uint64_t sequence, double begin, double end, int rank, int peer = -1) {
+Span span(const std::string& kind, std::uint64_t sequence, double begin, double end, int rank,
+          int peer = -1) {
   Span made;
   made.begin = begin;
   made.end = end;
@@ -37,7 +38,9 @@ Span span(const std::string& kind, std::uint64_t sequence, double begin, double 
   return made;
 }
 
-std::string page_of(const Run& run) { return to_html(run, summarize(run), whole(run), middle_steps(run), "run.json"); }
+std::string page_of(const Run& run) {
+  return to_html(run, summarize(run), whole(run), middle_steps(run), "run.json");
+}
 
 // What its script draws.
 nlohmann::json data_in(const std::string& page) {
@@ -56,8 +59,8 @@ Span wait(double begin, double end) {
   return made;
 }
 
-// Four steps of 1000 µs on two ranks. In each an all_reduce from 600 to 900 on rank 0; rank 1 comes to it at 700; both wait
-// for it from 800 on.
+// Four steps of 1000 µs on two ranks. In each an all_reduce from 600 to 900 on rank 0; rank 1 comes
+// to it at 700; both wait for it from 800 on.
 Run steps() {
   tools::Run run;
   for (int rank = 0; rank < 2; ++rank) {
@@ -67,8 +70,8 @@ Run steps() {
     for (int i = 0; i < 4; ++i) {
       const double start = i * 1000;
       one.steps.push_back(start);
-      one.operations.push_back(
-          span("collective", static_cast<std::uint64_t>(i) + 1, start + (rank == 0 ? 600 : 700), start + 900, rank));
+      one.operations.push_back(span("collective", static_cast<std::uint64_t>(i) + 1,
+                                    start + (rank == 0 ? 600 : 700), start + 900, rank));
       one.ranges.push_back(wait(start + 800, start + 900));
     }
     one.end = 4000;
@@ -118,18 +121,22 @@ Times times_of_server(std::vector<Span> ranges) {
 }
 
 TEST(Summary, AThreadThatServesACallComputes) {
-  for (const char* serves : {"run", "continuations", "backward of a gradient", "backward of the roots", "optimizer step"}) {
+  for (const char* serves : {"run", "continuations", "backward of a gradient",
+                             "backward of the roots", "optimizer step"}) {
     const Times times = times_of_server({range(serves, 2, 100, 300), range(serves, 3, 250, 400)});
     EXPECT_DOUBLE_EQ(times.compute, 300) << serves;
     EXPECT_DOUBLE_EQ(times.exposed, 700) << serves;
   }
   EXPECT_DOUBLE_EQ(times_of_server({range("bucket", 2, 100, 300)}).compute, 0);
-  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 300, "user")}).compute, 0) << "a name of the program's";
+  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 300, "user")}).compute, 0)
+      << "a name of the program's";
 }
 
 TEST(Summary, AServedCallThatWaitsIsExposed) {
-  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450)}).compute, 150);
-  const Times two = times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450), range("run", 3, 300, 400)});
+  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450)}).compute,
+                   150);
+  const Times two = times_of_server(
+      {range("run", 2, 100, 500), range("wait", 2, 200, 450), range("run", 3, 300, 400)});
   EXPECT_DOUBLE_EQ(two.compute, 250) << "another call runs meanwhile";
 }
 
@@ -137,7 +144,8 @@ TEST(Summary, AThreadThatWaitsMayServeMeanwhile) {
   const Times times = times_of_server({range("run", 1, 100, 300), range("wait", 1, 150, 200)});
   EXPECT_DOUBLE_EQ(times.compute, 150) << "the main thread drives the agent's loop while it waits";
   // Ranges that begin in the same microsecond: the longer one is around the other.
-  EXPECT_DOUBLE_EQ(times_of_server({range("wait", 2, 100, 150), range("run", 2, 100, 300)}).compute, 150);
+  EXPECT_DOUBLE_EQ(times_of_server({range("wait", 2, 100, 150), range("run", 2, 100, 300)}).compute,
+                   150);
 }
 
 TEST(Summary, WhatAStreamWaitsIsExposedWhateverThreadsServe) {
@@ -154,7 +162,8 @@ TEST(Intervals, WithoutOthersKeepsWhatTheyDoNotCover) {
   EXPECT_EQ(without(all, {}), all);
   EXPECT_EQ(without({}, all), Intervals());
   EXPECT_EQ(without(all, {{0, 50}}), Intervals());
-  EXPECT_EQ(without(all, {{2, 3}, {5, 22}, {29, 45}}), (Intervals{{0, 2}, {3, 5}, {22, 29}, {45, 50}}));
+  EXPECT_EQ(without(all, {{2, 3}, {5, 22}, {29, 45}}),
+            (Intervals{{0, 2}, {3, 5}, {22, 29}, {45, 50}}));
   EXPECT_EQ(without(all, {{10, 20}, {30, 40}, {50, 60}}), all);
   EXPECT_DOUBLE_EQ(within(all, 5, 45), 20);
   EXPECT_DOUBLE_EQ(within(all, 10, 20), 0);
@@ -201,7 +210,8 @@ TEST(Summary, ARankWithoutMarksHasThoseOfOneThatMarks) {
   run.ranks[0].steps.clear();  // a parameter server
   const Summary summary = summarize(run);
   ASSERT_EQ(summary.steps.size(), 4u);
-  for (const Step& step : summary.steps) EXPECT_DOUBLE_EQ(step.ranks.at(0).exposed, 100) << step.number;
+  for (const Step& step : summary.steps)
+    EXPECT_DOUBLE_EQ(step.ranks.at(0).exposed, 100) << step.number;
 }
 
 TEST(Summary, TextAndJsonSayTheSame) {
@@ -219,7 +229,8 @@ TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
   run.ranks[1].ranges.clear();
   const Summary summary = summarize(run);
   const std::string text = to_text(run, summary);
-  EXPECT_THAT(text, HasSubstr("rank 1: compute and exposed are not recorded (built with WEFT_TRACE=OFF)"));
+  EXPECT_THAT(
+      text, HasSubstr("rank 1: compute and exposed are not recorded (built with WEFT_TRACE=OFF)"));
   EXPECT_THAT(text, HasSubstr("all steps of rank 1: 4.000 ms, exposed not recorded"));
   EXPECT_THAT(text, HasSubstr("0.100 (10.0%)")) << "rank 0's is known";
   EXPECT_EQ(text.find(" 0.0%"), std::string::npos) << text;
@@ -234,8 +245,9 @@ TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
 
 TEST(Summary, SaysWhatItsTimesAre) {
   auto run = steps();
-  EXPECT_THAT(to_text(run, summarize(run)),
-              HasSubstr("2 ranks, 4 steps, 4 collectives\ntimes are means of the steps but the first"));
+  EXPECT_THAT(
+      to_text(run, summarize(run)),
+      HasSubstr("2 ranks, 4 steps, 4 collectives\ntimes are means of the steps but the first"));
   EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("mean step ms"));
   for (auto& [rank, one] : run.ranks) one.steps.clear();
   const std::string text = to_text(run, summarize(run));
@@ -250,8 +262,10 @@ TEST(Summary, SaysWhetherAClockMayHaveDrifted) {
   run.ranks[1].clock_error = 7;
   run.ranks[1].clock_again = true;
   const std::string text = to_text(run, summarize(run));
-  EXPECT_THAT(text, HasSubstr("the clock of rank 0 was known to 12.5 us at the start, and may drift\n"));
-  EXPECT_THAT(text, HasSubstr("the clock of rank 1 was known to 7.0 us at the start and at the end\n"));
+  EXPECT_THAT(text,
+              HasSubstr("the clock of rank 0 was known to 12.5 us at the start, and may drift\n"));
+  EXPECT_THAT(text,
+              HasSubstr("the clock of rank 1 was known to 7.0 us at the start and at the end\n"));
 }
 
 TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
@@ -263,7 +277,8 @@ TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
   run.ranks[1].operations.push_back(span("send", 1, 100, 110, 1, 0));
   run.ranks[0].operations.push_back(span("receive", 1, 50, 1100, 0, 1));
   run.ranks[0].operations.back().bytes = 4;
-  EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("slowest link: rank 1 to rank 0, 4 kB/s in 1 message of 4 bytes"));
+  EXPECT_THAT(to_text(run, summarize(run)),
+              HasSubstr("slowest link: rank 1 to rank 0, 4 kB/s in 1 message of 4 bytes"));
 }
 
 // A call of 1 MB from rank 0, which takes so long in all and so long there.
@@ -287,7 +302,9 @@ TEST(Summary, CallsAreOfLinksAndNameTheSlowestWhereThereAreNoCollectives) {
   EXPECT_EQ(summary.slowest_rank, 2);
   const std::string text = to_text(run, summary);
   EXPECT_THAT(text, HasSubstr("slowest rank: 2 took 0.500 ms to answer a call, the mean of 1\n"));
-  EXPECT_THAT(text, HasSubstr("slowest link: rank 0 to rank 1, 4 GB/s in 2 calls of 2000000 bytes together"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("slowest link: rank 0 to rank 1, 4 GB/s in 2 calls of 2000000 bytes together"));
 }
 
 // Each agent of a process counts its calls from 1.
@@ -296,7 +313,8 @@ TEST(Summary, CallsOfTwoAgentsInTurnAreEachTheirOwn) {
   for (int agent = 0; agent < 2; ++agent) {
     for (std::uint64_t number = 1; number <= 3; ++number) {
       const double begin = 10'000.0 * agent + 1'000.0 * static_cast<double>(number);
-      run.ranks[0].operations.push_back(span("call", number, begin, begin + (agent == 0 ? 10 : 500), 0, 1));
+      run.ranks[0].operations.push_back(
+          span("call", number, begin, begin + (agent == 0 ? 10 : 500), 0, 1));
       run.ranks[0].operations.back().bytes = agent == 0 ? 1'000 : 1;
       run.ranks[1].operations.push_back(span("served", number, begin + 5, begin + 6, 1, 0));
     }
@@ -311,7 +329,8 @@ TEST(Summary, SaysThatThereIsNoSlowestRankOrLink) {
   tools::Run run;
   run.ranks[0].end = 1000;
   const std::string text = to_text(run, summarize(run));
-  EXPECT_THAT(text, HasSubstr("slowest rank: none: no collectives of several ranks, nor calls to several"));
+  EXPECT_THAT(
+      text, HasSubstr("slowest rank: none: no collectives of several ranks, nor calls to several"));
   EXPECT_THAT(text, HasSubstr("slowest link: none: no bytes went in messages or calls"));
 }
 
@@ -320,9 +339,11 @@ TEST(Summary, ListsEachStepOrTheLongestOfMany) {
   const std::string all = to_text(run, summarize(run));
   EXPECT_THAT(all, testing::ContainsRegex("\nstep +rank +step ms"));
   for (const char* step : {"0", "1", "2", "3"})
-    EXPECT_THAT(all, testing::ContainsRegex(std::string("\n") + step + " +0 +1.000 +0.900 +0.300 +0.100 .10.0%. +0.100\n"));
+    EXPECT_THAT(all, testing::ContainsRegex(std::string("\n") + step +
+                                            " +0 +1.000 +0.900 +0.300 +0.100 .10.0%. +0.100\n"));
   EXPECT_EQ(all.find("longest"), std::string::npos);
-  for (RankRun* one : {&run.ranks[0], &run.ranks[1]}) one->steps[2] = 1500;  // step 1 is shorter now, and 2 longer
+  for (RankRun* one : {&run.ranks[0], &run.ranks[1]})
+    one->steps[2] = 1500;  // step 1 is shorter now, and 2 longer
   const std::string two = to_text(run, summarize(run), 2);
   EXPECT_THAT(two, HasSubstr("the 2 longest of 4 steps (--steps 4 shows all):"));
   EXPECT_THAT(two, testing::ContainsRegex("\n0 +1 +1.000 .*\n2 +0 +1.500 "));
@@ -338,8 +359,10 @@ TEST(Page, ShowsTimesOfTheRunOnly) {
   EXPECT_DOUBLE_EQ(window_of(run, 1.5, {}).end, 4000);
   EXPECT_DOUBLE_EQ(window_of(run, {}, 2.5).begin, 0);
   const double infinity = std::numeric_limits<double>::infinity();
-  const std::vector<std::pair<double, double>> wrong{{-5, -1}, {std::nan(""), 1}, {0, infinity}, {4.5, 5}, {2, 2}};
-  for (const auto& [from, to] : wrong) EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
+  const std::vector<std::pair<double, double>> wrong{
+      {-5, -1}, {std::nan(""), 1}, {0, infinity}, {4.5, 5}, {2, 2}};
+  for (const auto& [from, to] : wrong)
+    EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
 }
 
 // How often a lane's blocks stand for a span of that name, in the whole page.
@@ -372,7 +395,8 @@ TEST(Page, JoinsShortSpansOfABusyRankAndKeepsThoseOfOthers) {
   std::size_t drawn = 0, bad = 0;
   for (const auto& lane : data.at("ranks").at(0).at("lanes")) {
     drawn += lane.at("begin").size();
-    for (std::size_t i = 0; i < lane.at("bad").size(); ++i) bad += lane.at("bad").at(i) == 1 && lane.at("count").at(i) == 1;
+    for (std::size_t i = 0; i < lane.at("bad").size(); ++i)
+      bad += lane.at("bad").at(i) == 1 && lane.at("count").at(i) == 1;
   }
   EXPECT_LE(drawn, 150'000u);
   EXPECT_EQ(bad, 1u) << "the one that failed is drawn by itself";
@@ -409,17 +433,18 @@ TEST(Page, SaysThatAStepIsLongerThanItsAxis) {
 TEST(Page, SaysWhatItShowsAndWhatItsColoursAre) {
   auto run = steps();
   const std::string all = page_of(run);
-  for (const char* said : {"<h3>rank 0 &lt;on&gt; host</h3>", "<h3>rank 1 &lt;on&gt; host</h3>", "time in ms",
-                           "collective</li>", "thread or stream: waiting</li>", "a step begins</li>", "compute</li>",
-                           "2 ranks, 4 steps, 4 collectives, 4.000 ms"})
+  for (const char* said :
+       {"<h3>rank 0 &lt;on&gt; host</h3>", "<h3>rank 1 &lt;on&gt; host</h3>", "time in ms",
+        "collective</li>", "thread or stream: waiting</li>", "a step begins</li>", "compute</li>",
+        "2 ranks, 4 steps, 4 collectives, 4.000 ms"})
     EXPECT_THAT(all, HasSubstr(said));
   EXPECT_THAT(all, testing::Not(HasSubstr("receive</li>"))) << "there is none";
   const auto data = data_in(all);
   EXPECT_EQ(data.at("view"), nlohmann::json({0.0, 4000.0})) << "of few steps all";
   EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
   const std::string some = to_html(run, summarize(run), {1500, 2500}, {1500, 2500}, "run.json");
-  EXPECT_THAT(some,
-              HasSubstr("The page has the spans from 1.500 ms to 2.500 ms of the run's 4.000 ms, which --from and --to"));
+  EXPECT_THAT(some, HasSubstr("The page has the spans from 1.500 ms to 2.500 ms of the run's 4.000 "
+                              "ms, which --from and --to"));
   EXPECT_EQ(spans_named(data_in(some), 0, "all_reduce"), 1u);
   EXPECT_EQ(data_in(some).at("steps").at("count"), 4u) << "the steps' drawing has all of them";
   EXPECT_THAT(to_html(run, summarize(run), {0, 10}, {0, 10}, "run.json"),
@@ -439,7 +464,8 @@ TEST(Page, RangesOfAThreadNest) {
   RankRun& one = run.ranks[0];
   one.end = 100;
   one.rows = {{1, "thread main"}, {2, "thread server"}};
-  one.ranges = {range("run", 2, 0, 100), range("wait", 2, 10, 50), range("run", 2, 20, 30), range("pack", 1, 60, 70)};
+  one.ranges = {range("run", 2, 0, 100), range("wait", 2, 10, 50), range("run", 2, 20, 30),
+                range("pack", 1, 60, 70)};
   const auto lanes = data_in(page_of(run)).at("ranks").at(0).at("lanes");
   EXPECT_EQ(lanes.at(0).at("name"), "thread main");
   EXPECT_EQ(lanes.at(1).at("depth"), nlohmann::json({0, 1, 2}));
@@ -453,7 +479,8 @@ TEST(Page, HasNoReferenceToAnythingOutside) {
   for (const char* outside : {"http:", "https:", "<img", "href=", "@import", "url("})
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
   EXPECT_EQ(spans_named(data_in(page), 0, "</script><img src=x>"), 1u);
-  EXPECT_THAT(page, HasSubstr("default-src 'none'")) << "whatever a timeline holds, nothing is fetched";
+  EXPECT_THAT(page, HasSubstr("default-src 'none'"))
+      << "whatever a timeline holds, nothing is fetched";
 }
 
 std::string text_of(const std::string& path) {
@@ -463,49 +490,60 @@ std::string text_of(const std::string& path) {
 }
 
 std::string base64(const std::string& bytes) {
-  constexpr const char* kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  constexpr const char* kLetters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
     std::uint32_t word = 0;
     for (std::size_t j = i; j < i + 3; ++j)
       word = word << 8 | (j < bytes.size() ? static_cast<unsigned char>(bytes[j]) : 0);
-    for (std::size_t j = 0; j < 4; ++j) text += i + j <= bytes.size() ? kLetters[word >> (18 - 6 * j) & 63] : '=';
+    for (std::size_t j = 0; j < 4; ++j)
+      text += i + j <= bytes.size() ? kLetters[word >> (18 - 6 * j) & 63] : '=';
   }
   return text;
 }
 
-// The page, as the browser leaves it, of one that counts the pixels of a picture: browsers can read PNG.
-std::string colors_in(const std::string& picture, const std::string& browser, const std::string& folder) {
+// The page, as the browser leaves it, of one that counts the pixels of a picture: browsers can read
+// PNG.
+std::string colors_in(const std::string& picture, const std::string& browser,
+                      const std::string& folder) {
   std::ofstream(folder + "/colors.html")
       << "<img src=\"data:image/png;base64," << base64(text_of(picture))
-      << "\"><script>onload=()=>{const i=document.images[0],c=document.createElement('canvas');c.width=i.width;"
+      << "\"><script>onload=()=>{const "
+         "i=document.images[0],c=document.createElement('canvas');c.width=i.width;"
          "c.height=i.height;const x=c.getContext('2d');x.drawImage(i,0,0);"
          "const d=x.getImageData(0,0,i.width,i.height).data,n=[0,0,0];"
          "const w=[[0x64,0x74,0x8b],[0xdc,0x26,0x26],[0x3b,0x76,0xc4]];"
          "for(let p=0;p<d.length;p+=4)w.forEach((v,k)=>{if(v.every((b,j)=>d[p+j]===b))++n[k]});"
          "document.title='colors '+n.join(' ')}</script>";
   const std::string output = folder + "/colors";
-  const std::string command =
-      browser + "--dump-dom file://" + folder + "/colors.html > " + output + " 2> " + output + ".err";
+  const std::string command = browser + "--dump-dom file://" + folder + "/colors.html > " + output +
+                              " 2> " + output + ".err";
   return std::system(command.c_str()) == 0 ? text_of(output) : text_of(output + ".err");
 }
 
-// What a browser makes of it: the picture must hold the colours of compute, exposed communication and collectives.
+// What a browser makes of it: the picture must hold the colours of compute, exposed communication
+// and collectives.
 TEST(Page, IsDrawnByABrowser) {
   std::string browser;
-  for (const char* name : {"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}) {
-    if (browser.empty() && std::system(("command -v " + std::string(name) + " > /dev/null 2>&1").c_str()) == 0)
+  for (const char* name :
+       {"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}) {
+    if (browser.empty() &&
+        std::system(("command -v " + std::string(name) + " > /dev/null 2>&1").c_str()) == 0)
       browser = name;
   }
-  if (browser.empty()) GTEST_SKIP() << "no chromium, nor chromium-headless-shell: install one to have the page looked at";
+  if (browser.empty())
+    GTEST_SKIP()
+        << "no chromium, nor chromium-headless-shell: install one to have the page looked at";
   std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
   ::mkdtemp(folder.data());
   const auto run = steps();
   std::ofstream(folder + "/page.html") << page_of(run);
-  const std::string options = " --headless --no-sandbox --disable-gpu --user-data-dir=" + folder + "/profile ";
+  const std::string options =
+      " --headless --no-sandbox --disable-gpu --user-data-dir=" + folder + "/profile ";
   const std::string quiet = " > " + folder + "/out 2> " + folder + "/err";
-  ASSERT_EQ(std::system((browser + options + "--window-size=1200,1000 --screenshot=" + folder + "/page.png file://" +
-                         folder + "/page.html" + quiet)
+  ASSERT_EQ(std::system((browser + options + "--window-size=1200,1000 --screenshot=" + folder +
+                         "/page.png file://" + folder + "/page.html" + quiet)
                             .c_str()),
             0);
   EXPECT_THAT(colors_in(folder + "/page.png", browser + options, folder),
@@ -524,10 +562,10 @@ document.getElementById('axis').dispatchEvent(new WheelEvent('wheel', {ctrlKey: 
 said.push('canvases ' + document.querySelectorAll('canvas').length + ', wide ' + (document.getElementById('rank0').width > 1000));
 document.title = said.join('; ').replaceAll('\n', ' / ');
 </script>)";
-  ASSERT_EQ(
-      std::system(
-          (browser + options + "--window-size=1200,1000 --dump-dom file://" + folder + "/probe.html" + quiet).c_str()),
-      0);
+  ASSERT_EQ(std::system((browser + options + "--window-size=1200,1000 --dump-dom file://" + folder +
+                         "/probe.html" + quiet)
+                            .c_str()),
+            0);
   const std::string done = text_of(folder + "/out");
   for (const char* said :
        {"first {Shown: 0.000 ms to 4.000 ms, 4.000 ms of the run's 4.000 ms (steps 0 to 3 of 4).}",
@@ -535,7 +573,8 @@ document.title = said.join('; ').replaceAll('\n', ' / ');
         "closer {Shown: 2.250 ms to 2.750 ms", "all {Shown: 0.000 ms to 4.000 ms",
         "rank 1, step 1: 1.000 ms / compute 0.900 ms, exposed 0.100 ms, waiting 0.000 ms}",
         "its step {Shown: 1.000 ms to 2.000 ms", "wheel {Shown: ", "canvases 5, wide true",
-        "span {all_reduce #2: 0.200 ms from 1.700 ms / 1,000,000 bytes, in default / rank 1, collective}"})
+        "span {all_reduce #2: 0.200 ms from 1.700 ms / 1,000,000 bytes, in default / rank 1, "
+        "collective}"})
     EXPECT_THAT(done, HasSubstr(said));
   std::filesystem::remove_all(folder);
 }
@@ -553,8 +592,10 @@ TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
     return "";
   };
   EXPECT_THAT(message_for("{}"), HasSubstr("run.json' is no timeline of Weft"));
-  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1"},"traceEvents":[{"ph":1}]})"), HasSubstr("is damaged"));
-  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1","ranks":[]},"traceEvents":[]})"), "");
+  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1"},"traceEvents":[{"ph":1}]})"),
+              HasSubstr("is damaged"));
+  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1","ranks":[]},"traceEvents":[]})"),
+              "");
   EXPECT_THROW(read_run(folder + "/none.json"), Error);
   std::filesystem::remove_all(folder);
 }

@@ -34,7 +34,8 @@ std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>
 TEST(FlightRecorder, CN023_KeepsWhatAnOperationWasAbout) {
   const auto recorder = made();
   const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};
-  const auto ticket = recorder->begin(somebody(), Kind::Send, {"send", 7, 1, 42, 128, "float32", shape, "Max"}, 1000);
+  const auto ticket = recorder->begin(somebody(), Kind::Send,
+                                      {"send", 7, 1, 42, 128, "float32", shape, "Max"}, 1000);
   auto records = recorder->read();
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].member.party(), somebody().party());
@@ -84,7 +85,9 @@ TEST(FlightRecorder, ASourceThatBecomesKnownIsKept) {
 TEST(FlightRecorder, CN023_HoldsTheLastOperations) {
   const auto recorder = made();
   for (std::uint64_t i = 1; i <= 2 * kRecords; ++i) {
-    EXPECT_TRUE(recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = i}, 1), 2, nullptr, -1, 0));
+    EXPECT_TRUE(
+        recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = i}, 1), 2,
+                      nullptr, -1, 0));
   }
   const auto records = recorder->read();
   ASSERT_EQ(records.size(), kRecords);
@@ -94,7 +97,8 @@ TEST(FlightRecorder, CN023_HoldsTheLastOperations) {
 
 TEST(FlightRecorder, AnOperationThatHangsOutlivesThoseThatEnd) {
   const auto recorder = made();
-  const auto hangs = recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce", .sequence = 1}, 1);
+  const auto hangs =
+      recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce", .sequence = 1}, 1);
   for (std::uint64_t i = 0; i < 10 * kRecords; ++i) {
     recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f"}, 1), 2, nullptr, -1, 0);
   }
@@ -106,7 +110,8 @@ TEST(FlightRecorder, AnOperationThatHangsOutlivesThoseThatEnd) {
 
 TEST(FlightRecorder, ARingFullOfOpenOperationsStillTakesNewOnes) {
   const auto recorder = made();
-  for (std::uint64_t i = 0; i < kRecords; ++i) recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 1}, 1);
+  for (std::uint64_t i = 0; i < kRecords; ++i)
+    recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 1}, 1);
   EXPECT_NE(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 2}, 1), 0u);
   const auto records = recorder->read();
   EXPECT_EQ(records.back().sequence, 2u);
@@ -120,7 +125,8 @@ TEST(FlightRecorder, ThreadsAndAReaderNeverSeeHalfARecord) {
     writers.emplace_back([&, writer] {
       for (std::uint64_t i = 0; i < 20'000; ++i) {
         const std::uint64_t value = i * 4 + static_cast<std::uint64_t>(writer);
-        const auto ticket = recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = value, .bytes = value},
+        const auto ticket = recorder->begin(somebody(), Kind::Call,
+                                            {.name = "f", .sequence = value, .bytes = value},
                                             static_cast<std::int64_t>(value));
         recorder->end(ticket, static_cast<std::int64_t>(value), nullptr, -1, 0);
       }
@@ -178,15 +184,17 @@ TEST(Operation, AGroupThatDidNotComeToBeIsTheSameGenerationOnceMore) {
   Member().withdraw();
 }
 
-// Each test forks a process for its calls of dump_to() and dump_on_signal(), which start a thread that never ends. A
-// process with a second thread cannot fork children for the tests of SIGUSR1: ThreadSanitizer intercepts nothing in such a
-// child (die_after_fork=0), so it queues the child's signals and never calls their handlers.
+// Each test forks a process for its calls of dump_to() and dump_on_signal(), which start a thread
+// that never ends. A process with a second thread cannot fork children for the tests of SIGUSR1:
+// ThreadSanitizer intercepts nothing in such a child (die_after_fork=0), so it queues the child's
+// signals and never calls their handlers.
 class Dump : public testing::Test {
  protected:
   void TearDown() override {
     struct sigaction present {};
     ASSERT_EQ(::sigaction(SIGUSR1, nullptr, &present), 0);
-    EXPECT_EQ(present.sa_handler, SIG_DFL) << "the test called dump_to() in the process that runs all tests";
+    EXPECT_EQ(present.sa_handler, SIG_DFL)
+        << "the test called dump_to() in the process that runs all tests";
   }
   std::vector<std::string> files() const {
     std::vector<std::string> names;
@@ -199,9 +207,9 @@ class Dump : public testing::Test {
   const std::string folder_ = kept_.path();
 };
 
-// A process that stays, once it has called `prepare`. SIGUSR1 reaches its main thread inside sigsuspend() only:
-// ThreadSanitizer loses a signal that arrives while it allocates what it keeps of a thread's signals, in the thread's first
-// blocking call.
+// A process that stays, once it has called `prepare`. SIGUSR1 reaches its main thread inside
+// sigsuspend() only: ThreadSanitizer loses a signal that arrives while it allocates what it keeps
+// of a thread's signals, in the thread's first blocking call.
 pid_t staying(const std::function<void()>& prepare) {
   int ready[2];
   EXPECT_EQ(::pipe(ready), 0);
@@ -235,8 +243,8 @@ TEST_F(Dump, WithoutAFolderGoesToTheUsersAmongTheTemporaryFilesOnSigusr1) {
   while (found.empty()) {  // ctest's time limit ends it
     std::this_thread::yield();
     std::error_code none_yet;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(folder_ + "/weft-" + std::to_string(::geteuid()), none_yet)) {
+    for (const auto& entry : std::filesystem::directory_iterator(
+             folder_ + "/weft-" + std::to_string(::geteuid()), none_yet)) {
       if (entry.path().extension() == ".json") found = entry.path();
     }
   }
@@ -247,7 +255,8 @@ TEST_F(Dump, WithoutAFolderGoesToTheUsersAmongTheTemporaryFilesOnSigusr1) {
 
 TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   flight_recorder().forget();
-  Operation one = Operation::begin(somebody(), Kind::Collective, {.name = "all \"reduce\"\n", .sequence = 3});
+  Operation one =
+      Operation::begin(somebody(), Kind::Collective, {.name = "all \"reduce\"\n", .sequence = 3});
   one.fail(Error(Blame::Timeout, "too \xff late"));
   const auto json = nlohmann::json::parse(dump("asked"));
   EXPECT_EQ(json.at("weft"), "flight recorder 1");
@@ -258,8 +267,9 @@ TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   EXPECT_EQ(record.at("error"), "too ? late");
   EXPECT_EQ(record.at("blame"), "Timeout");
   const auto& parties = json.at("parties");
-  const auto party = std::find_if(parties.begin(), parties.end(),
-                                  [&](const auto& each) { return each.at("party") == record.at("party"); });
+  const auto party = std::find_if(parties.begin(), parties.end(), [&](const auto& each) {
+    return each.at("party") == record.at("party");
+  });
   ASSERT_NE(party, parties.end());
   EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
 }
@@ -285,7 +295,8 @@ TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
     dump_after("f", Error(Blame::Timeout, "no folder yet"));
     dump_to(folder_);
     dump_after("f", Error(Blame::Cancelled, "not wanted any more"));
-    dump_after("f", Error(Blame::PeerLost, "gone"));  // is dropped where one of the others has been written
+    dump_after("f", Error(Blame::PeerLost,
+                          "gone"));  // is dropped where one of the others has been written
     ::_exit(0);
   }
   ::waitpid(child, nullptr, 0);
@@ -294,8 +305,10 @@ TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
 }
 
 TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
-  for (const Blame blame : {Blame::Timeout, Blame::PeerLost, Blame::Device}) EXPECT_TRUE(is_worth_a_dump(Error(blame, "")));
-  for (const Blame blame : {Blame::Caller, Blame::Remote, Blame::Cancelled, Blame::Busy, Blame::Unsupported})
+  for (const Blame blame : {Blame::Timeout, Blame::PeerLost, Blame::Device})
+    EXPECT_TRUE(is_worth_a_dump(Error(blame, "")));
+  for (const Blame blame :
+       {Blame::Caller, Blame::Remote, Blame::Cancelled, Blame::Busy, Blame::Unsupported})
     EXPECT_FALSE(is_worth_a_dump(Error(blame, "")));
 }
 
@@ -306,7 +319,8 @@ TEST_F(Dump, OfAForkedProcessHasNothingThatItsParentIsAMemberOf) {
   const pid_t child = ::fork();
   if (child == 0) {
     joined_job("child's");
-    Operation::note(Member::join({"group", "of the child", 1, {0, 1}}), Kind::Collective, {.name = "barrier"});
+    Operation::note(Member::join({"group", "of the child", 1, {0, 1}}), Kind::Collective,
+                    {.name = "barrier"});
     parents.withdraw();  // as where a group did not come to be
     std::ofstream(path) << dump("asked");
     ::_exit(0);
@@ -382,7 +396,8 @@ TEST_F(Dump, IsWrittenByAProcessForkedWhileItsParentWritesOne) {
 }
 
 TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain) {
-  if (harness::kSanitized) GTEST_SKIP() << "a sanitizer makes threads of any size, or none in a process that was forked";
+  if (harness::kSanitized)
+    GTEST_SKIP() << "a sanitizer makes threads of any size, or none in a process that was forked";
   EXPECT_EXIT(
       {
         Error error(Blame::Remote, "none");
@@ -391,7 +406,9 @@ TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain
         {
           const harness::NoMoreThreads no_more;
           if (harness::can_make_threads()) {
-            std::fputs("ulimit -u", stderr);  // this system, or this sanitizer, makes threads with stacks of any size
+            std::fputs(
+                "ulimit -u",
+                stderr);  // this system, or this sanitizer, makes threads with stacks of any size
             ::_exit(0);
           }
           try {
@@ -413,7 +430,8 @@ TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain
 TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // (A process that ends inside a handler may wait for ever for what ThreadSanitizer holds there.)
+    // (A process that ends inside a handler may wait for ever for what ThreadSanitizer holds
+    // there.)
     static volatile std::sig_atomic_t handled = 0;
     ::signal(SIGUSR1, [](int) { handled = 1; });
     dump_on_signal();
@@ -461,7 +479,8 @@ TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
 }
 
-// The signals that the thread "weft dump" blocks, one bit for each from SIGHUP on. Waits until the thread has its name.
+// The signals that the thread "weft dump" blocks, one bit for each from SIGHUP on. Waits until the
+// thread has its name.
 std::uint64_t blocked_in_dump_thread() {
   for (;;) {
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -500,7 +519,8 @@ class ManyDumps : public Dump {
   std::set<int> numbers(pid_t process) const {
     std::set<int> found;
     for (const std::string& file : files()) {
-      if (file.find("/dump-" + std::to_string(process) + "-") != std::string::npos) found.insert(number_of(file));
+      if (file.find("/dump-" + std::to_string(process) + "-") != std::string::npos)
+        found.insert(number_of(file));
     }
     return found;
   }
@@ -508,7 +528,8 @@ class ManyDumps : public Dump {
   void write(pid_t process, int count) const {
     for (int number = 1; number <= count; ++number) {
       ::kill(process, SIGUSR1);
-      while (!numbers(process).contains(number)) std::this_thread::yield();  // ctest's time limit ends it
+      while (!numbers(process).contains(number))
+        std::this_thread::yield();  // ctest's time limit ends it
     }
   }
 };

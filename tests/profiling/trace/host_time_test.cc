@@ -78,12 +78,14 @@ TEST_F(HostTimes, OfTwoThreadsThatWaitAMomentCountsOnce) {
 }
 
 TEST_F(HostTimes, TellBackendsApartAsFarAsThereIsRoom) {
-  for (std::size_t i = 0; i < Progress::kBackends; ++i) EXPECT_EQ(time_.place("backend" + std::to_string(i)), i);
+  for (std::size_t i = 0; i < Progress::kBackends; ++i)
+    EXPECT_EQ(time_.place("backend" + std::to_string(i)), i);
   EXPECT_EQ(time_.place("backend2"), 2u);
   EXPECT_EQ(time_.place("one more"), Progress::kBackends - 1);
   EXPECT_EQ(time_.waited().size(), Progress::kBackends);
   HostTime other([] { return time_now; });
-  EXPECT_EQ(other.place("a name that is longer than a page has room for"), other.place("a name that is longer, and other"));
+  EXPECT_EQ(other.place("a name that is longer than a page has room for"),
+            other.place("a name that is longer, and other"));
 }
 
 TEST_F(HostTimes, ShareIsOfTheLastStepsThatHaveEnded) {
@@ -119,7 +121,8 @@ TEST_F(HostTimes, AreReadFromThePage) {
   EXPECT_EQ(page.waiting_since, 0);
 }
 
-// The scopes, as product code uses them, in a process of their own: what is counted there stays counted.
+// The scopes, as product code uses them, in a process of their own: what is counted there stays
+// counted.
 TEST(HostTimeScopes, NestAndCountForTheProcessAndNotForItsChildren) {
   const pid_t process = ::fork();
   if (process == 0) {
@@ -147,7 +150,8 @@ TEST(HostTimeScopes, NestAndCountForTheProcessAndNotForItsChildren) {
       }).join();
     }
     pass(5000);
-    expect(waited().size() == 2 && waited()[0].nanoseconds == 11 && waited()[1].nanoseconds == 3, __LINE__);
+    expect(waited().size() == 2 && waited()[0].nanoseconds == 11 && waited()[1].nanoseconds == 3,
+           __LINE__);
     const WaitScope waits("gloo");
     pass(7);
     const pid_t child = ::fork();

@@ -11,12 +11,14 @@ namespace {
 
 class TimelineClocks : public Timeline {
  protected:
-  // Writes the part of rank 1 with an offset of 500 at 1000 of its clock, these lines after its header, and merges.
+  // Writes the part of rank 1 with an offset of 500 at 1000 of its clock, these lines after its
+  // header, and merges.
   Json merged_with(const std::vector<std::string>& lines) {
     std::ofstream part(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9");
-    part << R"({"weft":"timeline part 1","job":"0123456789abcdef","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,)"
-            R"("ranges":true,"offset":500,"error":40,"measured":1000})"
-         << "\n";
+    part
+        << R"({"weft":"timeline part 1","job":"0123456789abcdef","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,)"
+           R"("ranges":true,"offset":500,"error":40,"measured":1000})"
+        << "\n";
     for (const std::string& line : lines) part << line << "\n";
     part.close();
     timeline::merge(file_);
@@ -29,8 +31,14 @@ class TimelineClocks : public Timeline {
 
 TEST_F(TimelineClocks, AreShiftedAndTheirErrorIsStated) {
   constexpr std::int64_t kHour = 3'600'000'000'000;
-  run(0, 2, [] { Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); });
-  run(1, 2, [] { Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); },
+  run(0, 2, [] {
+    Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
+  });
+  run(1, 2,
+      [] {
+        Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1})
+            .end();
+      },
       {kHour, 1'500'000});
   const Json json = read();
   std::map<int, double> begins;
@@ -40,16 +48,19 @@ TEST_F(TimelineClocks, AreShiftedAndTheirErrorIsStated) {
   EXPECT_EQ(json.at("otherData").at("clock_error_is_of"), "the job's start");
   std::set<std::string> names;
   for (const Json& meta : events(json, "M")) {
-    if (meta.at("name") == "process_name") names.insert(meta.at("args").at("name").get<std::string>());
+    if (meta.at("name") == "process_name")
+      names.insert(meta.at("args").at("name").get<std::string>());
   }
-  EXPECT_TRUE(std::any_of(names.begin(), names.end(),
-                          [](const auto& name) { return name.ends_with("clock ± 1500 µs at the start"); }));
+  EXPECT_TRUE(std::any_of(names.begin(), names.end(), [](const auto& name) {
+    return name.ends_with("clock ± 1500 µs at the start");
+  }));
 }
 
 TEST_F(TimelineClocks, ThatWereComparedAgainAreCorrectedForTheirDriftInBetween) {
   run(0, 2, [] {});
-  const Json json = merged_with({mark("before", 0), mark("first", 1000), mark("between", 2000), mark("last", 3000),
-                                 mark("after", 4000), R"({"clock":3000,"offset":700,"error":70})", R"({"end":4000})"});
+  const Json json = merged_with({mark("before", 0), mark("first", 1000), mark("between", 2000),
+                                 mark("last", 3000), mark("after", 4000),
+                                 R"({"clock":3000,"offset":700,"error":70})", R"({"end":4000})"});
   std::map<std::string, double> times;
   for (const Json& mark : events(json, "i")) times[mark.at("name")] = mark.at("ts");
   const std::map<std::string, double> expected{
@@ -60,11 +71,14 @@ TEST_F(TimelineClocks, ThatWereComparedAgainAreCorrectedForTheirDriftInBetween) 
 }
 
 TEST_F(TimelineClocks, AreSaidToHaveBeenComparedAgain) {
-  run(0, 2, [] { Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); });
+  run(0, 2, [] {
+    Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
+  });
   const std::int64_t time = now();
   run(1, 2,
       [&] {
-        Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
+        Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1})
+            .end();
         timeline::measured_again({1000, 2'500'000, time + 1'000'000'000});
         timeline::measured_again({1000, 1'500'000, time + 1'000'000'000});
       },
@@ -74,18 +88,20 @@ TEST_F(TimelineClocks, AreSaidToHaveBeenComparedAgain) {
   EXPECT_EQ(json.at("otherData").at("clock_error_is_of"), "the job's start and end");
   std::set<std::string> names;
   for (const Json& meta : events(json, "M")) {
-    if (meta.at("name") == "process_name") names.insert(meta.at("args").at("name").get<std::string>());
+    if (meta.at("name") == "process_name")
+      names.insert(meta.at("args").at("name").get<std::string>());
   }
-  EXPECT_TRUE(std::any_of(names.begin(), names.end(),
-                          [](const auto& name) { return name.ends_with("clock ± 1500 µs at the start and the end"); }));
+  EXPECT_TRUE(std::any_of(names.begin(), names.end(), [](const auto& name) {
+    return name.ends_with("clock ± 1500 µs at the start and the end");
+  }));
 }
 
 // Also a damaged one.
 TEST_F(TimelineClocks, ThatCannotBeAreLeftOut) {
   run(0, 2, [] {});
-  for (const char* again :
-       {R"({"clock":3000,"offset":9223372036854775807,"error":70})", R"({"clock":1000,"offset":7,"error":1})",
-        R"({"clock":3000})", R"({"clock":"x","offset":7,"error":1})", R"({"clock)"}) {
+  for (const char* again : {R"({"clock":3000,"offset":9223372036854775807,"error":70})",
+                            R"({"clock":1000,"offset":7,"error":1})", R"({"clock":3000})",
+                            R"({"clock":"x","offset":7,"error":1})", R"({"clock)"}) {
     SCOPED_TRACE(again);
     const Json json = merged_with({mark("first", 1000), mark("last", 3000), again});
     const auto marks = events(json, "i");

@@ -22,16 +22,20 @@ void all_reduce(const Member& me, std::uint64_t sequence) {
   Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = sequence}).end();
 }
 
-// rpc::init with a server first, which is agent 0, and then init_process_group of the trainers alone.
+// rpc::init with a server first, which is agent 0, and then init_process_group of the trainers
+// alone.
 TEST_F(Timeline, ProcessesAreDrawnByTheJobOfTheTimelineNotByThatOfAGroup) {
   constinit static Name step{Layer::Engine, "forward"};
   const auto serve = [] {
-    Operation::begin(Member::join({"agent", "server", 0, {}}), Kind::Served, {.name = "f", .sequence = 1, .peer = 1}).end();
+    Operation::begin(Member::join({"agent", "server", 0, {}}), Kind::Served,
+                     {.name = "f", .sequence = 1, .peer = 1})
+        .end();
   };
   run(0, 3, serve);
   for (int trainer = 0; trainer < 2; ++trainer) {
     run(trainer + 1, 3, [trainer] {
-      const Member agent = Member::join({"agent", "trainer" + std::to_string(trainer), trainer + 1, {}});
+      const Member agent =
+          Member::join({"agent", "trainer" + std::to_string(trainer), trainer + 1, {}});
       Operation::begin(agent, Kind::Call, {.name = "f", .sequence = 1, .peer = 0}).end();
       const Range range(step, {.rank = trainer});
       all_reduce(member(trainer, 2), 1);
@@ -60,7 +64,8 @@ TEST_F(Timeline, GroupsOfOneNameAndOtherMembersAreNotOneGroup) {
   std::map<int, int> spans_of;  // by generation
   for (const Json& span : events(json, "X")) ++spans_of[span.at("args").value("generation", 0)];
   EXPECT_EQ(spans_of, (std::map<int, int>{{0, 3}, {1, 2}}));
-  EXPECT_EQ(events(json, "s").size(), 3u) << "two that waited for the last of three, and one for the last of two";
+  EXPECT_EQ(events(json, "s").size(), 3u)
+      << "two that waited for the last of three, and one for the last of two";
 }
 
 TEST_F(Timeline, WhatWasOpenWhenEventsWereLostEndsThere) {
@@ -124,7 +129,8 @@ TEST_F(Timeline, AHelperThatARankHasForkedIsNotWaitedFor) {
 TEST_F(Timeline, TwoThatMergeAtATimeTakeTurns) {
   for (int rank = 0; rank < 2; ++rank) {
     timeline::Part part(timeline::folder_of_parts(file_), {kJob, rank, 2, {}});
-    for (std::uint64_t i = 0; i < 200; ++i) part.add({0, 1, {"pack", Layer::Kernels, 64, rank}, 1, 2, 0, 0});
+    for (std::uint64_t i = 0; i < 200; ++i)
+      part.add({0, 1, {"pack", Layer::Kernels, 64, rank}, 1, 2, 0, 0});
     part.add_end(0);
   }
   const auto merge_often = [&] {

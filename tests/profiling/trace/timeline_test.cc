@@ -58,15 +58,19 @@ TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
   run(0, 2, [] {
     const Member me = member(0, 2);
     for (std::uint64_t i = 1; i <= 3; ++i)
-      Operation::begin(me, Kind::Send, {.name = "send", .sequence = i, .peer = 1, .bytes = 8}).end();
+      Operation::begin(me, Kind::Send, {.name = "send", .sequence = i, .peer = 1, .bytes = 8})
+          .end();
   });
-  EXPECT_TRUE(std::filesystem::exists(timeline::folder_of_parts(file_))) << "rank 1 has not come yet";
+  EXPECT_TRUE(std::filesystem::exists(timeline::folder_of_parts(file_)))
+      << "rank 1 has not come yet";
   run(1, 2, [] {
     const Member me = member(1, 2);
     for (std::uint64_t i = 1; i <= 3; ++i)
-      Operation::begin(me, Kind::Receive, {.name = "recv", .sequence = i, .peer = 0, .bytes = 8}).end();
+      Operation::begin(me, Kind::Receive, {.name = "recv", .sequence = i, .peer = 0, .bytes = 8})
+          .end();
   });
-  EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_))) << "all have ended in good order";
+  EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_)))
+      << "all have ended in good order";
   const Json json = read();
   const auto from = events(json, "s");
   const auto to = events(json, "f");
@@ -92,8 +96,11 @@ TEST_F(Timeline, OfRanksThatAreThreadsOfOneProcessIsWholeWhenThatEnds) {
 }
 
 TEST_F(Timeline, ShowsTheRootOfACollective) {
-  run(0, 1,
-      [] { Operation::begin(member(0, 1), Kind::Collective, {.name = "broadcast", .sequence = 1, .peer = 0}).end(); });
+  run(0, 1, [] {
+    Operation::begin(member(0, 1), Kind::Collective,
+                     {.name = "broadcast", .sequence = 1, .peer = 0})
+        .end();
+  });
   const auto spans = events(read(), "X");
   ASSERT_EQ(spans.size(), 1u);
   EXPECT_EQ(spans[0].at("args").at("root"), 0);
@@ -103,11 +110,14 @@ TEST_F(Timeline, ShowsTheRootOfACollective) {
 TEST_F(Timeline, DrawsArrowsFromTheLastOfACollectiveAndForCalls) {
   run(0, 2, [] {
     Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
-    Operation::begin(Member::join({"agent", "worker0", 0, {}}), Kind::Call, {.name = "f", .sequence = 5, .peer = 1}).end();
+    Operation::begin(Member::join({"agent", "worker0", 0, {}}), Kind::Call,
+                     {.name = "f", .sequence = 5, .peer = 1})
+        .end();
   });
   run(1, 2, [] {
     Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
-    Operation::begin(Member::join({"agent", "worker1", 1, {}}), Kind::Served, {.name = "f", .sequence = 5, .peer = 0})
+    Operation::begin(Member::join({"agent", "worker1", 1, {}}), Kind::Served,
+                     {.name = "f", .sequence = 5, .peer = 0})
         .end();
   });
   std::multiset<std::string> names;
@@ -119,7 +129,8 @@ TEST_F(Timeline, OperationsThatOverlapGetRowsOfTheirOwn) {
   run(0, 1, [] {
     const Member me = member(0, 1);
     Operation first = Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = 1});
-    Operation second = Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = 2});
+    Operation second =
+        Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = 2});
     first.end();
     second.fail(Error(Blame::PeerLost, "gone"));
     Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = 3}).end();
@@ -144,7 +155,8 @@ TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
     {
       const Range bucket(inner);
       arrow.arrive();
-      reduced = Operation::begin(member(0, 1), Kind::Collective, {.name = "all_reduce", .sequence = 1});
+      reduced =
+          Operation::begin(member(0, 1), Kind::Collective, {.name = "all_reduce", .sequence = 1});
     }
     std::thread([&] {
       const Range function(outer);
@@ -181,12 +193,16 @@ TEST_F(Timeline, DrawsAnArrowFromAGradientThatIsSentToWhereItArrives) {
   run(0, 2, [] {
     const Member me = Member::join({"agent", "worker0", 0, {}});
     for (int pass = 1; pass <= kPasses; ++pass)
-      Operation::begin(me, Kind::Gradient, {.name = "send gradient", .sequence = 8, .peer = 1, .tag = pass}).end();
+      Operation::begin(me, Kind::Gradient,
+                       {.name = "send gradient", .sequence = 8, .peer = 1, .tag = pass})
+          .end();
   });
   run(1, 2, [] {
     const Member me = Member::join({"agent", "worker1", 1, {}});
     for (int pass = 1; pass <= kPasses; ++pass)
-      Operation::begin(me, Kind::Gradient, {.name = "gradient", .sequence = 8, .peer = 0, .tag = pass}).end();
+      Operation::begin(me, Kind::Gradient,
+                       {.name = "gradient", .sequence = 8, .peer = 0, .tag = pass})
+          .end();
   });
   const Json json = read();
   ASSERT_EQ(events(json, "s").size(), 2u);
@@ -292,7 +308,8 @@ TEST_F(Timeline, AProcessMakesOneAndSaysWhichWhereAnotherIsAskedFor) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_NE(error.text().find("'" + folder_ + "/other.json'"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("'" + folder_ + "/other.json'"), std::string::npos)
+          << error.text();
       EXPECT_NE(error.text().find("in '" + file_ + "' already"), std::string::npos) << error.text();
     }
   });
@@ -363,15 +380,17 @@ TEST_F(Timeline, PartsOfTwoJobsAreRefusedWithTheirNames) {
   run(0, 2, [] {});
   std::filesystem::remove(file_);
   const std::string other = timeline::folder_of_parts(file_) + "/fedcba9876543210.1.9";
-  std::ofstream(other) << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":1,"ranks":2,"host":"h",)"
-                          R"("machine":"m","pid":1,"offset":0,"error":0})"
-                          "\n";
+  std::ofstream(other)
+      << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":1,"ranks":2,"host":"h",)"
+         R"("machine":"m","pid":1,"offset":0,"error":0})"
+         "\n";
   try {
     timeline::merge(file_);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("1 of '" + std::string(kJob) + "'"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("1 of '" + std::string(kJob) + "'"), std::string::npos)
+        << error.text();
     EXPECT_NE(error.text().find("1 of 'fedcba9876543210'"), std::string::npos) << error.text();
   }
   EXPECT_FALSE(std::filesystem::exists(file_));
@@ -397,12 +416,14 @@ TEST_F(Timeline, KeepsWhatARankWroteBeforeItWasKilled) {
   const pid_t child = ::fork();
   if (child == 0) {
     timeline::join(file_, {kJob, 1, 2, {}});
-    static_cast<void>(Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}));
+    static_cast<void>(
+        Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}));
     for (;;) ::pause();
   }
   const auto has_written = [&] {
     std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(timeline::folder_of_parts(file_), ignored)) {
+    for (const auto& entry :
+         std::filesystem::directory_iterator(timeline::folder_of_parts(file_), ignored)) {
       std::ostringstream text;
       text << std::ifstream(entry.path()).rdbuf();
       if (text.str().find("[\"O\"") != std::string::npos) return true;
@@ -412,7 +433,9 @@ TEST_F(Timeline, KeepsWhatARankWroteBeforeItWasKilled) {
   while (!has_written()) std::this_thread::yield();  // ctest's time limit ends it
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  run(0, 2, [] { Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); });
+  run(0, 2, [] {
+    Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
+  });
   const Json json = read();
   std::map<int, std::string> states;
   for (const Json& span : events(json, "X")) states[span.at("pid")] = span.at("args").at("state");
@@ -447,18 +470,24 @@ TEST_F(Timeline, OfAJobThatIsNotTheLargestOneOfItsProcessIsAWarning) {
   const std::string other = "fedcba9876543210";
   const auto warnings_of = [&](const std::vector<timeline::Place>& later) {
     std::vector<std::string> warnings;
-    const log::Capture capture([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
+    const log::Capture capture(
+        [&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
     for (const timeline::Place& place : later) timeline::join(file_, place);
     return warnings;
   };
   run(0, 2, [&] {
-    EXPECT_TRUE(warnings_of({{kJob, 1, 3, {}}, {other, 0, 2, {}}, {other, 0, 1, {}}, {other, 0, 0, {}}}).empty());
+    EXPECT_TRUE(
+        warnings_of({{kJob, 1, 3, {}}, {other, 0, 2, {}}, {other, 0, 1, {}}, {other, 0, 0, {}}})
+            .empty());
     const auto warnings = warnings_of({{other, 0, 3, {}}, {other, 0, 4, {}}});
     ASSERT_EQ(warnings.size(), 1u);
     EXPECT_NE(warnings[0].find("that of 2 ranks"), std::string::npos) << warnings[0];
-    EXPECT_NE(warnings[0].find("join first what all processes share"), std::string::npos) << warnings[0];
+    EXPECT_NE(warnings[0].find("join first what all processes share"), std::string::npos)
+        << warnings[0];
   });
-  run(0, 0, [&] { EXPECT_TRUE(warnings_of({{other, 0, 2, {}}}).empty()) << "all may have been in the first"; });
+  run(0, 0, [&] {
+    EXPECT_TRUE(warnings_of({{other, 0, 2, {}}}).empty()) << "all may have been in the first";
+  });
 }
 
 TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
@@ -466,7 +495,9 @@ TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
       {
         const harness::NoMoreThreads no_more;
         if (harness::can_make_threads()) {
-          std::fputs("ulimit -u", stderr);  // this system, or this sanitizer, makes threads with stacks of any size
+          std::fputs(
+              "ulimit -u",
+              stderr);  // this system, or this sanitizer, makes threads with stacks of any size
           ::_exit(0);
         }
         try {
@@ -506,7 +537,8 @@ TEST_F(Timeline, PartsThatCannotBePutTogetherAreKeptAndNothingElseIs) {
     timeline::merge(file_);
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(error.text().find("cannot be put at '" + file_ + "'"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("cannot be put at '" + file_ + "'"), std::string::npos)
+        << error.text();
   }
   EXPECT_FALSE(std::filesystem::exists(file_ + ".new"));
   EXPECT_FALSE(std::filesystem::is_empty(timeline::folder_of_parts(file_)));
@@ -522,7 +554,8 @@ TEST_F(Timeline, WhatCouldNotBeWrittenWholeIsRemoved) {
 }
 
 TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
-  std::filesystem::create_symlink("/dev/full", folder_ + "/" + kJob + ".0." + std::to_string(::getpid()));
+  std::filesystem::create_symlink("/dev/full",
+                                  folder_ + "/" + kJob + ".0." + std::to_string(::getpid()));
   std::vector<std::string> warnings;
   const log::Capture capture([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
   {
@@ -533,7 +566,9 @@ TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
     }
   }
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("is not whole: writing it: No space left on device"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("is not whole: writing it: No space left on device"),
+            std::string::npos)
+      << warnings[0];
 }
 
 TEST_F(Timeline, APartEndsWhereItIsFullAndCountsWhatIsLost) {
@@ -545,7 +580,8 @@ TEST_F(Timeline, APartEndsWhereItIsFullAndCountsWhatIsLost) {
   {
     timeline::Part part(timeline::folder_of_parts(file_), {kJob, 0, 1, {}}, kBytes);
     path = part.path();
-    for (std::uint64_t i = 0; i < kEvents; ++i) part.add({0, 1, {"pack", Layer::Kernels, 64, 0}, 1, 2, 0, 0});
+    for (std::uint64_t i = 0; i < kEvents; ++i)
+      part.add({0, 1, {"pack", Layer::Kernels, 64, 0}, 1, 2, 0, 0});
     part.add_end(7);
   }
   EXPECT_LE(std::filesystem::file_size(path), kBytes);

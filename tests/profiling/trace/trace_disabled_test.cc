@@ -15,7 +15,8 @@ constinit trace::Name name{trace::Layer::Transport, "all_reduce"};
 static_assert(std::is_empty_v<trace::Range>, "a range must vanish when tracing is off");
 static_assert(std::is_empty_v<trace::Name>, "a name must vanish when tracing is off");
 
-// Everything about a disabled range is known when compiling, so nothing of it can be called when running.
+// Everything about a disabled range is known when compiling, so nothing of it can be called when
+// running.
 constexpr int traced(trace::Name& of) {
   trace::Range range(of, {.bytes = 64, .rank = 0, .ranks = 2});
   trace::mark(of);

@@ -33,15 +33,18 @@ TEST_F(Trace, RangesNestInTheDomainOfTheirLayer) {
     trace::Range inner(copy);
   }
   const auto recording = harness::take_nvtx_recording();
-  EXPECT_THAT(recording.domains,
-              ElementsAre("weft.base", "weft.cuda", "weft.kernels", "weft.transport", "weft.engine", "weft.user"));
-  EXPECT_THAT(recording.texts(),
-              ElementsAre("push weft.engine step", "push weft.cuda copy", "pop weft.cuda", "pop weft.engine"));
+  EXPECT_THAT(recording.domains, ElementsAre("weft.base", "weft.cuda", "weft.kernels",
+                                             "weft.transport", "weft.engine", "weft.user"));
+  EXPECT_THAT(recording.texts(), ElementsAre("push weft.engine step", "push weft.cuda copy",
+                                             "pop weft.cuda", "pop weft.engine"));
   for (const auto& event : recording.events) EXPECT_TRUE(event.fields.empty());
 }
 
 TEST_F(Trace, PayloadHasNcclsFieldNames) {
-  { trace::Range range(copy, {.bytes = 4096, .reduction = kSum, .rank = 1, .ranks = 2, .device = 3}); }
+  {
+    trace::Range range(copy,
+                       {.bytes = 4096, .reduction = kSum, .rank = 1, .ranks = 2, .device = 3});
+  }
   const std::map<std::string, std::string> expected{{"NCCL communicator ID", "0"},
                                                     {"Message size [bytes]", "4096"},
                                                     {"Reduction operation", "Sum"},
@@ -50,13 +53,15 @@ TEST_F(Trace, PayloadHasNcclsFieldNames) {
                                                     {"CUDA device", "3"},
                                                     {"Root", "-1"},
                                                     {"Peer rank", "-1"}};
-  EXPECT_THAT(harness::take_nvtx_recording().payloads("push weft.cuda copy"), ElementsAre(expected));
+  EXPECT_THAT(harness::take_nvtx_recording().payloads("push weft.cuda copy"),
+              ElementsAre(expected));
 }
 
 TEST_F(Trace, OperationsAreRangesThatMayEndOnAnotherThread) {
   const trace::Member member = trace::Member::join({"group", "default", 1, {0, 1, 2}});
   trace::Operation operation = trace::Operation::begin(
-      member, trace::Kind::Collective, {.name = "reduce", .peer = 2, .bytes = 64, .reduction = kSum, .device = 5});
+      member, trace::Kind::Collective,
+      {.name = "reduce", .peer = 2, .bytes = 64, .reduction = kSum, .device = 5});
   operation.end();
   const auto recording = harness::take_nvtx_recording();
   EXPECT_THAT(recording.texts(), ElementsAre("start weft.engine reduce", "end weft.engine 17"));
@@ -85,15 +90,20 @@ TEST_F(Trace, AGroupHasOneIdOnAllRanksAndAnotherWhenItIsMadeAnew) {
   const auto id = [](const std::string& name, int rank, const std::vector<int>& ranks) {
     const trace::Member member = trace::Member::join({"group", name, rank, ranks});
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce"}).end();
-    return harness::take_nvtx_recording().payloads("start weft.engine all_reduce").at(0)["NCCL communicator ID"];
+    return harness::take_nvtx_recording()
+        .payloads("start weft.engine all_reduce")
+        .at(0)["NCCL communicator ID"];
   };
   const std::string first = id("ids", 0, {0, 1});
   EXPECT_EQ(id("ids", 1, {0, 1}), first);
-  const std::set<std::string> others{first, id("ids", 0, {0, 1}), id("ids", 0, {1, 0}), id("ids too", 0, {0, 1})};
+  const std::set<std::string> others{first, id("ids", 0, {0, 1}), id("ids", 0, {1, 0}),
+                                     id("ids too", 0, {0, 1})};
   EXPECT_EQ(others.size(), 4u);
   const trace::Member agent = trace::Member::join({"agent", "worker", 0, {}});
   trace::Operation::begin(agent, trace::Kind::Call, {.name = "f"}).end();
-  EXPECT_EQ(harness::take_nvtx_recording().payloads("start weft.engine f").at(0)["NCCL communicator ID"], "0");
+  EXPECT_EQ(
+      harness::take_nvtx_recording().payloads("start weft.engine f").at(0)["NCCL communicator ID"],
+      "0");
 }
 
 TEST_F(Trace, NamesAreRegisteredOnceInEachDomain) {
@@ -105,7 +115,8 @@ TEST_F(Trace, NamesAreRegisteredOnceInEachDomain) {
   const auto recording = harness::take_nvtx_recording();
   EXPECT_EQ(recording.registered.at("weft.engine barrier"), 1);
   EXPECT_EQ(recording.registered.at("weft.user only here"), 1);
-  EXPECT_EQ(recording.registered.at("weft.user Sum"), 1) << "of a payload: in the domain of its event";
+  EXPECT_EQ(recording.registered.at("weft.user Sum"), 1)
+      << "of a payload: in the domain of its event";
   EXPECT_EQ(recording.events.size(), 12u);
 }
 

@@ -15,7 +15,8 @@ TEST_F(CudaIpc, OneCopyCarriesDeviceMemoryFromWhereItLies) {
   receive();
   const auto from = shareable(5 << 20, 1), to = shareable(3 << 20);
   const int copies = fake.calls(&cuda::Driver::memcpy_async);
-  const Op sent = near->send(bytes_of("x"), std::array{from->slice().part(1001, 3 << 20)}, from, {});
+  const Op sent =
+      near->send(bytes_of("x"), std::array{from->slice().part(1001, 3 << 20)}, from, {});
   EXPECT_EQ(next(), "x");
   EXPECT_EQ(arrived->sizes, std::vector<std::uint64_t>{3 << 20});
   expect_good(far->accept(std::array{to->slice()}, to, {}));
@@ -61,7 +62,8 @@ TEST_F(CudaIpc, AnAllocationIsOpenedOnceAndItsSuccessorAtTheSameAddressAnew) {
   auto from = shareable(4000, 1);
   const auto other = shareable(100, 2);
   for (int i = 0; i < 5; ++i) {
-    near->send({}, std::array{from->slice().part(static_cast<std::size_t>(i) * 100, 1000)}, from, {});
+    near->send({}, std::array{from->slice().part(static_cast<std::size_t>(i) * 100, 1000)}, from,
+               {});
     next();
     expect_good(far->accept(std::array{to->slice()}, to, {}));
     EXPECT_EQ(read(to->slice()), read(from->slice().part(static_cast<std::size_t>(i) * 100, 1000)));
@@ -100,7 +102,8 @@ TEST_F(CudaIpc, MoreMessagesThanSlotsWaitTheirTurnAndKeepTheirOrder) {
   const auto from = shareable(100 * 64, 1), to = shareable(64);
   std::vector<Op> sent;
   for (std::size_t i = 0; i < 100; ++i) {
-    sent.push_back(near->send(bytes_of(std::to_string(2 * i)), std::array{from->slice().part(i * 64, 64)}, from, {}));
+    sent.push_back(near->send(bytes_of(std::to_string(2 * i)),
+                              std::array{from->slice().part(i * 64, 64)}, from, {}));
     sent.push_back(near->send(bytes_of(std::to_string(2 * i + 1)), {}, nullptr, {}));
   }
   for (std::size_t i = 0; i < 200; ++i) {
@@ -120,11 +123,13 @@ TEST_F(CudaIpc, EitherSideMayUseTheHostForAnyPayload) {
   const auto second = pattern(2, 1000);
   std::vector<std::byte> first_to(bytes), second_to(1000);
   const auto third_to = shareable(5);
-  const std::array payloads{first->slice(), slice_of(second), Slice{nullptr, 0, device->id()}, third->slice()};
+  const std::array payloads{first->slice(), slice_of(second), Slice{nullptr, 0, device->id()},
+                            third->slice()};
   const Op sent = near->send(bytes_of("mixed"), payloads, nullptr, {});
   EXPECT_EQ(next(), "mixed");
   EXPECT_EQ(arrived->sizes, (std::vector<std::uint64_t>{bytes, 1000, 0, 5}));
-  const std::array places{slice_of(first_to), slice_of(second_to), Slice{nullptr, 0, device->id()}, third_to->slice()};
+  const std::array places{slice_of(first_to), slice_of(second_to), Slice{nullptr, 0, device->id()},
+                          third_to->slice()};
   expect_good(far->accept(places, nullptr, {}));
   expect_good(sent);
   EXPECT_EQ(first_to, pattern(1, bytes));
@@ -141,7 +146,8 @@ TEST_F(CudaIpc, DestinationsAreOverwrittenOnlyWhenTheirFenceHasPassed) {
   near->send({}, std::array{from->slice()}, from, {});
   next();
   const Op on_stream = far->accept(std::array{to->slice()}, to, cuda::record(stream));
-  for (int i = 0; i < 10; ++i) far_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
+  for (int i = 0; i < 10; ++i)
+    far_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
   EXPECT_FALSE(on_stream.ended());
   EXPECT_EQ(read(to->slice()), pattern(2, 100));
   gate->raise();
@@ -207,7 +213,8 @@ TEST_F(CudaIpc, WhatCannotBeOpenedAtFirstIsTriedAgain) {
   fake.fail(&cuda::Driver::ipc_open_mem_handle, CUDA_ERROR_OUT_OF_MEMORY);
   const Op first = near->send({}, std::array{from->slice()}, from, {});
   next();
-  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("cuIpcOpenMemHandle"));
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(),
+              HasSubstr("cuIpcOpenMemHandle"));
   expect_good(first);
   const Op second = near->send({}, std::array{from->slice()}, from, {});
   next();
@@ -224,7 +231,8 @@ TEST_F(CudaIpc, ACopyToTheHostThatTheGpuRefusesLeavesTheLaneAsItWas) {
   fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_NOT_SUPPORTED);
   const Op first = near->send({}, std::array{from->slice()}, from, {});
   next();
-  EXPECT_THAT(failure_of(far->accept(std::array{slice_of(to)}, nullptr, {})).text(), HasSubstr("to the host"));
+  EXPECT_THAT(failure_of(far->accept(std::array{slice_of(to)}, nullptr, {})).text(),
+              HasSubstr("to the host"));
   expect_good(first);  // nobody reads it any more
   for (std::size_t i = 0; i < 2 * kSlots; ++i) {
     const Op sent = near->send({}, std::array{from->slice()}, from, {});
@@ -235,7 +243,8 @@ TEST_F(CudaIpc, ACopyToTheHostThatTheGpuRefusesLeavesTheLaneAsItWas) {
   EXPECT_EQ(to, pattern(1, 1000));
 }
 
-// A lane whose next message is refused when it is sent, or is still to fail; or that the peer reads before send() is back.
+// A lane whose next message is refused when it is sent, or is still to fail; or that the peer reads
+// before send() is back.
 class Refusing final : public Connection {
  public:
   enum class Next { Goes, IsReadAtOnce, IsRefused, IsUnderWay };
@@ -245,7 +254,8 @@ class Refusing final : public Connection {
   std::string peer() const override { return below_->peer(); }
   const Capabilities& capabilities() const override { return below_->capabilities(); }
   void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     switch (next.exchange(Next::Goes)) {
       case Next::Goes: return below_->send(header, payloads, std::move(pin), std::move(ready));
       case Next::IsReadAtOnce: {
@@ -275,7 +285,8 @@ class CudaIpcOverRefusing : public CudaIpc {
  protected:
   void SetUp() override {
     CudaIpc::SetUp();
-    open([&](std::shared_ptr<Connection> one, const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
+    open([&](std::shared_ptr<Connection> one,
+             const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
       if (loop != near_loop) return one;
       return below = std::make_shared<Refusing>(std::move(one));
     });
@@ -427,13 +438,16 @@ TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
   reused.page = page->name();
   ++reused.page.key;  // another lane has the descriptor by now
   for (const auto& [first, text] :
-       {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"}, std::pair{cut, "wrong length"},
-        std::pair{encode(stranger), "page of process"}, std::pair{encode(reused), "is gone"}}) {
+       {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"},
+        std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"},
+        std::pair{encode(reused), "is gone"}}) {
     SCOPED_TRACE(text);
     auto streams = inproc::make_streams(64 << 10);
-    const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
+    const auto raw =
+        connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
     const auto end =
-        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
+        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage,
+             far_loop, here);
     Mailbox mail(*end, far_loop);
     raw->send(first, {}, nullptr, {});
     const Error why = mail.wait_closed();
@@ -450,15 +464,18 @@ TEST_F(CudaIpc, APeerThatNamesWhatItHasNotToldOfOrHasReplacedIsLost) {
   gpu.events.resize(kSlots);
   const Piece told{.bytes = 100, .allocation = 1, .handle = cuda::IpcHandle{}};
   const Piece successor{.bytes = 100, .allocation = 2, .replaces = 1, .handle = cuda::IpcHandle{}};
-  const Piece unknown{.bytes = 100, .allocation = 7}, not_passed{.bytes = 100, .allocation = 7, .passed = 4096};
-  for (const auto& [pieces, text] :
-       {std::pair{std::vector{unknown}, "has not told of"}, std::pair{std::vector{told, successor}, "has not told of"},
-        std::pair{std::vector{not_passed}, "has not passed"}}) {
+  const Piece unknown{.bytes = 100, .allocation = 7},
+      not_passed{.bytes = 100, .allocation = 7, .passed = 4096};
+  for (const auto& [pieces, text] : {std::pair{std::vector{unknown}, "has not told of"},
+                                     std::pair{std::vector{told, successor}, "has not told of"},
+                                     std::pair{std::vector{not_passed}, "has not passed"}}) {
     SCOPED_TRACE(pieces.size());
     auto streams = inproc::make_streams(64 << 10);
-    const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
+    const auto raw =
+        connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
     const auto end =
-        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
+        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage,
+             far_loop, here);
     Mailbox mail(*end, far_loop);
     raw->send(encode(Hello{there, page->name(), 0, {gpu}}), {}, nullptr, {});
     raw->send(encode_reach(0), {}, nullptr, {});
@@ -517,7 +534,8 @@ TEST_F(CudaIpc, PiecesThatCannotBeAreRefused) {
   EXPECT_TRUE(is_refused(39, {good})) << "more than the payload";
   EXPECT_TRUE(is_refused(40, {good, {.bytes = 0, .allocation = 1}}));
   EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .offset = 7, .passed = 46}}));
-  EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .offset = ~std::uint64_t{0}, .passed = 46}}));
+  EXPECT_TRUE(
+      is_refused(40, {{.bytes = 40, .allocation = 2, .offset = ~std::uint64_t{0}, .passed = 46}}));
   EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .passed = 39}}));
   const std::vector<Piece> many(limits.max_payloads, {.bytes = 1, .allocation = 1});
   EXPECT_FALSE(is_refused(many.size(), many));
@@ -543,12 +561,14 @@ TEST_F(CudaIpc, TheLargestMessageFitsTheLaneBelow) {
   EXPECT_LE(encode(message).size(), below.max_header);
 }
 
-// --- several GPUs, and one process as the driver sees it ---------------------------------------------------------------
+// --- several GPUs, and one process as the driver sees it
+// ---------------------------------------------------------------
 
 class CudaIpcOfTwoGpus : public OfTwoGpus<Lanes> {
  protected:
   explicit CudaIpcOfTwoGpus(bool peers = true)
-      : OfTwoGpus({.devices = 2, .threads = true, .peer_access = peers, .is_two_processes = true}) {}
+      : OfTwoGpus({.devices = 2, .threads = true, .peer_access = peers, .is_two_processes = true}) {
+  }
 };
 
 // TP-016

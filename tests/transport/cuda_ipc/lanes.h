@@ -33,14 +33,18 @@ using testing::HasSubstr;
 
 class Lanes : public cuda::FakeCuda {
  protected:
-  explicit Lanes(harness::FakeDriver::Options options = {.threads = true, .is_two_processes = true}) : FakeCuda(options) {}
+  explicit Lanes(harness::FakeDriver::Options options = {.threads = true, .is_two_processes = true})
+      : FakeCuda(options) {}
 
   // Two ends; `below` makes each of them first (over staged::over(), say).
-  using Below = std::function<std::shared_ptr<Connection>(std::shared_ptr<Connection>, const std::shared_ptr<EventLoop>&)>;
+  using Below = std::function<std::shared_ptr<Connection>(std::shared_ptr<Connection>,
+                                                          const std::shared_ptr<EventLoop>&)>;
   void open(const Below& below = {}) {
     auto streams = inproc::make_streams(64 << 10);
-    std::shared_ptr<Connection> a = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
-    std::shared_ptr<Connection> b = connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop);
+    std::shared_ptr<Connection> a =
+        connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
+    std::shared_ptr<Connection> b =
+        connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop);
     if (below) a = below(std::move(a), near_loop);
     if (below) b = below(std::move(b), far_loop);
     near = over(std::move(a), stage, near_loop, here);
@@ -50,7 +54,8 @@ class Lanes : public cuda::FakeCuda {
   void receive() {
     far->receive({[kept = arrived](const Arrival& arrival) {
                     std::lock_guard lock(kept->mutex);
-                    kept->headers.emplace_back(reinterpret_cast<const char*>(arrival.header.data()), arrival.header.size());
+                    kept->headers.emplace_back(reinterpret_cast<const char*>(arrival.header.data()),
+                                               arrival.header.size());
                     kept->sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
                   },
                   [](const Error&) {}});
@@ -120,8 +125,10 @@ class OfTwoGpus : public Fixture {
     const auto lane = [](auto bytes, const std::shared_ptr<EventLoop>& loop) {
       return connect_over(std::move(bytes), inproc::capabilities(), "inproc", loop);
     };
-    this->near = over(lane(std::move(streams.a), this->near_loop), this->stage, this->near_loop, this->here);
-    this->far = over(lane(std::move(streams.b), this->far_loop), other_stage, this->far_loop, this->there);
+    this->near =
+        over(lane(std::move(streams.a), this->near_loop), this->stage, this->near_loop, this->here);
+    this->far =
+        over(lane(std::move(streams.b), this->far_loop), other_stage, this->far_loop, this->there);
   }
   void TearDown() override {
     this->near.reset();

@@ -25,8 +25,10 @@ TEST_F(CudaIpcInATimeline, ACopyIsASpanOfTheTimelineWithAnArrowFromWhoAccepts) {
   near->send({}, std::array{from->slice().part(0, 3000)}, from, {});
   next();
   expect_good(far->accept(std::array{slice_of(on_host)}, nullptr, {}));
-  EXPECT_THAT(timeline.names(2), testing::ElementsAre("copy: 3000 bytes", "copy to host: 3000 bytes"));
-  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("accept > enqueue copies -> copy", "enqueue copies -> copy to host"));
+  EXPECT_THAT(timeline.names(2),
+              testing::ElementsAre("copy: 3000 bytes", "copy to host: 3000 bytes"));
+  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("accept > enqueue copies -> copy",
+                                                      "enqueue copies -> copy to host"));
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ class CudaIpcOfVirtualMemory : public Lanes {
   using Lanes::Lanes;
 
   static std::shared_ptr<cuda::VirtualMemory> mapped(
-      cuda::Device& device, std::size_t segments, cuda::VirtualMemory::Kind kind = cuda::VirtualMemory::Kind::Shareable) {
+      cuda::Device& device, std::size_t segments,
+      cuda::VirtualMemory::Kind kind = cuda::VirtualMemory::Kind::Shareable) {
     return std::make_shared<cuda::VirtualMemory>(device, segments, kind);
   }
   // One message, read to `to`; says what came.
@@ -68,8 +69,10 @@ TEST_F(CudaIpcOfVirtualMemory, ASegmentInSeveralPayloadsOfAMessageIsToldOfOnce) 
   const auto memory = mapped(*device, 2);
   write(memory->slice().part(0, 300), pattern(1, 300));
   const auto to = shareable(300);
-  const std::array payloads{memory->slice().part(0, 100), memory->slice().part(100, 100), memory->slice().part(200, 100)};
-  const std::array places{to->slice().part(0, 100), to->slice().part(100, 100), to->slice().part(200, 100)};
+  const std::array payloads{memory->slice().part(0, 100), memory->slice().part(100, 100),
+                            memory->slice().part(200, 100)};
+  const std::array places{to->slice().part(0, 100), to->slice().part(100, 100),
+                          to->slice().part(200, 100)};
   const Op sent = near->send({}, payloads, memory, {});
   next();
   expect_good(far->accept(places, to, {}));
@@ -105,7 +108,8 @@ TEST_F(CudaIpcOfVirtualMemory, GoesTogetherWithEveryOtherMemory) {
   const auto on_host = pattern(3, 300);
   std::vector<std::byte> on_host_to(300), again_to(30);
   const std::array payloads{across, plain->slice(), slice_of(on_host), across.part(40, 30)};
-  const std::array places{across_to->slice(), plain_to->slice(), slice_of(on_host_to), slice_of(again_to)};
+  const std::array places{across_to->slice(), plain_to->slice(), slice_of(on_host_to),
+                          slice_of(again_to)};
   const Op sent = near->send(bytes_of("mixed"), payloads, memory, {});
   EXPECT_EQ(next(), "mixed");
   expect_good(far->accept(places, nullptr, {}));
@@ -120,7 +124,8 @@ TEST_F(CudaIpcOfVirtualMemory, ThatWasNotMadeToBeSharedIsRefusedByName) {
   open();
   receive();
   const auto memory = mapped(*device, 1, cuda::VirtualMemory::Kind::Private);
-  const Error error = failure_of(near->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
+  const Error error =
+      failure_of(near->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"));
   near->send(bytes_of("the lane goes on"), {}, nullptr, {});
@@ -269,7 +274,8 @@ TEST_F(CudaIpcOfVirtualMemory, NoDescriptorIsLeftOpen) {
   pass(memory->segment(3).part(0, 100), to->slice());
   const auto with_one = harness::open_descriptors();
   pass(memory->segment(0).part(0, 100), to->slice());
-  EXPECT_EQ(harness::open_descriptors(), with_one + 1) << "the fake driver's file for what it has imported";
+  EXPECT_EQ(harness::open_descriptors(), with_one + 1)
+      << "the fake driver's file for what it has imported";
   // Passed and never opened; replaced before it was; and what a lane that ends has not shown yet.
   near->send({}, std::array{memory->segment(1).part(0, 100)}, memory, {});
   next();
@@ -284,7 +290,8 @@ TEST_F(CudaIpcOfVirtualMemory, NoDescriptorIsLeftOpen) {
   near->send({}, std::array{memory->segment(4).part(0, 100)}, memory, {});
   near.reset();
   far.reset();
-  for (const Deadline limit = patience(); harness::open_descriptors() != before && !limit.passed();) {
+  for (const Deadline limit = patience();
+       harness::open_descriptors() != before && !limit.passed();) {
     device->retirement().reclaim();  // what the loops give up when they come to it
     std::this_thread::yield();
   }
@@ -299,14 +306,16 @@ TEST_F(CudaIpcOfVirtualMemory, WithoutAFolderForTheSocketIsRefusedByNameAndOther
   folder == nullptr ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", former.c_str(), 1);
   receive();
   const auto memory = mapped(*device, 1);
-  const Error error = failure_of(near->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
+  const Error error =
+      failure_of(near->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("set TMPDIR"));
   const auto plain = shareable(100, 1), to = shareable(100);
   EXPECT_EQ(pass(plain->slice(), to->slice()), pattern(1, 100));
 }
 
-// --- refused by the lane below -----------------------------------------------------------------------------------------
+// --- refused by the lane below
+// -----------------------------------------------------------------------------------------
 
 // A lane whose next message with something to read is refused.
 class Refusing final : public Connection {
@@ -316,7 +325,8 @@ class Refusing final : public Connection {
   std::string peer() const override { return below_->peer(); }
   const Capabilities& capabilities() const override { return below_->capabilities(); }
   void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
-  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
     if (refuses.exchange(false)) return Op::failed(Error(Blame::Busy, "too much"));
     return below_->send(header, payloads, std::move(pin), std::move(ready));
   }
@@ -334,7 +344,8 @@ class Refusing final : public Connection {
 // Its descriptor has been passed by then.
 TEST_F(CudaIpcOfVirtualMemory, IsReadAlsoWhereAMessageThatToldOfItWasRefused) {
   std::shared_ptr<Refusing> below;
-  open([&](std::shared_ptr<Connection> one, const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
+  open([&](std::shared_ptr<Connection> one,
+           const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
     if (loop != near_loop) return one;
     return below = std::make_shared<Refusing>(std::move(one));
   });
@@ -356,7 +367,8 @@ TEST_F(CudaIpcOfVirtualMemory, IsReadAlsoWhereAMessageThatToldOfItWasRefused) {
   below.reset();
 }
 
-// --- a peer of bytes ---------------------------------------------------------------------------------------------------
+// --- a peer of bytes
+// ---------------------------------------------------------------------------------------------------
 
 // Whoever connects to a lane and speaks by himself.
 class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
@@ -366,7 +378,8 @@ class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
     auto streams = inproc::make_streams(64 << 10);
     raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
     letters = std::make_unique<Mailbox>(*raw, near_loop);
-    far = over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
+    far = over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop),
+               stage, far_loop, here);
     receive();
     Gpu gpu;
     gpu.uuid = cuda::uuid_of(*device);
@@ -407,7 +420,8 @@ TEST_F(CudaIpcWithStranger, WhatIsSaidOfTheSizeIsNotTaken) {
   pass_as(1);
   tell({.bytes = 100, .allocation = 1, .offset = kSegment, .passed = 2 * kSegment});
   next();
-  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("cuMemMap"));
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(),
+              HasSubstr("cuMemMap"));
   pass_as(2);
   tell({.bytes = 100, .allocation = 2, .passed = kSegment});
   next();
@@ -425,12 +439,14 @@ TEST_F(CudaIpcWithStranger, ADescriptorOfSomethingElseIsNotOpened) {
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Passed);
   tell({.bytes = 100, .allocation = 1, .passed = kSegment});
   next();
-  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("cuMemImportFromShareableHandle"));
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(),
+              HasSubstr("cuMemImportFromShareableHandle"));
 }
 
 TEST_F(CudaIpcWithStranger, WhoDoesNotConnectIsPassedNothing) {
   const auto memory = mapped(*device, 1);
-  const Error error = failure_of(far->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
+  const Error error =
+      failure_of(far->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("has not connected"));
 }
@@ -442,11 +458,13 @@ TEST_F(CudaIpcWithStranger, OthersThatConnectAreNotThePeer) {
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Gone);
 }
 
-// --- two GPUs ----------------------------------------------------------------------------------------------------------
+// --- two GPUs
+// ----------------------------------------------------------------------------------------------------------
 
 class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory> {
  protected:
-  CudaIpcOfVirtualMemoryOnTwoGpus() : OfTwoGpus({.devices = 2, .threads = true, .is_two_processes = true}) {}
+  CudaIpcOfVirtualMemoryOnTwoGpus()
+      : OfTwoGpus({.devices = 2, .threads = true, .is_two_processes = true}) {}
 };
 
 TEST_F(CudaIpcOfVirtualMemoryOnTwoGpus, IsMappedForTheGpuThatReads) {

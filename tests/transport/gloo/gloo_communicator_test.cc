@@ -31,14 +31,17 @@ std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<Bootstrap>& s
 
 using Numbers = std::array<float, 4>;
 
-Elements elements_of(Numbers& numbers) { return {{numbers.data(), sizeof numbers, Device::host()}, Dtype::Float32}; }
+Elements elements_of(Numbers& numbers) {
+  return {{numbers.data(), sizeof numbers, Device::host()}, Dtype::Float32};
+}
 
 Error failure_of(const Op& op) {
   EXPECT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
   return op.error().value_or(Error(Blame::Remote, "it did not fail"));
 }
 
-// A job that dies for want of threads is one thing; that it takes the process with it, without a word, another.
+// A job that dies for want of threads is one thing; that it takes the process with it, without a
+// word, another.
 TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionStillWork) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::shared_ptr<Communicator> peer;
@@ -52,13 +55,17 @@ TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionS
     logged += line;
   });
   Numbers summed{}, received{};
-  const Op waiting = communicator->all_reduce(elements_of(summed), ReduceOp::Sum, Pin(), Fence());  // for the peer
+  const Op waiting =
+      communicator->all_reduce(elements_of(summed), ReduceOp::Sum, Pin(), Fence());  // for the peer
   {
     const harness::NoMoreThreads no_more;
-    if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
-    const Op refused = communicator->point_to_point()->recv(elements_of(received), 1, 0, Pin(), Fence());
+    if (harness::can_make_threads())
+      GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
+    const Op refused =
+        communicator->point_to_point()->recv(elements_of(received), 1, 0, Pin(), Fence());
     EXPECT_EQ(failure_of(refused).blame(), Blame::Busy) << failure_of(refused).what();
-    EXPECT_NE(failure_of(refused).text().find("ulimit -u"), std::string::npos) << failure_of(refused).text();
+    EXPECT_NE(failure_of(refused).text().find("ulimit -u"), std::string::npos)
+        << failure_of(refused).text();
     EXPECT_FALSE(waiting.ended());
     communicator->abort(Error(Blame::Cancelled, "enough"));
     EXPECT_EQ(failure_of(waiting).text(), "enough");
@@ -78,8 +85,10 @@ TEST(GlooCommunicator, AMessageThatIsRefusedForWantOfAThreadHasNotBegun) {
   Numbers refused{1}, sent{2}, received{}, dropped{};
   {
     const harness::NoMoreThreads no_more;
-    if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
-    const Op send = communicator->point_to_point()->send(elements_of(refused), 1, 0, Pin(), Fence());
+    if (harness::can_make_threads())
+      GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
+    const Op send =
+        communicator->point_to_point()->send(elements_of(refused), 1, 0, Pin(), Fence());
     EXPECT_EQ(failure_of(send).blame(), Blame::Busy) << failure_of(send).what();
     const Op recv = peer->point_to_point()->recv(elements_of(dropped), 0, 0, Pin(), Fence());
     EXPECT_EQ(failure_of(recv).blame(), Blame::Busy) << failure_of(recv).what();
@@ -114,14 +123,16 @@ TEST(GlooCommunicator, MessagesOfOneTagShareAThread) {
   EXPECT_LT(threads_of_process(), before + 8) << "for " << kMessages << " receives";
   for (int i = 0; i < kMessages; ++i) {
     sent[static_cast<std::size_t>(i)][0] = static_cast<float>(i);
-    ops.push_back(peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(i)]), 0, 5, Pin(), Fence()));
+    ops.push_back(peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(i)]), 0, 5,
+                                               Pin(), Fence()));
   }
   EXPECT_LT(threads_of_process(), before + 8) << "and as many sends";
   for (const Op& op : ops) {
     ASSERT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
     ASSERT_FALSE(op.error()) << op.error()->what();
   }
-  for (int i = 0; i < kMessages; ++i) ASSERT_EQ(received[static_cast<std::size_t>(i)][0], static_cast<float>(i));
+  for (int i = 0; i < kMessages; ++i)
+    ASSERT_EQ(received[static_cast<std::size_t>(i)][0], static_cast<float>(i));
 }
 
 TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
@@ -135,12 +146,13 @@ TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
   std::vector<Op> ops;
   const auto before = threads_of_process();
   for (int tag = 0; tag < kTags; ++tag) {
-    ops.push_back(
-        communicator->point_to_point()->recv(elements_of(received[static_cast<std::size_t>(tag)]), 1, tag, Pin(), Fence()));
+    ops.push_back(communicator->point_to_point()->recv(
+        elements_of(received[static_cast<std::size_t>(tag)]), 1, tag, Pin(), Fence()));
   }
   for (int tag = kTags; tag-- > 0;) {  // the last one first
     sent[static_cast<std::size_t>(tag)][0] = static_cast<float>(tag);
-    const Op send = peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(tag)]), 0, tag, Pin(), Fence());
+    const Op send = peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(tag)]),
+                                                 0, tag, Pin(), Fence());
     for (const Op& op : {send, ops[static_cast<std::size_t>(tag)]}) {
       ASSERT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
       ASSERT_FALSE(op.error()) << op.error()->what();
@@ -162,12 +174,13 @@ TEST(GlooCommunicator, MessagesOfMoreTagsThanThereMayBeThreadsAreRefusedByName) 
   std::vector<Numbers> received(Waiters::kMostThreads + 1);
   std::vector<Op> ops;
   for (std::size_t tag = 0; tag < received.size(); ++tag) {
-    ops.push_back(
-        communicator->point_to_point()->recv(elements_of(received[tag]), 1, static_cast<int>(tag), Pin(), Fence()));
+    ops.push_back(communicator->point_to_point()->recv(elements_of(received[tag]), 1,
+                                                       static_cast<int>(tag), Pin(), Fence()));
   }
   const Error refused = failure_of(ops.back());
   EXPECT_EQ(refused.blame(), Blame::Busy);
-  EXPECT_NE(refused.text().find("use fewer tags at a time, or the backend weft"), std::string::npos) << refused.text();
+  EXPECT_NE(refused.text().find("use fewer tags at a time, or the backend weft"), std::string::npos)
+      << refused.text();
   EXPECT_FALSE(ops.front().ended());
   communicator->abort(Error(Blame::Cancelled, "enough"));
   EXPECT_EQ(failure_of(ops.front()).text(), "enough");

@@ -1,4 +1,5 @@
-// Collectives of real size over real connections, against a plain reference; and calls that do not match.
+// Collectives of real size over real connections, against a plain reference; and calls that do not
+// match.
 #include <atomic>
 #include <map>
 
@@ -10,9 +11,10 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr Dtype kDtypes[] = {Dtype::UInt8,   Dtype::Int8,           Dtype::Int16,          Dtype::Int32,  Dtype::Int64,
-                             Dtype::Float16, Dtype::Float32,        Dtype::Float64,        Dtype::Bool,   Dtype::BFloat16,
-                             Dtype::UInt16,  Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::UInt32, Dtype::UInt64};
+constexpr Dtype kDtypes[] = {
+    Dtype::UInt8,   Dtype::Int8,           Dtype::Int16,          Dtype::Int32,  Dtype::Int64,
+    Dtype::Float16, Dtype::Float32,        Dtype::Float64,        Dtype::Bool,   Dtype::BFloat16,
+    Dtype::UInt16,  Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::UInt32, Dtype::UInt64};
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
                              ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
 
@@ -48,13 +50,15 @@ double reduce(Dtype dtype, ReduceOp op, double a, double b) {
 // The index-th number of the result.
 double expected(Dtype dtype, ReduceOp op, int ranks, std::size_t index) {
   double result = number(dtype, 0, index);
-  for (int rank = 1; rank < ranks; ++rank) result = reduce(dtype, op, result, number(dtype, rank, index));
+  for (int rank = 1; rank < ranks; ++rank)
+    result = reduce(dtype, op, result, number(dtype, rank, index));
   return op == ReduceOp::Avg ? result / ranks : result;
 }
 
 // Of complex numbers, whose product is not one of their parts.
 bool has_plain_reference(Dtype dtype, ReduceOp op) {
-  return op != ReduceOp::Product || (dtype != Dtype::ComplexFloat32 && dtype != Dtype::ComplexFloat64);
+  return op != ReduceOp::Product ||
+         (dtype != Dtype::ComplexFloat32 && dtype != Dtype::ComplexFloat64);
 }
 
 double tolerance_of(Dtype dtype) {
@@ -63,10 +67,12 @@ double tolerance_of(Dtype dtype) {
   return 1e-6;
 }
 
-void expect_reduced(const std::vector<std::byte>& memory, Dtype dtype, ReduceOp op, int ranks, const std::string& what) {
+void expect_reduced(const std::vector<std::byte>& memory, Dtype dtype, ReduceOp op, int ranks,
+                    const std::string& what) {
   for (std::size_t i = 0; i < harness::numbers_in(dtype, memory.size()); ++i) {
     const double wanted = expected(dtype, op, ranks, i);
-    ASSERT_NEAR(harness::load(dtype, memory.data(), i), wanted, tolerance_of(dtype) * wanted) << what << ", number " << i;
+    ASSERT_NEAR(harness::load(dtype, memory.data(), i), wanted, tolerance_of(dtype) * wanted)
+        << what << ", number " << i;
   }
 }
 
@@ -81,10 +87,11 @@ TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
         for (const std::size_t bytes : {48u, 200'016u}) {
           const std::size_t elements = bytes / size_of(dtype) + (bytes > 100 ? 1 : 0);
           auto data = memory_of(dtype, communicator.rank(), elements);
-          const std::string what =
-              std::string(name(dtype)) + " " + std::string(name(op)) + " x " + std::to_string(elements);
+          const std::string what = std::string(name(dtype)) + " " + std::string(name(op)) + " x " +
+                                   std::to_string(elements);
           expect_done(communicator.all_reduce(elements_of(data, dtype), op, Pin(), Fence()), what);
-          if (has_plain_reference(dtype, op)) expect_reduced(data, dtype, op, communicator.size(), what);
+          if (has_plain_reference(dtype, op))
+            expect_reduced(data, dtype, op, communicator.size(), what);
         }
       }
     }
@@ -92,27 +99,36 @@ TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
 }
 
 TEST_P(OfRanks, ReductionsAreRightAroundEveryBoundary) {
-  // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many chunks; for each choice.
-  const std::vector<std::size_t> counts{0, 1, 2, 3, 5, 15, 16, 17, 4095, 4096, 4097, 8192, 8193, 40'001, 150'001, 700'001};
+  // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many
+  // chunks; for each choice.
+  const std::vector<std::size_t> counts{0,    1,    2,    3,    5,    15,     16,      17,
+                                        4095, 4096, 4097, 8192, 8193, 40'001, 150'001, 700'001};
   run_ranks(GetParam(), [&](Communicator& communicator) {
     for (const std::size_t count : counts) {
       const std::string what = std::to_string(count) + " numbers";
       auto data = memory_of(Dtype::Float32, communicator.rank(), count);
-      expect_done(communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()), what);
-      expect_reduced(data, Dtype::Float32, ReduceOp::Sum, communicator.size(), "all_reduce of " + what);
+      expect_done(
+          communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()),
+          what);
+      expect_reduced(data, Dtype::Float32, ReduceOp::Sum, communicator.size(),
+                     "all_reduce of " + what);
 
       const int root = static_cast<int>(count) % communicator.size();
       const auto start = memory_of(Dtype::BFloat16, communicator.rank(), count);
       auto own = start;
-      expect_done(communicator.reduce(elements_of(own, Dtype::BFloat16), root, ReduceOp::Avg, Pin(), Fence()), what);
+      expect_done(communicator.reduce(elements_of(own, Dtype::BFloat16), root, ReduceOp::Avg, Pin(),
+                                      Fence()),
+                  what);
       if (communicator.rank() == root) {
-        expect_reduced(own, Dtype::BFloat16, ReduceOp::Avg, communicator.size(), "reduce of " + what);
+        expect_reduced(own, Dtype::BFloat16, ReduceOp::Avg, communicator.size(),
+                       "reduce of " + what);
       } else {
         ASSERT_EQ(own, start) << "reduce of " << what;
       }
 
       auto sent = memory_of(Dtype::Int8, communicator.rank(), count);
-      expect_done(communicator.broadcast(elements_of(sent, Dtype::Int8), root, Pin(), Fence()), what);
+      expect_done(communicator.broadcast(elements_of(sent, Dtype::Int8), root, Pin(), Fence()),
+                  what);
       ASSERT_EQ(sent, memory_of(Dtype::Int8, root, count)) << "broadcast of " << what;
     }
   });
@@ -127,7 +143,8 @@ TEST_P(OfRanks, ReduceScatterOfLargePartsReadsItsInputsOnly) {
     std::vector<Slice> slices;
     for (auto& input : inputs) slices.push_back({input.data(), input.size(), Device::host()});
     std::vector<std::byte> output(start.size());
-    expect_done(communicator.reduce_scatter(elements_of(output, Dtype::Float64), slices, ReduceOp::Max, Pin(), Fence()),
+    expect_done(communicator.reduce_scatter(elements_of(output, Dtype::Float64), slices,
+                                            ReduceOp::Max, Pin(), Fence()),
                 "reduce_scatter");
     expect_reduced(output, Dtype::Float64, ReduceOp::Max, communicator.size(), "reduce_scatter");
     for (const auto& input : inputs) ASSERT_EQ(input, start);
@@ -138,18 +155,24 @@ TEST(Mesh, ManyRanksGoRoundARing) {
   run_ranks(10, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 3u, 20'001u}) {
       auto data = memory_of(Dtype::Float32, communicator.rank(), count);
-      expect_done(communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Avg, Pin(), Fence()), "all_reduce");
+      expect_done(
+          communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Avg, Pin(), Fence()),
+          "all_reduce");
       expect_reduced(data, Dtype::Float32, ReduceOp::Avg, 10, std::to_string(count) + " numbers");
       auto sent = memory_of(Dtype::Int16, communicator.rank(), count);
-      expect_done(communicator.broadcast(elements_of(sent, Dtype::Int16), 7, Pin(), Fence()), "broadcast");
+      expect_done(communicator.broadcast(elements_of(sent, Dtype::Int16), 7, Pin(), Fence()),
+                  "broadcast");
       ASSERT_EQ(sent, memory_of(Dtype::Int16, 7, count));
       std::vector<std::vector<std::byte>> gathered(10, std::vector<std::byte>(count * 2));
       std::vector<Slice> outputs;
       for (auto& one : gathered) outputs.push_back({one.data(), one.size(), Device::host()});
       auto input = memory_of(Dtype::Int16, communicator.rank(), count);
-      expect_done(communicator.all_gather(outputs, elements_of(input, Dtype::Int16), Pin(), Fence()), "all_gather");
+      expect_done(
+          communicator.all_gather(outputs, elements_of(input, Dtype::Int16), Pin(), Fence()),
+          "all_gather");
       for (int rank = 0; rank < 10; ++rank) {
-        ASSERT_EQ(gathered[static_cast<std::size_t>(rank)], memory_of(Dtype::Int16, rank, count)) << "rank " << rank;
+        ASSERT_EQ(gathered[static_cast<std::size_t>(rank)], memory_of(Dtype::Int16, rank, count))
+            << "rank " << rank;
       }
     }
   });
@@ -163,9 +186,12 @@ TEST_P(OfRanks, SumsOfAllSizesHaveTheSameBitsOnAllRanks) {
       for (const std::size_t count : {7u, 1003u, 100'003u}) {
         std::vector<std::byte> data(count * size_of(dtype));
         for (std::size_t i = 0; i < count; ++i) {
-          harness::store(dtype, data.data(), i, 1.0 / (1.0 + static_cast<double>(i % 977) + 7.7 * communicator.rank()));
+          harness::store(dtype, data.data(), i,
+                         1.0 / (1.0 + static_cast<double>(i % 977) + 7.7 * communicator.rank()));
         }
-        expect_done(communicator.all_reduce(elements_of(data, dtype), ReduceOp::Sum, Pin(), Fence()), "all_reduce");
+        expect_done(
+            communicator.all_reduce(elements_of(data, dtype), ReduceOp::Sum, Pin(), Fence()),
+            "all_reduce");
         std::lock_guard lock(mutex);
         results[std::string(name(dtype)) + std::to_string(count)].push_back(data);
       }
@@ -177,12 +203,14 @@ TEST_P(OfRanks, SumsOfAllSizesHaveTheSameBitsOnAllRanks) {
   }
 }
 
-// --- calls that do not match ------------------------------------------------------------------------------------------
+// --- calls that do not match
+// ------------------------------------------------------------------------------------------
 
 using CallOf = std::function<Op(Communicator&, std::vector<float>&)>;
 
 // Rank 0 makes the first call, rank 1 the second: both must fail, and say what each called.
-void expect_mismatch(const CallOf& first, const CallOf& second, const std::vector<std::string>& words) {
+void expect_mismatch(const CallOf& first, const CallOf& second,
+                     const std::vector<std::string>& words) {
   run_ranks(2, [&](Communicator& communicator) {
     std::vector<float> data(64, 1);
     const Op op = (communicator.rank() == 0 ? first : second)(communicator, data);
@@ -195,18 +223,22 @@ void expect_mismatch(const CallOf& first, const CallOf& second, const std::vecto
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       for (const std::string& word : words) EXPECT_THAT(error.text(), HasSubstr(word));
     }
-    EXPECT_EQ(expect_failed(communicator.barrier(Fence()), "a later operation").blame(), Blame::Caller);
+    EXPECT_EQ(expect_failed(communicator.barrier(Fence()), "a later operation").blame(),
+              Blame::Caller);
   });
 }
 
-Op sum(Communicator& communicator, std::vector<float>& data, std::size_t count = 64, Dtype dtype = Dtype::Float32,
-       ReduceOp op = ReduceOp::Sum) {
-  return communicator.all_reduce({{data.data(), count * 4, Device::host()}, dtype}, op, Pin(), Fence());
+Op sum(Communicator& communicator, std::vector<float>& data, std::size_t count = 64,
+       Dtype dtype = Dtype::Float32, ReduceOp op = ReduceOp::Sum) {
+  return communicator.all_reduce({{data.data(), count * 4, Device::host()}, dtype}, op, Pin(),
+                                 Fence());
 }
 
 TEST(Mismatch, OfCollectives) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data); },
-                  [](auto& c, auto& data) { return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence()); },
+                  [](auto& c, auto& data) {
+                    return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence());
+                  },
                   {"all_reduce of 256 bytes", "broadcast of 256 bytes", "same order"});
 }
 
@@ -220,23 +252,32 @@ TEST(Mismatch, OfSizesThatAreCutDifferently) {
     static std::vector<float> large(1 << 20);  // for both ranks' failed operations
     return sum(c, large, large.size());
   };
-  expect_mismatch([](auto& c, auto& data) { return sum(c, data, 1); }, many, {"of 4 bytes", "of 4194304 bytes"});
+  expect_mismatch([](auto& c, auto& data) { return sum(c, data, 1); }, many,
+                  {"of 4 bytes", "of 4194304 bytes"});
 }
 
 TEST(Mismatch, OfDtypes) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32); },
-                  [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Int32); }, {"float32", "int32"});
+                  [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Int32); },
+                  {"float32", "int32"});
 }
 
 TEST(Mismatch, OfOperators) {
-  expect_mismatch([](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Min); },
-                  [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Max); }, {"Min", "Max"});
+  expect_mismatch(
+      [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Min); },
+      [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Max); },
+      {"Min", "Max"});
 }
 
 TEST(Mismatch, OfRootsWhereBothSend) {
-  expect_mismatch([](auto& c, auto& data) { return c.broadcast(elements_of(data, Dtype::Float32), 0, Pin(), Fence()); },
-                  [](auto& c, auto& data) { return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence()); },
-                  {"broadcast"});
+  expect_mismatch(
+      [](auto& c, auto& data) {
+        return c.broadcast(elements_of(data, Dtype::Float32), 0, Pin(), Fence());
+      },
+      [](auto& c, auto& data) {
+        return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence());
+      },
+      {"broadcast"});
 }
 
 TEST(Mismatch, OfPartsOfAnAllToAll) {
@@ -244,7 +285,8 @@ TEST(Mismatch, OfPartsOfAnAllToAll) {
     std::vector<float> sent(8, 1), received(8);
     // Rank 1 expects less than rank 0 sends it.
     const std::size_t expected = communicator.rank() == 0 ? 16 : 12;
-    const std::vector<Slice> inputs{{sent.data(), 16, Device::host()}, {sent.data(), 16, Device::host()}};
+    const std::vector<Slice> inputs{{sent.data(), 16, Device::host()},
+                                    {sent.data(), 16, Device::host()}};
     const std::vector<Slice> outputs{{received.data(), expected, Device::host()},
                                      {received.data() + 4, expected, Device::host()}};
     const Op op = communicator.all_to_all(outputs, inputs, Dtype::Float32, Pin(), Fence());
@@ -259,9 +301,12 @@ TEST(Mismatch, OfPartsOfAnAllToAll) {
 TEST(Mesh, AnOperatorThatADtypeHasNotIsRefusedAndBreaksNothing) {
   run_ranks(2, [](Communicator& communicator) {
     std::vector<float> data(4, 1);
-    const Op op = communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::BitXor, Pin(), Fence());
+    const Op op = communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::BitXor,
+                                          Pin(), Fence());
     EXPECT_EQ(expect_failed(op, "BitXor of floats").blame(), Blame::Unsupported);
-    expect_done(communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()), "Sum");
+    expect_done(
+        communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()),
+        "Sum");
     EXPECT_EQ(data[0], 2);
   });
 }
@@ -275,7 +320,8 @@ TEST(Mesh, ACommunicatorMayBeDroppedInsideItsOwnOperationsEnd) {
       auto communicator = join_inproc(options);
       std::vector<float> data(100'000, 1);
       const LoopFlag ended(options.loop);
-      const Op op = communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence());
+      const Op op = communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum,
+                                             Pin(), Fence());
       std::mutex mutex;
       op.on_ended([&] {
         std::lock_guard lock(mutex);

@@ -1,5 +1,5 @@
-// A small collective allocates its Op, and not even that where it ends in its call. In a program of its own, which counts
-// what operator new does.
+// A small collective allocates its Op, and not even that where it ends in its call. In a program of
+// its own, which counts what operator new does.
 #include <cstdlib>
 #include <functional>
 #include <new>
@@ -30,7 +30,9 @@ class Swallowing final : public Connection {
   std::string peer() const override { return "nobody"; }
   const Capabilities& capabilities() const override { return capabilities_; }
   void receive(Handlers) override {}
-  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override { return Op(); }
+  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override {
+    return Op();
+  }
   Op accept(std::span<const Slice>, Pin, Fence) noexcept override { return Op(); }
   void close(const Error&) noexcept override {}
 
@@ -58,8 +60,9 @@ class MeshCost : public testing::Test {
     header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 4};
     const auto bytes = encode(header_);
     for (const int peer : {2, 1}) {  // rank 2's waits until rank 1's is in
-      core_->arrived(peer, Lane::Collectives,
-                     {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
+      core_->arrived(
+          peer, Lane::Collectives,
+          {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
     }
     ++header_.sequence;
   }
@@ -130,13 +133,15 @@ TEST_F(MeshCost, ABroadcastsRootAllocatesNothing) {
 TEST_F(MeshCost, WhatFailsInItsCallSaysWhy) {
   header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Max, 0, 4};
   const auto bytes = encode(header_);
-  core_->arrived(1, Lane::Collectives,
-                 {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
+  core_->arrived(
+      1, Lane::Collectives,
+      {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
   const Op op = all_reduce();
   ASSERT_TRUE(op.ended());
   ASSERT_TRUE(op.error());
   EXPECT_EQ(op.error()->blame(), Blame::Caller);
-  EXPECT_NE(op.error()->text().find("all ranks must call the same operations"), std::string::npos) << op.error()->text();
+  EXPECT_NE(op.error()->text().find("all ranks must call the same operations"), std::string::npos)
+      << op.error()->text();
   const Op next = all_reduce();
   ASSERT_TRUE(next.ended() && next.error());
   EXPECT_EQ(next.error()->text(), op.error()->text());

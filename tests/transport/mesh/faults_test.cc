@@ -1,4 +1,5 @@
-// Peers that say nonsense, go away or never come: everything that waits ends with an error that names them.
+// Peers that say nonsense, go away or never come: everything that waits ends with an error that
+// names them.
 #include <weft/base/log.h>
 #include <weft/tests/transport/mesh/mesh_ranks.h>
 #include <weft/transport/inproc/faults.h>
@@ -28,7 +29,10 @@ class MeshFaults : public testing::Test {
     meet(peer);
     joining.join();
   }
-  Op sum() { return communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()); }
+  Op sum() {
+    return communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(),
+                                    Fence());
+  }
   // The part of a sum() that rank 1 sends.
   Header part(std::uint64_t sequence = 1) {
     Header header;
@@ -37,7 +41,8 @@ class MeshFaults : public testing::Test {
     return header;
   }
   void expect_broken(Blame blame, const std::string& text) {
-    const Error error = expect_failed(communicator->barrier(Fence()), "an operation of a broken communicator");
+    const Error error =
+        expect_failed(communicator->barrier(Fence()), "an operation of a broken communicator");
     EXPECT_EQ(error.blame(), blame) << error.what();
     EXPECT_THAT(error.text(), HasSubstr(text));
   }
@@ -107,8 +112,8 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
   std::lock_guard lock(mutex);
   std::string all;
   for (const std::string& line : lines) all += line + "\n";
-  for (const char* text :
-       {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks", "does not connect here", "too many connect"}) {
+  for (const char* text : {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks",
+                           "does not connect here", "too many connect"}) {
     EXPECT_THAT(all, HasSubstr(text));
   }
 }
@@ -167,7 +172,8 @@ TEST_P(MeshNonsense, BreaksTheCommunicatorAndNothingElse) {
   ASSERT_NE(communicator, nullptr);
   std::vector<float> more(4);
   const Op op = sum();
-  const Op receive = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 5, Pin(), Fence());
+  const Op receive =
+      communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 5, Pin(), Fence());
   peer.say(nonsense.lane, nonsense.header(part()), nonsense.payload);
   for (const Op& one : {op, receive}) {
     const Error error = expect_failed(one, "what waits for a peer that says nonsense");
@@ -188,19 +194,29 @@ Header with(Type type, std::uint64_t bytes = 0, std::uint64_t sequence = 0) {
 INSTANTIATE_TEST_SUITE_P(
     Mesh, MeshNonsense,
     testing::Values(
-        Nonsense{"PartThatNobodyExpects", Lane::Collectives, [](Header h) { return h.number = 1, h; }, 64},
-        Nonsense{"PartFarBeyondTheLast", Lane::Collectives, [](Header h) { return h.number = ~0u, h; }, 64},
-        Nonsense{"PartOfAnotherSize", Lane::Collectives, [](Header h) { return h; }, 60, Blame::Caller},
-        Nonsense{"OperationThatIsOver", Lane::Collectives, [](Header h) { return h.sequence = 0, h; }, 64, Blame::Caller},
-        Nonsense{"MessageOnTheLaneOfCollectives", Lane::Collectives, [](Header) { return with(Type::Eager, 8); }, 8},
+        Nonsense{"PartThatNobodyExpects", Lane::Collectives,
+                 [](Header h) { return h.number = 1, h; }, 64},
+        Nonsense{"PartFarBeyondTheLast", Lane::Collectives,
+                 [](Header h) { return h.number = ~0u, h; }, 64},
+        Nonsense{"PartOfAnotherSize", Lane::Collectives, [](Header h) { return h; }, 60,
+                 Blame::Caller},
+        Nonsense{"OperationThatIsOver", Lane::Collectives,
+                 [](Header h) { return h.sequence = 0, h; }, 64, Blame::Caller},
+        Nonsense{"MessageOnTheLaneOfCollectives", Lane::Collectives,
+                 [](Header) { return with(Type::Eager, 8); }, 8},
         Nonsense{"CollectiveOnTheLaneOfMessages", Lane::Messages, [](Header h) { return h; }, 64},
-        Nonsense{"UnknownType", Lane::Messages, [](Header) { return with(static_cast<Type>(99)); }, 0},
-        Nonsense{"TooLongToGoAtOnce", Lane::Messages, [](Header) { return with(Type::Eager, kEagerBytes + 1); },
-                 kEagerBytes + 1},
-        Nonsense{"ClearOfNothing", Lane::Messages, [](Header) { return with(Type::Clear, 0, 7); }, 0},
-        Nonsense{"PayloadOfNothing", Lane::Messages, [](Header) { return with(Type::Payload, 16, 7); }, 16},
-        Nonsense{"CreditBeyondTheLimit", Lane::Messages, [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
-        Nonsense{"PayloadWhereThereIsNone", Lane::Messages, [](Header) { return with(Type::Request, 16, 7); }, 16}),
+        Nonsense{"UnknownType", Lane::Messages, [](Header) { return with(static_cast<Type>(99)); },
+                 0},
+        Nonsense{"TooLongToGoAtOnce", Lane::Messages,
+                 [](Header) { return with(Type::Eager, kEagerBytes + 1); }, kEagerBytes + 1},
+        Nonsense{"ClearOfNothing", Lane::Messages, [](Header) { return with(Type::Clear, 0, 7); },
+                 0},
+        Nonsense{"PayloadOfNothing", Lane::Messages,
+                 [](Header) { return with(Type::Payload, 16, 7); }, 16},
+        Nonsense{"CreditBeyondTheLimit", Lane::Messages,
+                 [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
+        Nonsense{"PayloadWhereThereIsNone", Lane::Messages,
+                 [](Header) { return with(Type::Request, 16, 7); }, 16}),
     [](const auto& one) { return one.param.name; });
 
 TEST_F(MeshFaults, MoreThanTheCreditIsRefused) {
@@ -213,14 +229,16 @@ TEST_F(MeshFaults, MoreThanTheCreditIsRefused) {
 
 TEST_F(MeshFaults, AnnouncementsAreBounded) {
   join();
-  for (std::uint64_t i = 0; i <= kMaxRequests; ++i) peer.say(Lane::Messages, with(Type::Request, 1 << 20, i));
+  for (std::uint64_t i = 0; i <= kMaxRequests; ++i)
+    peer.say(Lane::Messages, with(Type::Request, 1 << 20, i));
   expect_broken(Blame::PeerLost, "too many announcements");
 }
 
 TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
   join();
   std::vector<float> more(4);
-  const Op receive = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 0, Pin(), Fence());
+  const Op receive =
+      communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 0, Pin(), Fence());
   peer.say(Lane::Messages, with(Type::Request, 16, 3));
   EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
   peer.say(Lane::Messages, with(Type::Payload, 12, 3), 12);
@@ -230,13 +248,15 @@ TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
 TEST_F(MeshFaults, AMessageOfAnotherDtypeBreaksBothSides) {
   join();
   std::vector<float> numbers(4);
-  const Op receive = communicator->point_to_point()->recv(elements_of(numbers, Dtype::Float32), 1, 0, Pin(), Fence());
+  const Op receive = communicator->point_to_point()->recv(elements_of(numbers, Dtype::Float32), 1,
+                                                          0, Pin(), Fence());
   Header integers = with(Type::Request, 16, 3);
   integers.call.dtype = Dtype::Int32;
   peer.say(Lane::Messages, integers);
   const Error error = expect_failed(receive, "recv");
   EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_THAT(error.text(), HasSubstr("sent a message of int32 (tag 0), which rank 0 receives as float32"));
+  EXPECT_THAT(error.text(),
+              HasSubstr("sent a message of int32 (tag 0), which rank 0 receives as float32"));
   EXPECT_EQ(expect_failed(sum(), "a later operation").blame(), Blame::Caller);
   const Message told = peer.hear(Lane::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
@@ -256,7 +276,8 @@ TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {
 TEST_F(MeshFaults, RanksThatAPeerNamesArePassedOn) {
   join();
   const Op op = sum();
-  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::PeerLost, "rank 0 is lost").with_ranks({0})));
+  peer.say_raw(Lane::Collectives,
+               encode_failure(Error(Blame::PeerLost, "rank 0 is lost").with_ranks({0})));
   EXPECT_THAT(expect_failed(op, "all_reduce").ranks(), ElementsAre(0));
 }
 
@@ -275,11 +296,15 @@ TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
   std::vector<float> small(4), large(1 << 20);
   std::vector<Op> ops;
   ops.push_back(sum());
-  ops.push_back(communicator->barrier(Fence()));                                                    // behind it
-  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()));           // no message
-  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), kAnySource, 1, Pin(), Fence()));  // from anybody
-  ops.push_back(messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));           // not cleared
-  ops.push_back(messages.recv(elements_of(large, Dtype::Float32), 1, 3, Pin(), Fence()));           // cleared
+  ops.push_back(communicator->barrier(Fence()));  // behind it
+  ops.push_back(
+      messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()));  // no message
+  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), kAnySource, 1, Pin(),
+                              Fence()));  // from anybody
+  ops.push_back(
+      messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));  // not cleared
+  ops.push_back(
+      messages.recv(elements_of(large, Dtype::Float32), 1, 3, Pin(), Fence()));  // cleared
   peer.say(Lane::Messages, [] {
     Header header = with(Type::Request, 4 << 20, 1);
     header.call.root = 3;
@@ -294,7 +319,9 @@ TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
     EXPECT_THAT(error.text(), HasSubstr("rank 1"));
   }
   EXPECT_EQ(expect_failed(sum(), "a later operation").blame(), Blame::PeerLost);
-  EXPECT_EQ(expect_failed(messages.send(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()), "a later send").blame(),
+  EXPECT_EQ(expect_failed(messages.send(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()),
+                          "a later send")
+                .blame(),
             Blame::PeerLost);
 }
 
@@ -312,7 +339,8 @@ TEST_F(MeshFaults, WhatCameBeforeAPeerWentMayStillBeReceived) {
 
 TEST_F(MeshFaults, WhatAPeerSaidBeforeItWentCountsOnWhicheverLaneItComes) {
   std::vector<inproc::Faults> ways;  // in the order of the lanes
-  inproc::on_link([&](const inproc::Faults& there, const inproc::Faults&) { ways.push_back(there); });
+  inproc::on_link(
+      [&](const inproc::Faults& there, const inproc::Faults&) { ways.push_back(there); });
   join();
   inproc::on_link({});
   ASSERT_EQ(ways.size(), 2u);
@@ -321,17 +349,20 @@ TEST_F(MeshFaults, WhatAPeerSaidBeforeItWentCountsOnWhicheverLaneItComes) {
   peer.say(Lane::Collectives, part(), 64);
   peer.close();
   const Op behind = communicator->barrier(Fence());
-  EXPECT_FALSE(op.done().synchronize(Deadline::in(std::chrono::milliseconds(100)))) << "nothing of it has come";
+  EXPECT_FALSE(op.done().synchronize(Deadline::in(std::chrono::milliseconds(100))))
+      << "nothing of it has come";
   ways[0].release();
   expect_done(op, "an operation whose last part came before its peer went");
-  EXPECT_EQ(expect_failed(behind, "an operation that the peer never entered").blame(), Blame::PeerLost);
+  EXPECT_EQ(expect_failed(behind, "an operation that the peer never entered").blame(),
+            Blame::PeerLost);
 }
 
 TEST_F(MeshFaults, APeerOfWhichOneLaneIsLeftIsGivenUp) {
   join();
   const Op op = sum();
   peer.close(Lane::Messages);
-  EXPECT_EQ(expect_failed(op, "an operation with a peer of which half is gone").blame(), Blame::PeerLost);
+  EXPECT_EQ(expect_failed(op, "an operation with a peer of which half is gone").blame(),
+            Blame::PeerLost);
 }
 
 TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
@@ -352,7 +383,8 @@ TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
 TEST_F(MeshFaults, AMessageThatNobodySendsEndsAtItsDeadline) {
   join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
   std::vector<float> more(4);
-  const Op op = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 4, Pin(), Fence());
+  const Op op =
+      communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 4, Pin(), Fence());
   const Error error = expect_failed(op, "recv");
   EXPECT_EQ(error.blame(), Blame::Timeout);
   EXPECT_THAT(error.text(), HasSubstr("recv from rank 1 (tag 4)"));
@@ -396,7 +428,8 @@ TEST_F(MeshFaults, PinsAreHeldUntilNothingTouchesTheMemory) {
     freed = true;
     changed.notify_all();
   });
-  const Op op = communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, std::move(pin), Fence());
+  const Op op = communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum,
+                                         std::move(pin), Fence());
   {
     std::lock_guard lock(mutex);
     EXPECT_FALSE(freed);

@@ -10,7 +10,8 @@ namespace weft::transport::mesh {
 namespace {
 
 // `ranks` numbers of each rank folded as the rank at `own_position` does it, in place or not.
-std::vector<std::byte> folded(Dtype dtype, ReduceOp op, const std::vector<std::vector<double>>& numbers, std::uint32_t own,
+std::vector<std::byte> folded(Dtype dtype, ReduceOp op,
+                              const std::vector<std::vector<double>>& numbers, std::uint32_t own,
                               bool in_place) {
   const std::size_t count = numbers[0].size();
   std::vector<std::vector<std::byte>> memory;
@@ -32,7 +33,8 @@ std::vector<std::byte> folded(Dtype dtype, ReduceOp op, const std::vector<std::v
     if (rank == own) continue;
     auto message = memory[rank];
     fold.add(message.data(), arithmetic, scratch);
-    std::fill(message.begin(), message.end(), std::byte{0xee});  // it is gone once it has been added
+    std::fill(message.begin(), message.end(),
+              std::byte{0xee});  // it is gone once it has been added
   }
   EXPECT_EQ(memory, before);
   return out;
@@ -41,13 +43,15 @@ std::vector<std::byte> folded(Dtype dtype, ReduceOp op, const std::vector<std::v
 TEST(Fold, GivesAllRanksTheSameBitsWhereverTheirOwnNumbersStand) {
   constexpr std::size_t kCount = 5000;  // more than is widened at once
   for (const Dtype dtype : {Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::BFloat16}) {
-    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max}) {
+    for (const ReduceOp op :
+         {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max}) {
       for (const std::size_t ranks : {2u, 3u, 4u, 7u}) {
         std::vector<std::vector<double>> numbers(ranks, std::vector<double>(kCount));
         for (std::size_t rank = 0; rank < ranks; ++rank) {
           for (std::size_t i = 0; i < kCount; ++i) {
             // Zeros of both signs among them: -0 and +0 are equal, but not the same bits.
-            numbers[rank][i] = i % 7 == 0 ? (rank % 2 == 0 ? -0.0 : 0.0) : std::sin(static_cast<double>(i * ranks + rank));
+            numbers[rank][i] = i % 7 == 0 ? (rank % 2 == 0 ? -0.0 : 0.0)
+                                          : std::sin(static_cast<double>(i * ranks + rank));
           }
         }
         const auto first = folded(dtype, op, numbers, 0, true);
@@ -65,7 +69,8 @@ TEST(Fold, GivesAllRanksTheSameBitsWhereverTheirOwnNumbersStand) {
 TEST(Fold, RoundsSixteenBitFloatsOnce) {
   // One half of the last place, three times: rounded after each addition it would never count.
   const double half_a_place = std::ldexp(1.0, -9);
-  const std::vector<std::vector<double>> numbers{{1}, {half_a_place}, {half_a_place}, {half_a_place}};
+  const std::vector<std::vector<double>> numbers{
+      {1}, {half_a_place}, {half_a_place}, {half_a_place}};
   const auto sum = folded(Dtype::BFloat16, ReduceOp::Sum, numbers, 0, true);
   EXPECT_EQ(harness::load(Dtype::BFloat16, sum.data(), 0), 1 + std::ldexp(1.0, -7));
 }
@@ -76,7 +81,9 @@ TEST(Fold, AveragesHalfFloatsWhoseSumWouldOverflow) {
   EXPECT_EQ(harness::load(Dtype::Float16, mean.data(), 0), 60000);
 }
 
-TEST(Fold, TakesNothing) { EXPECT_TRUE(folded(Dtype::Float32, ReduceOp::Sum, {{}, {}, {}}, 2, true).empty()); }
+TEST(Fold, TakesNothing) {
+  EXPECT_TRUE(folded(Dtype::Float32, ReduceOp::Sum, {{}, {}, {}}, 2, true).empty());
+}
 
 }  // namespace
 }  // namespace weft::transport::mesh

@@ -1,5 +1,6 @@
-// A communicator whose process has no memory left for what a collective needs besides its tensors. In a program of its own,
-// whose aligned operator new (that of the scratch memory, transport/mesh/scratch.h) can be made to fail.
+// A communicator whose process has no memory left for what a collective needs besides its tensors.
+// In a program of its own, whose aligned operator new (that of the scratch memory,
+// transport/mesh/scratch.h) can be made to fail.
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -21,13 +22,18 @@ std::atomic<int> refused{0};
   if (void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit)) return memory;
   throw std::bad_alloc();
 }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
 
 namespace weft::transport::mesh {
 namespace {
 
-// What needs such memory: the copy of a small all_reduce, sums in fp32, a reduction that only the root sees.
+// What needs such memory: the copy of a small all_reduce, sums in fp32, a reduction that only the
+// root sees.
 enum class Needs { Copy, WideSum, PartOfReduce };
 
 void PrintTo(Needs needs, std::ostream* out) {
@@ -42,11 +48,14 @@ TEST_P(MeshWithoutMemory, EndsEverywhereWithTheReason) {
   std::barrier joined(kRanks);
   run_ranks(kRanks, [&](Communicator& communicator) {
     // Held by the pin: lanes may still read it when the operation has failed.
-    const auto numbers = std::make_shared<std::vector<std::uint16_t>>(GetParam() == Needs::Copy ? 4000 : 1'000'000, 0);
-    const Elements elements = elements_of(*numbers, GetParam() == Needs::WideSum ? Dtype::BFloat16 : Dtype::Int16);
+    const auto numbers = std::make_shared<std::vector<std::uint16_t>>(
+        GetParam() == Needs::Copy ? 4000 : 1'000'000, 0);
+    const Elements elements =
+        elements_of(*numbers, GetParam() == Needs::WideSum ? Dtype::BFloat16 : Dtype::Int16);
     const auto call = [&] {
-      return GetParam() == Needs::PartOfReduce ? communicator.reduce(elements, 0, ReduceOp::Sum, numbers, Fence())
-                                               : communicator.all_reduce(elements, ReduceOp::Sum, numbers, Fence());
+      return GetParam() == Needs::PartOfReduce
+                 ? communicator.reduce(elements, 0, ReduceOp::Sum, numbers, Fence())
+                 : communicator.all_reduce(elements, ReduceOp::Sum, numbers, Fence());
     };
     joined.arrive_and_wait();
     is_exhausted = true;
@@ -59,10 +68,13 @@ TEST_P(MeshWithoutMemory, EndsEverywhereWithTheReason) {
   });
   EXPECT_GT(refused, 0);
   is_exhausted = false;
-  run_ranks(kRanks, [](Communicator& communicator) { expect_done(communicator.barrier(Fence()), "a new communicator's"); });
+  run_ranks(kRanks, [](Communicator& communicator) {
+    expect_done(communicator.barrier(Fence()), "a new communicator's");
+  });
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, MeshWithoutMemory, testing::Values(Needs::Copy, Needs::WideSum, Needs::PartOfReduce));
+INSTANTIATE_TEST_SUITE_P(Of, MeshWithoutMemory,
+                         testing::Values(Needs::Copy, Needs::WideSum, Needs::PartOfReduce));
 
 }  // namespace
 }  // namespace weft::transport::mesh

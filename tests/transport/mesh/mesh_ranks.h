@@ -1,4 +1,5 @@
-// Ranks of a mesh that are threads of the test, over inproc; and a rank that says what the test makes it say.
+// Ranks of a mesh that are threads of the test, over inproc; and a rank that says what the test
+// makes it say.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +19,8 @@
 #include <weft/transport/transport.h>
 
 namespace weft::transport::inproc {
-Result<std::shared_ptr<Transport>> open();  // of the registry's table, which would bring every other backend along
+Result<std::shared_ptr<Transport>>
+open();  // of the registry's table, which would bring every other backend along
 }
 
 namespace weft::transport::mesh {
@@ -42,7 +44,8 @@ inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) {
   return inproc::open().value()->join(options);
 }
 
-// Runs the body on a thread for each rank. No rank leaves before all have come to the end of theirs.
+// Runs the body on a thread for each rank. No rank leaves before all have come to the end of
+// theirs.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                       std::chrono::milliseconds timeout = kTimeout) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
@@ -53,7 +56,8 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
         const auto communicator = join_inproc(options_of(rank, ranks, store, timeout));
         body(*communicator);
         store->set("end/" + std::to_string(rank), {});
-        for (int other = 0; other < ranks; ++other) store->get("end/" + std::to_string(other), soon());
+        for (int other = 0; other < ranks; ++other)
+          store->get("end/" + std::to_string(other), soon());
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
         store->set("end/" + std::to_string(rank), {});
@@ -125,8 +129,8 @@ class ScriptedPeer {
   Op say(Lane lane, const Header& header, std::size_t payload_bytes = 0) {
     const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
     const Slice slice{payload->data(), payload_bytes, Device::host()};
-    return lanes_[static_cast<std::size_t>(lane)]->send(encode(header), {&slice, payload_bytes > 0 ? std::size_t{1} : 0},
-                                                        payload, Fence());
+    return lanes_[static_cast<std::size_t>(lane)]->send(
+        encode(header), {&slice, payload_bytes > 0 ? std::size_t{1} : 0}, payload, Fence());
   }
   Op say_raw(Lane lane, const std::vector<std::byte>& header) {
     return lanes_[static_cast<std::size_t>(lane)]->send(header, {}, Pin(), Fence());
@@ -135,7 +139,8 @@ class ScriptedPeer {
   Message hear(Lane lane) {
     std::unique_lock lock(mutex_);
     auto& seen = seen_[static_cast<std::size_t>(lane)];
-    EXPECT_TRUE(changed_.wait_until(lock, soon().point(), [&] { return !seen.empty(); })) << "rank 0 says nothing";
+    EXPECT_TRUE(changed_.wait_until(lock, soon().point(), [&] { return !seen.empty(); }))
+        << "rank 0 says nothing";
     if (seen.empty()) return {};
     Message message = seen.front();
     seen.pop_front();
@@ -154,17 +159,18 @@ class ScriptedPeer {
  private:
   void receive(const std::shared_ptr<Connection>& connection, Lane lane) {
     auto greeted = std::make_shared<bool>(false);
-    connection->receive({[this, weak = std::weak_ptr(connection), lane, greeted](const Arrival& arrival) {
-                           if (*greeted) {
-                             auto message = decode(arrival.header, arrival.sizes, 2);
-                             std::lock_guard lock(mutex_);
-                             if (message) seen_[static_cast<std::size_t>(lane)].push_back(message.value());
-                             changed_.notify_all();
-                           }
-                           *greeted = true;
-                           if (const auto live = weak.lock()) live->accept({}, Pin(), Fence());
-                         },
-                         [](const Error&) {}});
+    connection->receive(
+        {[this, weak = std::weak_ptr(connection), lane, greeted](const Arrival& arrival) {
+           if (*greeted) {
+             auto message = decode(arrival.header, arrival.sizes, 2);
+             std::lock_guard lock(mutex_);
+             if (message) seen_[static_cast<std::size_t>(lane)].push_back(message.value());
+             changed_.notify_all();
+           }
+           *greeted = true;
+           if (const auto live = weak.lock()) live->accept({}, Pin(), Fence());
+         },
+         [](const Error&) {}});
   }
 
   const std::shared_ptr<Bootstrap> store_;

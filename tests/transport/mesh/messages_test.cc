@@ -33,7 +33,8 @@ TEST(MeshMessages, OfEverySizeArriveWhicheverSideComesFirst) {
         received.emplace_back(size);
       }
       const auto receive_all = [&] {
-        for (auto& one : received) ops.push_back(messages.recv(elements(one), other, 3, Pin(), Fence()));
+        for (auto& one : received)
+          ops.push_back(messages.recv(elements(one), other, 3, Pin(), Fence()));
       };
       if (receives_first) receive_all();
       for (auto& one : sent) ops.push_back(messages.send(elements(one), other, 3, Pin(), Fence()));
@@ -42,7 +43,8 @@ TEST(MeshMessages, OfEverySizeArriveWhicheverSideComesFirst) {
         receive_all();
       }
       for (const Op& op : ops) expect_done(op, "message");
-      for (std::size_t i = 0; i < received.size(); ++i) EXPECT_EQ(received[i], bytes_of(other, received[i].size()));
+      for (std::size_t i = 0; i < received.size(); ++i)
+        EXPECT_EQ(received[i], bytes_of(other, received[i].size()));
     }
   });
 }
@@ -54,7 +56,8 @@ TEST(MeshMessages, KeepTheirOrderPerTagWhenReceivedTheOtherWayRound) {
     std::vector<std::vector<std::uint8_t>> memory(kTags * kEach);
     std::vector<Op> ops;
     const auto size_of_message = [](int tag, int index) {
-      return static_cast<std::size_t>(1 + index) * (tag % 2 == 0 ? 10 : kEagerBytes);  // some go at once, some do not
+      return static_cast<std::size_t>(1 + index) *
+             (tag % 2 == 0 ? 10 : kEagerBytes);  // some go at once, some do not
     };
     for (int index = 0; index < kEach; ++index) {
       for (int tag = 0; tag < kTags && communicator.rank() == 0; ++tag) {
@@ -87,7 +90,8 @@ TEST(MeshMessages, BeyondTheCreditWaitAtTheSender) {
         memory.push_back(bytes_of(0, kEagerBytes, static_cast<int>(i)));
       }
       for (auto& one : memory) ops.push_back(messages.send(elements(one), 1, 0, Pin(), Fence()));
-      // What the peer keeps for nobody is bounded: the last one cannot have gone before somebody wants it.
+      // What the peer keeps for nobody is bounded: the last one cannot have gone before somebody
+      // wants it.
       expect_done(communicator.barrier(Fence()), "barrier");
       EXPECT_FALSE(ops.back().ended());
       expect_done(communicator.barrier(Fence()), "barrier");
@@ -107,7 +111,8 @@ TEST(MeshMessages, BeyondTheCreditWaitAtTheSender) {
 TEST(MeshMessages, ManyMoreThanTheCreditStreamThrough) {
   run_ranks(2, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
-    constexpr int kMessages = 30'000;  // 64 bytes of cost each, and announcements when the credit is used up
+    constexpr int kMessages =
+        30'000;  // 64 bytes of cost each, and announcements when the credit is used up
     std::vector<std::uint32_t> memory(kMessages);
     std::vector<Op> ops;
     for (int i = 0; i < kMessages; ++i) {
@@ -118,7 +123,8 @@ TEST(MeshMessages, ManyMoreThanTheCreditStreamThrough) {
                                              : messages.recv(one, 0, 0, Pin(), Fence()));
     }
     for (const Op& op : ops) ASSERT_NO_FATAL_FAILURE(expect_done(op, "message"));
-    for (int i = 0; i < kMessages; ++i) ASSERT_EQ(memory[static_cast<std::size_t>(i)], static_cast<std::uint32_t>(i));
+    for (int i = 0; i < kMessages; ++i)
+      ASSERT_EQ(memory[static_cast<std::size_t>(i)], static_cast<std::uint32_t>(i));
   });
 }
 
@@ -165,7 +171,9 @@ TEST(MeshMessages, FromAnySourceComeThoughARankHasLeft) {
       auto communicator = join_inproc(options_of(rank, 3, store));
       PointToPoint& messages = *communicator->point_to_point();
       std::uint32_t number[2] = {7, 8};
-      const auto data = [&](int i) { return Elements{{&number[i], 4, Device::host()}, Dtype::UInt32}; };
+      const auto data = [&](int i) {
+        return Elements{{&number[i], 4, Device::host()}, Dtype::UInt32};
+      };
       if (rank == 1) {
         store->get("begun", soon());
         communicator.reset();
@@ -173,7 +181,8 @@ TEST(MeshMessages, FromAnySourceComeThoughARankHasLeft) {
       }
       if (rank == 2) {
         store->get("noticed", soon());
-        for (const int i : {0, 1}) expect_done(messages.send(data(i), 0, 1, Pin(), Fence()), "send");
+        for (const int i : {0, 1})
+          expect_done(messages.send(data(i), 0, 1, Pin(), Fence()), "send");
         store->get("received", soon());
         return;
       }
@@ -239,8 +248,9 @@ TEST(MeshMessages, OfAnotherSizeFailTheReceiveAndNothingElse) {
         }
         auto next = bytes_of(communicator.rank(), 10);
         const int other = 1 - communicator.rank();
-        expect_done(communicator.rank() == 0 ? messages.send(elements(next), other, 0, Pin(), Fence())
-                                             : messages.recv(elements(next), other, 0, Pin(), Fence()),
+        expect_done(communicator.rank() == 0
+                        ? messages.send(elements(next), other, 0, Pin(), Fence())
+                        : messages.recv(elements(next), other, 0, Pin(), Fence()),
                     "the next message");
       }
     }

@@ -1,5 +1,6 @@
-// The plans of all ranks, carried out against each other in one thread and in an order that chance gives: that the parts
-// meet, that nothing waits for ever, and that the result is what the collective says.
+// The plans of all ranks, carried out against each other in one thread and in an order that chance
+// gives: that the parts meet, that nothing waits for ever, and that the result is what the
+// collective says.
 #include <bit>
 #include <cstring>
 #include <map>
@@ -24,10 +25,12 @@ struct Member {
   Scratch scratch;
 };
 
-Slice slice_of(std::vector<std::int32_t>& numbers) { return {numbers.data(), numbers.size() * 4, Device::host()}; }
+Slice slice_of(std::vector<std::int32_t>& numbers) {
+  return {numbers.data(), numbers.size() * 4, Device::host()};
+}
 
-// Lanes as narrow as they can be: a message is in the way of the next one until it has been taken, and a send is done when
-// its message has been taken.
+// Lanes as narrow as they can be: a message is in the way of the next one until it has been taken,
+// and a send is done when its message has been taken.
 class World {
  public:
   World(int ranks, unsigned seed) : members(static_cast<std::size_t>(ranks)), random_(seed) {}
@@ -88,7 +91,8 @@ class World {
   void done(int rank, Plan::Index index) {
     Plan& plan = of(rank).plan;
     plan.steps()[index].state = Plan::State::Done;
-    for (Plan::Index link = plan.steps()[index].first_link; link != Plan::kNone; link = plan.links()[link].next) {
+    for (Plan::Index link = plan.steps()[index].first_link; link != Plan::kNone;
+         link = plan.links()[link].next) {
       const Plan::Index later = plan.links()[link].step;
       if (--plan.steps()[later].waits_for == 0) release(rank, later);
     }
@@ -100,9 +104,10 @@ class World {
       if (queue.empty()) continue;
       const Plan::Step& sent = of(lane.first).plan.steps()[queue.front()];
       Plan::Step* const expected = of(lane.second).plan.expected(lane.first, sent.number);
-      if (expected == nullptr || expected->state != Plan::State::Waiting || expected->bytes != sent.bytes) {
-        ADD_FAILURE() << "rank " << lane.second << " does not expect part " << sent.number << " of " << sent.bytes
-                      << " bytes from rank " << lane.first;
+      if (expected == nullptr || expected->state != Plan::State::Waiting ||
+          expected->bytes != sent.bytes) {
+        ADD_FAILURE() << "rank " << lane.second << " does not expect part " << sent.number << " of "
+                      << sent.bytes << " bytes from rank " << lane.first;
         return {};
       }
       if (expected->waits_for == 0) turns.push_back(lane);
@@ -130,7 +135,9 @@ class World {
   std::mt19937 random_;
 };
 
-std::int32_t number(int rank, std::size_t index) { return 1000 * (rank + 1) + static_cast<std::int32_t>(index % 997); }
+std::int32_t number(int rank, std::size_t index) {
+  return 1000 * (rank + 1) + static_cast<std::int32_t>(index % 997);
+}
 
 std::vector<std::int32_t> numbers_of(int rank, std::size_t count, std::size_t first = 0) {
   std::vector<std::int32_t> numbers(count);
@@ -153,7 +160,8 @@ void for_all_sizes(const Check& check) {
   for (const int ranks : {2, 3, 4, 5, 7, 8, 9, 12, 16}) {
     for (const std::size_t count : {0u, 1u, 2u, 15u, 16u, 17u, 33u, 160u, 161u, 1000u, 2048u}) {
       for (unsigned seed = 0; seed < 3; ++seed) {
-        SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(count) + " numbers, seed " + std::to_string(seed));
+        SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(count) +
+                     " numbers, seed " + std::to_string(seed));
         check(ranks, count, kChunk, seed);
         if (testing::Test::HasFatalFailure()) return;
       }
@@ -162,7 +170,8 @@ void for_all_sizes(const Check& check) {
 }
 
 Call call_of(Kind kind, std::size_t count, int root = 0) {
-  return {.kind = kind, .dtype = Dtype::Int32, .op = ReduceOp::Sum, .root = root, .bytes = count * 4};
+  return {
+      .kind = kind, .dtype = Dtype::Int32, .op = ReduceOp::Sum, .root = root, .bytes = count * 4};
 }
 
 class Reduces : public testing::TestWithParam<Algorithm> {};
@@ -174,11 +183,13 @@ TEST_P(Reduces, AllReduceSumsOnEveryRank) {
     world.plan(call_of(Kind::AllReduce, count), {GetParam(), chunk});
     world.run();
     world.expect_all_done();
-    for (int rank = 0; rank < ranks; ++rank) ASSERT_EQ(world.of(rank).data, sum_of(ranks, count)) << "rank " << rank;
+    for (int rank = 0; rank < ranks; ++rank)
+      ASSERT_EQ(world.of(rank).data, sum_of(ranks, count)) << "rank " << rank;
   });
 }
 
-// Rounded differently on two ranks they would drift apart: the same bits everywhere, whatever adds them up.
+// Rounded differently on two ranks they would drift apart: the same bits everywhere, whatever adds
+// them up.
 TEST_P(Reduces, FloatsHaveTheSameBitsOnEveryRank) {
   for (const int ranks : {2, 3, 6, 8, 13}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
@@ -203,13 +214,14 @@ TEST_P(Reduces, FloatsHaveTheSameBitsOnEveryRank) {
     for (std::size_t i = 0; i < kCount; ++i) {
       ASSERT_NEAR(std::bit_cast<float>(world.of(0).data[i]), mean[i], 1e-6) << "number " << i;
     }
-    for (int rank = 1; rank < ranks; ++rank) ASSERT_EQ(world.of(rank).data, world.of(0).data) << "rank " << rank;
+    for (int rank = 1; rank < ranks; ++rank)
+      ASSERT_EQ(world.of(rank).data, world.of(0).data) << "rank " << rank;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, Reduces,
-                         testing::Values(Algorithm::Direct, Algorithm::Blocks, Algorithm::Ring, Algorithm::Doubling,
-                                         Algorithm::Halving));
+                         testing::Values(Algorithm::Direct, Algorithm::Blocks, Algorithm::Ring,
+                                         Algorithm::Doubling, Algorithm::Halving));
 
 class Broadcasts : public testing::TestWithParam<Algorithm> {};
 
@@ -221,11 +233,13 @@ TEST_P(Broadcasts, GivesEveryRankTheRootsNumbers) {
     world.plan(call_of(Kind::Broadcast, count, root), {GetParam(), chunk});
     world.run();
     world.expect_all_done();
-    for (int rank = 0; rank < ranks; ++rank) ASSERT_EQ(world.of(rank).data, numbers_of(root, count)) << "rank " << rank;
+    for (int rank = 0; rank < ranks; ++rank)
+      ASSERT_EQ(world.of(rank).data, numbers_of(root, count)) << "rank " << rank;
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Plans, Broadcasts, testing::Values(Algorithm::Direct, Algorithm::Tree, Algorithm::Blocks));
+INSTANTIATE_TEST_SUITE_P(Plans, Broadcasts,
+                         testing::Values(Algorithm::Direct, Algorithm::Tree, Algorithm::Blocks));
 
 class ReducesToRoot : public testing::TestWithParam<Algorithm> {};
 
@@ -238,20 +252,25 @@ TEST_P(ReducesToRoot, AndLeavesTheOthersAlone) {
     world.run();
     world.expect_all_done();
     for (int rank = 0; rank < ranks; ++rank) {
-      ASSERT_EQ(world.of(rank).data, rank == root ? sum_of(ranks, count) : numbers_of(rank, count)) << "rank " << rank;
+      ASSERT_EQ(world.of(rank).data, rank == root ? sum_of(ranks, count) : numbers_of(rank, count))
+          << "rank " << rank;
     }
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Plans, ReducesToRoot, testing::Values(Algorithm::Direct, Algorithm::Blocks));
+INSTANTIATE_TEST_SUITE_P(Plans, ReducesToRoot,
+                         testing::Values(Algorithm::Direct, Algorithm::Blocks));
 
 TEST(Plans, ReduceScatterTakesPartsThatDiffer) {
   for_all_sizes([](int ranks, std::size_t count, std::size_t chunk, unsigned seed) {
-    const auto size_of_part = [&](int part) { return part % 3 == 1 ? 0 : count / static_cast<std::size_t>(part + 1); };
+    const auto size_of_part = [&](int part) {
+      return part % 3 == 1 ? 0 : count / static_cast<std::size_t>(part + 1);
+    };
     World world(ranks, seed);
     for (int rank = 0; rank < ranks; ++rank) {
       for (int part = 0; part < ranks; ++part) {
-        world.of(rank).inputs.push_back(numbers_of(rank, size_of_part(part), static_cast<std::size_t>(part)));
+        world.of(rank).inputs.push_back(
+            numbers_of(rank, size_of_part(part), static_cast<std::size_t>(part)));
       }
       world.of(rank).data.resize(size_of_part(rank));
     }
@@ -259,7 +278,9 @@ TEST(Plans, ReduceScatterTakesPartsThatDiffer) {
     world.run();
     world.expect_all_done();
     for (int rank = 0; rank < ranks; ++rank) {
-      ASSERT_EQ(world.of(rank).data, sum_of(ranks, size_of_part(rank), static_cast<std::size_t>(rank))) << "rank " << rank;
+      ASSERT_EQ(world.of(rank).data,
+                sum_of(ranks, size_of_part(rank), static_cast<std::size_t>(rank)))
+          << "rank " << rank;
     }
   });
 }
@@ -271,14 +292,16 @@ TEST_P(Gathers, GivesEveryRankAllParts) {
     World world(ranks, seed);
     for (int rank = 0; rank < ranks; ++rank) {
       world.of(rank).data = numbers_of(rank, count);
-      world.of(rank).outputs.assign(static_cast<std::size_t>(ranks), std::vector<std::int32_t>(count));
+      world.of(rank).outputs.assign(static_cast<std::size_t>(ranks),
+                                    std::vector<std::int32_t>(count));
     }
     world.plan(call_of(Kind::AllGather, count), {GetParam(), chunk});
     world.run();
     world.expect_all_done();
     for (int rank = 0; rank < ranks; ++rank) {
       for (int other = 0; other < ranks; ++other) {
-        ASSERT_EQ(world.of(rank).outputs[static_cast<std::size_t>(other)], numbers_of(other, count)) << "rank " << rank;
+        ASSERT_EQ(world.of(rank).outputs[static_cast<std::size_t>(other)], numbers_of(other, count))
+            << "rank " << rank;
       }
     }
   });
@@ -296,9 +319,11 @@ TEST(Plans, ABarrierHearsOfEveryRank) {
       world.run();
       for (int rank = 0; rank < ranks; ++rank) {
         const auto& steps = world.of(rank).plan.steps();
-        const bool passed =
-            std::all_of(steps.begin(), steps.end(), [](const Plan::Step& step) { return step.state == Plan::State::Done; });
-        EXPECT_FALSE(passed) << "rank " << rank << " of " << ranks << " passed without rank " << late;
+        const bool passed = std::all_of(steps.begin(), steps.end(), [](const Plan::Step& step) {
+          return step.state == Plan::State::Done;
+        });
+        EXPECT_FALSE(passed) << "rank " << rank << " of " << ranks << " passed without rank "
+                             << late;
       }
     }
   }
@@ -312,12 +337,15 @@ TEST(Plans, EveryChoiceIsOneThatTheKindHas) {
         for (int rank = 0; rank < ranks; ++rank) {
           Member& member = world.of(rank);
           member.data = numbers_of(rank, count);
-          member.inputs.assign(static_cast<std::size_t>(ranks), numbers_of(rank, count / static_cast<std::size_t>(ranks)));
+          member.inputs.assign(static_cast<std::size_t>(ranks),
+                               numbers_of(rank, count / static_cast<std::size_t>(ranks)));
           member.outputs = member.inputs;
-          if (static_cast<Kind>(kind) == Kind::ReduceScatter || static_cast<Kind>(kind) == Kind::Scatter) {
+          if (static_cast<Kind>(kind) == Kind::ReduceScatter ||
+              static_cast<Kind>(kind) == Kind::Scatter) {
             member.data.resize(member.inputs[0].size());
           }
-          if (static_cast<Kind>(kind) == Kind::AllGather || static_cast<Kind>(kind) == Kind::Gather) {
+          if (static_cast<Kind>(kind) == Kind::AllGather ||
+              static_cast<Kind>(kind) == Kind::Gather) {
             member.data.resize(member.outputs[0].size());
           }
         }

@@ -26,9 +26,11 @@ Header header_of(Type type) {
 }
 
 TEST(Wire, AHeaderComesBackAsItWas) {
-  for (const Type type : {Type::Collective, Type::Eager, Type::Request, Type::Clear, Type::Payload, Type::Credit}) {
+  for (const Type type :
+       {Type::Collective, Type::Eager, Type::Request, Type::Clear, Type::Payload, Type::Credit}) {
     const Header sent = header_of(type);
-    const bool has_payload = type == Type::Collective || type == Type::Eager || type == Type::Payload;
+    const bool has_payload =
+        type == Type::Collective || type == Type::Eager || type == Type::Payload;
     const std::uint64_t sizes[] = {12};
     const auto bytes = encode(sent);
     const auto message = decode(bytes, std::span(sizes, has_payload ? 1 : 0), kRanks);
@@ -71,14 +73,16 @@ TEST(Wire, AReasonNamesItsRanks) {
   // More than fit are cut, and so is a long text.
   std::vector<int> many(2 * kMaxAbout);
   std::iota(many.begin(), many.end(), 0);
-  const auto cut = decode(encode_failure(Error(Blame::PeerLost, std::string(9000, 'x')).with_ranks(many)), {}, 1 << 20);
+  const auto cut = decode(
+      encode_failure(Error(Blame::PeerLost, std::string(9000, 'x')).with_ranks(many)), {}, 1 << 20);
   ASSERT_TRUE(cut.ok());
   EXPECT_EQ(cut.value().about.size(), kMaxAbout);
   EXPECT_EQ(cut.value().text.size(), kMaxText);
 }
 
 TEST(Wire, EveryFieldIsChecked) {
-  const auto refused = [](std::size_t byte, std::uint8_t value, const char* text, Type type = Type::Collective) {
+  const auto refused = [](std::size_t byte, std::uint8_t value, const char* text,
+                          Type type = Type::Collective) {
     auto bytes = encode(header_of(type));
     bytes[byte] = static_cast<std::byte>(value);
     const auto message = decode(bytes, {}, kRanks);
@@ -145,9 +149,11 @@ TEST(Wire, ACallSaysWhatItIs) {
   EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),
             "broadcast of 16 bytes of int64 from rank 2");
   EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 3}}),
-            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3 of DistributedDataParallel 2");
-  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 0}}),
-            "broadcast of 8 bytes of float32, of the buffers of DistributedDataParallel 2 from rank 0");
+            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3 of "
+            "DistributedDataParallel 2");
+  EXPECT_EQ(
+      describe(Call{Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 0}}),
+      "broadcast of 8 bytes of float32, of the buffers of DistributedDataParallel 2 from rank 0");
   EXPECT_EQ(describe(Call{}), "barrier");
 }
 

@@ -38,14 +38,16 @@ TEST(AgreementToBegin, LetsAllInWhoHaveCome) {
 }
 
 TEST(AgreementToBegin, LetsNobodyInWhereOneDoesNotCome) {
-  EXPECT_EQ(let_in({Deadline::in(microseconds(1000)), Deadline::never()}, 3), 0) << "who has more time need not use it up";
+  EXPECT_EQ(let_in({Deadline::in(microseconds(1000)), Deadline::never()}, 3), 0)
+      << "who has more time need not use it up";
 }
 
 TEST(AgreementToBegin, RefusesWhoComesWhenOthersHaveGivenUp) {
   harness::MemoryBootstrap store;
   const auto come = [&](int rank) {
     try {
-      agree_to_begin(store, rank, 2, Deadline::in(rank == 0 ? microseconds(0) : std::chrono::seconds(100)));
+      agree_to_begin(store, rank, 2,
+                     Deadline::in(rank == 0 ? microseconds(0) : std::chrono::seconds(100)));
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Timeout);
       return error.text();
@@ -61,7 +63,8 @@ TEST(AgreementToBegin, IsOfAllOrNone) {
   std::mt19937 random(1);
   for (int round = 0; round < 500; ++round) {
     std::vector<Deadline> deadlines;
-    for (int rank = 0; rank < 3; ++rank) deadlines.push_back(Deadline::in(microseconds(random() % 300)));
+    for (int rank = 0; rank < 3; ++rank)
+      deadlines.push_back(Deadline::in(microseconds(random() % 300)));
     const int begun = let_in(deadlines, 3);
     EXPECT_TRUE(begun == 0 || begun == 3) << begun;
   }

@@ -29,7 +29,8 @@ Library library_that_answers(int (*query)()) {
 TEST(MpiLibrary, IsNotHandedMemoryOfAGpuThoughItIsCudaAwareSinceItKnowsNoStreams) {
   const Library aware = library_that_answers([] { return 1; });
   EXPECT_TRUE(aware.is_cuda_aware());
-  EXPECT_THAT(aware.why_no_device_memory(), HasSubstr("Open MPI v4.1.4 is CUDA-aware, but knows nothing of streams"));
+  EXPECT_THAT(aware.why_no_device_memory(),
+              HasSubstr("Open MPI v4.1.4 is CUDA-aware, but knows nothing of streams"));
   EXPECT_THAT(aware.why_no_device_memory(), HasSubstr("stage it"));
 }
 

@@ -1,5 +1,5 @@
-// Under MPI_THREAD_SERIALIZED no two threads are inside MPI at once, whoever calls: here an MPI of the test's own, which
-// sees to it.
+// Under MPI_THREAD_SERIALIZED no two threads are inside MPI at once, whoever calls: here an MPI of
+// the test's own, which sees to it.
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -20,14 +20,16 @@ namespace {
 
 using testing::HasSubstr;
 
-// Who is inside. Those that a thread may enter unseen stay until another has come as well, if one can.
+// Who is inside. Those that a thread may enter unseen stay until another has come as well, if one
+// can.
 class Inside {
  public:
   explicit Inside(bool stays = false) {
     std::unique_lock lock(mutex);
     if (++threads > 1) together = true;
     changed.notify_all();
-    if (stays && longs_for_company) changed.wait_for(lock, std::chrono::milliseconds(50), [] { return together; });
+    if (stays && longs_for_company)
+      changed.wait_for(lock, std::chrono::milliseconds(50), [] { return together; });
   }
   ~Inside() {
     std::lock_guard lock(mutex);
@@ -65,47 +67,67 @@ std::shared_ptr<Library> serialized_library() {
   library->comm_set_errhandler = [](MPI_Comm, MPI_Errhandler) { return MPI_SUCCESS; };
   library->comm_rank = [](MPI_Comm, int* rank) { return *rank = 0, MPI_SUCCESS; };
   library->comm_size = [](MPI_Comm, int* ranks) { return *ranks = 1, MPI_SUCCESS; };
-  library->comm_get_attr = [](MPI_Comm, int, void*, int* is_set) { return *is_set = 0, MPI_SUCCESS; };
+  library->comm_get_attr = [](MPI_Comm, int, void*, int* is_set) {
+    return *is_set = 0, MPI_SUCCESS;
+  };
   library->comm_group = [](MPI_Comm, MPI_Group*) { return Inside(), MPI_SUCCESS; };
-  library->group_incl = [](MPI_Group, int, const int*, MPI_Group*) { return Inside(), MPI_SUCCESS; };
+  library->group_incl = [](MPI_Group, int, const int*, MPI_Group*) {
+    return Inside(), MPI_SUCCESS;
+  };
   library->group_free = [](MPI_Group*) { return Inside(), MPI_SUCCESS; };
-  library->comm_create_group = [](MPI_Comm, MPI_Group, int, MPI_Comm*) { return Inside(), MPI_SUCCESS; };
+  library->comm_create_group = [](MPI_Comm, MPI_Group, int, MPI_Comm*) {
+    return Inside(), MPI_SUCCESS;
+  };
   library->comm_free = [](MPI_Comm*) { return Inside(), MPI_SUCCESS; };
-  library->type_contiguous = [](int, MPI_Datatype, MPI_Datatype*) { return Inside(/*stays=*/true), MPI_SUCCESS; };
+  library->type_contiguous = [](int, MPI_Datatype, MPI_Datatype*) {
+    return Inside(/*stays=*/true), MPI_SUCCESS;
+  };
   library->type_commit = [](MPI_Datatype*) { return Inside(/*stays=*/true), MPI_SUCCESS; };
-  library->op_create = [](MPI_User_function*, int, MPI_Op*) { return Inside(/*stays=*/true), MPI_SUCCESS; };
-  library->error_class = [](int, int* kind) { return Inside(/*stays=*/true), *kind = MPI_ERR_OTHER, MPI_SUCCESS; };
+  library->op_create = [](MPI_User_function*, int, MPI_Op*) {
+    return Inside(/*stays=*/true), MPI_SUCCESS;
+  };
+  library->error_class = [](int, int* kind) {
+    return Inside(/*stays=*/true), *kind = MPI_ERR_OTHER, MPI_SUCCESS;
+  };
   library->error_string = [](int, char* text, int* bytes) {
     const Inside inside(/*stays=*/true);
     *bytes = static_cast<int>(std::string("of a test").copy(text, MPI_MAX_ERROR_STRING));
     return MPI_SUCCESS;
   };
-  library->testsome = [](int, MPI_Request*, int* ended, int*, MPI_Status*) { return Inside(), *ended = 0, MPI_SUCCESS; };
+  library->testsome = [](int, MPI_Request*, int* ended, int*, MPI_Status*) {
+    return Inside(), *ended = 0, MPI_SUCCESS;
+  };
   library->ibarrier = [](MPI_Comm, MPI_Request*) { return Inside(), MPI_SUCCESS; };
-  library->ibcast = [](void*, int, MPI_Datatype, int, MPI_Comm, MPI_Request*) { return Inside(), MPI_SUCCESS; };
+  library->ibcast = [](void*, int, MPI_Datatype, int, MPI_Comm, MPI_Request*) {
+    return Inside(), MPI_SUCCESS;
+  };
   library->iallreduce = [](const void*, void*, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request*) {
     return Inside(), MPI_SUCCESS;
   };
-  library->iallgather = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm, MPI_Request*) {
+  library->iallgather = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm,
+                           MPI_Request*) { return Inside(), MPI_SUCCESS; };
+  library->igather = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm,
+                        MPI_Request*) { return Inside(), MPI_SUCCESS; };
+  library->iscatter = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm,
+                         MPI_Request*) { return Inside(), MPI_SUCCESS; };
+  library->ialltoallv = [](const void*, const int*, const int*, MPI_Datatype, void*, const int*,
+                           const int*, MPI_Datatype, MPI_Comm,
+                           MPI_Request*) { return Inside(), MPI_SUCCESS; };
+  library->isend = [](const void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) {
     return Inside(), MPI_SUCCESS;
   };
-  library->igather = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm, MPI_Request*) {
+  library->irecv = [](void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) {
     return Inside(), MPI_SUCCESS;
   };
-  library->iscatter = [](const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm, MPI_Request*) {
-    return Inside(), MPI_SUCCESS;
-  };
-  library->ialltoallv = [](const void*, const int*, const int*, MPI_Datatype, void*, const int*, const int*, MPI_Datatype,
-                           MPI_Comm, MPI_Request*) { return Inside(), MPI_SUCCESS; };
-  library->isend = [](const void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) { return Inside(), MPI_SUCCESS; };
-  library->irecv = [](void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) { return Inside(), MPI_SUCCESS; };
   return library;
 }
 
-// A world of that MPI, which knows no types yet, and a communicator whose loop asks MPI after a barrier all the time.
+// A world of that MPI, which knows no types yet, and a communicator whose loop asks MPI after a
+// barrier all the time.
 class MpiTurn : public testing::Test {
  protected:
-  explicit MpiTurn(const std::shared_ptr<const Library>& library = serialized_library()) : world(new World({}, library)) {
+  explicit MpiTurn(const std::shared_ptr<const Library>& library = serialized_library())
+      : world(new World({}, library)) {
     busy = join("busy");
     static_cast<void>(busy->barrier({}));
     Inside::begin();
@@ -162,7 +184,9 @@ TEST_F(MpiTurn, IsHeldWhileTheTypeOfAMessageIsMade) {
 
 std::shared_ptr<Library> library_that_refuses_messages() {
   auto library = serialized_library();
-  library->isend = [](const void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) { return Inside(), MPI_ERR_OTHER; };
+  library->isend = [](const void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*) {
+    return Inside(), MPI_ERR_OTHER;
+  };
   return library;
 }
 

@@ -53,7 +53,8 @@ TEST(NcclLibrary, AnOldOneIsRefusedForItsVersionFirst) {
   const auto opened = Library::open({WEFT_TEST_OLD_NCCL});
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().blame(), Blame::Unsupported);
-  EXPECT_THAT(opened.error().text(), HasSubstr(": NCCL 2.13.4 is too old; Weft needs 2.26 or newer; install NCCL"));
+  EXPECT_THAT(opened.error().text(),
+              HasSubstr(": NCCL 2.13.4 is too old; Weft needs 2.26 or newer; install NCCL"));
   EXPECT_THAT(opened.error().text(), Not(HasSubstr("has no")));
 }
 
@@ -61,8 +62,10 @@ TEST(NcclLibrary, OneThatLacksARequiredFunctionIsRefusedByIt) {
   const auto opened = Library::open({WEFT_TEST_NCCL_WITH_FEW});
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().blame(), Blame::Unsupported);
-  EXPECT_THAT(opened.error().text(),
-              HasSubstr(": NCCL 2.28.9 has no ncclCommInitRankConfig, which came with NCCL 2.14; install NCCL"));
+  EXPECT_THAT(
+      opened.error().text(),
+      HasSubstr(
+          ": NCCL 2.28.9 has no ncclCommInitRankConfig, which came with NCCL 2.14; install NCCL"));
 }
 
 TEST(NcclLibrary, AMissingFunctionIsNamedWithItsRelease) {
@@ -72,8 +75,10 @@ TEST(NcclLibrary, AMissingFunctionIsNamedWithItsRelease) {
   EXPECT_EQ(missing->blame(), Blame::Unsupported);
   EXPECT_EQ(missing->text(), "NCCL 2.28.9 has no ncclSend, which came with NCCL 2.7");
   // This function has the same type as another one of the table.
-  EXPECT_THAT(library.lacks(&Library::comm_finalize)->text(), HasSubstr("ncclCommFinalize, which came with NCCL 2.14"));
-  EXPECT_THAT(library.lacks(&Library::comm_abort)->text(), HasSubstr("ncclCommAbort, which came with NCCL 2.4"));
+  EXPECT_THAT(library.lacks(&Library::comm_finalize)->text(),
+              HasSubstr("ncclCommFinalize, which came with NCCL 2.14"));
+  EXPECT_THAT(library.lacks(&Library::comm_abort)->text(),
+              HasSubstr("ncclCommAbort, which came with NCCL 2.4"));
   EXPECT_FALSE(library.lacks(&Library::get_version));
 }
 

@@ -1,5 +1,5 @@
-// The NCCL backend over the fake NCCL: what it asks of the library, and how it fails. (That its results are right is
-// claimed for every backend in tests/conformance.)
+// The NCCL backend over the fake NCCL: what it asks of the library, and how it fails. (That its
+// results are right is claimed for every backend in tests/conformance.)
 #include <cstring>
 #include <map>
 #include <thread>
@@ -75,7 +75,9 @@ class NcclTest : public cuda::ThreadedCuda {
     std::memcpy(&value, memory.slice().data, sizeof value);
     return value;
   }
-  static Elements floats(const cuda::DeviceMemory& memory) { return {memory.slice(), Dtype::Float32}; }
+  static Elements floats(const cuda::DeviceMemory& memory) {
+    return {memory.slice(), Dtype::Float32};
+  }
 
   // The error that the Op ends with.
   static Error error_of(const Op& op) {
@@ -120,7 +122,8 @@ TEST_F(NcclTest, CN010_OperationsThatNobodyWaitsForLetGoOfTheirMemory) {
     }
   }
   const auto all_gone = [&] {
-    return std::all_of(watched.begin(), watched.end(), [](const auto& one) { return one.expired(); });
+    return std::all_of(watched.begin(), watched.end(),
+                       [](const auto& one) { return one.expired(); });
   };
   EXPECT_TRUE(loop->drive(all_gone, soon()));
 }
@@ -249,7 +252,8 @@ TEST_F(NcclTest, AnOperationIsOneSpanOfTheTimelineWithAnArrowFromWhoIssuedIt) {
   const std::vector<std::string> expected{"all_reduce: 4 bytes", "all_gather: 12 bytes"};
   EXPECT_EQ(shown, (std::map<int, std::vector<std::string>>{{0, expected}, {1, expected}}));
   EXPECT_THAT(timeline.arrows(),
-              testing::ElementsAre("bucket > nccl enqueue -> all_gather", "bucket > nccl enqueue -> all_reduce",
+              testing::ElementsAre("bucket > nccl enqueue -> all_gather",
+                                   "bucket > nccl enqueue -> all_reduce",
                                    "nccl enqueue -> all_gather", "nccl enqueue -> all_reduce"));
 }
 #endif
@@ -294,7 +298,8 @@ TEST_F(NcclTest, WhatMustConnectFirstWaitsInLineAndKeepsItsOrder) {
   for (const Op& op : ops) EXPECT_FALSE(op.done().query());
   nccl.release(0);
   for (const Op& op : ops) EXPECT_TRUE(op.done().synchronize(soon()));
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(value_of(*a[static_cast<std::size_t>(i)]), static_cast<float>(100 + i));
+  for (int i = 0; i < 5; ++i)
+    EXPECT_EQ(value_of(*a[static_cast<std::size_t>(i)]), static_cast<float>(100 + i));
 }
 
 TEST_F(NcclTest, AStreamCanWaitForAnOperationThatIsStillInLine) {
@@ -440,7 +445,8 @@ TEST_F(NcclTest, CN001_CN002_WhatNcclLacksIsRefusedByName) {
   EXPECT_THAT(text(messages->recv(data, 1, 7, a, Fence())), HasSubstr("tag 7"));
   EXPECT_THAT(text(messages->recv(data, kAnySource, 0, a, Fence())), HasSubstr("any rank"));
   EXPECT_THAT(text(messages->send(data, 0, 0, a, Fence())), HasSubstr("this rank"));
-  EXPECT_THAT(text(ranks[0]->all_reduce(data, ReduceOp::BitXor, a, Fence())), HasSubstr("float32 with BitXor"));
+  EXPECT_THAT(text(ranks[0]->all_reduce(data, ReduceOp::BitXor, a, Fence())),
+              HasSubstr("float32 with BitXor"));
   for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
     EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Int32, op));
     EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Bool, op));
@@ -472,20 +478,23 @@ TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
   EXPECT_EQ(nccl.aborted(), 0);
 }
 
-// --- captured into a CUDA graph -----------------------------------------------------------------------------------------
+// --- captured into a CUDA graph
+// -----------------------------------------------------------------------------------------
 
 class NcclGraphTest : public NcclTest {
  protected:
   // The rank's stream captures one all_reduce of the number, to which it waits.
-  Op capture(Communicator& rank, cuda::Stream& on, const std::shared_ptr<cuda::DeviceMemory>& memory,
-             harness::FakeDriver::Graph& graph) {
+  Op capture(Communicator& rank, cuda::Stream& on,
+             const std::shared_ptr<cuda::DeviceMemory>& memory, harness::FakeDriver::Graph& graph) {
     EXPECT_EQ(fake.begin_capture(on), CUDA_SUCCESS);
     const Op op = rank.all_reduce(floats(*memory), ReduceOp::Sum, memory, cuda::record(on));
     op.done().wait(on);
     EXPECT_EQ(fake.end_capture(on, graph), CUDA_SUCCESS);
     return op;
   }
-  static void set(const cuda::DeviceMemory& memory, float value) { std::memcpy(memory.slice().data, &value, sizeof value); }
+  static void set(const cuda::DeviceMemory& memory, float value) {
+    std::memcpy(memory.slice().data, &value, sizeof value);
+  }
 
   cuda::Stream streams[2] = {cuda::Stream(*device), cuda::Stream(*device)};
 };
@@ -512,8 +521,10 @@ TEST_F(NcclGraphTest, CN007_ACapturedOperationRunsAtEachLaunchAndItsOpEndsWithTh
     }
   }
   // What comes afterwards is not captured.
-  const Op first = ranks[0]->all_reduce(floats(*memory[0]), ReduceOp::Sum, memory[0], cuda::record(streams[0]));
-  const Op second = ranks[1]->all_reduce(floats(*memory[1]), ReduceOp::Sum, memory[1], cuda::record(streams[1]));
+  const Op first =
+      ranks[0]->all_reduce(floats(*memory[0]), ReduceOp::Sum, memory[0], cuda::record(streams[0]));
+  const Op second =
+      ranks[1]->all_reduce(floats(*memory[1]), ReduceOp::Sum, memory[1], cuda::record(streams[1]));
   EXPECT_TRUE(first.done().synchronize(soon()));
   EXPECT_TRUE(second.done().synchronize(soon()));
   EXPECT_EQ(value_of(*memory[0]), 122);
@@ -531,7 +542,8 @@ TEST_F(NcclGraphTest, CN007_WhatIsUnderWayElsewhereIsWatchedWithoutBreakingTheCa
     const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
     op.done().wait(streams[0]);
     const int asked = fake.calls(&cuda::Driver::event_query);
-    EXPECT_TRUE(loop->drive([&] { return fake.calls(&cuda::Driver::event_query) > asked; }, soon()));
+    EXPECT_TRUE(
+        loop->drive([&] { return fake.calls(&cuda::Driver::event_query) > asked; }, soon()));
     EXPECT_FALSE(op.ended());
     EXPECT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
   }
@@ -592,7 +604,8 @@ TEST_F(NcclGraphTest, ThePinIsHeldWhileTheCaptureGoesOn) {
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
   op.done().wait(streams[0]);
   a.reset();
-  EXPECT_FALSE(loop->drive([&] { return watched.expired(); }, Deadline::in(std::chrono::milliseconds(20))))
+  EXPECT_FALSE(
+      loop->drive([&] { return watched.expired(); }, Deadline::in(std::chrono::milliseconds(20))))
       << "what is captured next could be given its memory";
   ASSERT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));

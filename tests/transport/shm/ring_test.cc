@@ -20,7 +20,9 @@ namespace {
 using Bytes = std::span<const std::byte>;
 
 Bytes bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
-std::string text_of(Bytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(Bytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 struct Pair {
   Segment made = Segment::make();
@@ -83,7 +85,8 @@ TEST(ShmRing, GoesBothWaysAtOnce) {
 
 TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
   Pair pair;
-  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(), 2 * kRingBytes);
+  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(),
+                      2 * kRingBytes);
   ASSERT_NE(memory, MAP_FAILED);
   auto* control = static_cast<RingControl*>(memory);
   control->head.store(kRingBytes * 5);
@@ -168,7 +171,8 @@ TEST(ShmRing, CarriesAStreamBetweenTwoProcesses) {
   std::uint32_t next = 0;
   bool right = true;
   for (;;) {
-    const bool was_closed = reader.closed();  // asked first: what was written before lies in the ring then
+    const bool was_closed =
+        reader.closed();  // asked first: what was written before lies in the ring then
     const Bytes come = reader.peek(1);
     const std::size_t whole = come.size() / sizeof next * sizeof next;
     for (std::size_t at = 0; at < whole; at += sizeof next, ++next) {

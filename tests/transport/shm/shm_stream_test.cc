@@ -79,7 +79,8 @@ struct Receiver {
   ~Receiver() { stop_on(loop, stream); }
   void take() {
     std::byte buffer[40000];
-    while (const std::size_t got = stream.read(buffer)) come.insert(come.end(), buffer, buffer + got);
+    while (const std::size_t got = stream.read(buffer))
+      come.insert(come.end(), buffer, buffer + got);
     count = come.size();
     if (stream.end()) ended = true;
   }
@@ -150,13 +151,15 @@ TEST(ShmStream, NoticesThatTheOtherProcessWasKilled) {
   }
   sockets.ends[0] = Descriptor();
   EventLoop loop("test");
-  ShmStream receiving(Segment::take(duplicate(made.memory())), std::move(sockets.ends[1]), "the child");
+  ShmStream receiving(Segment::take(duplicate(made.memory())), std::move(sockets.ends[1]),
+                      "the child");
   Receiver receiver(loop, receiving);
   ASSERT_TRUE(receiver.wait_for(100));
   EXPECT_FALSE(receiving.end());
   kill(child, SIGKILL);
   EXPECT_TRUE(receiver.wait_for_end());
-  EXPECT_NE(receiving.end()->text().find("the child is gone"), std::string::npos) << receiving.end()->text();
+  EXPECT_NE(receiving.end()->text().find("the child is gone"), std::string::npos)
+      << receiving.end()->text();
   int status = 0;
   waitpid(child, &status, 0);
 }
@@ -182,8 +185,8 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
   EXPECT_TRUE(answers.wait_for(10));
 }
 
-// A user may have so many descriptors on their way, in all processes, as one of these may have open. In a process of its
-// own: not for root.
+// A user may have so many descriptors on their way, in all processes, as one of these may have
+// open. In a process of its own: not for root.
 [[noreturn]] void connect_while_too_many_are_under_way() {
   if (::geteuid() == 0 && (::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(1);
   const ListeningSocket listening = listen_for_this_user("shm");
@@ -192,7 +195,8 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
   auto under_way = std::make_unique<Sockets>();
   const rlimit few{64, 64};
   ::setrlimit(RLIMIT_NOFILE, &few);
-  for (int passed = 0; pass(under_way->ends[0], std::array{std::byte{1}}, listening.name, "test"); ++passed) {
+  for (int passed = 0; pass(under_way->ends[0], std::array{std::byte{1}}, listening.name, "test");
+       ++passed) {
     if (passed == 1000) ::_exit(2);  // no such limit
   }
   EventLoop loop("child");
@@ -220,7 +224,8 @@ TEST(ShmStream, PassesItsSegmentLaterWhereTooManyDescriptorsAreUnderWay) {
   int status = -1;
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "this system counts no descriptors that are under way";
+  if (WEXITSTATUS(status) == 2)
+    GTEST_SKIP() << "this system counts no descriptors that are under way";
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
@@ -237,7 +242,8 @@ TEST(ShmStream, ToAListenerThatIsGoneEndsWithPeerLost) {
   EXPECT_EQ(connecting.end()->blame(), Blame::PeerLost);
 }
 
-// This process gets no larger files, and no more address space than it has: what shared memory runs out of.
+// This process gets no larger files, and no more address space than it has: what shared memory runs
+// out of.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {
@@ -279,7 +285,8 @@ TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItW
   };
   expect_busy(RLIMIT_FSIZE, 4096, "no memory for 2052 KiB that processes share");
   // A sanitizer has taken more address space than any limit leaves.
-  if (!harness::kSanitized) expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
+  if (!harness::kSanitized)
+    expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
   EventLoop loop("test");
   ShmStream connecting(address, patience());
   Receiver receiver(loop, connecting);
@@ -291,13 +298,17 @@ TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItW
 TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) {
   std::atomic<int> warnings{0};
   const log::Capture capture([&](LogLevel level, std::string_view text) {
-    if (level == LogLevel::Warn && text.find("cannot accept a connection") != std::string_view::npos) ++warnings;
+    if (level == LogLevel::Warn &&
+        text.find("cannot accept a connection") != std::string_view::npos)
+      ++warnings;
   });
   const auto transport = open().value();
   const auto loop = std::make_shared<EventLoop>("test");
   std::atomic<int> accepted{0};
   const auto listener = transport->connector()->listen(
-      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) { ++accepted; }});
+      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) {
+         ++accepted;
+       }});
   const Address address = Address::parse(listener->address());
   const auto near_loop = std::make_shared<EventLoop>("near");
   std::shared_ptr<Connection> connection;
@@ -313,10 +324,12 @@ TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) 
     const auto socket = connect_to(address.process, address.descriptor, "shm");
     ASSERT_TRUE(socket);
     ASSERT_TRUE(loop->drive([&] { return warnings > 0 || accepted > 0; }, patience()));
-    later = loop->at(Deadline::in(std::chrono::milliseconds(220)), [&] { has_tried = true; });  // some more times
+    later = loop->at(Deadline::in(std::chrono::milliseconds(220)),
+                     [&] { has_tried = true; });  // some more times
     ASSERT_TRUE(loop->drive([&] { return has_tried.load(); }, patience()));
   }
-  connection = transport->connector()->connect(listener->address(), {.loop = near_loop, .deadline = patience()});
+  connection = transport->connector()->connect(listener->address(),
+                                               {.loop = near_loop, .deadline = patience()});
   ASSERT_TRUE(loop->drive([&] { return accepted > 0; }, patience()));
   EXPECT_EQ(warnings, 1);
 }
@@ -332,7 +345,8 @@ TEST(ShmStream, WhoHasGivenUpIsNotAcceptedAfterwards) {
          accepted.push_back(one);
        }});
   const auto connect = [&](Deadline deadline) {
-    return transport->connector()->connect(listener->address(), {.loop = near_loop, .deadline = deadline});
+    return transport->connector()->connect(listener->address(),
+                                           {.loop = near_loop, .deadline = deadline});
   };
   std::atomic<bool> closed{false};
   const auto first = connect(Deadline::in(std::chrono::milliseconds(20)));
@@ -355,13 +369,15 @@ TEST(ShmStream, WhoHasGivenUpIsNotAcceptedAfterwards) {
 }
 
 TEST(ShmAddress, ThatIsNoneIsACallerError) {
-  for (const char* text : {"", "a/b/c", "a/b/1/x", "a/b/-1/3", "/b/1/2", "127.0.0.1:80", "a/b/1/2/3"}) {
+  for (const char* text :
+       {"", "a/b/c", "a/b/1/x", "a/b/-1/3", "/b/1/2", "127.0.0.1:80", "a/b/1/2/3"}) {
     EXPECT_THROW(Address::parse(text), Error) << text;
   }
 }
 
-// The other process: becomes another user and connects to the listener whose name it is passed, when its door is shut
-// and when it is open. Says after each what came of it: an errno, or 0 and then that nothing was read.
+// The other process: becomes another user and connects to the listener whose name it is passed,
+// when its door is shut and when it is open. Says after each what came of it: an errno, or 0 and
+// then that nothing was read.
 [[noreturn]] void knock_as_another_user(const Descriptor& wire) {
   std::array<std::byte, 1> word{};
   const auto name = take_passed(wire, word, "test");
@@ -373,7 +389,8 @@ TEST(ShmAddress, ThatIsNoneIsACallerError) {
   for (const bool is_open : {false, true}) {
     const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     int came = 0;
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) came = errno;
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+      came = errno;
     char nothing = 0;
     if (came == 0 && ::read(socket.get(), &nothing, 1) != 0) came = -1;
     if (::write(wire.get(), &came, sizeof came) != sizeof came) ::_exit(1);
@@ -403,12 +420,15 @@ TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
   const auto loop = std::make_shared<EventLoop>("test");
   std::atomic<int> accepted{0};
   const auto listener = transport->connector()->listen(
-      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) { ++accepted; }});
+      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) {
+         ++accepted;
+       }});
   const int name = Address::parse(listener->address()).descriptor;
   ASSERT_TRUE(pass(wire, std::array{std::byte{1}}, Descriptor(::dup(name)), "test"));
   const auto hear = [&] {
     int came = -1;
-    EXPECT_EQ(::read(wire.get(), &came, sizeof came), static_cast<ssize_t>(sizeof came)) << "the child has ended";
+    EXPECT_EQ(::read(wire.get(), &came, sizeof came), static_cast<ssize_t>(sizeof came))
+        << "the child has ended";
     return came;
   };
   EXPECT_EQ(hear(), EACCES);
@@ -424,11 +444,13 @@ TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
     return logged.find("belongs to user " + std::to_string(kNobody)) != std::string::npos;
   };
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!is_said() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (!is_said() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(is_said());
 }
 
-// What keeps a process from another's /proc: their users, their capabilities, and that one is not dumpable.
+// What keeps a process from another's /proc: their users, their capabilities, and that one is not
+// dumpable.
 TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
   const ListeningSocket listening = listen_for_this_user("shm");
   int numbers[2];
@@ -461,18 +483,21 @@ TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
   EXPECT_NE(said.find("not dumpable"), std::string::npos) << said;
 }
 
-// The name that a listener's socket has for a moment stays where its process was killed in that moment.
+// The name that a listener's socket has for a moment stays where its process was killed in that
+// moment.
 TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
   const harness::Folder folder;
   ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
   const auto left = [&] {
-    return std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator());
+    return std::distance(std::filesystem::directory_iterator(folder.path()),
+                         std::filesystem::directory_iterator());
   };
   constexpr int kLeft = 20;
   struct stat processes {};
   ASSERT_EQ(::stat("/proc/self/ns/pid", &processes), 0);
   const std::string beginning = folder.path() + "/weft-" + std::to_string(processes.st_ino) + "-";
-  for (int i = 0; i < kLeft; ++i) std::ofstream(beginning + std::to_string(::getpid()) + "-" + std::to_string(i));
+  for (int i = 0; i < kLeft; ++i)
+    std::ofstream(beginning + std::to_string(::getpid()) + "-" + std::to_string(i));
   ASSERT_EQ(left(), kLeft);
   for (int i = 0; i < kLeft; ++i) listen_for_this_user("shm");
   ::unsetenv("TMPDIR");

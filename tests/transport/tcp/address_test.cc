@@ -12,15 +12,18 @@ namespace {
 using testing::HasSubstr;
 
 TEST(TcpAddress, ReadsHostsOfEveryKind) {
-  const Address address = Address::parse("192.0.2.1:4711,[2001:db8::1]:4712,[fe80::1%eth0]:1,node-7.example:65535");
-  EXPECT_THAT(address.hosts, testing::ElementsAre(Host{"192.0.2.1", 4711}, Host{"2001:db8::1", 4712},
-                                                  Host{"fe80::1%eth0", 1}, Host{"node-7.example", 65535}));
+  const Address address =
+      Address::parse("192.0.2.1:4711,[2001:db8::1]:4712,[fe80::1%eth0]:1,node-7.example:65535");
+  EXPECT_THAT(address.hosts,
+              testing::ElementsAre(Host{"192.0.2.1", 4711}, Host{"2001:db8::1", 4712},
+                                   Host{"fe80::1%eth0", 1}, Host{"node-7.example", 65535}));
   EXPECT_FALSE(address.identity.given());
 }
 
 TEST(TcpAddress, ComesBackFromItsText) {
-  for (const std::string text : {"192.0.2.1:4711", "[2001:db8::1]:4711,127.0.0.1:1", "[fe80::1%eth0]:4711",
-                                 "node7:80#5f0c2a91.00c8d5e1f37b4a69", "127.0.0.1:4711#00000001.ffffffffffffffff"}) {
+  for (const std::string text :
+       {"192.0.2.1:4711", "[2001:db8::1]:4711,127.0.0.1:1", "[fe80::1%eth0]:4711",
+        "node7:80#5f0c2a91.00c8d5e1f37b4a69", "127.0.0.1:4711#00000001.ffffffffffffffff"}) {
     EXPECT_EQ(Address::parse(text).text(), text);
   }
   const auto address = Address::parse("a:1#5f0c2a91.00c8d5e1f37b4a69");
@@ -82,7 +85,9 @@ TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
 TEST(TcpAddress, TextThatWasChangedAtRandomIsRefusedOrAnAddress) {
   const std::string good = "192.0.2.1:4711,[fe80::1%eth0]:1,node7:65535#5f0c2a91.00c8d5e1f37b4a69";
   std::mt19937 random(7);
-  const auto upto = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit)(random); };
+  const auto upto = [&](std::size_t limit) {
+    return std::uniform_int_distribution<std::size_t>(0, limit)(random);
+  };
   std::size_t accepted = 0;
   for (int i = 0; i < 20'000; ++i) {
     std::string text = good;
@@ -100,7 +105,8 @@ TEST(TcpAddress, TextThatWasChangedAtRandomIsRefusedOrAnAddress) {
       const Address address = Address::parse(text);
       ++accepted;
       EXPECT_EQ(Address::parse(address.text()).text(), address.text()) << text;
-      for (const Host& host : address.hosts) EXPECT_TRUE(host.port > 0 && host.port < 65536) << text;
+      for (const Host& host : address.hosts)
+        EXPECT_TRUE(host.port > 0 && host.port < 65536) << text;
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller) << text;
     }

@@ -12,7 +12,9 @@ namespace weft::transport::tcp {
 
 namespace {
 
-bool shell(const std::string& command) { return std::system(("( " + command + " ) >/dev/null 2>&1").c_str()) == 0; }
+bool shell(const std::string& command) {
+  return std::system(("( " + command + " ) >/dev/null 2>&1").c_str()) == 0;
+}
 
 }  // namespace
 
@@ -30,7 +32,8 @@ void tell_line(int to, const std::string& line) {
 
 std::string hear_line(const Child& child) {
   std::string line;
-  for (char letter = child.hear(); letter != '\n' && letter != '\0'; letter = child.hear()) line += letter;
+  for (char letter = child.hear(); letter != '\n' && letter != '\0'; letter = child.hear())
+    line += letter;
   return line;
 }
 
@@ -52,10 +55,12 @@ Cable::Cable(const std::function<void(int)>& body) {
   const std::string process = std::to_string(peer_->process());
   const std::string theirs = "nsenter -t " + process + " -n ip ";
   if (hear_line(*peer_) != "apart" ||
-      !shell("ip link set lo up && ip link add name weft0 type veth peer name weft0 netns " + process +
-             " && ip addr add 10.77.7.1/24 dev weft0 && ip link set weft0 up && " + theirs +
-             "addr add 10.77.7.2/24 dev weft0 && " + theirs + "link set weft0 up && " + theirs + "link set lo up")) {
-    throw Error(Blame::Unsupported, "this machine makes no cable between network namespaces (ip, nsenter, veth)");
+      !shell("ip link set lo up && ip link add name weft0 type veth peer name weft0 netns " +
+             process + " && ip addr add 10.77.7.1/24 dev weft0 && ip link set weft0 up && " +
+             theirs + "addr add 10.77.7.2/24 dev weft0 && " + theirs + "link set weft0 up && " +
+             theirs + "link set lo up")) {
+    throw Error(Blame::Unsupported,
+                "this machine makes no cable between network namespaces (ip, nsenter, veth)");
   }
   peer_->say('x');
   heard_ = hear_line(*peer_);
@@ -65,7 +70,8 @@ void Cable::cut() { set("down"); }
 void Cable::mend() { set("up"); }
 
 void Cable::set(const std::string& state) {
-  ASSERT_TRUE(shell("nsenter -t " + std::to_string(peer_->process()) + " -n ip link set weft0 " + state));
+  ASSERT_TRUE(
+      shell("nsenter -t " + std::to_string(peer_->process()) + " -n ip link set weft0 " + state));
 }
 
 std::unique_ptr<Cable> lay_cable(const std::function<void(int)>& body, std::string& why_not) {

@@ -1,5 +1,5 @@
-// Peers that go without a word: two networks on one machine with a cable between them, which can be cut; a machine that has
-// come up anew.
+// Peers that go without a word: two networks on one machine with a cable between them, which can be
+// cut; a machine that has come up anew.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,11 @@
 
 namespace weft::transport::tcp {
 
-// Does to the peer of a TCP socket what a machine does that went down and came up again: it knows nothing of the
-// connection. False where this process may not do that.
+// Does to the peer of a TCP socket what a machine does that went down and came up again: it knows
+// nothing of the connection. False where this process may not do that.
 bool forget(Descriptor socket);
-constexpr const char* kMayNotForget = "making a socket forget its connection (TCP_REPAIR) takes CAP_NET_ADMIN";
+constexpr const char* kMayNotForget =
+    "making a socket forget its connection (TCP_REPAIR) takes CAP_NET_ADMIN";
 
 // Lines between a Child and the test.
 void tell_line(int to, const std::string& line);
@@ -39,6 +40,7 @@ class Cable {
 };
 
 // Null, and why, where this process may not make networks, or the machine makes no cable.
-std::unique_ptr<Cable> lay_cable(const std::function<void(int to_parent)>& body, std::string& why_not);
+std::unique_ptr<Cable> lay_cable(const std::function<void(int to_parent)>& body,
+                                 std::string& why_not);
 
 }  // namespace weft::transport::tcp

@@ -116,7 +116,8 @@ std::size_t End::received() const {
 
 std::string End::take(std::size_t bytes) {
   wait_until(
-      *loop_, [&] { return received() >= bytes || ended(); }, std::to_string(bytes) + " bytes arrive");
+      *loop_, [&] { return received() >= bytes || ended(); },
+      std::to_string(bytes) + " bytes arrive");
   std::lock_guard lock(core_->mutex);
   const std::string taken = core_->received.substr(0, bytes);
   core_->received.erase(0, bytes);
@@ -143,13 +144,14 @@ Error End::wait_end() {
   return *core_->end;
 }
 
-Lobby::Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address, const Settings& settings)
+Lobby::Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address,
+             const Settings& settings)
     : loop_(std::move(loop)), core_(std::make_shared<Core>()) {
-  listener_ =
-      std::make_unique<TcpListener>(loop_, interface_address, settings, [core = core_](std::unique_ptr<ByteStream> stream) {
-        std::lock_guard lock(core->mutex);
-        core->streams.push_back(std::move(stream));
-      });
+  listener_ = std::make_unique<TcpListener>(loop_, interface_address, settings,
+                                            [core = core_](std::unique_ptr<ByteStream> stream) {
+                                              std::lock_guard lock(core->mutex);
+                                              core->streams.push_back(std::move(stream));
+                                            });
 }
 
 Lobby::~Lobby() = default;
@@ -170,8 +172,8 @@ std::unique_ptr<ByteStream> Lobby::take() {
   return first;
 }
 
-std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address, Deadline deadline,
-                                 const Settings& settings, bool refusal_ends) {
+std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address,
+                                 Deadline deadline, const Settings& settings, bool refusal_ends) {
   return as_one(TcpStream::dial(loop, Address::parse(address), deadline, settings, refusal_ends));
 }
 
@@ -220,7 +222,8 @@ Descriptor reserved_port() {
 
 Child::Child(const std::function<void(int)>& body) {
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw system_error(Blame::Busy, "socketpair", errno);
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw system_error(Blame::Busy, "socketpair", errno);
   process_ = ::fork();
   if (process_ < 0) throw system_error(Blame::Busy, "fork", errno);
   if (process_ == 0) {
@@ -250,7 +253,9 @@ char Child::hear() const {
   return ::read(socket_.get(), &letter, 1) == 1 ? letter : '\0';
 }
 
-void Child::say(char letter) const { [[maybe_unused]] const auto written = ::write(socket_.get(), &letter, 1); }
+void Child::say(char letter) const {
+  [[maybe_unused]] const auto written = ::write(socket_.get(), &letter, 1);
+}
 
 void Child::signal(int number) const { ::kill(process_, number); }
 

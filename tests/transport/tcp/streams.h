@@ -19,7 +19,9 @@ namespace weft::transport::tcp {
 
 inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
 
-inline std::shared_ptr<EventLoop> make_loop(const std::string& name = "test") { return std::make_shared<EventLoop>(name); }
+inline std::shared_ptr<EventLoop> make_loop(const std::string& name = "test") {
+  return std::make_shared<EventLoop>(name);
+}
 
 // Bytes whose order shows: the same for everybody.
 std::string pattern(std::size_t bytes, unsigned seed = 1);
@@ -27,8 +29,8 @@ std::string pattern(std::size_t bytes, unsigned seed = 1);
 // Turns the loop until it is so; fails the test where that does not happen.
 void wait_until(EventLoop& loop, const std::function<bool()>& so, const std::string& what);
 
-// One end of a stream, used as a connection uses it: written until it takes no more and again when there is room, read on
-// the loop until there is nothing more.
+// One end of a stream, used as a connection uses it: written until it takes no more and again when
+// there is room, read on the loop until there is nothing more.
 class End {
  public:
   End(std::shared_ptr<EventLoop> loop, std::unique_ptr<ByteStream> stream);
@@ -69,7 +71,8 @@ class End {
 // A listener whose streams can be taken one by one.
 class Lobby {
  public:
-  explicit Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address = "", const Settings& settings = {});
+  explicit Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address = "",
+                 const Settings& settings = {});
   ~Lobby();
   std::string address() const { return listener_->address(); }
   // The port of its first address.
@@ -89,7 +92,8 @@ class Lobby {
 };
 
 std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address,
-                                 Deadline deadline = patience(), const Settings& settings = {}, bool refusal_ends = false);
+                                 Deadline deadline = patience(), const Settings& settings = {},
+                                 bool refusal_ends = false);
 
 // Two connected descriptors: Unix sockets, or TCP over the loopback.
 std::pair<Descriptor, Descriptor> socket_pair();
@@ -98,7 +102,8 @@ std::pair<Descriptor, Descriptor> tcp_pair();
 bool may_have_descriptors(std::size_t count);
 // Connected to the port of 127.0.0.1, blocking.
 Descriptor raw_connect(int port);
-// Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is refused.
+// Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is
+// refused.
 Descriptor reserved_port();
 
 // A forked process that runs the body and then exits. Fork before threads are made.

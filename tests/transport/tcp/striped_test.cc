@@ -1,4 +1,5 @@
-// Several sockets that are one stream, how such lanes are made, and what happens when one of the sockets goes.
+// Several sockets that are one stream, how such lanes are made, and what happens when one of the
+// sockets goes.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -38,12 +39,14 @@ Settings sockets(std::size_t count) {
   return settings;
 }
 
-std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std::vector<Descriptor> sockets,
+std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop,
+                                    std::vector<Descriptor> sockets,
                                     const Settings& settings = {}) {
   std::vector<std::unique_ptr<TcpStream>> streams;
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     const Part part{7, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(sockets.size())};
-    streams.push_back(std::make_unique<TcpStream>(loop, std::move(sockets[i]), "the other", settings, part));
+    streams.push_back(
+        std::make_unique<TcpStream>(loop, std::move(sockets[i]), "the other", settings, part));
   }
   return as_one(std::move(streams));
 }
@@ -67,12 +70,13 @@ struct HalfLane {
     for (const Descriptor& socket : far) ::fcntl(socket.get(), F_SETFL, 0);  // blocking
   }
   void say(std::size_t socket, const std::string& bytes) const {
-    ASSERT_EQ(::send(far[socket].get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(::send(far[socket].get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
   }
   std::string hear(std::size_t socket, std::size_t bytes) const {
     std::string heard(bytes, '\0');
-    heard.resize(
-        static_cast<std::size_t>(std::max<ssize_t>(0, ::recv(far[socket].get(), heard.data(), heard.size(), MSG_WAITALL))));
+    heard.resize(static_cast<std::size_t>(
+        std::max<ssize_t>(0, ::recv(far[socket].get(), heard.data(), heard.size(), MSG_WAITALL))));
     return heard;
   }
   void reset(std::size_t socket) {
@@ -110,8 +114,9 @@ TEST(StripedStream, LengthsAroundTheEndsOfChunksArriveWhole) {
   End b(loop, striped(loop, std::move(ends[1])));
   const std::string bytes = pattern(kCount * kChunk + 1);
   // The stream stands elsewhere in a chunk each time.
-  for (const std::size_t length : {std::size_t{1}, kChunk - 1, kChunk, kChunk + 1, 2 * kChunk, kCount * kChunk - 1,
-                                   kCount * kChunk, kCount * kChunk + 1, std::size_t{8}, kChunk / 2}) {
+  for (const std::size_t length :
+       {std::size_t{1}, kChunk - 1, kChunk, kChunk + 1, 2 * kChunk, kCount * kChunk - 1,
+        kCount * kChunk, kCount * kChunk + 1, std::size_t{8}, kChunk / 2}) {
     for (const std::size_t piece : {std::size_t{0}, std::size_t{50'000}}) {
       a.send(bytes.substr(0, length), piece);
       EXPECT_TRUE(b.take(length) == bytes.substr(0, length)) << length;
@@ -143,7 +148,8 @@ TEST(StripedStream, EmptyPiecesAreNoBytes) {
   const auto loop = make_loop();
   const auto stream = striped(loop, std::move(ends[0]));
   const std::string most = pattern(kChunk - 1);
-  const ByteStream::Bytes pieces[] = {{}, std::as_bytes(std::span(most)), {}, std::as_bytes(std::span("ab", 2)), {}};
+  const ByteStream::Bytes pieces[] = {
+      {}, std::as_bytes(std::span(most)), {}, std::as_bytes(std::span("ab", 2)), {}};
   EXPECT_EQ(stream->write(pieces), kChunk + 1);
   EXPECT_EQ(stream->write({}), 0u);
   char got[2];
@@ -181,7 +187,8 @@ TEST(StripedStream, WhatCameBeforeItsTurnIsFound) {
   lane.say(2, bytes.substr(2 * kChunk, kChunk));
   lane.say(1, bytes.substr(kChunk, kChunk));
   wait_until(
-      *lane.loop, [turns = std::make_shared<std::atomic<int>>(0)] { return ++*turns > 10; }, "the loop has turned");
+      *lane.loop, [turns = std::make_shared<std::atomic<int>>(0)] { return ++*turns > 10; },
+      "the loop has turned");
   EXPECT_EQ(lane.near.received(), 0u);
   lane.say(0, bytes.substr(0, 1000));
   EXPECT_TRUE(lane.near.take(1000) == bytes.substr(0, 1000));
@@ -221,7 +228,8 @@ TEST(StripedStream, AnIdleStreamGivesItsMemoryBackAndGoesOn) {
   if (!harness::kSanitized) {
     const std::size_t held = ::mallinfo2().uordblks;
     wait_until(
-        *loop, [&] { return ::mallinfo2().uordblks + (kMaxSockets - 2) * b.stream().window() < held; },
+        *loop,
+        [&] { return ::mallinfo2().uordblks + (kMaxSockets - 2) * b.stream().window() < held; },
         "memory is given back");
   }
   a.send(bytes, 1000);
@@ -238,7 +246,8 @@ TEST(StripedStream, OneCallTakesABoundedNumberOfBytesAndTheNextComesByItself) {
   stream->start(
       *loop, [] {}, [&] { ++calls; });
   wait_until(
-      *loop, [turns = std::make_shared<std::atomic<int>>(0)] { return ++*turns > 10; }, "the loop has turned");
+      *loop, [turns = std::make_shared<std::atomic<int>>(0)] { return ++*turns > 10; },
+      "the loop has turned");
   const std::string bytes = pattern(64 << 20);
   const ByteStream::Bytes piece = std::as_bytes(std::span(bytes));
   // All sockets together have room for more.
@@ -274,7 +283,8 @@ TEST(StripedStream, ASocketThatIsLostEndsTheStreamWhosesoeverTurnItIs) {
   const Error error = lane.near.wait_end();
   EXPECT_EQ(error.blame(), Blame::PeerLost);
   EXPECT_EQ(error.native_code(), ECONNRESET);
-  EXPECT_THAT(error.text(), HasSubstr("the connection to the other (tcp, socket 2 of 3) was reset by the peer"));
+  EXPECT_THAT(error.text(),
+              HasSubstr("the connection to the other (tcp, socket 2 of 3) was reset by the peer"));
   ASSERT_TRUE(lane.near.stream().write_end());
   EXPECT_THAT(lane.near.stream().write_end()->text(), HasSubstr("socket 2 of 3"));
 }
@@ -350,7 +360,8 @@ TEST(StripedStream, AfterStopNobodyIsCalledAndAllSocketsAreClosed) {
   EXPECT_EQ(calls, 0);
 }
 
-// --- making lanes ---------------------------------------------------------------------------------------------------
+// --- making lanes
+// ---------------------------------------------------------------------------------------------------
 
 TEST(StripedLane, HasAsManySocketsAsWhoConnectsSays) {
   const auto here = make_loop("here");
@@ -387,7 +398,8 @@ TEST(StripedLane, MayHaveFailedBeforeItIsStarted) {
   const auto address = Address::parse("127.0.0.1:" + std::to_string(local_end(nobody).port()));
   const auto loop = make_loop();
   for (int i = 0; i < 200; ++i) {
-    auto parts = TcpStream::dial(loop, address, Deadline::never(), sockets(kMaxSockets), /*refusal_ends=*/true);
+    auto parts = TcpStream::dial(loop, address, Deadline::never(), sockets(kMaxSockets),
+                                 /*refusal_ends=*/true);
     wait_until(
         *loop, [&] { return parts.back()->end().has_value(); }, "it is refused");
     std::atomic<bool> closed{false};
@@ -438,20 +450,24 @@ TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
   const auto answer = Greeting::encode({1, 2});
-  End a(loop, dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
+  End a(loop,
+        dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
   std::set<std::uint64_t> lanes;
   std::vector<Said> taken;
   for (const bool takes_both : {false, true}) {
     taken.clear();
     for (int i = 0; i < 2; ++i) taken.push_back(accept_at(door));
-    std::sort(taken.begin(), taken.end(), [](const Said& x, const Said& y) { return x.part.index < y.part.index; });
+    std::sort(taken.begin(), taken.end(),
+              [](const Said& x, const Said& y) { return x.part.index < y.part.index; });
     for (std::uint16_t i = 0; i < 2; ++i) {
       EXPECT_EQ(taken[i].part, (Part{taken[0].part.lane, i, 2}));
     }
     lanes.insert(taken[0].part.lane);
-    ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+    ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0),
+              static_cast<ssize_t>(answer.size()));
     if (takes_both) {
-      ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+      ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0),
+                static_cast<ssize_t>(answer.size()));
     }
     taken[1].socket = takes_both ? std::move(taken[1].socket) : Descriptor();
   }
@@ -466,20 +482,24 @@ int other_end(const Descriptor& socket) {
   for (int number = 0; number < 4096; ++number) {
     sockaddr_storage about{};
     socklen_t bytes = sizeof about;
-    if (::getsockname(number, reinterpret_cast<sockaddr*>(&about), &bytes) != 0 || about.ss_family != AF_INET) continue;
+    if (::getsockname(number, reinterpret_cast<sockaddr*>(&about), &bytes) != 0 ||
+        about.ss_family != AF_INET)
+      continue;
     const Descriptor looked_at(::dup(number));
     if (looked_at && local_end(looked_at).text() == there) return number;
   }
   return -1;
 }
 
-// As the kernel does where this user may watch no more; here since the test watches that socket itself.
+// As the kernel does where this user may watch no more; here since the test watches that socket
+// itself.
 TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
   const auto answer = Greeting::encode({1, 2});
-  End a(loop, dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
+  End a(loop,
+        dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
   a.send(pattern(8 << 20));
   std::vector<Said> taken;
   for (int i = 0; i < 2; ++i) taken.push_back(accept_at(door));
@@ -487,7 +507,8 @@ TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
   const int watched = other_end(taken[1].socket);
   ASSERT_GE(watched, 0);
   // Once its answer has been read nobody watches it, until the lane's last answer comes.
-  ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0),
+            static_cast<ssize_t>(answer.size()));
   EventLoop::Registration in_the_way;
   while (!in_the_way) {
     try {
@@ -496,7 +517,8 @@ TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
       std::this_thread::yield();
     }
   }
-  ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0),
+            static_cast<ssize_t>(answer.size()));
   const Error error = a.wait_end();
   EXPECT_EQ(error.native_code(), EEXIST);
   EXPECT_THAT(error.text(), HasSubstr("cannot watch descriptor"));
@@ -507,7 +529,8 @@ TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
 Descriptor greet(const Lobby& lobby, const Part& part, const Identity& identity = {}) {
   Descriptor socket = raw_connect(lobby.port());
   const auto greeting = Greeting::encode(identity, part);
-  EXPECT_EQ(::send(socket.get(), greeting.data(), greeting.size(), 0), static_cast<ssize_t>(greeting.size()));
+  EXPECT_EQ(::send(socket.get(), greeting.data(), greeting.size(), 0),
+            static_cast<ssize_t>(greeting.size()));
   return socket;
 }
 
@@ -519,7 +542,8 @@ bool put_out(const Descriptor& stranger) {
 
 bool answered(const Descriptor& peer) {
   Greeting::Bytes answer;
-  return ::recv(peer.get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size());
+  return ::recv(peer.get(), answer.data(), answer.size(), MSG_WAITALL) ==
+         static_cast<ssize_t>(answer.size());
 }
 
 TEST(StripedLane, ThatIsNotCompleteIsPutOutAfterAWhile) {
@@ -620,17 +644,20 @@ TEST(StripedLane, AListenerHoldsABoundedNumberOfIncompleteOnes) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-// More sockets than a listener keeps of those that are not complete: who had to make room comes again.
+// More sockets than a listener keeps of those that are not complete: who had to make room comes
+// again.
 TEST(StripedLane, ManyAtOnce) {
   constexpr std::size_t kLanes = 300;
-  if (!may_have_descriptors(2 * 4 * kLanes + 200)) GTEST_SKIP() << "this process may not have as many descriptors";
+  if (!may_have_descriptors(2 * 4 * kLanes + 200))
+    GTEST_SKIP() << "this process may not have as many descriptors";
   const auto here = make_loop("here");
   const auto there = make_loop("there");
   Lobby lobby(there);
   std::vector<std::unique_ptr<End>> dialled;
   std::vector<std::unique_ptr<End>> accepted;
   for (std::size_t i = 0; i < kLanes; ++i) {
-    dialled.push_back(std::make_unique<End>(here, dial(here, lobby.address(), patience(), sockets(4))));
+    dialled.push_back(
+        std::make_unique<End>(here, dial(here, lobby.address(), patience(), sockets(4))));
     dialled.back()->send(pattern(200'000, static_cast<unsigned>(i)));
   }
   for (std::size_t i = 0; i < kLanes; ++i) {
@@ -642,7 +669,8 @@ TEST(StripedLane, ManyAtOnce) {
   }
 }
 
-// --- peers that go --------------------------------------------------------------------------------------------------
+// --- peers that go
+// --------------------------------------------------------------------------------------------------
 
 TEST(StripedCut, APeerKilledInMidTransferIsLost) {
   Child child([](int parent) {
@@ -692,7 +720,8 @@ TEST(StripedCut, ACableCutInMidTransferIsNoticed) {
   EXPECT_THAT(error.text(), HasSubstr(" of 3"));
 }
 
-// --- the setting ----------------------------------------------------------------------------------------------------
+// --- the setting
+// ----------------------------------------------------------------------------------------------------
 
 TEST(StripedSetting, ThatIsOutOfRangeIsACallerError) {
   for (const std::size_t count : {std::size_t{0}, kMaxSockets + 1}) {
@@ -711,7 +740,8 @@ TEST(StripedSetting, IsReadFromTheEnvironment) {
   if (std::getenv("WEFT_TCP_SOCKETS") == nullptr) {
     Child child([](int) {
       ::setenv("WEFT_TCP_SOCKETS", "3", 1);
-      ::execl("/proc/self/exe", "tcp_test", "--gtest_filter=StripedSetting.IsReadFromTheEnvironment", nullptr);
+      ::execl("/proc/self/exe", "tcp_test",
+              "--gtest_filter=StripedSetting.IsReadFromTheEnvironment", nullptr);
     });
     EXPECT_EQ(child.wait(), 0);
     return;
@@ -720,8 +750,8 @@ TEST(StripedSetting, IsReadFromTheEnvironment) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
-  const auto connection =
-      tcp->connector()->connect("127.0.0.1:" + std::to_string(local_end(door).port()), {loop, patience()});
+  const auto connection = tcp->connector()->connect(
+      "127.0.0.1:" + std::to_string(local_end(door).port()), {loop, patience()});
   EXPECT_EQ(accept_at(door).part.count, config().tcp_sockets);
 }
 

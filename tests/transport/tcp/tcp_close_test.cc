@@ -1,5 +1,6 @@
-// After close() a lane is kept until its peer has ended its side, so that what was sent is not lost. A peer that does not,
-// for whatever reason, is given up; the owner has heard of the end long before.
+// After close() a lane is kept until its peer has ended its side, so that what was sent is not
+// lost. A peer that does not, for whatever reason, is given up; the owner has heard of the end long
+// before.
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/leftovers.h>
@@ -30,8 +31,9 @@ class TcpClose : public testing::Test {
  protected:
   void lane_over(Descriptor socket, const Settings& settings) {
     loop = make_loop();
-    connection = connect_over(std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings), Capabilities(),
-                              "tcp", loop, settings.linger);
+    connection =
+        connect_over(std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings),
+                     Capabilities(), "tcp", loop, settings.linger);
     expect_good(connection->send(bytes_of("what comes first"), {}, nullptr, {}));
   }
   void lane_to(const std::string& address, const Settings& settings) {
@@ -49,7 +51,8 @@ class TcpClose : public testing::Test {
     EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
     // Sooner than by the linger that lanes have where nobody says another.
     const Deadline before = Deadline::in(kLinger - seconds(10));
-    EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; }, before)) << "the socket is kept";
+    EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; }, before))
+        << "the socket is kept";
   }
 
   std::shared_ptr<EventLoop> loop;  // a thread of the network that the test is in by then
@@ -79,10 +82,10 @@ std::unique_ptr<Cable> cable_to_a_lane(std::string& why_not) {
         Tcp tcp;
         Connector& connector = *tcp.connector();
         std::shared_ptr<Connection> accepted;
-        const auto listener =
-            connector.listen({.loop = child_loop, .interface_address = "10.77.7.2", .accepted = [&](auto lane) {
-                                accepted = std::move(lane);
-                              }});
+        const auto listener = connector.listen(
+            {.loop = child_loop, .interface_address = "10.77.7.2", .accepted = [&](auto lane) {
+               accepted = std::move(lane);
+             }});
         tell_line(parent, listener->address());
         wait_for_byte(parent);
       },

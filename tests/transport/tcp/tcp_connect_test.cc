@@ -68,7 +68,8 @@ TEST(TcpConnect, TriesAllAddressesOfAPeer) {
   Lobby lobby(loop, "127.0.0.1");
   const Descriptor nobody = reserved_port();
   Address address = Address::parse(lobby.address());
-  address.hosts.insert(address.hosts.begin(), {{"127.0.0.1", local_end(nobody).port()}, {"::1", 1}});
+  address.hosts.insert(address.hosts.begin(),
+                       {{"127.0.0.1", local_end(nobody).port()}, {"::1", 1}});
   End a(loop, dial(loop, address.text()));
   End b(loop, lobby.take());
   expect_talk(a, b);
@@ -85,7 +86,8 @@ TEST(TcpConnect, TakesNoBytesUntilItStands) {
   const Descriptor peer(::accept(door.get(), nullptr, nullptr));
   const auto meant = Greeting::encode({});
   std::byte greeting[Greeting::kBytes];
-  ASSERT_EQ(::recv(peer.get(), greeting, sizeof greeting, MSG_WAITALL), static_cast<ssize_t>(sizeof greeting));
+  ASSERT_EQ(::recv(peer.get(), greeting, sizeof greeting, MSG_WAITALL),
+            static_cast<ssize_t>(sizeof greeting));
   EXPECT_TRUE(std::equal(meant.begin(), meant.end(), greeting));
   char none;
   EXPECT_EQ(::recv(peer.get(), &none, 1, MSG_DONTWAIT), -1) << "it waits to be greeted";
@@ -94,7 +96,8 @@ TEST(TcpConnect, TakesNoBytesUntilItStands) {
   std::string text(reinterpret_cast<const char*>(answer.data()), answer.size());
   text += "late";
   ASSERT_EQ(::send(peer.get(), text.data(), 10, 0), 10);
-  ASSERT_EQ(::send(peer.get(), text.data() + 10, text.size() - 10, 0), static_cast<ssize_t>(text.size() - 10));
+  ASSERT_EQ(::send(peer.get(), text.data() + 10, text.size() - 10, 0),
+            static_cast<ssize_t>(text.size() - 10));
   char early[5];
   ASSERT_EQ(::recv(peer.get(), early, sizeof early, MSG_WAITALL), 5);
   EXPECT_EQ(std::string(early, 5), "early");
@@ -107,14 +110,18 @@ TEST(TcpConnect, WaitsForAPortThatOpensLater) {
   const Identity identity{7, 8};
   End a(loop, dial(loop, Address{{{"127.0.0.1", local_end(door).port()}}, identity}.text()));
   // Refused a few times by then.
-  auto opens = loop->at(Deadline::in(milliseconds(30)), [&] { EXPECT_EQ(::listen(door.get(), 1), 0); });
+  auto opens =
+      loop->at(Deadline::in(milliseconds(30)), [&] { EXPECT_EQ(::listen(door.get(), 1), 0); });
   std::thread peer([&] {
     Descriptor socket;
-    while (!socket) socket = Descriptor(::accept(door.get(), nullptr, nullptr));  // EINVAL until it listens
+    while (!socket)
+      socket = Descriptor(::accept(door.get(), nullptr, nullptr));  // EINVAL until it listens
     std::byte greeting[Greeting::kBytes];
-    EXPECT_EQ(::recv(socket.get(), greeting, sizeof greeting, MSG_WAITALL), static_cast<ssize_t>(sizeof greeting));
+    EXPECT_EQ(::recv(socket.get(), greeting, sizeof greeting, MSG_WAITALL),
+              static_cast<ssize_t>(sizeof greeting));
     const auto answer = Greeting::encode(identity);
-    EXPECT_EQ(::send(socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+    EXPECT_EQ(::send(socket.get(), answer.data(), answer.size(), 0),
+              static_cast<ssize_t>(answer.size()));
     EXPECT_EQ(::send(socket.get(), "there", 5, 0), 5);
   });
   EXPECT_EQ(a.take(5), "there");
@@ -145,15 +152,16 @@ TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
 }
 
-// From now on this thread, and those it makes, are told that there is no memory for another socket. False where this
-// process may not have that.
+// From now on this thread, and those it makes, are told that there is no memory for another socket.
+// False where this process may not have that.
 bool run_out_of_sockets() {
   sock_filter instructions[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 1),
                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog program{std::size(instructions), instructions};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 TEST(TcpConnect, WithoutMemoryForASocketItIsBusyAndLaterItWorks) {
@@ -237,7 +245,8 @@ TEST(TcpConnect, SaysWhichVersionThePeerSpeaks) {
   const Descriptor peer(::accept(door.get(), nullptr, nullptr));
   auto answer = Greeting::encode({1, 2});
   answer[8] = std::byte{9};
-  ASSERT_EQ(::send(peer.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  ASSERT_EQ(::send(peer.get(), answer.data(), answer.size(), 0),
+            static_cast<ssize_t>(answer.size()));
   EXPECT_THAT(a.wait_end().text(), HasSubstr("it speaks version 9 of the greeting"));
 }
 
@@ -256,7 +265,8 @@ TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
   loop->post([&] { loop->post([&] { loop->post([&] { later = true; }); }); });
   wait_until(
       *loop, [&] { return later.load(); }, "the loop gets there");
-  // Those who resolve names cannot be ended early, and have files of their own open meanwhile, for moments.
+  // Those who resolve names cannot be ended early, and have files of their own open meanwhile, for
+  // moments.
   bool as_before = false;
   wait_until(
       *loop, [&] { return as_before = as_before || harness::open_descriptors() == before; },

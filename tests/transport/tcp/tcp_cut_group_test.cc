@@ -1,5 +1,5 @@
-// A group of two ranks over tcp between which the cable is cut: while they join, in an operation, while nothing happens,
-// while one leaves.
+// A group of two ranks over tcp between which the cable is cut: while they join, in an operation,
+// while nothing happens, while one leaves.
 #include <future>
 
 #include <gmock/gmock.h>
@@ -30,8 +30,8 @@ Settings quick() {
 
 class TcpCutGroup : public testing::Test {
  protected:
-  // Rank 1, at the other end of the cable, which joins and enters reductions until one fails; false, and the test is
-  // skipped, where there can be no cable.
+  // Rank 1, at the other end of the cable, which joins and enters reductions until one fails;
+  // false, and the test is skipped, where there can be no cable.
   [[nodiscard]] bool start(std::size_t elements, bool joins_at_once = true) {
     std::string why_not;
     const std::string path = folder_.path();
@@ -52,8 +52,10 @@ class TcpCutGroup : public testing::Test {
     return cable != nullptr;
   }
 
-  static std::shared_ptr<Communicator> join(int rank, const std::string& folder, const std::shared_ptr<EventLoop>& loop,
-                                            milliseconds timeout, const Settings& settings = quick()) {
+  static std::shared_ptr<Communicator> join(int rank, const std::string& folder,
+                                            const std::shared_ptr<EventLoop>& loop,
+                                            milliseconds timeout,
+                                            const Settings& settings = quick()) {
     Tcp tcp(settings);
     return tcp.join({.rank = rank,
                      .size = 2,
@@ -133,7 +135,8 @@ TEST_F(TcpCutGroup, ARankLeavesOverACutCableWithoutWaiting) {
   cable->cut();
   const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
   // Sooner than any of its lanes' timers.
-  EXPECT_EQ(left.wait_for(seconds(10)), std::future_status::ready) << "it waits for who cannot hear it";
+  EXPECT_EQ(left.wait_for(seconds(10)), std::future_status::ready)
+      << "it waits for who cannot hear it";
 }
 
 }  // namespace

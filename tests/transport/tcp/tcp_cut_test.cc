@@ -1,5 +1,5 @@
-// Peers that are killed, stopped, forgotten, or behind a cable that is cut. Each test has a process and, where it needs
-// one, a network of its own.
+// Peers that are killed, stopped, forgotten, or behind a cable that is cut. Each test has a process
+// and, where it needs one, a network of its own.
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -26,7 +26,8 @@ Settings quick() {
 }
 
 // A child that listens, takes one connection and hands it to `body`.
-Child listening_child(const std::string& interface_address, const std::function<void(int, End&)>& body) {
+Child listening_child(const std::string& interface_address,
+                      const std::function<void(int, End&)>& body) {
   return Child([=](int parent) {
     const auto loop = make_loop("child");
     Lobby lobby(loop, interface_address);
@@ -74,7 +75,8 @@ TEST(TcpCut, AStoppedPeerIsWaitedFor) {
     wait_for_byte(parent);
   });
   const auto loop = make_loop();
-  // Kernels answer questions for room at most twice a second, and some of those not: anything shorter would be too short.
+  // Kernels answer questions for room at most twice a second, and some of those not: anything
+  // shorter would be too short.
   Settings settings = quick();
   settings.silence = seconds(2);
   End a(loop, dial(loop, hear_line(child), patience(), settings));
@@ -117,8 +119,10 @@ TEST(TcpCut, APeerThatForgotTheConnectionIsLostWhileNothingMoves) {
   expect_reset(a.wait_end());
 }
 
-// A cable to a child that takes one connection and hands it to `body`; null, and why, where none can be laid.
-std::unique_ptr<Cable> cable_or_skip(const std::function<void(int, End&)>& body, std::string& why_not) {
+// A cable to a child that takes one connection and hands it to `body`; null, and why, where none
+// can be laid.
+std::unique_ptr<Cable> cable_or_skip(const std::function<void(int, End&)>& body,
+                                     std::string& why_not) {
   return lay_cable(
       [body](int parent) {
         const auto loop = make_loop("child");

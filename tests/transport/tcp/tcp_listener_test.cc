@@ -18,7 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-// Whether the listener closes it, having said no more than that it is another one. Blocks until it does.
+// Whether the listener closes it, having said no more than that it is another one. Blocks until it
+// does.
 bool put_out(const Descriptor& stranger) {
   char answer[Greeting::kBytes + 1];
   const auto got = ::recv(stranger.get(), answer, sizeof answer, MSG_WAITALL);
@@ -87,8 +88,9 @@ TEST(TcpListener, StrangersDoNotGetThrough) {
   const std::string random = pattern(1 << 16, 5);
   const auto half = Greeting::encode({});
   const std::string known(reinterpret_cast<const char*>(half.data()), 8);
-  for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), std::string("\0", 1), random,
-                                   known + random, known + std::string("\1\0\0\0", 4)}) {
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), std::string("\0", 1), random,
+        known + random, known + std::string("\1\0\0\0", 4)}) {
     const Descriptor stranger = raw_connect(lobby.port());
     ::send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     EXPECT_TRUE(put_out(stranger)) << bytes.substr(0, 40);
@@ -133,7 +135,8 @@ TEST(TcpListener, AGreetingMayComeInPieces) {
   End accepted(loop, lobby.take());
   EXPECT_EQ(accepted.take(5), "hello");
   std::byte answer[Greeting::kBytes];
-  EXPECT_EQ(::recv(peer.get(), answer, sizeof answer, MSG_WAITALL), static_cast<ssize_t>(sizeof answer));
+  EXPECT_EQ(::recv(peer.get(), answer, sizeof answer, MSG_WAITALL),
+            static_cast<ssize_t>(sizeof answer));
 }
 
 TEST(TcpListener, OnceItIsGoneConnectingIsRefused) {
@@ -195,7 +198,8 @@ TEST(TcpListener, AShortageOfDescriptorsPasses) {
   }
   ASSERT_EQ(::connect(client.get(), address->get(), address->length), 0);
   const auto greeting = Greeting::encode({});
-  ASSERT_EQ(::send(client.get(), greeting.data(), greeting.size(), 0), static_cast<ssize_t>(greeting.size()));
+  ASSERT_EQ(::send(client.get(), greeting.data(), greeting.size(), 0),
+            static_cast<ssize_t>(greeting.size()));
   wait_until(
       *loop, [&] { return warnings > 0; }, "it says that it is short of descriptors");
   EXPECT_EQ(lobby.waiting(), 0u);
@@ -221,7 +225,8 @@ TEST(TcpListener, SaysAtWhichAddressItDoesNotListen) {
   const auto lobby = std::make_unique<Lobby>(loop);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_EQ(Address::parse(lobby->address()).hosts.size(), 1u);
-  EXPECT_THAT(warnings, testing::ElementsAre(HasSubstr("does not listen at [::1], only at others: ")));
+  EXPECT_THAT(warnings,
+              testing::ElementsAre(HasSubstr("does not listen at [::1], only at others: ")));
 }
 
 }  // namespace

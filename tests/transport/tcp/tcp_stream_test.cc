@@ -20,7 +20,8 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-std::unique_ptr<TcpStream> over(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const Settings& settings = {}) {
+std::unique_ptr<TcpStream> over(const std::shared_ptr<EventLoop>& loop, Descriptor socket,
+                                const Settings& settings = {}) {
   return std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings);
 }
 
@@ -72,7 +73,8 @@ TEST(TcpStream, EmptyPiecesAreNoBytes) {
   auto [one, other] = socket_pair();
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
-  const ByteStream::Bytes pieces[] = {{}, std::as_bytes(std::span("ab", 2)), {}, std::as_bytes(std::span("c", 1)), {}};
+  const ByteStream::Bytes pieces[] = {
+      {}, std::as_bytes(std::span("ab", 2)), {}, std::as_bytes(std::span("c", 1)), {}};
   EXPECT_EQ(stream->write(pieces), 3u);
   EXPECT_EQ(stream->write({}), 0u);
   char got[8];
@@ -95,7 +97,9 @@ TEST(TcpStream, PeekShowsAtLeastWhatIsWantedInOnePiece) {
       [&] {
         const auto seen = stream->peek(stream->window());
         shown = seen.size();
-        if (seen.size() == bytes.size() && std::memcmp(seen.data(), bytes.data(), bytes.size()) == 0) came.set_value();
+        if (seen.size() == bytes.size() &&
+            std::memcmp(seen.data(), bytes.data(), bytes.size()) == 0)
+          came.set_value();
       },
       [] {});
   for (std::size_t begin = 0; begin < bytes.size(); begin += 10'000) {
@@ -103,7 +107,8 @@ TEST(TcpStream, PeekShowsAtLeastWhatIsWantedInOnePiece) {
     while (::send(other.get(), bytes.data() + begin, part, 0) != static_cast<ssize_t>(part)) {
     }
   }
-  ASSERT_EQ(came.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready) << shown;
+  ASSERT_EQ(came.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready)
+      << shown;
   stream->stop();
 }
 
@@ -304,7 +309,8 @@ TEST(TcpStream, KeepsAnEyeOnThePeer) {
   EXPECT_EQ(value, 1);
 }
 
-// More than stays in a cache would only wait in memory. The kernel gives twice what it is asked for, within its limit.
+// More than stays in a cache would only wait in memory. The kernel gives twice what it is asked
+// for, within its limit.
 TEST(TcpStream, BetweenTwoProcessesOfOneHostABoundedNumberOfBytesIsOnItsWay) {
   auto [one, other] = tcp_pair();
   const int descriptor = one.get();

@@ -43,10 +43,14 @@ TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
   EXPECT_EQ(why("node7", elsewhere), std::nullopt);
   EXPECT_THAT(why("127.0.0.1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
   EXPECT_THAT(why("::1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
-  EXPECT_THAT(why("fe80::1%nosuchif0", here).value_or(""), HasSubstr("an interface that is not here"));
-  EXPECT_EQ(connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()), std::nullopt)
+  EXPECT_THAT(why("fe80::1%nosuchif0", here).value_or(""),
+              HasSubstr("an interface that is not here"));
+  EXPECT_EQ(
+      connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()),
+      std::nullopt)
       << "one of several suffices";
-  EXPECT_THAT(connector.why_unreachable("no address at all").value_or(""), HasSubstr("has no port"));
+  EXPECT_THAT(connector.why_unreachable("no address at all").value_or(""),
+              HasSubstr("has no port"));
 }
 
 // Two machines may have the same address on bridges of their own.
@@ -68,7 +72,8 @@ TEST(Tcp, AnAddressOfThisMachineDoesNotLeadToAnother) {
     return tcp.connector()->why_unreachable(Address{{{own, 4711}}, {machine, 1}}.text());
   };
   EXPECT_EQ(why(this_machine()), std::nullopt);
-  EXPECT_THAT(why(this_machine() + 1).value_or(""), HasSubstr(own + ":4711 is an address of this machine as well"));
+  EXPECT_THAT(why(this_machine() + 1).value_or(""),
+              HasSubstr(own + ":4711 is an address of this machine as well"));
   EXPECT_THAT(why(this_machine() + 1).value_or(""), HasSubstr("WEFT_SOCKET_IFNAME"));
 }
 
@@ -77,7 +82,10 @@ TEST(Tcp, WrongArgumentsAreTheCallersErrors) {
   Connector& connector = *tcp.connector();
   const auto loop = make_loop();
   EXPECT_EQ(blame_of([&] { connector.connect("nonsense", {loop, patience()}); }), Blame::Caller);
-  EXPECT_EQ(blame_of([&] { connector.connect("127.0.0.1:1", {nullptr, patience()}); }), Blame::Caller);
+  EXPECT_EQ(blame_of([&] {
+              connector.connect("127.0.0.1:1", {nullptr, patience()});
+            }),
+            Blame::Caller);
   EXPECT_EQ(blame_of([&] { connector.listen({loop, "", nullptr}); }), Blame::Caller);
   EXPECT_EQ(blame_of([&] { connector.listen({nullptr, "", [](auto) {}}); }), Blame::Caller);
   EXPECT_EQ(blame_of([&] { connector.listen({loop, "nosuchif0", [](auto) {}}); }), Blame::Caller);
@@ -87,8 +95,9 @@ TEST(Tcp, AConnectionThatCannotBeMadeEndsWithTheReason) {
   Tcp tcp;
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();
-  const auto connection = tcp.connector()->connect("127.0.0.1:" + std::to_string(local_end(nobody).port()),
-                                                   {loop, Deadline::in(milliseconds(30))});
+  const auto connection =
+      tcp.connector()->connect("127.0.0.1:" + std::to_string(local_end(nobody).port()),
+                               {loop, Deadline::in(milliseconds(30))});
   const Op op = connection->send(std::as_bytes(std::span("header", 6)), {}, nullptr, {});
   std::atomic<bool> closed{false};
   std::optional<Error> why;

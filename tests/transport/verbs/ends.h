@@ -13,7 +13,8 @@
 namespace weft::transport::verbs {
 
 struct End {
-  explicit End(const harness::FakeVerbs& fake, QueuePair::Depths depths = {64, 64, 64}, GpuDirect allowed = GpuDirect::Auto)
+  explicit End(const harness::FakeVerbs& fake, QueuePair::Depths depths = {64, 64, 64},
+               GpuDirect allowed = GpuDirect::Auto)
       : path(fake.path()),
         registrations(std::make_shared<RegistrationCache>(path.device, allowed)),
         completions(path.device, 1024),
@@ -34,7 +35,8 @@ struct End {
     return hello;
   }
 
-  // Takes what has come; returns whether there was something. What it says that cannot be stands in `refused`.
+  // Takes what has come; returns whether there was something. What it says that cannot be stands in
+  // `refused`.
   bool turn() {
     std::array<ibv_wc, 16> room;
     const auto come = completions.poll(room);

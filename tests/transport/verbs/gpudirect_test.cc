@@ -1,4 +1,5 @@
-// Memory of GPUs on lanes of verbs (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose registrations are checked.
+// Memory of GPUs on lanes of verbs (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose
+// registrations are checked.
 #include <cstring>
 #include <future>
 #include <optional>
@@ -18,7 +19,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // To name memory of the GPU by; who touches it faults.
-std::span<std::byte> bytes_of(const Slice& slice) { return {static_cast<std::byte*>(slice.data), slice.bytes}; }
+std::span<std::byte> bytes_of(const Slice& slice) {
+  return {static_cast<std::byte*>(slice.data), slice.bytes};
+}
 
 harness::FakeDriver::Options out_of_reach(harness::FakeDriver::Options options) {
   options.is_out_of_reach = true;
@@ -27,7 +30,8 @@ harness::FakeDriver::Options out_of_reach(harness::FakeDriver::Options options) 
 
 class GpuDirectLanes : public cuda::FakeCuda {
  protected:
-  explicit GpuDirectLanes(harness::FakeDriver::Options options = {}) : FakeCuda(out_of_reach(options)) {
+  explicit GpuDirectLanes(harness::FakeDriver::Options options = {})
+      : FakeCuda(out_of_reach(options)) {
     verbs.look_through([this](const void* address) { return fake.behind(address); });
   }
   void fill(const Slice& slice, const std::vector<std::byte>& with) const {
@@ -48,7 +52,9 @@ class GpuDirectLanes : public cuda::FakeCuda {
     reclaim();
     FakeCuda::TearDown();
   }
-  void reclaim() { EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20)))); }
+  void reclaim() {
+    EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20))));
+  }
   void settle() {
     for (bool found = true; found;) {
       found = a->turn();
@@ -73,18 +79,22 @@ class GpuDirectLanes : public cuda::FakeCuda {
 
 class FlushedGpuDirectLanes : public GpuDirectLanes {
  protected:
-  FlushedGpuDirectLanes() : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE}) {}
+  FlushedGpuDirectLanes()
+      : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE}) {}
 };
 class UnseenGpuDirectLanes : public GpuDirectLanes {
  protected:
   UnseenGpuDirectLanes()
-      : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE, .host_flushes = false}) {}
+      : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE,
+                        .host_flushes = false}) {}
 };
 
 TEST_F(GpuDirectLanes, PiecesOfAnAllocationGoFromWhereTheyLieToWhereTheyBelong) {
   join();
-  const cuda::ShareableMemory from(*device, 3'000'017), to(*device, 2'000'001);  // neither begins with a page
-  const Slice sent = from.slice().part(1'000'001, 1'234'567), place = to.slice().part(4321, 1'234'567);
+  const cuda::ShareableMemory from(*device, 3'000'017),
+      to(*device, 2'000'001);  // neither begins with a page
+  const Slice sent = from.slice().part(1'000'001, 1'234'567),
+              place = to.slice().part(4321, 1'234'567);
   const auto content = pattern(1, sent.bytes);
   fill(sent, content);
   const auto of_from = a->registrations->gpus().of(sent, *device);
@@ -100,7 +110,8 @@ TEST_F(GpuDirectLanes, PiecesOfAnAllocationGoFromWhereTheyLieToWhereTheyBelong) 
   EXPECT_EQ(copy_of(place), content);
   EXPECT_EQ(copies(), 0);
   EXPECT_EQ(a->refused + b->refused, "");
-  EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 0) << "this GPU sees them in order";
+  EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 0)
+      << "this GPU sees them in order";
 }
 
 TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFreed) {
@@ -110,7 +121,8 @@ TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFree
   const cuda::ShareableMemory stays(*device, 1 << 20);
   {
     const cuda::ShareableMemory goes(*device, 1 << 20);
-    EXPECT_EQ(gpus.of(goes.slice(), *device), gpus.of(goes.slice().part(1 << 19, 1 << 18), *device));
+    EXPECT_EQ(gpus.of(goes.slice(), *device),
+              gpus.of(goes.slice().part(1 << 19, 1 << 18), *device));
     EXPECT_EQ(fake.calls(&cuda::Driver::mem_get_handle_for_address_range), 1);
     const auto held = gpus.of(goes.slice(), *device);
     EXPECT_EQ(gpus.at(goes.slice().data, 1).get(), held.get());
@@ -136,7 +148,8 @@ TEST_F(GpuDirectLanes, FreedMemoryIsGivenBackThoughNothingElseIsRegistered) {
   }
   reclaim();
   const Deadline patience = Deadline::in(std::chrono::seconds(30));
-  while (verbs.registrations() > before && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  while (verbs.registrations() > before && !patience.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(verbs.registrations(), before);
   EXPECT_EQ(a->registrations->gpus().count(), 0u);
 }
@@ -154,13 +167,15 @@ TEST_F(GpuDirectLanes, AThreadThatCannotBeStartedIsDoneWithoutAndThatIsSaidOnce)
     gpus.of(stays.slice(), *device);
     EXPECT_EQ(gpus.count(), 2u);
   }
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 stays taken after it has been freed")));
+  EXPECT_THAT(take_logged(),
+              ElementsAre(HasSubstr("memory of cuda:0 stays taken after it has been freed")));
   reclaim();
   gpus.of(other.slice(), *device);
   EXPECT_EQ(gpus.count(), 2u) << "without the one that has been freed";
 }
 
-// A stale entry must not take a host's address for a GPU's, nor a GPU's in use ever be taken for the host's.
+// A stale entry must not take a host's address for a GPU's, nor a GPU's in use ever be taken for
+// the host's.
 TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
@@ -173,7 +188,8 @@ TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
   held = gpus.of(memory.slice(), *device);
   fake.lose_context(0);
   gpus.forget_freed();
-  EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr) << "the GPU is lost, and its memory still none of the host's";
+  EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr)
+      << "the GPU is lost, and its memory still none of the host's";
   held.reset();
   gpus.forget_freed();
   EXPECT_EQ(gpus.count(), 0u);
@@ -261,7 +277,8 @@ TEST_F(ReusingGpuDirectLanes, AnAddressThatCameBackIsAnotherAllocation) {
   EXPECT_NE(of_second->local_key(), key);
   EXPECT_EQ(gpus.at(address, 1).get(), of_second.get());
   of_second.reset();
-  EXPECT_EQ(gpus.at(address, 1).get(), of_first.get()) << "who still sends the freed one sends a GPU's memory";
+  EXPECT_EQ(gpus.at(address, 1).get(), of_first.get())
+      << "who still sends the freed one sends a GPU's memory";
   EXPECT_EQ(gpus.count(), 2u);
   of_first.reset();
   gpus.forget_freed();
@@ -308,7 +325,9 @@ TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
   EXPECT_THAT(why, HasSubstr("fake0 registers no dma-buf"));
   EXPECT_THAT(why, HasSubstr("nvidia_peermem is not loaded"));
   EXPECT_EQ(why_not(memory.slice()), why);
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: "))) << "said once";
+  EXPECT_THAT(take_logged(),
+              ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: ")))
+      << "said once";
 
   join(GpuDirect::PeerMemory);
   EXPECT_EQ(why_not(memory.slice()), "");
@@ -320,7 +339,8 @@ TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
   EXPECT_EQ(verbs.dma_bufs(), 0u) << "as it was asked for";
   verbs.limit_locked_memory(true);
   const cuda::ShareableMemory other(*device, 1 << 20);
-  EXPECT_THAT(why_not(other.slice()), HasSubstr("nvidia_peermem, ibv_reg_mr: Cannot allocate memory"));
+  EXPECT_THAT(why_not(other.slice()),
+              HasSubstr("nvidia_peermem, ibv_reg_mr: Cannot allocate memory"));
   EXPECT_EQ(take_logged().size(), 1u);
   verbs.limit_locked_memory(false);
 
@@ -346,7 +366,9 @@ TEST_F(GpuDirectLanes, WhyMemoryIsNotRegisteredIsSaidOnceAndOfALostGpuNotAtAll) 
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(cuda::error_from([&] { gpus.of(nowhere, *device); }).blame(), Blame::Caller);
   }
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: cuMemGetAddressRange")));
+  EXPECT_THAT(
+      take_logged(),
+      ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: cuMemGetAddressRange")));
   fake.lose_context(0);
   EXPECT_EQ(cuda::error_from([&] { gpus.of(nowhere, *device); }).blame(), Blame::Device);
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost"))) << "by the GPU itself";
@@ -411,7 +433,9 @@ TEST_F(ThreadedGpuDirectLanes, APeerThatNamesNoPlaceGetsItThroughTheRing) {
   }
   EXPECT_EQ(got, content);
   EXPECT_GT(copies(), 1) << "the host does not touch the GPU's memory";
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 is copied to the other end through the ring")));
+  EXPECT_THAT(
+      take_logged(),
+      ElementsAre(HasSubstr("memory of cuda:0 is copied to the other end through the ring")));
 }
 
 TEST_F(ThreadedGpuDirectLanes, ASmallerPlaceThanThePieceLeavesARestThatGoesDirectlyAsWell) {
@@ -505,7 +529,9 @@ TEST_F(ThreadedGpuDirectLanes, WhatComesThroughTheRingIsCopiedToAPlaceOnAGpu) {
   }
   EXPECT_EQ(copy_of(to.slice().part(0, content.size())), content);
   EXPECT_EQ(copies(), 2) << "the host does not touch the GPU's memory";
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("what the other end sends is copied to memory of cuda:0 through")));
+  EXPECT_THAT(
+      take_logged(),
+      ElementsAre(HasSubstr("what the other end sends is copied to memory of cuda:0 through")));
 }
 
 }  // namespace

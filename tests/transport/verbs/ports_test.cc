@@ -16,7 +16,8 @@ Gid gid(int index, const std::string& text, GidType type, const std::string& int
   made.type = type;
   made.interface = interface;
   const bool is_ipv6 = text.find(':') != std::string::npos;
-  EXPECT_EQ(::inet_pton(AF_INET6, (is_ipv6 ? text : "::ffff:" + text).c_str(), made.bytes.data()), 1);
+  EXPECT_EQ(::inet_pton(AF_INET6, (is_ipv6 ? text : "::ffff:" + text).c_str(), made.bytes.data()),
+            1);
   return made;
 }
 
@@ -41,9 +42,9 @@ std::string why_not(const std::vector<PortReport>& ports, const Wishes& wishes =
 
 TEST(VerbsPorts, RoceVersionTwoWithAnIpv4AddressIsPreferred) {
   const std::vector<PortReport> ports{
-      roce("mlx5_0",
-           {gid(0, "fe80::1", GidType::RoceV1), gid(1, "fe80::1", GidType::RoceV2), gid(2, "10.1.2.3", GidType::RoceV1),
-            gid(3, "10.1.2.3", GidType::RoceV2), gid(4, "2001:db8::7", GidType::RoceV2)})};
+      roce("mlx5_0", {gid(0, "fe80::1", GidType::RoceV1), gid(1, "fe80::1", GidType::RoceV2),
+                      gid(2, "10.1.2.3", GidType::RoceV1), gid(3, "10.1.2.3", GidType::RoceV2),
+                      gid(4, "2001:db8::7", GidType::RoceV2)})};
   EXPECT_EQ(choose(ports, {}).value().gid.index, 3);
   EXPECT_EQ(choose(ports, {}).value().gid.text(), "10.1.2.3");
 }
@@ -55,8 +56,8 @@ TEST(VerbsPorts, ARoutableAddressGoesBeforeALinkLocalOne) {
 }
 
 TEST(VerbsPorts, TheFirstAddressOfAnInfiniBandPortIsUsed) {
-  PortReport port =
-      roce("mlx5_0", {gid(0, "fe80::1", GidType::InfiniBand, ""), gid(1, "fe80::2", GidType::InfiniBand, "")});
+  PortReport port = roce("mlx5_0", {gid(0, "fe80::1", GidType::InfiniBand, ""),
+                                    gid(1, "fe80::2", GidType::InfiniBand, "")});
   port.fabric = Fabric::InfiniBand;
   EXPECT_EQ(choose({port}, {}).value().gid.index, 0);
 }
@@ -64,19 +65,22 @@ TEST(VerbsPorts, TheFirstAddressOfAnInfiniBandPortIsUsed) {
 TEST(VerbsPorts, TheInterfaceThatWasGivenDecidesByItsNameAndByItsAddress) {
   const std::vector<PortReport> ports{
       roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2, "eth0")}),
-      roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2, "eth1"), gid(1, "10.0.1.2", GidType::RoceV2, "eth1.7")})};
+      roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2, "eth1"),
+                      gid(1, "10.0.1.2", GidType::RoceV2, "eth1.7")})};
   EXPECT_EQ(choose(ports, {}).value().port.device, "mlx5_0");
   EXPECT_EQ(choose(ports, {.interface_address = "eth1"}).value().port.device, "mlx5_1");
   EXPECT_EQ(choose(ports, {.interface_address = "10.0.1.2"}).value().gid.index, 1);
   EXPECT_EQ(choose(ports, {.interface_address = "eth1.7"}).value().gid.index, 1);
-  EXPECT_EQ(choose(ports, {.interface_address = "127.0.0.1"}).value().port.device, "mlx5_0") << "TCP may go elsewhere";
+  EXPECT_EQ(choose(ports, {.interface_address = "127.0.0.1"}).value().port.device, "mlx5_0")
+      << "TCP may go elsewhere";
 }
 
 TEST(VerbsPorts, WhatTheUserListsIsAllThatIsUsed) {
   auto second = roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2)});
   auto other_port = second;
   other_port.port = 2;
-  const std::vector<PortReport> ports{roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2)}), second, other_port};
+  const std::vector<PortReport> ports{roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2)}), second,
+                                      other_port};
   EXPECT_EQ(choose(ports, {.devices = {"mlx5_1"}}).value().port.name(), "mlx5_1:1");
   EXPECT_EQ(choose(ports, {.devices = {"mlx5_1:2"}}).value().port.name(), "mlx5_1:2");
   EXPECT_THAT(why_not(ports, {.devices = {"mlx5_7"}}), HasSubstr("mlx5_0:1 is not in WEFT_IB_HCA"));

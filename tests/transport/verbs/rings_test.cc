@@ -16,7 +16,9 @@ using harness::bytes_of;
 using harness::pattern;
 using testing::HasSubstr;
 
-std::size_t write(End& end, std::span<const std::byte> bytes) { return end.writer.write(std::array{Bytes(bytes)}); }
+std::size_t write(End& end, std::span<const std::byte> bytes) {
+  return end.writer.write(std::array{Bytes(bytes)});
+}
 
 TEST(VerbsRings, BytesComeThroughInOrderHoweverTheyAreCut) {
   Ends ends;
@@ -30,7 +32,8 @@ TEST(VerbsRings, BytesComeThroughInOrderHoweverTheyAreCut) {
     written += write(ends.a, std::span(sent).subspan(written, piece));
     ends.settle();
     if (random() % 2 == 0) {
-      read += ends.b.reader.read(std::span(got).subspan(read, std::min<std::size_t>(random() % 90'000, got.size() - read)));
+      read += ends.b.reader.read(std::span(got).subspan(
+          read, std::min<std::size_t>(random() % 90'000, got.size() - read)));
     } else {
       const Bytes seen = ends.b.reader.peek();
       ASSERT_LE(read + seen.size(), got.size());
@@ -106,7 +109,9 @@ TEST(VerbsRings, APieceMayBeAnnouncedWhileTheOneBeforeIsNotTaken) {
   ends.settle();
   ends.b.reader.read(got_first);
   ends.settle();
-  EXPECT_EQ(ends.a.writer.write(std::array{Bytes(first), Bytes(bytes_of("between")), Bytes(second)}), first.size() + 7);
+  EXPECT_EQ(
+      ends.a.writer.write(std::array{Bytes(first), Bytes(bytes_of("between")), Bytes(second)}),
+      first.size() + 7);
   ends.settle();
   EXPECT_EQ(ends.b.reader.read(got_first), first.size());
   std::array<std::byte, 7> between;
@@ -139,7 +144,8 @@ TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenToByWhatIsUnderWayThoughItStay
   Ends ends;
   const auto piece = pattern(7, 1 << 20);
   std::vector<std::byte> place(piece.size());
-  const auto held = ends.b.registrations->of(place.data(), place.size(), Access::RemoteWrite);  // by another lane
+  const auto held =
+      ends.b.registrations->of(place.data(), place.size(), Access::RemoteWrite);  // by another lane
   std::vector<std::byte> at_withdrawal;
   ends.fake.in_the_next_write([&] {
     ends.b.reader.withdraw();
@@ -247,7 +253,8 @@ TEST(VerbsRings, AReaderThatTakesNothingHoldsTheWriterBackUntilItDoes) {
   EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "no receive was missing";
 }
 
-// Neither end takes anything from its queue while the other writes: what is posted stays within what was granted.
+// Neither end takes anything from its queue while the other writes: what is posted stays within
+// what was granted.
 TEST(VerbsRings, ManySmallWritesNeverMissAReceive) {
   Ends ends;
   const auto byte = pattern(11, 1);
@@ -300,11 +307,14 @@ TEST(VerbsRings, WhatAPeerCannotMeanIsRefused) {
   EXPECT_EQ(note({.kind = Note::Kind::Room, .position = 1}), "room that it cannot have");
   EXPECT_EQ(note({.kind = Note::Kind::Room, .granted = 1}), "grants of more than was taken");
   EXPECT_EQ(note({.kind = Note::Kind::Place, .bytes = 1}), "a place for nothing");
-  EXPECT_EQ(note({.kind = Note::Kind::Waits, .position = 7, .bytes = 1}), "a piece that waits elsewhere");
+  EXPECT_EQ(note({.kind = Note::Kind::Waits, .position = 7, .bytes = 1}),
+            "a piece that waits elsewhere");
   EXPECT_EQ(note({.kind = Note::Kind::Waits}), "a piece that waits elsewhere");
-  EXPECT_EQ(refusal([](Ends& ends) { ends.fake.send_to(ends.b.pair.number(), "short", 5); }), "a note that is none");
+  EXPECT_EQ(refusal([](Ends& ends) { ends.fake.send_to(ends.b.pair.number(), "short", 5); }),
+            "a note that is none");
   EXPECT_EQ(immediate(kRingBytes), "");
-  EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "") << "a size alone reserves nothing";
+  EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "")
+      << "a size alone reserves nothing";
 }
 
 TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
@@ -360,13 +370,13 @@ TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
     if (level == LogLevel::Error) said.emplace_back(text);
   });
   std::array<std::byte, 8> memory;
-  std::optional<Registration> registration(std::in_place, path.device, Slice{memory.data(), memory.size(), {}},
-                                           Access::Read);
+  std::optional<Registration> registration(std::in_place, path.device,
+                                           Slice{memory.data(), memory.size(), {}}, Access::Read);
   fake.refuse_to_end(harness::FakeVerbs::Thing::Registration, EIO);
   registration.reset();
   ASSERT_EQ(said.size(), 1u);
-  EXPECT_THAT(said[0],
-              HasSubstr("fake0: memory cannot be deregistered, so who has its key may write there: Input/output error"));
+  EXPECT_THAT(said[0], HasSubstr("fake0: memory cannot be deregistered, so who has its key may "
+                                 "write there: Input/output error"));
   std::optional<Completions> completions(std::in_place, path.device, 16);
   {
     QueuePair pair(path, *completions, {16, 16, 64});
@@ -380,7 +390,8 @@ TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
   fake.refuse_to_end(harness::FakeVerbs::Thing::CompletionQueue, EBUSY);
   completions.reset();
   ASSERT_EQ(said.size(), 3u);
-  EXPECT_THAT(said[2], HasSubstr("fake0: a completion queue cannot be destroyed: Device or resource busy"));
+  EXPECT_THAT(said[2],
+              HasSubstr("fake0: a completion queue cannot be destroyed: Device or resource busy"));
 }
 
 TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
@@ -388,7 +399,8 @@ TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   const auto device = fake.open();
   try {
     std::array<std::byte, 8> memory;
-    const Registration refused(device, Slice{memory.data(), memory.size(), weft::Device::cuda(3)}, Access::Read);
+    const Registration refused(device, Slice{memory.data(), memory.size(), weft::Device::cuda(3)},
+                               Access::Read);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);
@@ -408,8 +420,8 @@ TEST(VerbsErrors, AFailedCompletionSaysInWordsWhoIsToBlame) {
   const Error retries = error(IBV_WC_RETRY_EXC_ERR);
   EXPECT_EQ(retries.blame(), Blame::PeerLost);
   EXPECT_EQ(retries.native_code(), IBV_WC_RETRY_EXC_ERR);
-  for (const char* part :
-       {"192.0.2.1:4711", "the library's words", "status 12", "vendor error 129", "acknowledges nothing"}) {
+  for (const char* part : {"192.0.2.1:4711", "the library's words", "status 12", "vendor error 129",
+                           "acknowledges nothing"}) {
     EXPECT_THAT(retries.text(), HasSubstr(part));
   }
   const Error not_ready = error(IBV_WC_RNR_RETRY_EXC_ERR);

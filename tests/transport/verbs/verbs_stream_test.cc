@@ -40,8 +40,9 @@ class VerbsStreams : public cuda::FakeCuda {
     Capabilities capabilities;
     capabilities.direct_bytes = 128 << 10;
     capabilities.one_sided = true;
-    return connect_over(std::make_unique<VerbsStream>(path, registrations, std::move(met), Deadline::never()), capabilities,
-                        "verbs", loop);
+    return connect_over(
+        std::make_unique<VerbsStream>(path, registrations, std::move(met), Deadline::never()),
+        capabilities, "verbs", loop);
   }
   template <class Call>
   void on_loop(const Call& call) const {
@@ -58,7 +59,9 @@ class VerbsStreams : public cuda::FakeCuda {
     near_registrations.reset();
     far_registrations.reset();
     // All that touches the fake devices has gone, in turns of the loop.
-    const auto is_gone = [this] { return is_stuck ? verbs.queue_pairs() == 1 : path.device.use_count() == 1; };
+    const auto is_gone = [this] {
+      return is_stuck ? verbs.queue_pairs() == 1 : path.device.use_count() == 1;
+    };
     EXPECT_TRUE(loop->drive(is_gone, harness::patience()));
     on_loop([] {});
     loop.reset();
@@ -68,8 +71,10 @@ class VerbsStreams : public cuda::FakeCuda {
 
   harness::FakeVerbs verbs;
   const Path path = verbs.path();
-  std::shared_ptr<RegistrationCache> near_registrations = std::make_shared<RegistrationCache>(path.device);
-  std::shared_ptr<RegistrationCache> far_registrations = std::make_shared<RegistrationCache>(path.device);
+  std::shared_ptr<RegistrationCache> near_registrations =
+      std::make_shared<RegistrationCache>(path.device);
+  std::shared_ptr<RegistrationCache> far_registrations =
+      std::make_shared<RegistrationCache>(path.device);
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
   std::shared_ptr<Connection> near, far;
   std::uint32_t near_pair = 0;
@@ -140,8 +145,8 @@ TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
   EXPECT_FALSE(seen.expired());
   const auto said = take_logged();
   ASSERT_EQ(said.size(), 1u);
-  EXPECT_THAT(said[0],
-              AllOf(HasSubstr("fake0: a queue pair cannot be destroyed"), HasSubstr("is kept: Device or resource")));
+  EXPECT_THAT(said[0], AllOf(HasSubstr("fake0: a queue pair cannot be destroyed"),
+                             HasSubstr("is kept: Device or resource")));
 }
 
 // Nothing completes any more, not even with an error.
@@ -201,7 +206,8 @@ TEST_F(VerbsStreams, APeerThatHangsUpAndTalksOnDoesNotHoldTheLoop) {
                   },
                   [](const Error&) {}});
   std::promise<std::size_t> unsaid;
-  lane->receive({[](const Arrival&) {}, [&](const Error&) { unsaid.set_value(verbs.left_to_send()); }});
+  lane->receive(
+      {[](const Arrival&) {}, [&](const Error&) { unsaid.set_value(verbs.left_to_send()); }});
   for (bool has_opened = false; !has_opened;) on_loop([&] { has_opened = talker->turn(); });
   on_loop([&] {
     const auto room = encode(Note{.kind = Note::Kind::Room});
@@ -217,16 +223,19 @@ TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
   std::promise<void> closed;
   near->receive({[](const Arrival&) {}, [&](const Error&) { closed.set_value(); }});
   const cuda::ShareableMemory memory(*device, 1 << 20);
-  const std::weak_ptr<RegistrationCache> seen = std::exchange(near_registrations, nullptr);  // the lane's alone from now on
+  const std::weak_ptr<RegistrationCache> seen =
+      std::exchange(near_registrations, nullptr);  // the lane's alone from now on
   const std::size_t before = verbs.registrations();
   verbs.at_next_registration([&] {
     on_loop([&] { far->close(Error(Blame::Cancelled, "enough")); });
     closed.get_future().wait();
-    EXPECT_TRUE(loop->drive([&] { return verbs.registrations() <= before / 2; }, harness::patience()))
+    EXPECT_TRUE(
+        loop->drive([&] { return verbs.registrations() <= before / 2; }, harness::patience()))
         << "the stream is still there";
     EXPECT_FALSE(seen.expired());
   });
-  auto reached = std::async(std::launch::async, [&] { return near->reach(memory.slice(), *device); });
+  auto reached =
+      std::async(std::launch::async, [&] { return near->reach(memory.slice(), *device); });
   EXPECT_TRUE(reached.get().ok());
 }
 
@@ -249,8 +258,10 @@ TEST_F(VerbsStreams, AGpuThatIsLostBeforeTheRingIsCopiedToItEndsTheLaneWithItsEr
     near->send({}, std::array{harness::slice_of(payload)}, nullptr, {});
   });
   auto ended = why_far.get_future();
-  ASSERT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready) << "the loop does nothing else any more";
-  EXPECT_THAT(ended.get().text(), AllOf(HasSubstr("in the middle of a message"), HasSubstr("on cuda:0")));
+  ASSERT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready)
+      << "the loop does nothing else any more";
+  EXPECT_THAT(ended.get().text(),
+              AllOf(HasSubstr("in the middle of a message"), HasSubstr("on cuda:0")));
   EXPECT_EQ(harness::failure_of(accepted).blame(), Blame::Device);
   EXPECT_THAT(why_near.get_future().get().text(), HasSubstr("cuda:0"));
   take_logged();

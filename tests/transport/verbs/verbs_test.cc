@@ -21,9 +21,10 @@ TEST(Verbs, WhatConnectsTakesThePortThatItsProcessListensOn) {
   Verbs verbs({fake.open()}, config, inproc::open().value());
   const auto loop = std::make_shared<EventLoop>("both");
   std::promise<std::shared_ptr<Connection>> accepted;
-  const auto listener = verbs.listen({.loop = loop, .interface_address = "192.0.2.2", .accepted = [&](auto connection) {
-                                        accepted.set_value(std::move(connection));
-                                      }});
+  const auto listener = verbs.listen(
+      {.loop = loop, .interface_address = "192.0.2.2", .accepted = [&](auto connection) {
+         accepted.set_value(std::move(connection));
+       }});
   std::promise<std::shared_ptr<Connection>> connected;
   loop->post([&] { connected.set_value(verbs.connect(listener->address(), {.loop = loop})); });
   auto near = connected.get_future().get();
@@ -37,7 +38,8 @@ TEST(Verbs, WhatConnectsTakesThePortThatItsProcessListensOn) {
   };
   end(std::move(near));
   end(std::move(far));
-  EXPECT_TRUE(loop->drive([&] { return fake.registrations() == 0; }, Deadline::in(std::chrono::seconds(60))));
+  EXPECT_TRUE(loop->drive([&] { return fake.registrations() == 0; },
+                          Deadline::in(std::chrono::seconds(60))));
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace {
 Hello some_hello() {
   Hello hello;
   hello.fabric = Fabric::InfiniBand;
-  for (std::size_t i = 0; i < hello.gid.size(); ++i) hello.gid[i] = static_cast<std::uint8_t>(7 * i);
+  for (std::size_t i = 0; i < hello.gid.size(); ++i)
+    hello.gid[i] = static_cast<std::uint8_t>(7 * i);
   hello.lid = 0x1234;
   hello.queue_pair = 0xabcdef;
   hello.packet = 0x123456;
@@ -32,7 +33,8 @@ TEST(VerbsHello, ComesThroughAsItWasSaid) {
 
 TEST(VerbsHello, OfAnotherLengthOrVersionIsRefusedWithAReason) {
   const auto bytes = encode(some_hello());
-  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_hello(Bytes(bytes).first(length)).ok());
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode_hello(Bytes(bytes).first(length)).ok());
   std::vector<std::byte> longer(bytes.begin(), bytes.end());
   longer.push_back({});
   EXPECT_FALSE(decode_hello(longer).ok());
@@ -65,7 +67,8 @@ TEST(VerbsHello, WithNumbersThatCannotBeIsRefused) {
 }
 
 TEST(VerbsNote, ComesThroughAsItWasSaid) {
-  for (const auto kind : {Note::Kind::Room, Note::Kind::Waits, Note::Kind::Place, Note::Kind::Finished}) {
+  for (const auto kind :
+       {Note::Kind::Room, Note::Kind::Waits, Note::Kind::Place, Note::Kind::Finished}) {
     const Note note{kind, 0xfffffff0, 0x1234, std::uint64_t{1} << 40, 77, 0x7f00dead0000};
     EXPECT_EQ(decode_note(encode(note)), note);
   }
@@ -73,7 +76,8 @@ TEST(VerbsNote, ComesThroughAsItWasSaid) {
 
 TEST(VerbsNote, OfAnotherKindOrLengthIsNone) {
   auto bytes = encode(Note{});
-  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_note(Bytes(bytes).first(length)));
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode_note(Bytes(bytes).first(length)));
   for (const unsigned kind : {0u, 5u, 255u}) {
     bytes[0] = static_cast<std::byte>(kind);
     EXPECT_FALSE(decode_note(bytes)) << kind;
@@ -93,8 +97,10 @@ TEST(VerbsHello, RandomAndChangedBytesAreRefusedOrKeepTheBounds) {
     if (!hello) continue;
     ++taken;
     const Hello& told = hello.value();
-    ASSERT_TRUE(told.ring_bytes >= 4096 && told.ring_bytes <= 1u << 30 && (told.ring_bytes & (told.ring_bytes - 1)) == 0);
-    ASSERT_TRUE(told.receives >= 16 && told.mtu_bytes >= 256 && told.mtu_bytes <= 4096 && told.max_write_bytes >= 4096);
+    ASSERT_TRUE(told.ring_bytes >= 4096 && told.ring_bytes <= 1u << 30 &&
+                (told.ring_bytes & (told.ring_bytes - 1)) == 0);
+    ASSERT_TRUE(told.receives >= 16 && told.mtu_bytes >= 256 && told.mtu_bytes <= 4096 &&
+                told.max_write_bytes >= 4096);
   }
   EXPECT_GT(taken, 10'000);  // else the seeds are no hellos
 }

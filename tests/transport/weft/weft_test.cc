@@ -1,5 +1,6 @@
-// The ranks of a group agree on one transport for all of them. Ranks are threads here: what a rank on another host, or one
-// without shm, would offer in the store, a store of the test's own puts in the place of its offer.
+// The ranks of a group agree on one transport for all of them. Ranks are threads here: what a rank
+// on another host, or one without shm, would offer in the store, a store of the test's own puts in
+// the place of its offer.
 #include <functional>
 #include <thread>
 
@@ -23,7 +24,9 @@ Bytes bytes_of(const std::string& text) {
   return {bytes, bytes + text.size()};
 }
 
-std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 // What `change` makes of a value is stored in its place.
 class ChangingStore final : public Bootstrap {
@@ -36,7 +39,9 @@ class ChangingStore final : public Bootstrap {
     std::lock_guard lock(mutex_);
     keys_.push_back(key);
   }
-  Bytes get(const std::string& key, Deadline deadline) override { return inner_.get(key, deadline); }
+  Bytes get(const std::string& key, Deadline deadline) override {
+    return inner_.get(key, deadline);
+  }
   long add(const std::string& key, long amount) override { return inner_.add(key, amount); }
   bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
     return inner_.compare_set(key, expected, desired);
@@ -120,16 +125,20 @@ TEST(WeftBackend, TakesTcpWhereOneRankIsOnAnotherHost) {
 
 TEST(WeftBackend, TakesTcpWhereOneRankHasNoShm) {
   for (const std::string offer : {"-no /proc here", "-", ""}) {
-    const auto store = std::make_shared<ChangingStore>(
-        [&offer](const std::string& key, std::string value) { return key == "weft/shm/1" ? offer : value; });
+    const auto store =
+        std::make_shared<ChangingStore>([&offer](const std::string& key, std::string value) {
+          return key == "weft/shm/1" ? offer : value;
+        });
     EXPECT_THAT(taken_by(2, store), testing::Each("tcp")) << "'" << offer << "'";
   }
 }
 
 TEST(WeftBackend, TakesTcpForAnOfferOfGarbage) {
   for (const std::string offer : {"+", "+garbage", "++//", "\xff\xfe"}) {
-    const auto store = std::make_shared<ChangingStore>(
-        [&offer](const std::string& key, std::string value) { return key == "weft/shm/1" ? offer : value; });
+    const auto store =
+        std::make_shared<ChangingStore>([&offer](const std::string& key, std::string value) {
+          return key == "weft/shm/1" ? offer : value;
+        });
     EXPECT_THAT(taken_by(2, store), testing::Each("tcp"));
   }
 }
@@ -150,7 +159,8 @@ TEST(WeftBackend, NamesTheRanksThatDidNotCome) {
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Timeout);
       const char* const missing = rank == 0 ? "missing: rank 1, 2, 3" : "missing: rank 2, 3";
-      EXPECT_THAT(error.text(), AllOf(HasSubstr("on group 'test' (weft, rank"), HasSubstr(missing)));
+      EXPECT_THAT(error.text(),
+                  AllOf(HasSubstr("on group 'test' (weft, rank"), HasSubstr(missing)));
     }
   }
 }

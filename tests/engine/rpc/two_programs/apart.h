@@ -1,5 +1,5 @@
-// What two programs of one job share: one serves it, and calls nothing remotely; the other calls it. See
-// two_programs_test.cc.
+// What two programs of one job share: one serves it, and calls nothing remotely; the other calls
+// it. See two_programs_test.cc.
 #pragma once
 
 #include <string>

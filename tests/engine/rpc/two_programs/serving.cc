@@ -1,5 +1,5 @@
-// The program that serves: it calls nothing remotely, so that what others call is what it exposes. Arguments: the job's
-// address, the transport.
+// The program that serves: it calls nothing remotely, so that what others call is what it exposes.
+// Arguments: the job's address, the transport.
 #include <cstdio>
 
 #include <torch/jit.h>
@@ -42,8 +42,9 @@ def both(x: Tensor) -> Tuple[Tensor, int]:
     return x, 1
 )"));
   try {
-    weft::rpc::Agent agent =
-        weft::rpc::init("serving", {.rank = 1, .world_size = 2, .init_method = values[1], .transports = {values[2]}});
+    weft::rpc::Agent agent = weft::rpc::init(
+        "serving",
+        {.rank = 1, .world_size = 2, .init_method = values[1], .transports = {values[2]}});
     agent.shutdown();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "serving: %s\n", error.what());

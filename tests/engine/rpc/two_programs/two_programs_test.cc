@@ -1,5 +1,5 @@
-// A job of two different programs: this one calls, serving.cc serves what it exposes and calls nothing itself. So nothing
-// that it serves is known to it because it calls the same.
+// A job of two different programs: this one calls, serving.cc serves what it exposes and calls
+// nothing itself. So nothing that it serves is known to it because it calls the same.
 #include <csignal>
 
 #include <spawn.h>
@@ -35,7 +35,9 @@ class TwoPrograms : public testing::TestWithParam<std::string> {
     pid_t process = 0;
     ASSERT_EQ(::posix_spawn(&process, WEFT_TEST_SERVING, nullptr, nullptr, arguments, environ), 0);
     serving_.add(process);
-    agent = rpc::init("calling", {.rank = 0, .world_size = 2, .init_method = address, .transports = {GetParam()}});
+    agent =
+        rpc::init("calling",
+                  {.rank = 0, .world_size = 2, .init_method = address, .transports = {GetParam()}});
   }
   void TearDown() override {
     agent.shutdown({.timeout = std::chrono::seconds(30)});
@@ -75,7 +77,8 @@ TEST_P(TwoPrograms, ResultsThatStayThereAreFetchedAwaitedAndCopied) {
   EXPECT_EQ(sum.copy_to("calling").local_value(), 3);
   const auto there = RRef<int>(agent, 7).copy_to("serving");
   EXPECT_EQ(there.owner().name, "serving");
-  EXPECT_EQ(agent.sync<&apart::sum_of>("serving", sum, std::vector{there, RRef<int>(agent, 10)}), 20);
+  EXPECT_EQ(agent.sync<&apart::sum_of>("serving", sum, std::vector{there, RRef<int>(agent, 10)}),
+            20);
 }
 
 // Which no call of this program has made.
@@ -99,7 +102,8 @@ TEST_P(TwoPrograms, ExposedConstructorsAndMethodsAreCalled) {
   const auto named = agent.remote<apart::Counter>("serving", 5, "fifth");
   named.created().get();
   EXPECT_EQ(named.sync<&apart::Counter::name>().to_here(), "fifth");
-  const auto heap = agent.remote<&apart::heap>("serving", 3);  // whose type has no form to travel in
+  const auto heap =
+      agent.remote<&apart::heap>("serving", 3);  // whose type has no form to travel in
   EXPECT_EQ(heap.sync<&apart::pointers>(), 3);
 }
 
@@ -107,15 +111,21 @@ TEST_P(TwoPrograms, OperatorsAreCalledWhereNobodyElseCallsThem) {
   const auto ones = at::ones({2});
   EXPECT_TRUE(at::equal(agent.sync_op("aten::add", "serving", ones, ones), at::full({2}, 2)));
   EXPECT_TRUE(at::equal(agent.async_op("aten::mul", "serving", ones, 3).get(), at::full({2}, 3)));
-  EXPECT_TRUE(at::equal(agent.remote_op("aten::add", "serving", ones, 1).to_here(), at::full({2}, 2)));
+  EXPECT_TRUE(
+      at::equal(agent.remote_op("aten::add", "serving", ones, 1).to_here(), at::full({2}, 2)));
   using Values = std::vector<rpc::OperatorValue>;
-  EXPECT_EQ(agent.sync<&rpc::run_operator_for_list>("serving", "aten::chunk", Values{ones, std::int64_t{2}}).size(), 2U);
+  EXPECT_EQ(agent
+                .sync<&rpc::run_operator_for_list>("serving", "aten::chunk",
+                                                   Values{ones, std::int64_t{2}})
+                .size(),
+            2U);
 }
 
 TEST_P(TwoPrograms, ScriptsAreCalledWhereTheyAreExposed) {
   const auto ones = at::ones({2});
   EXPECT_TRUE(at::equal(agent.sync_script("math.scale", "serving", ones, 3), at::full({2}, 3)));
-  EXPECT_TRUE(at::equal(agent.remote_script("math.scale", "serving", ones).to_here(), at::full({2}, 2)));
+  EXPECT_TRUE(
+      at::equal(agent.remote_script("math.scale", "serving", ones).to_here(), at::full({2}, 2)));
   agent.sync_script<void>("math.scale", "serving", ones);
   // Of which the other program has not heard, and what it may be asked for instead.
   using Both = std::tuple<at::Tensor, int>;
@@ -131,7 +141,8 @@ TEST_P(TwoPrograms, WhatIsNotExposedAndWhatHasChangedIsSaid) {
   const auto hidden = error_of([&] { agent.sync<&apart::hidden>("serving", 1); });
   EXPECT_EQ(hidden.blame(), Blame::Unsupported);
   EXPECT_NE(hidden.text().find("apart::hidden"), std::string::npos) << hidden.text();
-  EXPECT_NE(hidden.text().find("exposes it (weft::rpc::expose<&f>()"), std::string::npos) << hidden.text();
+  EXPECT_NE(hidden.text().find("exposes it (weft::rpc::expose<&f>()"), std::string::npos)
+      << hidden.text();
   const auto changed = error_of([&] { agent.sync<&apart::changed>("serving", 1); });
   EXPECT_EQ(changed.blame(), Blame::Unsupported);
   EXPECT_NE(changed.text().find("int (int)"), std::string::npos) << changed.text();
