@@ -2,7 +2,7 @@
 
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
-#include <weft/engine/rpc/served.h>
+#include <weft/engine/call/incoming_call.h>
 
 namespace weft::autograd {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include <weft/engine/future/home.h>
+#include <weft/engine/future/executor.h>
 
 namespace weft::autograd {
 

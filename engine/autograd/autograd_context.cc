@@ -2,8 +2,8 @@
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/rpc/agent.h>
-#include <weft/engine/rpc/core.h>
 
 namespace weft {
 

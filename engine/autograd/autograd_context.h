@@ -17,8 +17,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/base/export.h>
+#include <weft/engine/future/executor.h>
 #include <weft/engine/future/future.h>
-#include <weft/engine/future/home.h>
 
 namespace weft {
 

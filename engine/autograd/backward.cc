@@ -5,7 +5,7 @@
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 

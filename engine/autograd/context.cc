@@ -7,7 +7,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 
 namespace weft::autograd {
 

@@ -1,8 +1,8 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/numbers.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/numbers.h>
 
 namespace weft::autograd {
 

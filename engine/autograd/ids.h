@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <weft/engine/call/types.h>
 #include <weft/engine/codec/values.h>
-#include <weft/engine/rpc/types.h>
 
 namespace weft::autograd {
 

@@ -6,8 +6,8 @@
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/rpc/calls.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/calls.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/tensor/torch_releases.h>
 

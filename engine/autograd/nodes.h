@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <weft/engine/autograd/ids.h>
-#include <weft/engine/rpc/types.h>
+#include <weft/engine/call/types.h>
 #include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::autograd {

@@ -5,7 +5,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>

@@ -4,7 +4,7 @@
 #include <weft/base/log.h>
 #include <weft/base/type_name.h>
 #include <weft/engine/future/future.h>
-#include <weft/engine/future/thread_home.h>
+#include <weft/engine/future/thread_executor.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 

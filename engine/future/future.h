@@ -39,7 +39,7 @@
 #include <weft/base/export.h>
 #include <weft/base/task.h>
 #include <weft/engine/future/device_work.h>
-#include <weft/engine/future/home.h>
+#include <weft/engine/future/executor.h>
 #include <weft/engine/future/refusal.h>
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/base/op.h>
-#include <weft/engine/future/thread_home.h>
+#include <weft/engine/future/thread_executor.h>
 #include <weft/engine/group/continuations.h>
 
 namespace weft::group {

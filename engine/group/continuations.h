@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include <weft/engine/future/home.h>
+#include <weft/engine/future/executor.h>
 
 namespace weft::group {
 

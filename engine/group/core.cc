@@ -11,7 +11,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/failure.h>
-#include <weft/engine/group/pause.h>
+#include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>

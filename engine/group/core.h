@@ -15,10 +15,10 @@
 #include <weft/base/inheritance.h>
 #include <weft/engine/group/continuations.h>
 #include <weft/engine/group/ledger.h>
-#include <weft/engine/group/membership.h>
 #include <weft/engine/group/process_group.h>
-#include <weft/engine/group/store.h>
 #include <weft/engine/group/waits.h>
+#include <weft/engine/membership/membership.h>
+#include <weft/engine/store/store.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/transport/transport.h>

@@ -13,7 +13,7 @@
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
-#include <weft/engine/group/pause.h>
+#include <weft/engine/store/backoff.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>

@@ -5,13 +5,13 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/address.h>
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/failure.h>
-#include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/instruments.h>
+#include <weft/engine/rendezvous/rendezvous.h>
+#include <weft/engine/store/address.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/registry.h>
 

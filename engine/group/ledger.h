@@ -16,7 +16,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
-#include <weft/engine/group/frame.h>
+#include <weft/engine/membership/frame.h>
 
 namespace weft::group {
 

@@ -3,8 +3,8 @@
 #include <set>
 
 #include <weft/base/log.h>
-#include <weft/engine/group/membership.h>
 #include <weft/engine/group/waits.h>
+#include <weft/engine/membership/membership.h>
 
 namespace weft::group {
 

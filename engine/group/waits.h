@@ -34,7 +34,7 @@
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/patience.h>
-#include <weft/engine/group/frame.h>
+#include <weft/engine/membership/frame.h>
 
 namespace weft::group {
 

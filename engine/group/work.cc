@@ -2,7 +2,7 @@
 #include <mutex>
 
 #include <weft/base/log.h>
-#include <weft/engine/future/thread_home.h>
+#include <weft/engine/future/thread_executor.h>
 #include <weft/engine/group/core.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/host_time.h>

@@ -11,12 +11,12 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/store.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/instruments/job_clock.h>
 #include <weft/engine/instruments/metrics.h>
-#include <weft/engine/instruments/parts.h>
 #include <weft/engine/instruments/steps.h>
+#include <weft/engine/instruments/timeline_upload.h>
+#include <weft/engine/store/store.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>

@@ -4,8 +4,8 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/store.h>
 #include <weft/engine/instruments/job_clock.h>
+#include <weft/engine/store/store.h>
 
 namespace weft::instruments {
 

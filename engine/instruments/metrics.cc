@@ -18,8 +18,8 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/metrics.h>
+#include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/operation.h>

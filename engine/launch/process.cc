@@ -17,8 +17,8 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
-#include <weft/engine/launch/descent.h>
 #include <weft/engine/launch/process.h>
+#include <weft/engine/launch/process_tree.h>
 
 namespace weft::launch {
 

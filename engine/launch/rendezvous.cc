@@ -4,8 +4,8 @@
 
 #include <weft/base/log.h>
 #include <weft/base/patience.h>
-#include <weft/engine/group/pause.h>
 #include <weft/engine/launch/rendezvous.h>
+#include <weft/engine/store/backoff.h>
 
 namespace weft::launch {
 

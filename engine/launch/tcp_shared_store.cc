@@ -10,9 +10,9 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/address.h>
-#include <weft/engine/group/tcp_store.h>
 #include <weft/engine/launch/tcp_shared_store.h>
+#include <weft/engine/store/address.h>
+#include <weft/engine/store/tcp_store.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::launch {

@@ -1,8 +1,8 @@
 #include <deque>
 #include <utility>
 
+#include <weft/engine/ddp/flat.h>
 #include <weft/engine/optim/averaging.h>
-#include <weft/engine/parallel/flat.h>
 
 namespace weft {
 

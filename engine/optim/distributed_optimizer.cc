@@ -11,8 +11,8 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/optim/distributed_optimizer.h>
-#include <weft/engine/rpc/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/host_time.h>

@@ -1,6 +1,6 @@
 #include <weft/base/log.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/rpc/agent.h>
-#include <weft/engine/rpc/core.h>
 #include <weft/engine/rref/control.h>
 #include <weft/profiling/trace/dump.h>
 

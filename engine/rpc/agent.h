@@ -14,11 +14,11 @@
 #include <vector>
 
 #include <weft/base/export.h>
+#include <weft/engine/call/calls.h>
+#include <weft/engine/call/types.h>
 #include <weft/engine/future/future.h>
-#include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/script.h>
-#include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/rref.h>
 

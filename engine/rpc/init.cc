@@ -7,16 +7,16 @@
 #include <weft/base/config.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
-#include <weft/engine/group/address.h>
-#include <weft/engine/group/rendezvous.h>
-#include <weft/engine/group/store.h>
-#include <weft/engine/group/url.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/directory.h>
+#include <weft/engine/call/numbers.h>
+#include <weft/engine/call/secret.h>
 #include <weft/engine/instruments/instruments.h>
+#include <weft/engine/rendezvous/rendezvous.h>
+#include <weft/engine/rendezvous/url.h>
 #include <weft/engine/rpc/agent.h>
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/directory.h>
-#include <weft/engine/rpc/numbers.h>
-#include <weft/engine/rpc/secret.h>
+#include <weft/engine/store/address.h>
+#include <weft/engine/store/store.h>
 #include <weft/engine/tensor/torch_cuda.h>
 
 namespace weft::rpc {

@@ -4,9 +4,9 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/engine/call/incoming_call.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/script.h>
-#include <weft/engine/rpc/served.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::rpc {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/rref/control.h>
 
 namespace weft::rref {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <tuple>
 
-#include <weft/engine/rpc/calls.h>
-#include <weft/engine/rpc/directory.h>
+#include <weft/engine/call/calls.h>
+#include <weft/engine/call/directory.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft::rref {

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include <weft/base/log.h>
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/function.h>
-#include <weft/engine/rpc/numbers.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/function.h>
+#include <weft/engine/call/numbers.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/rref/references.h>
 

@@ -24,10 +24,10 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/base/export.h>
+#include <weft/engine/call/numbers.h>
+#include <weft/engine/call/types.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
-#include <weft/engine/rpc/numbers.h>
-#include <weft/engine/rpc/types.h>
 
 namespace weft::rpc {
 class AgentCore;

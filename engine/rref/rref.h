@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <weft/engine/rpc/calls.h>
+#include <weft/engine/call/calls.h>
 #include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/references.h>
 

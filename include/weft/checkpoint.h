@@ -1,6 +1,6 @@
 // weft::checkpoint: save, load, exists, check_writable.
 #pragma once
 
-#include <weft/engine/parallel/checkpoint.h>
+#include <weft/engine/checkpoint/checkpoint.h>
 #include <weft/error.h>
 #include <weft/group.h>

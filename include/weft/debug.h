@@ -2,5 +2,5 @@
 // rpc::MessageKind. Marking training steps for whoever looks at the job: begin_step.
 #pragma once
 
+#include <weft/engine/call/types.h>
 #include <weft/engine/instruments/steps.h>
-#include <weft/engine/rpc/types.h>

@@ -2,4 +2,4 @@
 #pragma once
 
 #include <weft/base/error.h>
-#include <weft/engine/rpc/errors.h>
+#include <weft/engine/call/errors.h>

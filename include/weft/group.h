@@ -2,7 +2,7 @@
 // launched_rank, spawn.
 #pragma once
 
-#include <weft/engine/group/launched.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/launch/spawn.h>
+#include <weft/engine/rendezvous/launcher_environment.h>
 #include <weft/error.h>

@@ -6,5 +6,5 @@
 #include <weft/engine/optim/averaging.h>
 #include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/optim/fused.h>
-#include <weft/engine/parallel/zero.h>
+#include <weft/engine/zero/zero.h>
 #include <weft/group.h>

@@ -1,8 +1,8 @@
 // Data parallel training: DistributedDataParallel, join, DistributedSampler, DataPartitioner.
 #pragma once
 
-#include <weft/engine/parallel/comm_hooks.h>
-#include <weft/engine/parallel/ddp.h>
-#include <weft/engine/parallel/join.h>
-#include <weft/engine/parallel/sampler.h>
+#include <weft/engine/ddp/comm_hooks.h>
+#include <weft/engine/ddp/ddp.h>
+#include <weft/engine/ddp/join.h>
+#include <weft/engine/ddp/sampler.h>
 #include <weft/group.h>

@@ -4,7 +4,7 @@
 // clang-format off
 // First, since a compiler prints through which files it came to the sentence of an error.
 #include <weft/engine/codec/refusals.h>
-#include <weft/engine/rpc/refusals.h>
+#include <weft/engine/call/refusals.h>
 // clang-format on
 
 #include <weft/autograd.h>

@@ -22,7 +22,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
-#include <weft/engine/group/store.h>
+#include <weft/engine/store/store.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/profiling/bench/workers.h>

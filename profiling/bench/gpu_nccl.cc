@@ -8,7 +8,7 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/retire.h>
-#include <weft/engine/group/store.h>
+#include <weft/engine/store/store.h>
 #include <weft/profiling/bench/gpu_nccl.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/transport/nccl/library.h>

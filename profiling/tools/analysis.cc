@@ -5,7 +5,7 @@
 #include <set>
 
 #include <weft/profiling/tools/analysis.h>
-#include <weft/profiling/tools/evidence.h>
+#include <weft/profiling/tools/rank_evidence.h>
 #include <weft/profiling/tools/stuck_messages.h>
 #include <weft/profiling/tools/waits.h>
 #include <weft/profiling/tools/wording.h>

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include <weft/base/error.h>
-#include <weft/profiling/tools/claims.h>
 #include <weft/profiling/tools/dumps.h>
 #include <weft/profiling/tools/generations.h>
+#include <weft/profiling/tools/job_check.h>
 #include <weft/profiling/tools/json_file.h>
 #include <weft/profiling/trace/flight_recorder.h>
 

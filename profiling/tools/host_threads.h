@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <weft/profiling/tools/intervals.h>
-#include <weft/profiling/tools/run.h>
+#include <weft/profiling/tools/timeline.h>
 
 namespace weft::tools {
 

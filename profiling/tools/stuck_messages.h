@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <weft/profiling/tools/analysis.h>
-#include <weft/profiling/tools/evidence.h>
+#include <weft/profiling/tools/rank_evidence.h>
 #include <weft/profiling/tools/waits.h>
 
 namespace weft::tools {

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include <weft/profiling/tools/run.h>
+#include <weft/profiling/tools/timeline.h>
 
 namespace weft::tools {
 

@@ -12,7 +12,7 @@
 #include <weft/base/error.h>
 #include <weft/base/version.h>
 #include <weft/profiling/tools/command_line.h>
-#include <weft/profiling/tools/page.h>
+#include <weft/profiling/tools/html_report.h>
 #include <weft/profiling/trace/merge.h>
 
 namespace weft::tools {

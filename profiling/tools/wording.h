@@ -19,7 +19,7 @@ std::string call_of(const Record& collective);
 // one is called.
 std::string describe(const Record& record, const std::string& agent = "rank");
 
-// Whether it is one of the calls by which agents agree that all are idle (engine/rpc/shutdown.cc).
+// Whether it is one of the calls by which agents agree that all are idle (engine/call/shutdown.cc).
 bool is_of_shutdown(const Record& record);
 
 // Whether the function of a call is one of agents for themselves (shutdown, references, contexts),

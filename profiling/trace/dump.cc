@@ -28,8 +28,8 @@
 #include <weft/base/log.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
-#include <weft/profiling/trace/part.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_part.h>
 
 namespace weft::trace {
 

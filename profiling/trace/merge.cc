@@ -17,8 +17,8 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/trace/merge.h>
-#include <weft/profiling/trace/part_reader.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_part_reader.h>
 
 namespace weft::trace::timeline {
 

@@ -19,7 +19,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
-#include <weft/profiling/trace/part.h>
+#include <weft/profiling/trace/timeline_part.h>
 
 namespace weft::trace::timeline {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <weft/base/error.h>
-#include <weft/engine/group/frame.h>
 #include <weft/engine/group/ledger.h>
+#include <weft/engine/membership/frame.h>
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include <weft/base/error.h>
-#include <weft/engine/group/roster.h>
+#include <weft/engine/rendezvous/discovery.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   using namespace weft;

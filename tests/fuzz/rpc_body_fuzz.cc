@@ -11,10 +11,10 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/autograd/messages.h>
+#include <weft/engine/call/peer.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/operators.h>
-#include <weft/engine/rpc/peer.h>
 #include <weft/engine/rpc/script.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/rref/rref.h>

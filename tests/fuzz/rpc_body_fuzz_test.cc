@@ -11,9 +11,9 @@
 #include <ATen/ATen.h>
 
 #include <weft/engine/autograd/messages.h>
+#include <weft/engine/call/peer.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/operators.h>
-#include <weft/engine/rpc/peer.h>
 #include <weft/engine/rpc/script.h>
 #include <weft/engine/rref/references.h>
 #include <weft/tests/fuzz/expect_corpus.h>

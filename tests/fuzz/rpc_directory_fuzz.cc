@@ -8,7 +8,7 @@
 #include <string>
 
 #include <weft/base/error.h>
-#include <weft/engine/rpc/directory.h>
+#include <weft/engine/call/directory.h>
 
 namespace {
 

@@ -16,9 +16,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/call/message.h>
+#include <weft/engine/call/secret.h>
 #include <weft/engine/codec/values.h>
-#include <weft/engine/rpc/message.h>
-#include <weft/engine/rpc/secret.h>
 
 namespace weft::rpc {
 namespace {

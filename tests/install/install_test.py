@@ -43,11 +43,11 @@ def check_exports(path):
 with tempfile.TemporaryDirectory() as folder:
     run("cmake", "--install", build, "--prefix", f"{folder}/first")
     prefix = Path(shutil.move(f"{folder}/first", f"{folder}/moved"))
-    for header in ("weft/weft.h", "weft/version.h", "weft/group.h", "weft/base/error.h", "weft/engine/parallel/ddp.h"):
+    for header in ("weft/weft.h", "weft/version.h", "weft/group.h", "weft/base/error.h", "weft/engine/ddp/ddp.h"):
         if not (prefix / "include" / header).is_file():
             sys.exit(f"{header} is not installed")
-    if (prefix / "include/weft/engine/rpc/core.h").exists():
-        sys.exit("engine/rpc/core.h is installed, and no public header includes it")
+    if (prefix / "include/weft/engine/call/core.h").exists():
+        sys.exit("engine/call/core.h is installed, and no public header includes it")
     libraries = sorted(path.name for path in (prefix / "lib").iterdir() if path.is_file() and not path.is_symlink())
     if [name.split(".")[:2] for name in libraries] != [["libweft", "so" if library == "shared" else "a"]]:
         sys.exit(f"lib/ has {libraries}, and not one {library} libweft")

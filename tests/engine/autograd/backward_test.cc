@@ -6,7 +6,7 @@
 #include <torch/types.h>
 
 #include <weft/engine/autograd/context.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/autograd/expected.h>
 
 namespace passes {

@@ -8,7 +8,7 @@
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/messages.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/autograd/settings.h>
 
 namespace broken {

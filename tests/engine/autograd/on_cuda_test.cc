@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/autograd.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/settings.h>
 #include <weft/tests/harness/fake_torch_cuda.h>

@@ -7,8 +7,8 @@
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/numbers.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/numbers.h>
 #include <weft/tests/engine/autograd/settings.h>
 
 namespace recorded {

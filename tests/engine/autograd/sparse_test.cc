@@ -4,7 +4,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <weft/engine/autograd/context.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/autograd/settings.h>
 
 namespace sparse {

@@ -11,7 +11,7 @@
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 

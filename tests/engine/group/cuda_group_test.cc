@@ -17,8 +17,8 @@
 
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
+#include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/core.h>
-#include <weft/engine/parallel/model_state.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/profiling/trace/trace.h>

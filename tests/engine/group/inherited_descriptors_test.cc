@@ -10,10 +10,10 @@
 
 #include <ATen/ops/ones.h>
 
+#include <weft/engine/call/function.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/engine/rpc/agent.h>
-#include <weft/engine/rpc/function.h>
 #include <weft/transport/registry.h>
 
 namespace weft {

@@ -13,12 +13,12 @@
 #include <torch/torch.h>
 
 #include <weft/base/log.h>
+#include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/ddp/ddp.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/waits.h>
 #include <weft/engine/launch/process.h>
-#include <weft/engine/parallel/checkpoint.h>
-#include <weft/engine/parallel/ddp.h>
-#include <weft/engine/parallel/zero.h>
+#include <weft/engine/zero/zero.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {

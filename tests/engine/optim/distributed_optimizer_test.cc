@@ -18,7 +18,7 @@
 #include <torch/utils.h>
 
 #include <weft/engine/autograd/contexts.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 

@@ -12,7 +12,7 @@
 #include <torch/optim/sgd.h>
 
 #include <weft/cuda/memory.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/optim.h>

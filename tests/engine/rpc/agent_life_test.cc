@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace lives {

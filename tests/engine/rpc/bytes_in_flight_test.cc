@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
-#include <weft/engine/rpc/in_flight.h>
+#include <weft/engine/call/in_flight.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace weighed {

@@ -18,7 +18,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/cuda/memory.h>
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/rpc.h>

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <weft/engine/rpc/device_maps.h>
+#include <weft/engine/call/device_maps.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/ranks.h>
 

@@ -9,7 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/rpc/refs.h>
 #include <weft/transport/inproc/faults.h>
 

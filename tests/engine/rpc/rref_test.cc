@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <weft/engine/rpc/core.h>
+#include <weft/engine/call/core.h>
 #include <weft/tests/engine/rpc/refs.h>
 
 namespace weft {

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/peer.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/peer.h>
 #include <weft/rpc.h>
 
 namespace weft::harness {

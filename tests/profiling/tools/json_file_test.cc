@@ -8,7 +8,7 @@
 #include <weft/base/error.h>
 #include <weft/profiling/tools/dumps.h>
 #include <weft/profiling/tools/json_file.h>
-#include <weft/profiling/tools/run.h>
+#include <weft/profiling/tools/timeline.h>
 #include <weft/tests/harness/folder.h>
 
 namespace weft::tools {

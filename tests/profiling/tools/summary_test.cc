@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/base/error.h>
+#include <weft/profiling/tools/html_report.h>
 #include <weft/profiling/tools/intervals.h>
-#include <weft/profiling/tools/page.h>
 #include <weft/tests/harness/folder.h>
 
 namespace weft::tools {

@@ -11,7 +11,7 @@
 
 #include <weft/profiling/trace/lane.h>
 #include <weft/profiling/trace/merge.h>
-#include <weft/profiling/trace/part.h>
+#include <weft/profiling/trace/timeline_part.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>
 

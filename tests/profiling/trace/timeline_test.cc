@@ -16,8 +16,8 @@
 #include <weft/base/descriptor.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
-#include <weft/profiling/trace/part.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_part.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>

@@ -1,0 +1,112 @@
+#include <pthread.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/call/announcements.h>
+#include <weft/engine/call/numbers.h>
+#include <weft/engine/codec/values.h>
+#include <weft/engine/store/store.h>
+
+namespace weft::rpc {
+
+namespace {
+
+using Bytes = transport::Bootstrap::Bytes;
+
+// Announcements that stay in the store, some 150 bytes each: more than a worker misses that is
+// stopped for long.
+constexpr long kKept = 1 << 16;
+constexpr const char* kNumber = "announcements";  // of the last one, or of one shortly before
+
+std::string key_of(long number) { return "announcement/" + std::to_string(number); }
+
+Announcement read_announcement(const Bytes& bytes) {
+  Announcement announcement;
+  codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
+                         [&](const msgpack::object& object) { object.convert(announcement); });
+  const auto& [standing, worker, life, why] = announcement;
+  if (worker.rank < 0 || worker.rank > kHighestRank || life < 0 ||
+      life == std::numeric_limits<Life>::max()) {
+    throw Error(Blame::PeerLost, "it is of no worker");
+  }
+  return announcement;
+}
+
+}  // namespace
+
+void announce(transport::Bootstrap& store, const Announcement& announcement) {
+  const auto encoded =
+      codec::Writer().write([&](codec::Packer& packer) { packer.pack(announcement); });
+  const auto* data = reinterpret_cast<const Bytes::value_type*>(encoded.body.data());
+  const Bytes bytes(data, data + encoded.body.size());
+  long number = announced(store) + 1;
+  // Compare-and-set leaves no number without its announcement, whenever a worker is killed. It need
+  // not wake whoever waits for the key: setting it does, also in the place of a worker that was
+  // killed before it could.
+  for (; !store.compare_set(key_of(number), {}, bytes); ++number) {
+    store.set(key_of(number), value_of(store, key_of(number)));
+  }
+  store.set(key_of(number), bytes);
+  store.set(kNumber, group::to_bytes(std::to_string(number)));
+  if (number > kKept) store.erase(key_of(number - kKept));
+}
+
+long announced(transport::Bootstrap& store) {
+  const std::string text = group::to_text(value_of(store, kNumber));
+  return text.empty() ? 0 : rank_from(text);
+}
+
+struct Follower::State {
+  const std::shared_ptr<transport::Bootstrap> store;
+  long next = 1;
+  const Heard heard;
+  const std::function<void(const Error&)> lost;
+  std::atomic<bool> ends{false};
+};
+
+Follower::Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard,
+                   std::function<void(const Error&)> lost)
+    : state_(
+          std::make_shared<State>(std::move(store), from + 1, std::move(heard), std::move(lost))) {
+  try {
+    thread_ = std::thread([state = state_] {
+      pthread_setname_np(pthread_self(), "weft rpc news");
+      follow(*state);
+    });
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy,
+                       "no thread that hears of workers which come and go; allow this user, or the "
+                       "container, more of them "
+                       "(ulimit -u, pids.max)",
+                       error.code().value());
+  }
+}
+
+void Follower::stop() noexcept { state_->ends = true; }
+
+Follower::~Follower() {
+  stop();
+  // What is heard may drop the last reference to the agent.
+  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+}
+
+void Follower::follow(State& state) {
+  while (!state.ends) {
+    Bytes bytes;
+    try {
+      bytes = state.store->get(key_of(state.next), Deadline::never());
+    } catch (const Error& error) {
+      if (state.ends) return;
+      if (error.blame() == Blame::Timeout) continue;  // not even the store waits without end
+      return state.lost(error);
+    }
+    ++state.next;
+    try {
+      const Announcement announcement = read_announcement(bytes);
+      if (!state.ends) state.heard(announcement);
+    } catch (const Error& error) {
+      log::warn("an announcement in the job's store cannot be read: " + error.text());
+    }
+  }
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,292 @@
+// How bodies become calls: the entry in this process's table, the calling side and the serving
+// side.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <weft/base/export.h>
+#include <weft/engine/call/body.h>
+#include <weft/engine/call/incoming_call.h>
+#include <weft/engine/call/pending.h>
+#include <weft/engine/call/thread_pool.h>
+#include <weft/engine/call/types.h>
+#include <weft/engine/future/future.h>
+
+namespace weft::rpc {
+
+// How one call goes out.
+struct Going {
+  Recipient to;
+  std::chrono::milliseconds limit{0};  // 0 = none
+  MessageKind kind = MessageKind::Call;
+  bool on_loop = false;
+  Place place = {};  // in the program, where it is known
+  // Its tensors go where those that came in the receiver's calls came from: by the inverse of the
+  // receiver's device map.
+  bool back = false;
+};
+
+namespace detail {
+
+// The core, as templates need it; core.h says what the functions do.
+struct WEFT_API CoreCalls {
+  static const std::shared_ptr<Crew>& home(AgentCore& core);
+  static bool closed(AgentCore& core);
+  static bool is_self(AgentCore& core, int rank);
+  static int self(AgentCore& core);
+  // Gives whom it goes to.
+  static std::shared_ptr<const Member> send_call(AgentCore& core, const Function& function,
+                                                 const Going& going,
+                                                 const std::function<void(codec::Packer&)>& pack,
+                                                 std::unique_ptr<PendingCall> pending);
+  static void call_here(AgentCore& core, const Function& function, const Going& going,
+                        const std::optional<Future<void>>& first,
+                        std::unique_ptr<PendingCall> pending,
+                        const std::function<Task(std::uint64_t)>& make);
+  static void complete_here(AgentCore& core, std::uint64_t id,
+                            const std::function<void(PendingCall&)>& how);
+  // With what a function threw on this worker itself; its caller sees it as from another.
+  static void fail_here(AgentCore& core, const Function& function, std::uint64_t id,
+                        const std::exception_ptr& error);
+  static void hold_activity(AgentCore& core, int change);
+  static std::uint64_t after(AgentCore& core, std::chrono::milliseconds pause, Task task);
+  static void drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number);
+  static void off_loop(AgentCore& core, const Recipient& to, Task task);
+  static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core,
+                                                    rref::Id id,
+                                                    std::shared_ptr<rref::Owned> owned);
+  static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core,
+                                                   rref::Id id, rref::ForkId fork,
+                                                   const Member& owner, const Future<void>& created,
+                                                   const rref::Origin& origin);
+  static std::chrono::milliseconds limit(AgentCore& core,
+                                         std::optional<std::chrono::milliseconds> given);
+  static Going going(AgentCore& core, const Destination& to);
+  static Member member(AgentCore& core, const Recipient& worker);
+  // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any
+  // more.
+  static std::chrono::milliseconds time_left();
+  static void look_after(AgentCore& core, int rank);
+  static void depend_on(AgentCore& core, int rank, int change);
+  static bool is_lost(AgentCore& core, int rank);
+  static void heard_from(AgentCore& core, int rank);
+  // To the owner of a value whose creation has failed here: others may wait for it.
+  static void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
+                            const std::exception_ptr& why);
+  // The agent of the call that this thread runs. Throws Caller outside of one.
+  static std::shared_ptr<AgentCore> ambient(const char* what);
+  static const std::shared_ptr<AgentCore>& of(const Agent& agent);
+};
+
+// As what an argument of a constructor travels.
+template <class A>
+using Travelling = std::conditional_t<std::is_convertible_v<std::decay_t<A>, const char*>,
+                                      std::string, std::decay_t<A>>;
+
+// Sends a value back.
+template <class R>
+class Replies final : public Completion<R> {
+ public:
+  explicit Replies(std::shared_ptr<Served> call) : call_(std::move(call)) {}
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
+    succeed_with(value, std::move(work));
+  }
+  void succeed_with(const weft::detail::Stored<R>& value, DeviceWorkRef work) override {
+    weft::detail::run_after(
+        work, [&] { call_->reply([&](codec::Packer& packer) { pack_result<R>(packer, value); }); });
+  }
+  void fail(const std::exception_ptr& error) override { call_->fail(error); }
+
+ private:
+  const std::shared_ptr<Served> call_;
+};
+
+// Gives a value to who called on this worker itself.
+template <class R>
+class CompletesHere final : public Completion<R> {
+ public:
+  CompletesHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+      : core_(std::move(core)), function_(function), id_(id) {}
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
+    auto all = weft::detail::join(std::move(work), enqueued(*core_));
+    CoreCalls::complete_here(*core_, id_, [&](PendingCall& call) {
+      static_cast<PendingResult<R>&>(call).set(std::move(value), std::move(all));
+    });
+  }
+  void fail(const std::exception_ptr& error) override {
+    CoreCalls::fail_here(*core_, function_, id_, error);
+  }
+
+ private:
+  const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
+  const std::uint64_t id_;
+};
+
+template <class R>
+void serve_call(const std::shared_ptr<Served>& call, std::shared_ptr<void> arguments, First first,
+                Run<R> run) {
+  const auto waits_for = first != nullptr ? first(*call->core(), arguments.get()) : std::nullopt;
+  call->start(waits_for, Task([call, arguments = std::move(arguments), run] {
+                run(*call->core(), arguments, std::make_shared<Replies<R>>(call));
+              }));
+}
+
+// The arguments of a creation: the RRef's id, the caller's fork, and the body's.
+using CreationArguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
+
+template <class R>
+void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::ForkId fork,
+                    std::shared_ptr<void> arguments, First first, Run<R> run) {
+  const auto value =
+      references_of(*call->core()).template adopt<R>(id, fork, call->state().incarnation());
+  call->keep(value);
+  std::optional<Future<void>> waits_for;
+  try {
+    if (first != nullptr) waits_for = first(*call->core(), arguments.get());
+  } catch (...) {  // others may wait for it already
+    value->fail(std::current_exception());
+    throw;
+  }
+  call->start(waits_for, Task([call, arguments = std::move(arguments), value, run] {
+                run(*call->core(), arguments,
+                    std::make_shared<Keeps<R>>(call->core(), call->function(), value,
+                                               std::make_shared<Replies<void>>(call)));
+              }));
+}
+
+// A call whose result goes back.
+template <class Body>
+struct Called {
+  static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
+    using Arguments = typename Body::Arguments;
+    serve_call<typename Body::Result>(call,
+                                      std::make_shared<Arguments>(unpack_tuple<Arguments>(object)),
+                                      Body::first, &Body::run);
+  }
+
+  inline static const Function& entered =
+      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(),
+                   &Called::serve));
+};
+
+// A call whose result stays.
+template <class Body>
+struct Created {
+  static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
+    using Arguments = typename Body::Arguments;
+    const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
+    serve_creation<typename Body::Result>(
+        call, id, fork, std::make_shared<Arguments>(unpack_tuple<Arguments>(packed)), Body::first,
+        &Body::run);
+  }
+
+  inline static const Function& entered =
+      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(),
+                   &Created::serve));
+};
+
+// Arguments for another worker: a tuple, and how it is packed.
+struct Packed {
+  const void* arguments = nullptr;
+  void (*pack)(codec::Packer& packer, const void* arguments) = nullptr;
+};
+
+template <class Arguments>
+void pack_as(codec::Packer& packer, const void* arguments) {
+  pack_tuple(packer, *static_cast<const Arguments*>(arguments));
+}
+
+template <class R>
+Future<R> call_there(AgentCore& core, const Function& function, const Going& going,
+                     const Packed& packed) {
+  Promise<R> promise(CoreCalls::home(core));
+  auto future = promise.future();
+  CoreCalls::send_call(
+      core, function, going, [&](codec::Packer& packer) { packed.pack(packer, packed.arguments); },
+      std::make_unique<PendingResult<R>>(std::move(promise)));
+  return future;
+}
+
+template <class R>
+Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& function,
+                    const Going& going, const std::shared_ptr<void>& arguments, First first,
+                    Run<R> run) {
+  Promise<R> promise(CoreCalls::home(*core));
+  auto future = promise.future();
+  CoreCalls::call_here(
+      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+      std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
+        return Task([core, arguments, run, &function, id] {
+          run(*core, arguments, std::make_shared<CompletesHere<R>>(core, function, id));
+        });
+      });
+  return future;
+}
+
+// Takes the end of a creation on this worker itself. What is enqueued for the value is the value's
+// own to wait for.
+WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core,
+                                       const Function& function, std::uint64_t id);
+
+WEFT_API std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
+                                                    const Function& function, const Going& going,
+                                                    const Packed& packed);
+
+template <class R>
+std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core,
+                                          const Function& function, const Going& going,
+                                          const std::shared_ptr<void>& arguments, First first,
+                                          Run<R> run) {
+  const rref::Id id = references_of(*core).next_id();
+  Promise<void> promise(CoreCalls::home(*core));
+  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::home(*core), id);
+  // Where the creation fails by its time limit, or does not even begin.
+  promise.future().on_done_light([value](const Future<void>& ended) {
+    if (const auto error = ended.error()) value->fail(error);
+  });
+  CoreCalls::call_here(
+      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+      std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
+        return Task([core, arguments, value, run, &function, call] {
+          run(*core, arguments,
+              std::make_shared<Keeps<R>>(core, function, value, ends_here(core, function, call)));
+        });
+      });
+  return CoreCalls::owner_handle(core, id, std::move(value));
+}
+
+}  // namespace detail
+
+// A call with its arguments in a tuple of the parameters' types. To this worker itself they are not
+// serialised.
+template <class Body>
+Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going,
+                                   typename Body::Arguments arguments) {
+  using Arguments = typename Body::Arguments;
+  const Function& function = detail::shown(detail::Called<Body>::entered, arguments);
+  if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
+    return detail::call_there<typename Body::Result>(*core, function, going,
+                                                     {&arguments, &detail::pack_as<Arguments>});
+  }
+  return detail::call_here<typename Body::Result>(core, function, going,
+                                                  std::make_shared<Arguments>(std::move(arguments)),
+                                                  Body::first, &Body::run);
+}
+
+// A call whose result stays where it was made; returns at once.
+template <class Body>
+std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going,
+                                     typename Body::Arguments arguments) {
+  using Arguments = typename Body::Arguments;
+  const Function& function = detail::shown(detail::Created<Body>::entered, arguments);
+  going.kind = MessageKind::Create;
+  if (!detail::CoreCalls::is_self(*core, going.to.rank))
+    return detail::create_there(core, function, going, {&arguments, &detail::pack_as<Arguments>});
+  return detail::create_here<typename Body::Result>(
+      core, function, going, std::make_shared<Arguments>(std::move(arguments)), Body::first,
+      &Body::run);
+}
+
+}  // namespace weft::rpc

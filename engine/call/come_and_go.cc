@@ -1,0 +1,297 @@
+// Workers that come and go: how one hears of the others, and what it does when one is lost. Each
+// watches those of the next lower and the next higher rank by a connection. A watcher whose
+// neighbour gives no sign of life says so in the job's store; from there all hear of it, also those
+// that never spoke to the lost one (docs/rpc.md, "Workers that come and go").
+#include <weft/base/log.h>
+#include <weft/engine/call/calls.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/peer.h>
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rref/control.h>
+
+namespace weft::rpc {
+
+namespace {
+
+constexpr int kKnocks = 3;  // what broke one connection may have broken the next
+
+Error loss_of(const WorkerInfo& worker, const std::string& why) {
+  return Error(Blame::PeerLost, describe(worker) + " is lost: " + why);
+}
+
+}  // namespace
+
+void Peer::knock(const Lane& lane, std::uint64_t call) {
+  const auto core = core_.lock();
+  if (!core) return;
+  Head head;
+  head.kind = FrameKind::Hello;
+  head.call = call;
+  const HelloRecord hello{
+      kWireVersion, core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
+      entry_.life};
+  lane.pass([connection = lane.connection, head, hello] {
+    send_message(*connection, head,
+                 codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
+  });
+}
+
+// A process that wants this worker's name or rank asks whether it lives, and is told no more. It
+// stays nobody: whatever else it sends is refused.
+void Inbound::answer_knock(std::uint64_t call) {
+  Head head;
+  head.kind = FrameKind::Reply;
+  head.call = call;
+  send_message(*connection_, head,
+               codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
+}
+
+// This worker has not joined, so nobody takes its calls yet: a greeting of nobody's is answered,
+// and nothing else.
+std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline deadline) {
+  std::optional<Error> lost;
+  for (int time = 0; time < kKnocks; ++time) {
+    const auto peer =
+        std::make_shared<Peer>(weak_from_this(), parts_.self, worker, DeviceMaps(),
+                               std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
+    const Function& function =
+        detail::Called<detail::FunctionBody<&rref::internal::alive>>::entered;
+    Promise<void> promise(crew_);
+    const auto answered = promise.future();
+    const auto lane = peer->lane(routes_);
+    const std::uint64_t id = next_call();
+    const auto limit = std::max(std::chrono::milliseconds(1), deadline.remaining());
+    add_waiting(id, {function, {worker.worker.rank, worker.life}, limit, MessageKind::Shutdown},
+                Deadline::in(limit), std::make_unique<PendingResult<void>>(std::move(promise)),
+                {lane.number, 0, peer->in_flight()}, nullptr);
+    peer->knock(lane, id);
+    if (peer->standing_lane().number != lane.number) {  // it ended before the question waited
+      fail_here(id, Error(Blame::PeerLost, "its connection has ended"));
+    }
+    std::optional<Error> error;
+    try {
+      answered.get();
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    peer->close(Error(Blame::Cancelled, "it was asked for a sign of life"));
+    if (!error) return std::nullopt;
+    if (error->blame() != Blame::PeerLost) throw Error(*error);
+    lost = std::move(error);
+  }
+  return lost;
+}
+
+// Nothing but that question went by this connection.
+void AgentCore::knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
+  fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall&) {
+    return Error(why.blame(),
+                 "the connection to " + describe(worker) + " has ended: " + why.text());
+  });
+}
+
+void AgentCore::follow_others(long announcements) {
+  for (const Member& worker : directory_.members()) {
+    if (worker.worker.rank != parts_.self.rank) present_.add(worker);
+  }
+  auto follower = std::make_unique<Follower>(
+      parts_.announcements, announcements,
+      [weak = weak_from_this()](const Announcement& announcement) {
+        const auto core = weak.lock();
+        if (core && !core->closed()) core->heard(announcement);
+      },
+      [weak = weak_from_this()](const Error& why) {
+        const auto core = weak.lock();
+        if (core && !core->closed()) core->store_lost(why);
+      });
+  {
+    std::lock_guard lock(mutex_);
+    follower_ = std::move(follower);
+  }
+  watch_neighbours();
+}
+
+void AgentCore::heard(const Announcement& announcement) {
+  try {
+    const auto& [standing, worker, life, why] = announcement;
+    if (worker.rank == parts_.self.rank && life == life_) {
+      if (standing == static_cast<int>(Standing::Lost)) taken_for_lost(why);
+    } else if (standing == static_cast<int>(Standing::Joined)) {
+      came(worker.rank);
+    } else if (standing == static_cast<int>(Standing::Lost)) {
+      worker_gone({worker, life}, loss_of(worker, why));
+    } else if (present_.remove(worker.rank, life)) {
+      directory_.forget_before(worker.rank, life + 1);
+      watch_neighbours();
+    }
+  } catch (const Error& error) {
+    log::warn(describe(parts_.self) + " cannot follow what workers come and go: " + error.text());
+  }
+}
+
+// By the record, which is never older than what was announced.
+void AgentCore::came(int rank) {
+  if (rank == parts_.self.rank) return;
+  const auto record = directory_.look(rank);
+  if (!record || !record->stands(Standing::Joined)) return;  // that will be announced as well
+  const Member worker{{record->name, rank}, record->life};
+  // Others may announce a loss later than its successor announces itself; the program hears of it
+  // before.
+  for (const Member& replaced : present_.replaced_by(worker)) {
+    Predecessor fate = record->before;
+    if (replaced.worker.rank != rank) {
+      const auto its = directory_.look(replaced.worker.rank);
+      fate = its && its->life == replaced.life
+                 ? Predecessor{its->name, its->life, its->standing, its->why}
+                 : Predecessor();
+    }
+    if (fate.life == replaced.life && fate.standing == static_cast<int>(Standing::Left)) {
+      present_.remove(replaced.worker.rank, replaced.life);
+    } else {
+      const bool is_known = fate.life == replaced.life && !fate.why.empty();
+      worker_gone(replaced,
+                  loss_of(replaced.worker,
+                          is_known ? fate.why : describe(worker.worker) + " has its place"));
+    }
+  }
+  bool is_untold = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (!present_.add(worker)) return;
+    is_untold = news_.add_joined(worker.worker);
+  }
+  if (is_untold) tell_news();
+  watch_neighbours();
+}
+
+void AgentCore::watch_neighbours() {
+  for (const int rank : present_.new_neighbours(parts_.self.rank))
+    look_after(rank, Asked::ByTheWay);
+}
+
+// It gives no sign of life to this worker. Blocks on the store.
+void AgentCore::declare_lost(const Member& worker, const Error& why) {
+  std::string text = "it gives no sign of life to " + describe(parts_.self) + ": " + why.text();
+  bool is_lost = true;
+  try {
+    is_lost = directory_.declare_lost(worker.worker.rank, worker.life, text);
+  } catch (const Error& error) {
+    text +=
+        "; the job's store, which may have been there, does not answer either, so no worker can "
+        "join (" +
+        error.text() + ")";
+  }
+  if (is_lost) worker_gone(worker, loss_of(worker.worker, text));
+}
+
+void AgentCore::worker_gone(const Member& worker, const Error& why) {
+  const int rank = worker.worker.rank;
+  directory_.forget_before(rank, worker.life + 1);
+  end_predecessors(rank, worker.life + 1, why);
+  std::shared_ptr<Peer> peer;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = peers_.find(rank);
+        found != peers_.end() && found->second->life() <= worker.life) {
+      peer = std::move(found->second);
+      peers_.erase(found);
+    }
+  }
+  if (peer) {
+    loop_->post([self = shared_from_this(), peer, why] {
+      if (const auto lane = peer->close(why); lane != 0) self->lane_ended(*peer, lane, why);
+    });
+  }
+  crew_->recall();  // who waits in shutdown() for it
+  bool is_untold = false;
+  {
+    std::lock_guard lock(
+        mutex_);  // no other thread tells of the next of its rank or name in between
+    if (!present_.remove(rank, worker.life)) return;
+    is_untold = news_.add_lost(worker.worker, why);
+  }
+  log::info(describe(parts_.self) + " hears that " + why.text());
+  if (is_untold) tell_news();
+  watch_neighbours();
+}
+
+void AgentCore::store_lost(const Error& why) {
+  log::warn(
+      describe(parts_.self) +
+      " has lost the job's store: workers that know each other go on, and none can join or be "
+      "looked up until the job "
+      "is started again; the process that hosts it (rank 0, unless another was given) has ended: " +
+      why.text());
+  if (present_.find(0)) look_after(0);
+}
+
+// The others have forgotten it, so what it does from now on is done by nobody.
+void AgentCore::taken_for_lost(const std::string& why) {
+  log::warn(describe(parts_.self) + " leaves, because others have taken it for lost: " + why);
+  if (taken_for_lost_) return;
+  why_left_ = "others have taken it for lost: " + why;
+  taken_for_lost_ = true;
+  crew_->run_beside(Task([self = shared_from_this()] { self->leave(); }));
+}
+
+void AgentCore::on_worker_lost(LostCallback callback) {
+  require_open();
+  if (!callback) throw Error(Blame::Caller, "rpc::Agent::on_worker_lost() was given no function");
+  news_.on_lost(std::move(callback));
+}
+
+void AgentCore::on_worker_joined(JoinedCallback callback) {
+  require_open();
+  if (!callback) throw Error(Blame::Caller, "rpc::Agent::on_worker_joined() was given no function");
+  news_.on_joined(std::move(callback));
+}
+
+// As a called function, on a thread that may block: this_agent() is this one.
+void AgentCore::tell_news() {
+  auto state = std::make_shared<CallState>();
+  state->caller = parts_.self;
+  state->life = life_;
+  crew_->run(Task([self = shared_from_this(),
+                   ambient = std::make_shared<CallAmbient>(shared_from_this(), state)] {
+    const weft::detail::AmbientScope scope(ambient);
+    self->news_.tell(describe(self->self()));
+  }));
+}
+
+bool AgentCore::alive(const Destination& destination) {
+  require_open();
+  const auto is_self = [&](const auto& target) {
+    using Target = std::decay_t<decltype(target)>;
+    if constexpr (std::is_same_v<Target, std::string>) {
+      return target == parts_.self.name;
+    } else if constexpr (std::is_same_v<Target, int>) {
+      return target == parts_.self.rank;
+    } else {
+      return target == parts_.self;
+    }
+  };
+  if (std::visit(is_self, destination.target())) return true;
+  const auto is_known = [&](const auto& target) {
+    using Target = std::decay_t<decltype(target)>;
+    if constexpr (std::is_same_v<Target, std::string>) {
+      return present_.has(target);
+    } else if constexpr (std::is_same_v<Target, int>) {
+      return present_.find(target).has_value();
+    } else {
+      const auto found = present_.find(target.rank);
+      return found && found->worker == target;
+    }
+  };
+  if (std::visit(is_known, destination.target())) return true;
+  try {
+    const Recipient found = recipient(destination);  // which may have joined just now
+    return !is_lost(found.rank);
+  } catch (const NotThere&) {
+    return false;
+  } catch (const Error& error) {
+    if (error.blame() != Blame::PeerLost) throw;
+    return false;  // without the store nobody can have joined
+  }
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,170 @@
+#include <bit>
+#include <map>
+#include <mutex>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/call/core.h>
+#include <weft/engine/call/incoming_call.h>
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/engine/tensor/torch_cuda.h>
+#include <weft/profiling/trace/host_time.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::rpc {
+
+namespace traced {
+namespace {
+constinit trace::Name run{trace::Layer::Engine,
+                          "run"};  // a called function, on the thread that it has
+}  // namespace
+}  // namespace traced
+
+CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call)
+    : core_(std::move(core)),
+      agent_(std::make_unique<Agent>(core_, false)),
+      home_(core_->crew()),
+      call_(std::move(call)) {}
+
+CallAmbient::~CallAmbient() = default;
+
+namespace {
+
+const CallAmbient* call_of_this_thread() {
+  const weft::detail::Ambient* ambient = weft::detail::ambient().get();
+  // A thread has one context at a time, but ambients of released ones may be around it.
+  while (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient))
+    ambient = context->around().get();
+  return dynamic_cast<const CallAmbient*>(ambient);
+}
+
+}  // namespace
+
+bool serves_call() { return call_of_this_thread() != nullptr; }
+
+const CallAmbient& current_call(const char* what) {
+  if (const auto* call = call_of_this_thread()) return *call;
+  throw Error(Blame::Caller,
+              std::string(what) +
+                  " works inside a called function only; elsewhere use the agent that you made");
+}
+
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call,
+                    bool on_loop, Task task, std::function<void(const Error& why)> refuse,
+                    std::shared_ptr<Served> served) {
+  auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
+  Task run(
+      [ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
+        if (served && Crew::has_waited() && served->drop_if_late()) return;
+        AgentCore& agent = *ambient->core();
+        ambient->call().begun_at.store(coarse_now().time_since_epoch().count(),
+                                       std::memory_order_relaxed);
+        ambient->call().has_begun.store(true, std::memory_order_release);
+        agent.function_started();
+        {
+          const weft::detail::AmbientScope scope(ambient);
+          const c10::AutoGradMode recording(
+              true);  // and what the function leaves it at is of no later call
+          const c10::MultiStreamGuard streams(ambient->call().streams);
+          const tensor::ContextGuard context(agent.devices(), ambient->call().streams);
+          const trace::Range range(traced::run, {.rank = agent.self().rank});
+          const trace::ServeScope counted;
+          ambient->call().traced.runs_here();
+          task();
+          task = Task();
+        }
+        agent.function_ended();
+      });
+  if (!on_loop) return core->crew()->run_call(std::move(run), std::move(refuse));
+  if (core->loop()->inside()) return run();
+  core->loop()->post(std::move(run));
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RemoteError& caught) {
+    return static_cast<const Error&>(caught)
+        .text();  // where each call behind it was made is of no use here
+  } catch (const Error& caught) {
+    return caught.what();
+  } catch (const std::exception& caught) {
+    // Types that only the program knows cannot be made again at the caller; their names tell them
+    // apart.
+    const std::string type = spelled(typeid(caught));
+    const bool is_common =
+        type.starts_with("std::") || type.starts_with("c10::") || type.starts_with("torch::");
+    return (is_common ? "" : type + ": ") + tensor::text_of(caught);
+  } catch (...) {
+    return weft::text_of(error);
+  }
+}
+
+void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text) {
+  constexpr unsigned kAll = 5;
+  static std::mutex mutex;
+  static auto& times =
+      *new std::map<const Function*, unsigned>;  // agents may outlive what is static
+  unsigned count = 0;
+  {
+    std::lock_guard lock(mutex);
+    count = ++times[&function];
+  }
+  if (count > kAll && !std::has_single_bit(count)) return;
+  log::warn(function.name + ", called by " + describe(caller) + ", threw: " + text +
+            (count == kAll  ? " (from now on not each time is logged)"
+             : count > kAll ? " (" + std::to_string(count) + " times so far)"
+                            : ""));
+}
+
+void Served::give_up(const std::exception_ptr& error) noexcept {
+  if (value_) value_->fail(error);
+  refuse(error);
+}
+
+void Served::run(Task task) {
+  Crew::Refuse refuse;  // what runs on the loop needs no thread
+  if (!on_loop_)
+    refuse = [self = shared_from_this()](const Error& why) {
+      self->give_up(std::make_exception_ptr(why));
+    };
+  start_function(core_, state_, on_loop_, std::move(task), std::move(refuse),
+                 state_->expires && !on_loop_ ? shared_from_this() : nullptr);
+}
+
+// By the caller's time limit, counted from when the call came: how long that was on its way is not
+// known here, for clocks differ. The caller has given the call up before.
+bool Served::drop_if_late() noexcept {
+  if (!state_->deadline.passed()) return false;
+  give_up(std::make_exception_ptr(
+      Error(Blame::Timeout, "its time was over before it had a thread there, and it was not run")));
+  return true;
+}
+
+void Served::start(const std::optional<Future<void>>& first, Task task) {
+  std::vector<Future<void>> unconfirmed;
+  if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
+  // The arguments alone have their memory now: the function may begin before this turn ends, and
+  // take it over.
+  codec::Reader::current().tensors() = codec::TensorReader({});
+  if (unconfirmed.empty() && (!first || (first->done() && !first->failed()))) {
+    return run(std::move(task));
+  }
+  auto shared = std::make_shared<Task>(std::move(task));
+  const auto go = [self = shared_from_this(), shared] { self->run(std::move(*shared)); };
+  when_all(std::move(unconfirmed))
+      .on_done_light([self = shared_from_this(), first, go](const Future<void>& confirmed) {
+        if (const auto error = confirmed.error()) return self->give_up(error);
+        if (!first) return go();
+        first->on_done_light([self, go](const Future<void>& created) {
+          if (const auto error = created.error()) return self->give_up(error);
+          go();
+        });
+      });
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,703 @@
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <weft/base/config.h>
+#include <weft/base/log.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/lost_gradients.h>
+#include <weft/engine/call/numbers.h>
+#include <weft/engine/call/peer.h>
+#include <weft/engine/codec/sent_bytes.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// What a connection may take at least, however short the time limit of calls is: whoever is there
+// accepts it by itself.
+constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
+constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
+// Between a connection's acceptance and its Hello, as between a socket's and its greeting
+// (transport/tcp).
+constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
+// After which a failure that found the lane full is sent again.
+constexpr auto kFailureAgain = std::chrono::milliseconds(20);
+
+template <class T>
+codec::Encoded encoded(const T& value) {
+  return codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); });
+}
+
+template <class T>
+T decoded(std::span<const std::byte> body) {
+  T value;
+  codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(value); });
+  return value;
+}
+
+// A call of another worker, answered over the connection it came by.
+class RemoteServed final : public Served {
+ public:
+  RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
+               std::shared_ptr<CallState> state, std::weak_ptr<Inbound> inbound, std::uint64_t call,
+               MessageKind answer, Slot slot)
+      : Served(std::move(core), function, on_loop, std::move(state)),
+        inbound_(std::move(inbound)),
+        call_(call),
+        answer_(answer),
+        slot_(std::move(slot)) {}
+
+  void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
+    slot_ = {};  // before the answer, as in the other two: its caller may take it at once
+    const auto inbound = inbound_.lock();
+    if (!inbound) return;
+    if (state_->cancelled)
+      return inbound->fail(call_, answer_, Failure::Refused,
+                           Error(Blame::Cancelled, "nobody waits for it"));
+    inbound->reply(call_, answer_, function_, *state_, pack);
+  }
+  void fail(const std::exception_ptr& error) noexcept override {
+    slot_ = {};
+    const Error thrown =
+        Error(Blame::Remote, text_of(error)).with_ranks(to_error(error, Blame::Remote).ranks());
+    // The questions of a shutdown fail where the agent leaves, which is said there.
+    if (answer_ != MessageKind::Shutdown) log_thrown(function_, state_->caller, thrown.text());
+    if (const auto inbound = inbound_.lock())
+      inbound->fail(call_, answer_, Failure::Thrown, thrown);
+  }
+  void refuse(const std::exception_ptr& error) noexcept override {
+    slot_ = {};
+    const auto inbound = inbound_.lock();
+    if (!inbound) return;
+    try {
+      std::rethrow_exception(error);
+    } catch (const CreationError& caught) {
+      inbound->fail(call_, answer_, Failure::NotCreated, caught);
+    } catch (...) {
+      inbound->fail(call_, answer_, Failure::Refused, to_error(error, Blame::Caller));
+    }
+  }
+
+ private:
+  const std::weak_ptr<Inbound> inbound_;
+  const std::uint64_t call_;
+  const MessageKind answer_;
+  Slot slot_;
+};
+
+// What the answer to a call counts as.
+MessageKind answer_to(const Head& head) {
+  return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown
+                                                                          : MessageKind::Reply;
+}
+
+std::string explain_unknown(const Identity& id) {
+  std::string text;
+  for (const Function* function : named(id.name)) {
+    text +=
+        (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
+  }
+  if (!text.empty()) return text;
+  return "it has no function of that name: its program neither calls it remotely nor exposes it "
+         "(weft::rpc::expose<&f>(), "
+         "expose<M, &M::method>(), expose<M, its constructor's arguments…>())";
+}
+
+}  // namespace
+
+Peer::Lane Peer::lane(const transport::Routes& routes) {
+  const auto core = core_.lock();
+  std::lock_guard lock(mutex_);
+  if (!core) throw Error(Blame::Cancelled, "the agent has left");
+  if (closed_) throw Error(*closed_);
+  if (lane_.connection) return lane_;
+  check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
+  Lane made;
+  if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
+  made.connection = connect(*core, routes);
+  made.number = core->next_lane();
+  log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
+            std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
+  transport::Connection& connection = *made.connection;
+  if (made.gate) {
+    send_challenge(connection, made.gate->nonce);
+  } else if (greets_) {
+    greet(*core, connection);
+  }
+  made.connection->receive(
+      {[weak = weak_from_this(), number = made.number, gate = made.gate,
+        &connection](const transport::Arrival& arrival) {
+         const auto self = weak.lock();
+         if (!self) return;
+         self->heard_by_.store(number, std::memory_order_relaxed);
+         if (gate && !gate->is_open()) return self->answered(number, connection, *gate, arrival);
+         self->arrived(number, connection, arrival);
+       },
+       [weak = weak_from_this(), number = made.number, gate = made.gate](const Error& why) {
+         if (const auto self = weak.lock()) self->ended(number, why);
+         if (gate) gate->open();
+       }});
+  lane_ = made;
+  return made;
+}
+
+Peer::Lane Peer::standing_lane() const {
+  std::lock_guard lock(mutex_);
+  return lane_;
+}
+
+// One that carries device memory where a map says that there will be some.
+std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
+                                                     const transport::Routes& routes) const {
+  // Not the limit of the call that connects: others will wait for the same connection.
+  const auto limit = core.timeout();
+  const Deadline deadline =
+      Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
+  const transport::ConnectOptions options{
+      .loop = core.loop(), .deadline = deadline, .has_listened = true};
+  if (!map_.has_gpus() && !map_back_.has_gpus())
+    return routes.connect(entry_.offers, options, failed_);
+  if (entry_.device_offers.empty()) {
+    throw Error(
+        Blame::Unsupported,
+        describe(entry_.worker) +
+            " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
+            "rpc::Options::device_maps");
+  }
+  return core.devices().lane_over(routes.connect(entry_.device_offers, options, failed_),
+                                  core.loop());
+}
+
+void Peer::greet(AgentCore& core, transport::Connection& connection) {
+  Head head;
+  head.kind = FrameKind::Hello;
+  send_message(connection, head,
+               encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker,
+                                   core.life(), entry_.life}));
+}
+
+// The worker's answer to the challenge: all that waits at the gate goes out if it is right.
+void Peer::answered(std::uint64_t number, transport::Connection& connection, Gate& gate,
+                    const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  Nonce theirs;
+  const auto body = challenge_in(arrival);
+  bool knows = body && body->size() == theirs.size() + sizeof(Proof);
+  if (knows) {
+    std::ranges::copy(body->first(theirs.size()), theirs.begin());
+    knows = is_same(prove(core->secret(), Side::Listener, gate.nonce, theirs),
+                    body->subspan(theirs.size()));
+  }
+  connection.accept({}, nullptr, Fence());
+  if (!knows) {
+    const Error why(Blame::Caller,
+                    describe(entry_.worker) + " does not know the secret of " +
+                        describe(core->self()) +
+                        ": give all workers of the job the same rpc::Options::secret");
+    connection.close(why);
+    ended(number, why);
+    return gate.open();
+  }
+  send_challenge(connection, prove(core->secret(), Side::Connector, gate.nonce, theirs));
+  if (greets_) greet(*core, connection);
+  gate.open();
+}
+
+void Peer::arrived(std::uint64_t number, transport::Connection& connection,
+                   const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  receive_message(
+      connection, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
+      [core, self = shared_from_this(), number](Message message, const Error* lacking) {
+        const auto kind = message.head.kind;
+        if (kind == FrameKind::Reply || kind == FrameKind::Failure)
+          core->reply_came(self->worker(), number, std::move(message), lacking);
+      },
+      [&](const Error& why) {
+        connection.close(why);
+        ended(number, why);
+      });
+}
+
+void Peer::ended(std::uint64_t number, const Error& why) {
+  Lane lost;  // what waits at its gate is dropped outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    if (lane_.number == number) lost = std::exchange(lane_, {});
+    const bool is_of_transport = why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout;
+    if (lost.connection && heard_by_ != number && is_of_transport) {
+      failed_.insert_or_assign(std::string(lost.connection->transport()), why.text());
+    }
+  }
+  const auto core = core_.lock();
+  if (!core) return;
+  greets_ ? core->lane_ended(*this, number, why) : core->knock_ended(worker(), number, why);
+}
+
+std::uint64_t Peer::close(const Error& why) noexcept {
+  Lane lane;
+  {
+    std::lock_guard lock(mutex_);
+    if (!closed_) closed_ = why;
+    lane = std::exchange(lane_, {});
+  }
+  if (lane.connection) lane.connection->close(why);
+  if (lane.gate) lane.gate->open();
+  return lane.number;
+}
+
+void Inbound::start() {
+  if (const auto core = core_.lock()) {
+    std::lock_guard lock(mutex_);
+    greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
+                                   if (const auto self = weak.lock()) self->greeting_overdue();
+                                 }));
+  }
+  connection_->receive({[weak = weak_from_this()](const transport::Arrival& arrival) {
+                          if (const auto self = weak.lock()) self->arrived(arrival);
+                        },
+                        [weak = weak_from_this()](const Error& why) {
+                          if (const auto self = weak.lock()) self->ended(why);
+                        }});
+}
+
+void Inbound::greeting_overdue() {
+  const auto core = core_.lock();
+  if (core && worker().rank < 0)
+    refuse(*core, "it has not said who it is for " + weft::describe(kGreeting));
+}
+
+WorkerInfo Inbound::worker() const {
+  std::lock_guard lock(mutex_);
+  return worker_.value_or(WorkerInfo());
+}
+
+Life Inbound::life() const {
+  std::lock_guard lock(mutex_);
+  return life_;
+}
+
+void Inbound::close(const Error& why) noexcept {
+  closed_ = true;
+  connection_->close(why);
+}
+
+void Inbound::arrived(const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
+  if (!counts_ && !arrival.sizes.empty()) {  // no memory for strangers
+    connection_->accept({}, nullptr, Fence());
+    return refuse(*core, "it does not begin with a greeting");
+  }
+  receive_message(
+      *connection_, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
+      [core, self = shared_from_this()](Message message, const Error* lacking) {
+        self->deliver(core, std::move(message), lacking);
+      },
+      [&](const Error& why) {
+        connection_->close(why);
+        ended(why);
+      });
+}
+
+// Nothing but challenges is read until the peer has proved that it knows the secret.
+void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
+  Nonces nonces;
+  std::vector<std::byte> answer;
+  std::string wrong;
+  const auto body = challenge_in(arrival);
+  if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
+    wrong = "it did not prove to know the secret of this job (rpc::Options::secret)";
+  } else if (nonces_) {
+    proven_ = is_same(
+        prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
+    if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
+  } else {
+    std::ranges::copy(*body, nonces.of_connector.begin());
+    try {
+      nonces.of_listener = make_nonce();
+      const Proof proof =
+          prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
+      answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
+      answer.insert(answer.end(), proof.begin(), proof.end());
+      nonces_ = nonces;
+    } catch (const Error& error) {
+      wrong = error.text();
+    }
+  }
+  connection_->accept({}, nullptr, Fence());
+  if (!wrong.empty()) return refuse(core, wrong);
+  if (!answer.empty()) send_challenge(*connection_, answer);
+}
+
+void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
+  const Error why(Blame::PeerLost,
+                  "a connection from " + connection_->peer() + " was refused: " + wrong);
+  log::warn(describe(core.self()) + ": " + why.text());
+  connection_->close(why);
+  ended(why);
+}
+
+void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
+                      const Error* lacking) {
+  if (closed_) return;  // its successor has come
+  if (!counts_) return greeted(core, message);
+  if (message.head.kind == FrameKind::Call) {
+    call_came(core, std::move(message), lacking);
+  } else if (message.head.kind == FrameKind::Cancel) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = calls_.find(message.head.call); found != calls_.end())
+      found->second->cancelled = true;
+  }
+}
+
+// Strangers get no answer, and no second message is read of them.
+void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& message) {
+  std::string wrong;
+  HelloRecord hello;
+  try {
+    if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
+      wrong = "it does not begin with a greeting";
+    } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
+      wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " +
+              std::to_string(kWireVersion);
+    } else if (hello.token != core->token()) {
+      wrong = "it belongs to another job";
+    } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
+      wrong = "it looks for " + describe(hello.to);
+    } else if (hello.from.rank == kAsksForSign) {
+      return answer_knock(message.head.call);
+    } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
+      wrong = "it is of no worker";
+    } else if (!core->meets(hello.from, hello.from_life)) {
+      wrong = describe(hello.from) + " has left, and another one has come";
+    }
+  } catch (const Error& error) {
+    wrong = error.text();
+  }
+  if (!wrong.empty()) return refuse(*core, wrong);
+  counts_ = core->callers().of(hello.from.rank);
+  core->heard_from(hello.from.rank);
+  std::lock_guard lock(mutex_);
+  worker_ = hello.from;
+  greeting_.reset();
+  life_ = hello.from_life;
+}
+
+Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
+  const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
+                      !is_users(static_cast<MessageKind>(head.message));
+  return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
+                    is_own ? kMostOwnInFlight : core.calls_in_flight());
+}
+
+void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
+                        const Error* lacking) {
+  const Head& head = message.head;
+  if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
+  Slot slot = slot_for(*core, head);
+  if (!slot) {
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " +
+                               describe(worker()) +
+                               " to answer; wait for some before issuing more, or raise its "
+                               "rpc::Options::calls_in_flight"));
+  }
+  auto state = std::make_shared<CallState>();
+  state->caller = worker();
+  state->life = life();
+  if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
+                   head.message == static_cast<std::uint8_t>(MessageKind::Create);
+  if (head.context != 0)
+    state->context = core->contexts().arrived(head.context, state->caller.rank);
+  state->no_grad = (head.flags & kNoGrad) != 0;
+  try {
+    state->streams =
+        message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+  } catch (const std::exception& error) {
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
+  }
+  const Function* function = find({head.name, head.signature});
+  if (function == nullptr) {
+    return fail(head.call, answer_to(head), Failure::Unread,
+                Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+  }
+  function = &shown_as(*function, message.body);
+  state->function = function;
+  {
+    const trace::About shown{.name = function->name.c_str(),
+                             .sequence = head.call,
+                             .peer = state->caller.rank,
+                             .bytes = bytes_of(message)};
+    state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
+    std::unique_lock lock(mutex_);
+    if (!calls_.try_emplace(head.call, state).second) {
+      lock.unlock();
+      return refuse(*core, "it gives two calls one number");
+    }
+  }
+  auto served =
+      std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state,
+                                     weak_from_this(), head.call, answer_to(head), std::move(slot));
+  try {
+    rref::ForkReader forks(*core, state->caller.rank);
+    const c10::MultiStreamGuard streams(state->streams);
+    codec::Reader reader(std::move(message.parts), &forks);
+    if (state->context) {
+      reader.tensors().attach_gradients(state->context->receiver(
+          {state->caller.rank, head.call, /*reply=*/false}, state->caller));
+    }
+    reader.read(message.body,
+                [&](const msgpack::object& object) { function->serve(served, object); });
+    if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::Caller);
+    fail(head.call, answer_to(head), Failure::Unread,
+         error.within("its arguments cannot be decoded"));
+  }
+}
+
+std::shared_ptr<const CallState> Inbound::longest_running() const {
+  std::shared_ptr<const CallState> longest;
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, state] : calls_) {
+    if (!state->expires || !state->has_begun) continue;
+    if (!longest || state->begun_at < longest->begun_at) longest = state;
+  }
+  return longest;
+}
+
+std::shared_ptr<const CallState> Inbound::call(std::uint64_t number) const {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(number);
+  return found == calls_.end() ? nullptr : found->second;
+}
+
+void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function,
+                    const CallState& state,
+                    const std::function<void(codec::Packer&)>& pack) noexcept {
+  const auto core = core_.lock();
+  const auto context = state.no_grad ? nullptr : state.context;
+  if (!core || core->closed()) return;  // the end of the connection answers all its calls
+  const int caller = worker().rank;
+  const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, life()));
+  const auto undo = [core, context, forks,
+                     message = autograd::MessageId{caller, call, /*reply=*/true}] {
+    forks->undo();
+    if (context) context->forget(message);
+  };
+  try {
+    codec::Writer writer(forks.get());
+    const bool records =
+        context && !context->released();  // whatever mode the thread is in that brings the result
+    if (records) {
+      writer.tensors().record_gradients();
+    } else if (!state.no_grad) {
+      writer.tensors().tell_computed(&autograd::is_computed);
+    }
+    if (config().debug == DebugLevel::Detail) writer.tensors().watch();
+    auto message = writer.write(pack);
+    Outgoing outgoing =
+        message.parts.empty()
+            ? Outgoing(std::move(message))
+            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
+    // Before the reply goes: its gradient may be fast.
+    if (records)
+      context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
+    forget(call, bytes_of(outgoing.message));
+    core->count_served();
+    Head head;
+    head.kind = FrameKind::Reply;
+    head.call = call;
+    head.context = records ? context->id() : 0;
+    auto shared = std::make_shared<Outgoing>(std::move(outgoing));
+    keep_given(call, forks);
+    const bool sent =
+        core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
+          const auto watched = std::move(shared->message.watched);
+          const Op op = send_message(*self->connection_, head, std::move(*shared));
+          if (!op.ended() || op.error()) self->watch(op, head.call, undo);
+          if (watched) {
+            op.on_ended([self, op, watched, &function] {
+              if (!op.error()) self->check_unchanged(function, *watched);
+            });
+          }
+        });
+    if (sent) return;
+    undo();
+    reply_refused(call, kind,
+                  Error(Blame::PeerLost, "the connection refused the message (an injected fault)"));
+  } catch (const Error& error) {
+    undo();
+    fail(call, kind, Failure::Refused,
+         error.within("the result of " + function.name + " cannot be sent"));
+  } catch (...) {
+    undo();
+    fail(call, kind, Failure::Refused,
+         Error(Blame::Caller, "the result of " + function.name +
+                                  " cannot be sent: " + text_of(std::current_exception())));
+  }
+}
+
+// With WEFT_DEBUG=detail. The reply has gone: all that is left is to say so, where it was done.
+void Inbound::check_unchanged(const Function& function, const codec::SentBytes& sent) const {
+  if (const auto changed = sent.changed()) {
+    log::error("the result of " + function.name + " for " + describe(worker()) +
+               " was changed while its bytes were being sent (" + *changed +
+               "), and the caller may have got old and new ones: return clone() of what other "
+               "calls or threads change");
+  }
+}
+
+void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks) {
+  if (forks->is_empty()) return;
+  std::lock_guard lock(mutex_);
+  if (given_.size() >= prune_at_) {
+    std::erase_if(given_, [](const auto& one) { return one.second->is_over(); });
+    prune_at_ = std::max<std::size_t>(64, 2 * given_.size());
+  }
+  given_.insert_or_assign(call, forks);
+}
+
+std::vector<std::shared_ptr<rref::ForkWriter>> Inbound::take_given() {
+  std::vector<std::shared_ptr<rref::ForkWriter>> all;
+  std::lock_guard lock(mutex_);
+  for (auto& [call, forks] : given_) all.push_back(std::move(forks));
+  given_.clear();
+  return all;
+}
+
+void Inbound::take_back(std::uint64_t call) {
+  std::shared_ptr<rref::ForkWriter> forks;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = given_.find(call);
+    if (found == given_.end()) return;
+    forks = std::move(found->second);
+    given_.erase(found);
+  }
+  forks->undo();
+}
+
+void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,
+                   const Error& error) noexcept {
+  forget(call, 0, &error);
+  const auto core = core_.lock();
+  if (!core) return;
+  core->count_served();
+  send_failure(*core, call, kind, what, error);
+}
+
+void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
+                           const Error& error) noexcept {
+  if (core.closed())
+    return;  // what fails since this worker leaves: that its connection ends says so to the caller
+  Head head;
+  head.kind = FrameKind::Failure;
+  head.call = call;
+  const auto record = std::make_shared<const FailureRecord>(FailureRecord{
+      static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
+  const bool sent = core.send_frame(
+      kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+  if (sent) return;
+  core.after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
+               if (const auto again = self->core_.lock())
+                 self->send_failure(*again, call, kind, what, error);
+             }));
+}
+
+// Its caller would wait for ever if it did not go: again, while the lane is full.
+void Inbound::send_failure_of(const Head& head,
+                              const std::shared_ptr<const FailureRecord>& record) {
+  const Op op = send_message(*connection_, head, encoded(*record));
+  if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
+  const auto core = core_.lock();
+  if (core && op.error()->blame() == Blame::Busy) {
+    // One call in flight has one answer: with more of them the peer sends, and does not read.
+    if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
+      return connection_->close(
+          Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
+              .with_ranks({worker().rank}));
+    }
+    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
+                  --self->unsent_;
+                  self->send_failure_of(head, record);
+                }));
+  } else {
+    connection_->close(op.error()->within("not even the failure of a call could be sent"));
+  }
+}
+
+std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
+  {
+    std::lock_guard lock(mutex_);
+    if (map_) return map_;
+  }
+  const auto entry = core.directory().find({worker().rank, life()});
+  auto map = std::make_shared<const DeviceMap>(
+      DeviceMap::to(core.self().name, entry.devices.maps).inverse());
+  std::lock_guard lock(mutex_);
+  return map_ = std::move(map);
+}
+
+// A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its
+// caller is told.
+void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
+  const bool at_once =
+      op.ended();  // then it has surely not gone; else the caller is asked what has come
+  if (const auto core = core_.lock()) core->count_replies(+1);
+  op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
+    const auto core = weak_core.lock();
+    if (core) core->count_replies(-1);
+    const auto error = op.error();
+    if (!error || (!at_once && !is_of_message(*error))) return;
+    undo();
+    const auto self = weak.lock();
+    if (self && is_of_message(*error)) return self->reply_refused(call, MessageKind::Reply, *error);
+    // Its connection may have ended before there was anything that it holds.
+    if (self && core) core->look_after(self->worker().rank);
+  });
+}
+
+void Inbound::reply_refused(std::uint64_t call, MessageKind kind, const Error& why) {
+  if (const auto core = core_.lock()) {
+    send_failure(*core, call, kind, Failure::Refused, why.within("the result was not sent"));
+  }
+}
+
+void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error) {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  if (error != nullptr) {
+    found->second->traced.fail(*error);
+  } else {
+    found->second->traced.add(bytes);
+    found->second->traced.end();
+  }
+  calls_.erase(found);
+}
+
+void Inbound::ended(const Error& why) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, state] : calls_) {
+      state->cancelled = true;
+      state->traced.fail(why);
+    }
+    calls_.clear();
+  }
+  if (const auto core = core_.lock()) core->inbound_ended(*this, why);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,71 @@
+// The other workers of a job that come and go, as far as this one has heard, and what the program
+// is told of them. Usable from every thread; nothing here blocks.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/engine/call/types.h>
+
+namespace weft::rpc {
+
+class PresentWorkers {
+ public:
+  // False where it, or a later one of its rank, is known already.
+  bool add(const Member& worker);
+  // False where it is not known.
+  bool remove(int rank, Life life);
+  std::optional<Member> find(int rank) const;
+  bool has(const std::string& name) const;
+  // Workers that cannot be there beside this one: earlier ones of its rank, and others of its name.
+  std::vector<Member> replaced_by(const Member& worker) const;
+  // Each worker watches those of the next lower and the next higher rank; gives them where they
+  // have become that since this was last asked.
+  std::vector<int> new_neighbours(int self);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int, Member> workers_;
+  std::map<int, Life> watched_;
+};
+
+using LostCallback = std::function<void(const WorkerInfo&, const Error&)>;
+using JoinedCallback = std::function<void(const WorkerInfo&)>;
+
+// The program's callbacks, and what they have not been called with yet, in order.
+class News {
+ public:
+  void on_lost(LostCallback callback);
+  void on_joined(JoinedCallback callback);
+  bool tells_of_losses() const;
+  // True where nobody takes the news at present: the caller has some thread call tell().
+  bool add_lost(const WorkerInfo& worker, const Error& why);
+  bool add_joined(const WorkerInfo& worker);
+  // Calls the callbacks, one after the other, until there is no news. What they throw is logged.
+  void tell(const std::string& self);
+  // Drops all, callbacks as well.
+  void close();
+
+ private:
+  struct One {
+    WorkerInfo worker;
+    std::optional<Error> lost;  // else it has joined
+  };
+  bool add(One one);
+  std::optional<One> next();
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const LostCallback>> lost_;
+  std::vector<std::shared_ptr<const JoinedCallback>> joined_;
+  std::deque<One> untold_;
+  bool tells_ = false;
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,75 @@
+// What the job's store holds of its workers (docs/wire.md, "The job's store"). All workers write
+// there, so whatever is read is checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <weft/engine/call/device_maps.h>
+#include <weft/engine/call/types.h>
+#include <weft/transport/bootstrap.h>
+#include <weft/transport/routes.h>
+
+namespace weft::rpc {
+
+// How a worker stands in its job.
+enum class Standing {
+  Joined,
+  Left,     // by itself
+  Joining,  // has a rank, and perhaps not yet the name
+  Lost,     // gave no sign of life
+};
+
+// The worker that had a record's rank before.
+struct Predecessor {
+  std::string name;
+  Life life = -1;  // -1: there was none
+  int standing = 0;
+  std::string why;
+  WEFT_FIELDS(name, life, standing, why)
+};
+
+struct WorkerRecord {
+  std::string name;
+  int rank = -1;
+  std::vector<std::pair<std::string, std::string>> offers;
+  std::vector<std::pair<std::string, std::string>> device_offers;
+  bool has_secret = false;
+  int standing = 0;
+  StoredDevices devices;
+  Life life = 0;
+  std::uint64_t nonce = 0;  // tells two claims of one rank or name apart
+  std::string why;          // of one that is lost
+  Predecessor before;
+  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, life, nonce, why,
+              before)
+
+  bool stands(Standing wanted) const { return standing == static_cast<int>(wanted); }
+  // Or is believed to.
+  bool lives() const { return stands(Standing::Joined) || stands(Standing::Joining); }
+};
+
+// A worker as others find it.
+struct WorkerEntry : Member {
+  std::vector<transport::Offer> offers;
+  std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
+  bool has_secret = false;
+  WorkerDevices devices;
+};
+
+transport::Bootstrap::Bytes written(const WorkerRecord& record);
+// Throws PeerLost for what is no record.
+WorkerRecord read_record(const transport::Bootstrap::Bytes& bytes);
+// Throws PeerLost and Caller for one that cannot be used.
+WorkerEntry entry_of(const WorkerRecord& record);
+
+// Where the record of a rank stands.
+std::string slot(long rank);
+// A rank as the store spells it. Throws PeerLost for another text.
+int rank_from(const std::string& text);
+// The value of a key; empty where there is none.
+transport::Bootstrap::Bytes value_of(transport::Bootstrap& store, const std::string& key);
+
+}  // namespace weft::rpc

@@ -1,0 +1,333 @@
+#include <algorithm>
+#include <iterator>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+
+#include <c10/core/InferenceMode.h>
+
+#include <weft/base/crash.h>
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+#include <weft/engine/call/thread_pool.h>
+#include <weft/engine/future/thread_executor.h>
+#include <weft/engine/rpc/wait_all.h>
+
+namespace weft::rpc {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLook = std::chrono::microseconds(200);
+constexpr auto kAlert =
+    std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
+constexpr auto kIdle = std::chrono::seconds(5);  // then threads beyond the limit go
+
+using weft::detail::thread_home;
+thread_local bool running = false;             // whether this thread of a crew's runs a task
+thread_local bool running_has_waited = false;  // as has_waited()
+
+}  // namespace
+
+// This thread stops counting while it blocks.
+class Crew::Blocked {
+ public:
+  explicit Blocked(Crew& crew) : crew_(crew), counts_(thread_home() == &crew && running) {
+    if (!counts_) return;
+    std::unique_lock lock(crew_.mutex_);
+    ++crew_.blocked_;
+    crew_.note();
+    crew_.refuse_if_too_many_block(lock);
+    if (!crew_.tasks_.empty()) crew_.call_another(lock);
+  }
+  ~Blocked() {
+    if (!counts_) return;
+    std::lock_guard lock(crew_.mutex_);
+    --crew_.blocked_;
+    crew_.note();
+  }
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+
+ private:
+  Crew& crew_;
+  const bool counts_;
+};
+
+Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
+    : name_(std::move(name)),
+      limit_(threads),
+      loop_(std::move(loop)),
+      waiting_(trace::depth(trace::Queue::Handlers, name_)) {}
+
+std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<EventLoop> loop) {
+  std::shared_ptr<Crew> crew(new Crew(std::move(name), threads, std::move(loop)));
+  std::unique_lock lock(crew->mutex_);
+  try {
+    crew->call_another(lock);
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy,
+                       "agent '" + crew->name_ +
+                           "' gets no thread; allow this user, or the container, more of them "
+                           "(ulimit -u, pids.max)",
+                       error.code().value());
+  }
+  return crew;
+}
+
+bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
+  if (made_in_.is_inherited()) made_in_.throw_inherited("agent " + name_);
+  if (loop_->inside()) {
+    throw Error(Blame::Caller,
+                "what runs on the agent's loop waits for something that only this loop can bring: "
+                "call the function "
+                "without rpc::inline_, or let it return a Future and go on in a continuation");
+  }
+  const Blocked blocked(*this);
+  // What comes in this thread's turns is others': it is made and run as on any thread, whatever
+  // modes the caller is in.
+  const c10::InferenceMode no_mode(/*enabled=*/false);
+  const detail::Untracked untracked;
+  return loop_->drive(done, deadline, awaited);
+}
+
+void Crew::block(const std::function<void()>& wait) {
+  const Blocked blocked(*this);
+  wait();
+}
+
+void Crew::run(Task task) { add(tasks_, {std::move(task), {}}); }
+
+void Crew::run_call(Task task, Refuse refuse) { add(tasks_, {std::move(task), std::move(refuse)}); }
+
+bool Crew::has_waited() { return running_has_waited; }
+
+void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
+
+void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
+  if (made_in_.is_inherited()) return;
+  std::unique_lock lock(mutex_);
+  if (stopping_) return;
+  tasks.push_back(std::move(waiting));
+  tasks.back().has_waited = !has_room();
+  waiting_.add(1);
+  note();
+  refuse_if_too_many_block(lock);
+  if (stopping_) return;
+  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any
+  // other must call somebody, unless the task must wait for those that run.
+  if (thread_home() == this && !running && loop_->inside()) return;
+  if (may_run() || (!serving_ && !looking_)) call_another(lock);
+}
+
+// Somebody takes what waits: a thread that sleeps, or a new one; else the one that serves the loop.
+void Crew::call_another(std::unique_lock<std::mutex>& lock) {
+  if (idle_ > 0 || looking_) {
+    changed_.notify_one();
+  } else if (may_grow()) {
+    try {
+      std::thread thread([self = shared_from_this()] { self->work(); });
+      threads_.emplace(thread.get_id(), std::move(thread));
+      is_short_of_threads_ = false;
+    } catch (const std::system_error& error) {
+      if (threads_.empty()) throw;  // of make()
+      if (!std::exchange(is_short_of_threads_, true)) {
+        log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
+      }
+      if (threads() == blocked_) {
+        refuse_calls(lock, "all its " + std::to_string(blocked_) +
+                               " threads wait for calls and futures, and no other can be made (" +
+                               error.what() +
+                               "); raise the limit of threads (ulimit -u, the container's)");
+      }
+    }
+  }
+  if (serving_ && may_run()) {
+    lock.unlock();
+    loop_->recall();
+    lock.lock();
+  }
+}
+
+void Crew::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
+  if (blocked_ < most_blocked_ || tasks_.empty()) return;
+  refuse_calls(lock, std::to_string(blocked_) +
+                         " of its threads wait for calls and futures, and no more than " +
+                         std::to_string(most_blocked_) +
+                         " may; nest calls less deep, or issue fewer at a time");
+}
+
+// Those that wait. In a turn of the loop: what follows from their failure must not run on a thread
+// that is about to block.
+void Crew::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
+  const auto calls = std::stable_partition(tasks_.begin(), tasks_.end(),
+                                           [](const Waiting& waiting) { return !waiting.refuse; });
+  if (calls == tasks_.end()) return;
+  std::vector<Waiting> refused(std::make_move_iterator(calls),
+                               std::make_move_iterator(tasks_.end()));
+  tasks_.erase(calls, tasks_.end());
+  waiting_.add(-static_cast<std::int64_t>(refused.size()));
+  note();
+  lock.unlock();
+  const Error busy(
+      Blame::Busy,
+      "agent '" + name_ + "' cannot run it now: " + why +
+          "; or have the functions return a Future, or be coroutines: then they hold no thread "
+          "while they wait");
+  loop_->post(Task([refused = std::move(refused), busy] {
+    for (const Waiting& waiting : refused) waiting.refuse(busy);
+  }));
+  lock.lock();
+}
+
+void Crew::work() {
+  thread_home() = this;
+  pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
+  log::set_thread_label(name_);
+  crash::prepare_thread();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (stopping_) break;
+    if (may_run() && !overdue_) {
+      run_one(lock);
+    } else if (!serving_) {
+      serve(lock);
+    } else if (!rest(lock)) {
+      break;
+    }
+  }
+  auto own = threads_.extract(std::this_thread::get_id());
+  std::thread before = std::exchange(last_, std::move(own.mapped()));
+  ended_.notify_all();
+  lock.unlock();
+  if (before.joinable()) before.join();
+}
+
+void Crew::run_one(std::unique_lock<std::mutex>& lock) {
+  const bool is_beside = may_run_beside();
+  std::deque<Waiting>& tasks = is_beside ? beside_ : tasks_;
+  Waiting own = std::move(tasks.front());
+  tasks.pop_front();
+  waiting_.add(-1);
+  ++busy_;
+  if (is_beside) {
+    ++blocked_;
+    ++busy_beside_;
+  }
+  note();
+  if (is_beside) refuse_if_too_many_block(lock);
+  if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
+  lock.unlock();
+  running = true;
+  running_has_waited = own.has_waited;
+  own.task();
+  own = {};
+  running = running_has_waited = false;
+  lock.lock();
+  --busy_;
+  if (is_beside) {
+    --blocked_;
+    --busy_beside_;
+  }
+  note();
+  last_work_ = Clock::now();
+}
+
+void Crew::serve(std::unique_lock<std::mutex>& lock) {
+  serving_ = true;
+  overdue_ = false;
+  ++served_;
+  lock.unlock();
+  // A turn at least.
+  loop_->serve([this, first = true]() mutable {
+    return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed);
+  });
+  lock.lock();
+  serving_ = false;
+}
+
+// Returns whether this thread goes on.
+bool Crew::rest(std::unique_lock<std::mutex>& lock) {
+  if (!looking_) {
+    looking_ = true;
+    look_out(lock);
+    looking_ = false;
+    if (stopping_ || may_run() || !serving_) return true;
+  }
+  ++idle_;
+  const auto woken = changed_.wait_for(lock, kIdle);
+  --idle_;
+  // Whose time is over may have taken a call for somebody with it (pthread_cond_timedwait(3p)):
+  // there is no other then.
+  return woken == std::cv_status::no_timeout || !serving_ || may_run() ||
+         threads() - blocked_ <= limit_ + 2;
+}
+
+// Until there is something that the others leave undone: a call that could have run, or a loop that
+// nobody has served, for the time between two looks; or until nothing has been done for a while.
+void Crew::look_out(std::unique_lock<std::mutex>& lock) {
+  while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
+    const auto served = served_;
+    const bool could_run = may_run();
+    const bool unserved = !serving_;
+    if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout) return;
+    overdue_ = unserved && !serving_ && served == served_;
+    if (overdue_ || (could_run && may_run())) return;
+  }
+}
+
+void Crew::stop() {
+  std::deque<Waiting> dropped;
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  wanted_ = true;
+  dropped.swap(tasks_);
+  for (Waiting& waiting : beside_) dropped.push_back(std::move(waiting));
+  beside_.clear();
+  waiting_.add(-static_cast<std::int64_t>(dropped.size()));
+  changed_.notify_all();
+  lock.unlock();
+  dropped.clear();  // outside the lock: tasks own things
+  loop_->recall();
+  lock.lock();
+  const int own = thread_home() == this ? 1 : 0;
+  ended_.wait(lock, [&] { return threads() <= own; });
+  std::thread last = own == 0 ? std::exchange(last_, std::thread()) : std::thread();
+  lock.unlock();
+  if (last.joinable()) last.join();
+}
+
+Crew::~Crew() {
+  if (!last_.joinable()) return;
+  // One of its own threads has called stop(): the last to leave, which may be what ends it here.
+  if (last_.get_id() == std::this_thread::get_id()) {
+    last_.detach();
+  } else {
+    last_.join();
+  }
+}
+
+void Crew::limit_blocked(int threads) {
+  std::lock_guard lock(mutex_);
+  most_blocked_ = threads;
+}
+
+std::size_t Crew::waiting() const {
+  std::lock_guard lock(mutex_);
+  return tasks_.size() + beside_.size();
+}
+
+bool Crew::is_full() const {
+  std::lock_guard lock(mutex_);
+  return busy_ - blocked_ + static_cast<int>(tasks_.size()) > limit_;
+}
+
+std::size_t Crew::active() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,233 @@
+// What programs name when they use RPC: workers, destinations, options, errors. The calls are in
+// agent.h.
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/base/export.h>
+#include <weft/base/patience.h>
+#include <weft/engine/call/errors.h>
+#include <weft/engine/codec/values.h>
+
+namespace weft {
+
+// As the time limit of a call: the agent's own.
+constexpr std::chrono::milliseconds kAgentTimeout{-1};
+
+}  // namespace weft
+
+namespace weft::rpc {
+
+using namespace std::chrono_literals;
+
+struct WorkerInfo {
+  std::string name;
+  int rank = -1;
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+  friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
+  WEFT_FIELDS(name, rank)
+};
+
+// Where workers come and go: which of those that had a rank one after the other. All others have
+// one life.
+using Life = std::int32_t;
+constexpr Life kAnyLife = -1;  // whoever has the rank
+
+struct Member {
+  WorkerInfo worker;
+  Life life = 0;
+};
+
+// Where a message goes.
+struct Recipient {
+  Recipient(int its_rank, Life its_life = kAnyLife) : rank(its_rank), life(its_life) {}
+  bool fits(Life other) const { return life == kAnyLife || life == other; }
+  int rank;
+  Life life;
+};
+
+// "worker1 (rank 1)", for messages.
+WEFT_API std::string describe(const WorkerInfo& worker);
+
+// A Blame as a peer says it; Remote for what is none.
+constexpr Blame blame_from(int said) {
+  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said)
+                                                              : Blame::Remote;
+}
+
+// How something ended, as it travels.
+struct Outcome {
+  Outcome() = default;
+  Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
+  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) {
+    ranks = error.ranks();
+  }
+  bool failed() const { return blame != -1; }
+  Error error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
+  int blame = -1;  // of the failure; -1: none
+  std::string text;
+  std::vector<int> ranks{};  // as Error::ranks()
+  WEFT_FIELDS(blame, text, ranks)
+};
+
+// What a message is for. Calls of users' functions are Call and Reply, or Create where the result
+// stays as an RRef.
+enum class MessageKind {
+  Call,
+  Reply,
+  Create,
+  Fetch,
+  Fork,
+  ChildAccept,
+  UserDelete,
+  ContextCleanup,
+  Backward,
+  Gradient,
+  Shutdown
+};
+
+// For tests: what goes wrong with the messages that one agent sends.
+struct Faults {
+  std::map<MessageKind, int>
+      fail_first{};              // the first so many fail as if the connection had refused them
+  std::set<MessageKind> drop{};  // sent, never arrive
+  std::map<MessageKind, std::chrono::milliseconds> delay{};  // arrive late; later messages may pass
+};
+
+// For each peer, by name: our device, and the peer's device that its tensors arrive on; results
+// come back by the inverse, so it is one to one. Host memory that has no entry goes to host memory;
+// a GPU's tensor that has none is refused.
+using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
+
+// Each member has an initializer, for programs that name some of them, as compilers warn of others.
+struct Options {
+  // Without a world size workers may come and go; one that gives no rank takes a free one, from 1.
+  // Ranks end at 65535.
+  std::optional<int> rank{}, world_size{};
+  std::string init_method = "env://";       // as ProcessGroupOptions::init_method
+  c10::intrusive_ptr<c10d::Store> store{};  // instead of init_method
+  std::string group_name{};                 // isolates jobs that share an address
+  int worker_threads = 16;  // that run called functions; those that wait for calls do not count
+  std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
+  std::vector<std::string>
+      transports{};  // the best that both sides have; empty: all that can be used here
+  DeviceMaps device_maps{};
+  std::string secret{};  // if set, peers must prove to know it before anything else is read; 16
+                         // random characters or more
+  Faults faults{};
+  // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for
+  // this one.
+  std::vector<c10::Device> devices{};
+  std::string timeline{};  // as ProcessGroupOptions::timeline
+  // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is
+  // made and where it arrives.
+  int calls_in_flight = 65536;
+  // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program
+  // issues it, until others have been answered or its time limit is over. See docs/rpc.md,
+  // "Limits", for the calls that never wait.
+  std::int64_t bytes_in_flight = 256 << 20;
+  // After how long a worker says on stderr that it waits for others, to join, in shutdown() or for
+  // the result of a call, and for which. Ascending; empty: never. To join and in shutdown() the
+  // lowest rank that waits speaks for the job; of calls each worker reports the one that a thread
+  // of it has waited for longest.
+  WaitReports wait_reports = default_wait_reports();
+};
+
+// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank
+// meanwhile); with a time limit of its own: to("worker1").timeout(2s).
+class Destination {
+ public:
+  // The place is that of the call, where the destination is written into it.
+  Destination(const char* name, Place place = Place::current())
+      : target_(std::string(name)), place_(place) {}
+  Destination(std::string name, Place place = Place::current())
+      : target_(std::move(name)), place_(place) {}
+  template <std::integral T>
+  Destination(T rank, Place place = Place::current()) : target_(target_of(rank)), place_(place) {}
+  template <std::floating_point T>
+  Destination(T rank) = delete;  // a rank is a whole number
+  Destination(const WorkerInfo& worker, Place place = Place::current())
+      : target_(worker), place_(place) {}
+
+  // 0: none; kAgentTimeout: the agent's.
+  Destination timeout(std::chrono::milliseconds limit) const {
+    Destination copy = *this;
+    copy.timeout_ = limit;
+    return copy;
+  }
+  using Target = std::variant<std::string, int, WorkerInfo>;
+  const Target& target() const { return target_; }
+  std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }
+  Place place() const { return place_; }
+
+ private:
+  // A rank that is none, whatever its type, is not found; as a name that nobody can have.
+  template <class T>
+  static Target target_of(T rank) {
+    if constexpr (sizeof(T) < sizeof(int)) {
+      return static_cast<int>(rank);
+    } else {
+      if (std::in_range<int>(rank)) return static_cast<int>(rank);
+      return "rank " + std::to_string(rank);
+    }
+  }
+  Target target_;
+  std::optional<std::chrono::milliseconds> timeout_;
+  Place place_;
+};
+
+inline Destination to(Destination destination) { return destination; }
+
+// About the call that a function is run for.
+struct CallInfo {
+  WorkerInfo caller;
+  Deadline deadline = Deadline::never();
+  bool cancelled = false;  // nobody waits for the result any more
+};
+
+// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served
+// are zero then. The three of references are of one moment, so are the two of autograd; the others
+// are read one after the other while calls go on.
+struct DebugInfo {
+  std::size_t owner_rrefs = 0;    // values owned here and shared
+  std::size_t forks = 0;          // workers known to hold them
+  std::size_t pending_users = 0;  // unconfirmed references here
+  std::size_t contexts = 0;       // autograd contexts alive here
+  std::size_t backward_passes = 0;
+  std::size_t calls_waiting =
+      0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
+  std::size_t calls_served = 0;   // in all; stays when the agent leaves
+  std::size_t handlers_busy = 0;  // functions that run now
+  std::size_t calls_held_back =
+      0;  // that the program has issued and Options::bytes_in_flight keeps from going out
+};
+
+struct Graceful {
+  std::chrono::milliseconds timeout = 10min;  // 0 = no limit
+};
+
+}  // namespace weft::rpc
+
+template <>
+struct std::hash<weft::rpc::WorkerInfo> {
+  std::size_t operator()(const weft::rpc::WorkerInfo& worker) const noexcept {
+    return std::hash<std::string>()(worker.name) * 31 + std::hash<int>()(worker.rank);
+  }
+};

@@ -1,0 +1,167 @@
+#include <algorithm>
+
+#include <ATen/ops/empty.h>
+#include <torch/serialize/archive.h>
+
+#include <weft/engine/checkpoint/checkpoint_file.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/objects.h>
+#include <weft/engine/zero/zero.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+using group::agree;
+using group::error_of;
+
+constexpr std::int64_t kPiece = 8 << 20;
+
+// After all have agreed. The same error on all ranks.
+void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += name + '\0';
+  if (parallel::is_same_on_all(group, text)) return;
+  const auto all = all_gather_object(names, group);
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
+  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 -
+                                              all.front().begin());
+  const auto at = [&](const std::vector<std::string>& some) {
+    return place < some.size() ? some[place] : "none more";
+  };
+  group::throw_together(
+      group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: rank " +
+                                      std::to_string(other - all.begin()) + " has " + at(*other) +
+                                      ", where rank 0 has " + at(all.front()) +
+                                      "; name the same on all, in the same order"));
+}
+
+// In pieces, for files of any size.
+void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
+  if (group.size() == 1) return;
+  const c10::Device device = group::Core::of(group).host_values_device();
+  for (std::int64_t offset = 0; offset < bytes.numel(); offset += kPiece) {
+    const at::Tensor piece = bytes.narrow(0, offset, std::min(kPiece, bytes.numel() - offset));
+    const at::Tensor there = piece.to(device);  // itself, on the host
+    group.broadcast(there, 0).wait();
+    if (group.rank() != 0 && !device.is_cpu()) piece.copy_(there);
+  }
+}
+
+void write(const std::string& file, const std::vector<Part>& parts) {
+  Draft draft(file);
+  torch::serialize::OutputArchive archive;
+  save_parts(archive, parts);
+  archive.save_to([&](const void* data, std::size_t bytes) {
+    draft.write(data, bytes);
+    return bytes;
+  });
+  draft.publish();
+}
+
+// Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0
+// alone.
+template <class Call>
+auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
+  const group::CalledBy by(name);
+  try {
+    return call();
+  } catch (const Error& error) {
+    const auto has_left = [&](int rank) { return group::Core::of(group).has_left(rank); };
+    const bool is_left_alone =
+        error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
+    if (error.blame() != Blame::Timeout && !is_left_alone) throw;
+    throw error.with_text(error.text() + "; all ranks of the group must call " + name +
+                          ", also those that do not touch the file");
+  }
+}
+
+void save_on_all(const std::string& file, ProcessGroup& group, const std::vector<Part>& parts) {
+  std::vector<std::string> names;
+  std::optional<Error> failure = error_of([&] { names = check_names(parts); });
+  agree(group, failure);
+  compare_names(group, names);
+  for (const Part& part : parts) {
+    auto* const sharded = sharded_optimizer_of(part);
+    if (sharded == nullptr) continue;
+    // It is collective: what fails here does not keep this rank from the others.
+    const auto error = error_of([&] { sharded->consolidate_state_dict(0); });
+    if (error && !failure) failure = error;
+  }
+  if (group.rank() == 0 && !failure) failure = error_of([&] { write(file, parts); });
+  agree(group, failure);
+}
+
+bool exists_on_all(const std::string& file, ProcessGroup& group) {
+  bool is_there = false;
+  const auto failure = error_of([&] {
+    if (group.rank() == 0) is_there = is_file(file);
+  });
+  agree(group, failure);
+  return broadcast_object(is_there, 0, group);
+}
+
+void load_on_all(const std::string& file, ProcessGroup& group, const std::vector<Part>& parts) {
+  const bool reads = group.rank() == 0;
+  std::unique_ptr<Reader> reader;
+  agree(group, error_of([&] {
+          check_names(parts);
+          if (reads) reader = std::make_unique<Reader>(file);
+        }));
+  const auto size =
+      broadcast_object(reads ? static_cast<std::int64_t>(reader->bytes()) : 0, 0, group);
+  at::Tensor bytes;
+  agree(group, error_of([&] {
+          const auto no_room =
+              error_of([&] { bytes = at::empty({size}, at::TensorOptions(at::kByte)); });
+          if (no_room) {
+            throw Error(Blame::Busy, "rank " + std::to_string(group.rank()) +
+                                         " has no memory for the " + std::to_string(size) +
+                                         " bytes of the checkpoint '" + file + "'");
+          }
+          if (reads) reader->read(bytes.mutable_data_ptr());
+        }));
+  broadcast_bytes(group, bytes);
+  std::vector<Commit> commits;
+  auto failure = error_of([&] {
+    torch::serialize::InputArchive archive;
+    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
+                      static_cast<std::size_t>(size), c10::Device(c10::kCPU));
+    bytes.reset();
+    commits = stage_parts(archive, parts, group.device());
+  });
+  if (failure) {
+    failure = failure->within("the checkpoint '" + file + "' does not fit on rank " +
+                              std::to_string(group.rank()) + ", and nothing was loaded");
+  }
+  agree(group, failure);
+  for (const Commit& commit : commits) commit();
+}
+
+}  // namespace
+
+void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+  on_all("checkpoint::save", group, [&] { save_on_all(file, group, parts); });
+}
+
+void check_writable(const std::string& file, ProcessGroup group) {
+  const auto opens = [&] {
+    if (group.rank() == 0) const Draft draft(file);
+  };
+  on_all("checkpoint::check_writable", group, [&] { agree(group, error_of(opens)); });
+}
+
+bool exists(const std::string& file, ProcessGroup group) {
+  return on_all("checkpoint::exists", group, [&] { return exists_on_all(file, group); });
+}
+
+void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+  on_all("checkpoint::load", group, [&] { load_on_all(file, group, parts); });
+}
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,241 @@
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include <openssl/evp.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <weft/engine/checkpoint/checkpoint_file.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+// "\nweft-checkpoint 0001 00000000000000123456 <SHA-256>\n"
+constexpr std::string_view kBegin = "\nweft-checkpoint ";
+constexpr std::string_view kVersion = "0001";
+constexpr std::size_t kDigits = 20;
+constexpr std::size_t kHash = 64;
+constexpr std::size_t kLine = kBegin.size() + kVersion.size() + 1 + kDigits + 1 + kHash + 1;
+// Linux passes on less than 2 GiB in one call.
+constexpr std::size_t kPiece = 1u << 30;
+
+std::string last_line(std::size_t bytes, const std::string& digest) {
+  std::string number = std::to_string(bytes);
+  number.insert(0, kDigits - number.size(), '0');
+  return std::string(kBegin) + std::string(kVersion) + " " + number + " " + digest + "\n";
+}
+
+Blame blame_of(int number) {
+  if (is_shortage(number)) return Blame::Busy;
+  switch (number) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case EIO:
+    case EAGAIN: return Blame::Busy;
+    default: return Blame::Caller;
+  }
+}
+
+std::string folder_of(const std::string& file) {
+  const std::string folder = std::filesystem::path(file).parent_path();
+  return folder.empty() ? "." : folder;
+}
+
+// What the links at the path's end lead to, which may not be there yet: a link stays one.
+std::string behind_links(std::filesystem::path path) {
+  std::error_code none;
+  for (int links = 0; links < 40; ++links) {
+    const auto target = std::filesystem::read_symlink(path, none);
+    if (none) break;
+    path = target.is_absolute() ? target : path.parent_path() / target;
+  }
+  return path;
+}
+
+}  // namespace
+
+// --- Digest
+// ----------------------------------------------------------------------------------------------------------
+
+void Digest::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
+
+Digest::Digest() : context_(EVP_MD_CTX_new()) {
+  if (context_ == nullptr || EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) != 1) {
+    throw Error(Blame::Unsupported, "this libcrypto has no SHA-256");
+  }
+}
+
+void Digest::add(const void* data, std::size_t bytes) {
+  EVP_DigestUpdate(context_.get(), data, bytes);
+}
+
+std::string Digest::text() {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> raw{};
+  unsigned int bytes = 0;
+  EVP_DigestFinal_ex(context_.get(), raw.data(), &bytes);
+  std::string text;
+  for (unsigned int i = 0; i < bytes; ++i) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", raw[i]);
+    text += two;
+  }
+  return text;
+}
+
+// --- Draft
+// -----------------------------------------------------------------------------------------------------------
+
+Draft::Draft(const std::string& file) : named_(file) {
+  if (file.empty()) fail("it has no name", 0);
+  file_ = behind_links(file);
+  aside_ = file_ + ".new";
+  struct stat old {};
+  const bool is_there = ::stat(file_.c_str(), &old) == 0;
+  if (!is_there && errno != ENOENT) fail("", errno);
+  std::error_code unknown;
+  if (!is_there && !std::filesystem::exists(folder_of(file_), unknown) && !unknown) {
+    fail("there is no folder '" + folder_of(file_) + "' on this machine; make it first", 0);
+  }
+  if (is_there && S_ISDIR(old.st_mode)) fail("it is a folder", 0);
+  if (is_there && !S_ISREG(old.st_mode)) fail("it is not a regular file", 0);
+  // Renaming would not ask: who has made it read-only wants to keep it.
+  if (is_there && ::faccessat(AT_FDCWD, file_.c_str(), W_OK, AT_EACCESS) != 0) fail("", errno);
+  open_aside();
+  if (is_there && ::fchmod(aside_file_.get(), old.st_mode & 07777) != 0) {
+    const int number = errno;
+    ::unlink(aside_.c_str());
+    fail("", number);
+  }
+}
+
+// Whoever writes it holds a lock on it, which goes with its process.
+void Draft::open_aside() {
+  for (;;) {
+    aside_file_ = Descriptor(
+        ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+    if (!aside_file_) fail("", errno);
+    // File systems without locks do without.
+    if (::flock(aside_file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw Error(Blame::Busy, "the checkpoint '" + named_ +
+                                   "' cannot be written: another process is writing it");
+    }
+    // Between these two calls another writer may have put it into the file's place, or removed it.
+    struct stat locked {};
+    struct stat named {};
+    if (::fstat(aside_file_.get(), &locked) != 0) fail("", errno);
+    if (!S_ISREG(locked.st_mode)) fail("'" + aside_ + "' is in its way", 0);
+    if (::lstat(aside_.c_str(), &named) != 0 || named.st_ino != locked.st_ino ||
+        named.st_dev != locked.st_dev)
+      continue;
+    if (::ftruncate(aside_file_.get(), 0) != 0) fail("", errno);
+    return;
+  }
+}
+
+Draft::~Draft() {
+  if (aside_file_) ::unlink(aside_.c_str());
+}
+
+void Draft::write(const void* data, std::size_t bytes) noexcept {
+  put(static_cast<const char*>(data), bytes);
+  digest_.add(data, bytes);
+  bytes_ += bytes;
+}
+
+void Draft::put(const char* data, std::size_t bytes) noexcept {
+  while (bytes > 0 && failed_ == 0) {
+    const ssize_t written = ::write(aside_file_.get(), data, std::min(bytes, kPiece));
+    if (written < 0) {
+      if (errno != EINTR) failed_ = errno;
+    } else {
+      data += written;
+      bytes -= static_cast<std::size_t>(written);
+    }
+  }
+}
+
+void Draft::publish() {
+  const std::string line = last_line(bytes_, digest_.text());
+  put(line.data(), line.size());
+  if (failed_ == 0 && ::fsync(aside_file_.get()) != 0) failed_ = errno;
+  if (failed_ == 0 && ::rename(aside_.c_str(), file_.c_str()) != 0) failed_ = errno;
+  if (failed_ != 0) fail("", failed_);
+  aside_file_ = Descriptor();
+  // Its new name is on the disk when the folder is. Some file systems cannot say so (EINVAL).
+  const Descriptor folder(::open(folder_of(file_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL) fail("", errno);
+}
+
+void Draft::fail(const std::string& why, int number) const {
+  const std::string text = "the checkpoint '" + named_ + "' cannot be written";
+  if (number == 0) throw Error(Blame::Caller, text + ": " + why);
+  throw system_error(blame_of(number), text, number);
+}
+
+// --- Reader
+// ----------------------------------------------------------------------------------------------------------
+
+bool is_file(const std::string& file) {
+  struct stat status {};
+  if (::stat(file.c_str(), &status) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  throw system_error(blame_of(errno),
+                     "whether there is a checkpoint '" + file + "' cannot be found out", errno);
+}
+
+Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'") {
+  // A pipe without a writer would block.
+  file_ = Descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!file_ || ::fstat(file_.get(), &status) != 0)
+    throw system_error(blame_of(errno), named_ + " cannot be read", errno);
+  if (!S_ISREG(status.st_mode)) throw Error(Blame::Caller, named_ + " is not a regular file");
+  const auto size = static_cast<std::size_t>(status.st_size);
+  std::string line(std::min(size, kLine), '\0');
+  get(line.data(), line.size(), size - line.size());
+  if (line.size() < kLine || !line.starts_with(kBegin)) {
+    throw Error(Blame::Caller,
+                named_ + " is none that weft::checkpoint::save has written, or its end is missing");
+  }
+  const std::string_view version = std::string_view(line).substr(kBegin.size(), kVersion.size());
+  if (version != kVersion) {
+    throw Error(Blame::Caller, named_ + " is damaged, or of version " + std::string(version) +
+                                   ", which this Weft cannot read");
+  }
+  bytes_ = size - kLine;
+  digest_ = line.substr(kLine - kHash - 1, kHash);
+  if (line != last_line(bytes_, digest_)) throw Error(Blame::Caller, named_ + " is damaged");
+}
+
+void Reader::read(void* memory) {
+  get(static_cast<char*>(memory), bytes_, 0);
+  Digest digest;
+  digest.add(memory, bytes_);
+  if (digest.text() != digest_)
+    throw Error(Blame::Caller, named_ + " is damaged: its bytes are not those that were written");
+}
+
+void Reader::get(char* memory, std::size_t bytes, std::size_t offset) const {
+  while (bytes > 0) {
+    const ssize_t got =
+        ::pread(file_.get(), memory, std::min(bytes, kPiece), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw system_error(blame_of(errno), named_ + " cannot be read", errno);
+    if (got == 0) throw Error(Blame::Caller, named_ + " became shorter while it was read");
+    memory += got;
+    bytes -= static_cast<std::size_t>(got);
+    offset += static_cast<std::size_t>(got);
+  }
+}
+
+}  // namespace weft::checkpoint

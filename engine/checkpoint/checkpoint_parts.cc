@@ -1,0 +1,487 @@
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <weft/engine/checkpoint/checkpoint_file.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/zero/zero.h>
+
+namespace weft::checkpoint {
+
+struct Contents {
+  static const Part::Content& of(const Part& part) { return part.content_; }
+  static bool is_constant(const Part& part) { return part.is_constant_; }
+};
+
+namespace {
+
+using group::error_of;
+using parallel::ShardedOptimizer;
+using torch::optim::Optimizer;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+// In an optimizer's archive, beside what libtorch writes: its parameters' groups, dtypes and
+// shapes, a line each.
+constexpr const char* kParameters = "weft_parameters";
+
+// --- what the parts are
+// ----------------------------------------------------------------------------------------------
+
+std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
+
+std::string form_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+  if (tensor.layout() != at::kStrided) text << " " << tensor.layout();
+  return text.str();
+}
+
+// Of a module and the modules in it that are saved, as torch::nn::Module::save() has them: (name,
+// "parameter", tensor).
+using Visit =
+    std::function<void(const std::string& name, const char* kind, const at::Tensor& tensor)>;
+void visit(const torch::nn::Module& module, const std::string& prefix, const Visit& each) {
+  for (const auto& item : module.named_parameters(false))
+    each(prefix + item.key(), "parameter", item.value());
+  for (const auto& item : module.named_buffers(false))
+    each(prefix + item.key(), "buffer", item.value());
+  for (const auto& item : module.named_children()) {
+    if (item.value()->is_serializable()) visit(*item.value(), prefix + item.key() + ".", each);
+  }
+}
+
+std::vector<std::string> parameters_of(const Optimizer& optimizer) {
+  std::vector<std::string> lines;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      lines.push_back("parameter " + std::to_string(i) + " of group " + std::to_string(g) + " is " +
+                      form_of(parameters[i]));
+    }
+  }
+  return lines;
+}
+
+// What libtorch's archive writes and then cannot read: it is TorchScript, in which names become
+// those of attributes.
+constexpr std::string_view kReserved[] = {
+    "Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
+    "assert",   "break", "class",  "continue", "def",    "del",   "elif",
+    "else",     "for",   "global", "if",       "import", "in",    "is",
+    "not",      "or",    "pass",   "raise",    "return", "while", "with"};
+
+// A name's key in the archive: mostly itself. No name in TorchScript has a '%'.
+std::string key_of(const std::string& name) {
+  std::string key;
+  for (const char letter : name) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (code >= ' ' && code != 0x7f && letter != '"' && letter != '\\' && letter != '%') {
+      key += letter;
+    } else {
+      constexpr std::string_view kHex = "0123456789abcdef";
+      key += {'%', kHex[code / 16], kHex[code % 16]};
+    }
+  }
+  const bool is_reserved =
+      name.starts_with("__") || std::ranges::find(kReserved, name) != std::end(kReserved);
+  return is_reserved ? key + "%" : key;
+}
+
+std::string name_of(const std::string& key) {
+  std::string name;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    if (key[i] != '%') {
+      name += key[i];
+    } else if (i + 2 < key.size()) {
+      name += static_cast<char>(std::strtol(key.substr(i + 1, 2).c_str(), nullptr, 16));
+      i += 2;
+    }
+  }
+  return name;
+}
+
+// --- saving
+// ----------------------------------------------------------------------------------------------------------
+
+// On the host, and without what else may lie in its memory.
+at::Tensor saved(const at::Tensor& tensor) {
+  if (!tensor.defined()) throw Error(Blame::Caller, "a tensor is undefined");
+  const bool is_alone =
+      tensor.layout() != at::kStrided || tensor.storage().nbytes() <= tensor.nbytes();
+  if (tensor.is_cpu() && is_alone) return tensor;
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor copy = tensor.is_cpu() ? tensor.detach().clone() : tensor.detach().cpu();
+  return copy.set_requires_grad(tensor.requires_grad());
+}
+
+void save_module(OutputArchive& archive, const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters(false))
+    archive.write(key_of(item.key()), saved(item.value()));
+  for (const auto& item : module.named_buffers(false))
+    archive.write(key_of(item.key()), saved(item.value()), true);
+  for (const auto& item : module.named_children()) {
+    if (!item.value()->is_serializable()) continue;
+    OutputArchive child(archive.compilation_unit());
+    save_module(child, *item.value());
+    archive.write(key_of(item.key()), child);
+  }
+}
+
+c10::IValue value_of(const detail::Variable& variable) {
+  const auto value = variable.get(variable.place);
+  if (!value)
+    throw Error(Blame::Caller, "it is more than the largest integer of 64 bits with a sign");
+  return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
+}
+
+// LBFGS keeps a list of the last iteration's, which the next fills anew, and which libtorch cannot
+// write.
+void drop_scratch(Optimizer& optimizer) {
+  for (const auto& [parameter, state] : optimizer.state()) {
+    auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get());
+    if (lbfgs != nullptr) lbfgs->al(std::nullopt);
+  }
+}
+
+void save_part(OutputArchive& archive, const Part& part) {
+  const auto& content = Contents::of(part);
+  OutputArchive inner(archive.compilation_unit());
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
+    save_module(inner, **module);
+  } else if (const auto* const optimizer = std::get_if<Optimizer*>(&content)) {
+    drop_scratch(**optimizer);
+    (*optimizer)->save(inner);
+    inner.write(kParameters, c10::IValue(c10::List<std::string>(parameters_of(**optimizer))));
+  } else if (const auto* const list = std::get_if<std::vector<at::Tensor>*>(&content)) {
+    for (std::size_t i = 0; i < (*list)->size(); ++i)
+      inner.write(std::to_string(i), saved((**list)[i]), true);
+  } else if (const auto* const single = std::get_if<at::Tensor*>(&content)) {
+    return archive.write(key_of(part.name()), saved(**single), true);
+  } else {
+    return archive.write(key_of(part.name()), value_of(std::get<detail::Variable>(content)));
+  }
+  archive.write(key_of(part.name()), inner);
+}
+
+// --- loading
+// ---------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void differs(const std::string& what, const std::string& in_file,
+                          const std::string& here) {
+  throw Error(Blame::Caller, what + " is " + in_file + " in the file and " + here + " here");
+}
+
+// Copies a value into memory that is there.
+Commit stage_copy(const std::string& what, const at::Tensor& target, const at::Tensor& value) {
+  if (form_of(target) != form_of(value)) differs(what, form_of(value), form_of(target));
+  if (target.layout() == at::kStrided && at::has_internal_overlap(target) == at::MemOverlap::Yes) {
+    throw Error(
+        Blame::Caller,
+        what + " is expanded here: its elements share memory, which nothing can be written to");
+  }
+  if (target.is_inference() && !c10::InferenceMode::is_enabled()) {
+    throw Error(Blame::Caller,
+                what + " was made in inference mode: only there can it be written to");
+  }
+  return [target, value] {
+    const c10::AutoGradMode no_grad(false);
+    target.copy_(value);
+  };
+}
+
+// All tensors of an archive, by their dotted names.
+void flatten(InputArchive& archive, const std::string& prefix,
+             std::map<std::string, at::Tensor>& tensors) {
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    if (value.isTensor()) {
+      tensors.emplace(prefix + name_of(key), value.toTensor());
+    } else if (value.isModule()) {
+      InputArchive inner;
+      archive.read(key, inner);
+      flatten(inner, prefix + name_of(key) + ".", tensors);
+    }
+  }
+}
+
+Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
+  std::map<std::string, at::Tensor> in_file;
+  flatten(archive, "", in_file);
+  std::vector<Commit> copies;
+  visit(module, "", [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
+    const std::string what = std::string(kind) + " " + in_quotes(name);
+    const auto found = in_file.find(name);
+    if (found == in_file.end()) throw Error(Blame::Caller, "the file has no " + what);
+    copies.push_back(stage_copy(what, tensor, found->second));
+    in_file.erase(found);
+  });
+  if (!in_file.empty()) {
+    throw Error(Blame::Caller, "the file has a parameter or buffer " +
+                                   in_quotes(in_file.begin()->first) +
+                                   ", which the module here has not");
+  }
+  return [copies] {
+    for (const Commit& copy : copies) copy();
+  };
+}
+
+void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
+  c10::IValue value;
+  if (!archive.try_read(kParameters, value) || !value.isList())
+    throw Error(Blame::Caller, "it is no optimizer in the file");
+  std::vector<std::string> in_file;
+  for (const c10::IValue& line : value.toListRef()) in_file.push_back(line.toStringRef());
+  const std::vector<std::string> here = parameters_of(optimizer);
+  for (std::size_t i = 0; i < std::min(in_file.size(), here.size()); ++i) {
+    if (in_file[i] != here[i])
+      throw Error(Blame::Caller, "in the file " + in_file[i] + ", here " + here[i]);
+  }
+  if (in_file.size() != here.size()) {
+    throw Error(Blame::Caller, "the file has the state of " + std::to_string(in_file.size()) +
+                                   " parameters, the optimizer here " +
+                                   std::to_string(here.size()));
+  }
+}
+
+// The archive was read to the host; how a state is made up only its class knows.
+void bring_states_to_parameters(Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (parameter.is_cpu() || found == optimizer.state().end()) continue;
+      OutputArchive out;
+      found->second->serialize(out);
+      std::stringstream stream;
+      out.save_to(stream);
+      InputArchive in;
+      in.load_from(stream, parameter.device());
+      found->second->serialize(in);
+    }
+  }
+}
+
+// Throws, having changed what it will of the optimizer, where the archive is of another class.
+void load_whole(Optimizer& optimizer, InputArchive& archive) {
+  optimizer.state().clear();
+  const auto failure = error_of([&] { optimizer.load(archive); });
+  if (!failure) return;
+  // As libtorch's classes say that an option of theirs is missing.
+  if (failure->text().find("INTERNAL ASSERT FAILED") == std::string::npos) throw *failure;
+  throw Error(Blame::Caller,
+              "the options or the state in the file are those of another class of optimizer");
+}
+
+// While it lives the optimizer has other param_groups, with the same parameters, and no state.
+class Aside {
+ public:
+  explicit Aside(Optimizer& optimizer) : optimizer_(optimizer), groups_(optimizer.param_groups()) {
+    swap();
+  }
+  ~Aside() { swap(); }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+ private:
+  void swap() {
+    optimizer_.param_groups().swap(groups_);
+    optimizer_.state().swap(state_);
+  }
+  Optimizer& optimizer_;
+  std::vector<torch::optim::OptimizerParamGroup> groups_;
+  std::remove_reference_t<decltype(optimizer_.state())> state_;
+};
+
+Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& optimizer) {
+  check_parameters(*archive, optimizer);
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer)) {
+    const std::shared_ptr<Optimizer> whole = sharded->plain();
+    load_whole(*whole, *archive);
+    bring_states_to_parameters(*whole);
+    return [sharded, whole] { sharded->take(*whole); };
+  }
+  // What the class does with the archive is seen beforehand. Its own options, to which there may be
+  // references, are filled by a second load.
+  using State = std::remove_reference_t<decltype(optimizer.state())>;
+  const auto state = std::make_shared<State>();
+  const Aside aside(optimizer);
+  load_whole(optimizer, *archive);
+  bring_states_to_parameters(optimizer);
+  state->swap(optimizer.state());
+  return [archive, state, &optimizer] {
+    optimizer.load(*archive);
+    optimizer.state() = std::move(*state);
+  };
+}
+
+// A leaf there as well: autograd does not see it move.
+at::Tensor moved(const at::Tensor& value, c10::Device device) {
+  return value.detach().to(device).set_requires_grad(value.requires_grad());
+}
+
+Commit stage_tensor(at::Tensor* target, const at::Tensor& value, c10::Device device) {
+  if (target->defined()) return stage_copy("it", *target, value);
+  return [target, there = moved(value, device)] { *target = there; };
+}
+
+Commit stage_tensors(InputArchive& archive, std::vector<at::Tensor>* target, c10::Device device) {
+  std::map<std::string, at::Tensor> in_file;
+  flatten(archive, "", in_file);
+  if (!target->empty() && target->size() != in_file.size()) {
+    differs("it", std::to_string(in_file.size()) + " tensors", std::to_string(target->size()));
+  }
+  const auto values = std::make_shared<std::vector<at::Tensor>>(in_file.size());
+  std::vector<Commit> copies;
+  for (std::size_t i = 0; i < in_file.size(); ++i) {
+    const auto found = in_file.find(std::to_string(i));
+    if (found == in_file.end()) throw Error(Blame::Caller, "it is no list of tensors in the file");
+    if (!target->empty()) {
+      at::Tensor& own = (*target)[i];
+      copies.push_back(own.defined() ? stage_copy("tensor " + std::to_string(i), own, found->second)
+                                     : stage_tensor(&own, found->second, device));
+    } else {
+      (*values)[i] = moved(found->second, device);
+    }
+  }
+  return [target, values, copies] {
+    if (target->empty()) *target = *values;
+    for (const Commit& copy : copies) copy();
+  };
+}
+
+std::string kind_of(const c10::IValue& value) {
+  if (value.isBool()) return "a bool";
+  if (value.isInt()) return "the integer " + std::to_string(value.toInt());
+  if (value.isDouble()) return "a floating-point number";
+  if (value.isString()) return "a string";
+  if (value.isTensor()) return "a tensor";
+  return "a module, an optimizer or a list of tensors";
+}
+
+Commit stage_variable(const c10::IValue& value, const detail::Variable& variable) {
+  detail::Scalar scalar;
+  if (value.isBool()) {
+    scalar = value.toBool();
+  } else if (value.isInt()) {
+    scalar = value.toInt();
+  } else if (value.isDouble()) {
+    scalar = value.toDouble();
+  } else if (value.isString()) {
+    scalar = value.toStringRef();
+  } else {
+    differs("it", kind_of(value), "a variable");
+  }
+  if (!variable.set(variable.place, scalar, false)) {
+    const auto own = variable.get(variable.place);
+    differs("it", kind_of(value),
+            own && own->index() == scalar.index() ? "of a type that cannot hold it"
+                                                  : "of another type");
+  }
+  return [variable, scalar] { variable.set(variable.place, scalar, true); };
+}
+
+Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
+  if (Contents::is_constant(part))
+    throw Error(Blame::Caller, "it is a constant here, or a temporary: load takes a variable");
+  c10::IValue value;
+  if (!archive.try_read(key_of(part.name()), value)) {
+    std::string names;
+    for (const std::string& key : archive.keys())
+      names += (names.empty() ? "" : ", ") + in_quotes(name_of(key));
+    throw Error(Blame::Caller, "the file has none of that name, but " +
+                                   (names.empty() ? "no part at all" : names));
+  }
+  const auto& content = Contents::of(part);
+  if (const auto* const variable = std::get_if<detail::Variable>(&content))
+    return stage_variable(value, *variable);
+  if (const auto* const tensor = std::get_if<at::Tensor*>(&content)) {
+    if (!value.isTensor()) differs("it", kind_of(value), "a tensor");
+    return stage_tensor(*tensor, value.toTensor(), device);
+  }
+  if (!value.isModule())
+    differs("it", kind_of(value), "a module, an optimizer or a list of tensors");
+  const auto inner = std::make_shared<InputArchive>();
+  archive.read(key_of(part.name()), *inner);
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content))
+    return stage_module(*inner, **module);
+  if (const auto* const optimizer = std::get_if<Optimizer*>(&content))
+    return stage_optimizer(inner, **optimizer);
+  return stage_tensors(*inner, std::get<std::vector<at::Tensor>*>(content), device);
+}
+
+// The type as which it is kept, in words behind "a variable".
+std::string type_of(const detail::Variable& variable) {
+  constexpr const char* kTypes[] = {"a bool", "an integer", "a float or double", "a string"};
+  const auto value = variable.get(variable.place);
+  return std::string(" (") + (value ? kTypes[value->index()] : "an integer") + ")";
+}
+
+}  // namespace
+
+std::vector<std::string> check_names(const std::vector<Part>& parts) {
+  constexpr const char* kKinds[] = {"a module", "an optimizer", "a tensor", "a list of tensors",
+                                    "a variable"};
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const Part& part : parts) {
+    if (part.name().empty()) throw Error(Blame::Caller, "a part of the checkpoint has no name");
+    if (!seen.insert(part.name()).second) {
+      throw Error(Blame::Caller,
+                  "two parts of the checkpoint have the name " + in_quotes(part.name()));
+    }
+    const auto& content = Contents::of(part);
+    const auto* const module = std::get_if<torch::nn::Module*>(&content);
+    const auto* const optimizer = std::get_if<Optimizer*>(&content);
+    if ((module != nullptr && *module == nullptr) ||
+        (optimizer != nullptr && *optimizer == nullptr)) {
+      throw Error(Blame::Caller, "part " + in_quotes(part.name()) +
+                                     " of the checkpoint is a null pointer; make the object first");
+    }
+    const auto* const variable = std::get_if<detail::Variable>(&content);
+    names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()] +
+                    (variable != nullptr ? type_of(*variable) : ""));
+  }
+  return names;
+}
+
+ShardedOptimizer* sharded_optimizer_of(const Part& part) {
+  const auto* const optimizer = std::get_if<Optimizer*>(&Contents::of(part));
+  return optimizer == nullptr ? nullptr : dynamic_cast<ShardedOptimizer*>(*optimizer);
+}
+
+void save_parts(OutputArchive& archive, const std::vector<Part>& parts) {
+  for (const Part& part : parts) {
+    const auto failure = error_of([&] { save_part(archive, part); });
+    if (failure)
+      throw failure->within("part " + in_quotes(part.name()) +
+                            " of the checkpoint cannot be saved");
+  }
+}
+
+std::vector<Commit> stage_parts(InputArchive& archive, const std::vector<Part>& parts,
+                                c10::Device device) {
+  std::vector<Commit> commits;
+  for (const Part& part : parts) {
+    const auto failure = error_of([&] { commits.push_back(stage_part(archive, part, device)); });
+    if (failure) throw failure->within("part " + in_quotes(part.name()));
+  }
+  return commits;
+}
+
+}  // namespace weft::checkpoint

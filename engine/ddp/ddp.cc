@@ -1,0 +1,237 @@
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <weft/engine/ddp/ddp.h>
+#include <weft/engine/ddp/device_groups.h>
+#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/core.h>
+
+namespace weft::parallel {
+
+struct Replica::State {
+  std::shared_ptr<torch::nn::Module> module;
+  DeviceGroups groups;
+  std::uint32_t number = 0;  // in its group: the model in transport::Training
+  DdpOptions options;
+  std::shared_ptr<Reducer> reducer;
+  std::vector<const void*> parameters;  // of the module, as they were wrapped
+
+  std::vector<at::Tensor> buffers() const {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& buffer : module->buffers()) {
+      if (buffer.defined() && buffer.numel() > 0) tensors.push_back(buffer);
+    }
+    return tensors;
+  }
+
+  std::vector<at::Tensor> all_values() const {
+    std::vector<at::Tensor> tensors = module->parameters();
+    const auto more = buffers();
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    return tensors;
+  }
+
+  void require_same_module() const {
+    const std::vector<at::Tensor> now = module->parameters();
+    const bool is_same = std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
+                                    [](const at::Tensor& tensor, const void* before) {
+                                      return tensor.unsafeGetTensorImpl() == before;
+                                    });
+    if (!is_same) throw changed_module();
+  }
+
+  Error changed_module() const {
+    const std::unordered_set<const void*> before(parameters.begin(), parameters.end());
+    const auto now = module->named_parameters();
+    std::string added;
+    for (const auto& item : now) {
+      if (!before.contains(item.value().unsafeGetTensorImpl()))
+        added += (added.empty() ? "" : ", ") + item.key();
+    }
+    const std::string changes = !added.empty()
+                                    ? added + " came in"
+                                    : "there were " + std::to_string(parameters.size()) +
+                                          ", now there are " + std::to_string(now.size());
+    return {Blame::Caller,
+            "DistributedDataParallel: the module's parameters are not those that it had when it "
+            "was wrapped (" +
+                changes +
+                "), and gradients would not be averaged; make a new DistributedDataParallel after "
+                "a change of the module"};
+  }
+
+  // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its
+  // backward yet.
+  void sync_buffers(int root) {
+    const at::AutoDispatchBelowADInplaceOrView untracked;
+    const group::CalledBy by("DistributedDataParallel's buffers");
+    if (!options.broadcast_buffers) return;
+    try {
+      broadcast_values(groups, buffers(), root, number);
+    } catch (const Error& error) {
+      throw explained_by_changes(groups.own(), error);
+    }
+  }
+};
+
+namespace {
+
+// Parameters whose modules say that their gradients are sparse.
+std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& module) {
+  std::unordered_set<const void*> found;
+  for (const auto& part : module.modules(/*include_self=*/true)) {
+    if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(part.get())) {
+      if (embedding->options.sparse()) found.insert(embedding->weight.unsafeGetTensorImpl());
+    } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(part.get())) {
+      if (bag->options.sparse()) found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  return found;
+}
+
+std::vector<NamedTensor> named_values(const torch::nn::Module& module,
+                                      const std::unordered_set<const void*>& sparse) {
+  std::vector<NamedTensor> named;
+  std::unordered_map<const void*, std::string> first;
+  for (const auto& item : module.named_parameters()) {
+    const bool is_sparse = sparse.contains(item.value().unsafeGetTensorImpl());
+    const auto [same, is_new] = first.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    const std::string kind = !is_new                         ? " (the same as " + same->second + ")"
+                             : !item.value().requires_grad() ? " (frozen)"
+                             : is_sparse                     ? " (sparse gradient)"
+                                                             : "";
+    named.push_back({item.key() + kind, item.value()});
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) named.push_back({item.key(), item.value()});
+  }
+  return named;
+}
+
+// What decides which collectives a rank takes part in, and how large they are; a line each.
+std::string agreed(const DdpOptions& options) {
+  std::ostringstream text;
+  text << std::boolalpha << "DdpOptions::bucket_bytes " << options.bucket_bytes
+       << "\nDdpOptions::first_bucket_bytes " << options.first_bucket_bytes
+       << "\nDdpOptions::find_unused_parameters " << options.find_unused_parameters
+       << "\nDdpOptions::static_graph " << options.static_graph
+       << "\nDdpOptions::broadcast_buffers " << options.broadcast_buffers << "\n";
+  return text.str();
+}
+
+}  // namespace
+
+Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+                 const DdpOptions& options)
+    : state_(std::make_unique<State>()) {
+  if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
+  state_->module = module;
+  state_->options = options;
+  const auto sparse = sparse_parameters(*module);
+  on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
+    check_same_model(group, named_values(*module, sparse), agreed(options));
+    state_->number =
+        static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
+    state_->groups = DeviceGroups(group, state_->all_values());
+    broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
+  });
+
+  std::unordered_set<const void*> seen;  // a weight that two modules share counts once
+  std::vector<ReducerParameter> parameters;
+  bool requires_any = false;
+  for (const auto& item : module->named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    state_->parameters.push_back(tensor.unsafeGetTensorImpl());
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    requires_any |= tensor.requires_grad();
+    parameters.push_back({item.key(), tensor, sparse.contains(tensor.unsafeGetTensorImpl())});
+  }
+  if (!requires_any) {
+    throw Error(Blame::Caller,
+                "DistributedDataParallel: no parameter of the module requires a gradient; there is "
+                "nothing to reduce");
+  }
+  state_->reducer = Reducer::make(std::move(parameters), state_->groups, state_->number, options);
+}
+
+Replica::~Replica() = default;
+Replica::Replica(Replica&&) noexcept = default;
+Replica& Replica::operator=(Replica&&) noexcept = default;
+
+void Replica::before_forward() {
+  if (!c10::GradMode::is_enabled()) return;  // no backward will follow
+  state_->require_same_module();
+  if (join_scope_ != nullptr) join_scope_->announce_step(*this, is_synchronizing());
+  state_->reducer->begin_forward();
+  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
+                                                      : state_->groups.own().size());
+  if (!is_synchronizing()) return;
+  follow_frozen();
+  state_->reducer->prepare_forward();
+  if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
+}
+
+// Parameters may be frozen and thawed between forwards, on all ranks alike: they compare it when it
+// happens. While all are frozen no gradient comes, and nothing is to be agreed on (a discriminator
+// in its generator's step).
+void Replica::follow_frozen() {
+  if (!state_->reducer->trains_others()) return;
+  if (join_scope_ != nullptr) {
+    throw Error(Blame::Caller,
+                "join: requires_grad of a parameter was changed, which ranks that have run out "
+                "cannot follow; freeze and thaw "
+                "parameters outside of join");
+  }
+  state_->reducer->take_over_trained();
+}
+
+void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, trains());
+}
+
+bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
+
+bool Replica::is_synchronizing() const { return state_->reducer->is_synchronizing(); }
+
+void Replica::set_synchronizing(bool on) {
+  if (state_) state_->reducer->set_synchronizing(on);  // else it was moved while a NoSync was alive
+}
+
+void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
+
+DdpStats Replica::stats() const { return state_->reducer->stats(); }
+
+ProcessGroup& Replica::join_group() { return state_->groups.own(); }
+
+void Replica::check_join() const {
+  if (!state_->reducer->has_follower()) return;
+  throw Error(Blame::Caller,
+              "join: an optimizer steps in the backward of this DistributedDataParallel, which a "
+              "rank that has run out does "
+              "not have; leave out overlap_with");
+}
+
+const std::shared_ptr<Reducer>& Replica::reducer() const { return state_->reducer; }
+
+bool Replica::trains() const { return state_->module->is_training(); }
+
+void Replica::mirror_step(const JoinStep& step) {
+  if (!step.synchronizes) return;
+  if (step.trains) state_->sync_buffers(step.first_rank);
+  state_->reducer->set_divisor(join_scope_->divisor());
+  state_->reducer->mirror_pass();
+}
+
+void Replica::take_over(int last_rank) {
+  broadcast_values(state_->groups, state_->all_values(), last_rank, state_->number);
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,241 @@
+// DistributedDataParallel: one module replicated on every rank of a group; each rank computes on
+// its own inputs, gradients are averaged over the ranks while the backward pass still runs.
+// Semantics of torch.nn.parallel.DistributedDataParallel.
+//
+//   Net net;                                             // a torch::nn module holder, or
+//   std::shared_ptr<NetImpl> weft::DistributedDataParallel ddp(net, group); torch::optim::SGD
+//   optimizer(net->parameters(), 0.1); auto loss = loss_of(ddp(inputs), labels); loss.backward();
+//   // gradients in parameter.grad() are averages optimizer.step();
+//
+// The module may lie on the host, on the rank's GPU, and on further GPUs of the rank's own, in the
+// same way on all ranks: for each further GPU the constructor makes a group of the same ranks,
+// whose buckets travel beside the others'.
+//
+// All ranks run the same number of forward and backward passes (weft::join where they cannot).
+// Every backward of an output is averaged, in whatever order backwards follow the forwards, unless
+// that forward was made inside of no_sync(). Parameters keep their type, device and shape:
+// module->to() comes before. They may be frozen and thawed between forwards, on all ranks alike;
+// submodules and parameters are not added, removed or replaced. The object is used by one thread at
+// a time; it is moved, not copied, and outlives the backward of its last forward (a backward after
+// its end is a Caller error).
+//
+// Ranks keep the same parameters only if they change them alike. In steps 2, 4, 8, …, 1024, 2048,
+// 3072, … rank 0 compares sums over those in host memory with the other ranks', and warns once
+// where they differ by more than rounding.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <weft/base/export.h>
+#include <weft/engine/ddp/comm_hooks.h>
+#include <weft/engine/ddp/ddp_options.h>
+#include <weft/engine/ddp/join.h>
+#include <weft/engine/future/refusal.h>
+#include <weft/engine/group/process_group.h>
+
+namespace torch::nn {
+class Module;
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace weft {
+
+namespace parallel {
+
+class Reducer;
+class ShardedOptimizer;
+
+// The part of DistributedDataParallel that does not depend on the module's type.
+class WEFT_API Replica : public Joinable {
+ public:
+  // Backwards of forwards that are made while it lives accumulate gradients locally, whenever they
+  // run; the first backward of another forward reduces all that has come.
+  class [[nodiscard]] NoSync {
+   public:
+    NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.is_synchronizing()) {
+      if (on) replica.set_synchronizing(false);
+    }
+    ~NoSync() { replica_->set_synchronizing(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Replica* replica_;
+    bool before_;
+  };
+  // With `on` false it changes nothing: for loops that synchronise in every nth step.
+  NoSync no_sync(bool on = true) { return {*this, on}; }
+
+  // Once, before the first backward that averages gradients; throws Caller else.
+  void register_comm_hook(CommHook hook);
+  DdpStats stats() const;
+
+ protected:
+  // Compares the model and the options with rank 0's (gradient_as_bucket_view is each rank's own),
+  // then copies rank 0's parameters and buffers. Throws Caller, on all ranks, when they differ,
+  // where the module has no parameters that require a gradient, and where one cannot be copied to
+  // other ranks, being sparse or expanded.
+  Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+          const DdpOptions& options);
+  ~Replica() override;
+  Replica(Replica&&) noexcept;
+  Replica& operator=(Replica&&) noexcept;
+
+  // Throws Caller where the module has other parameters than it had when it was wrapped, naming
+  // one.
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs);
+  // Whether after_forward needs the outputs.
+  static bool tracks_outputs();
+
+  ProcessGroup& join_group() override;
+  void check_join() const override;
+  bool trains() const override;
+  void mirror_step(const JoinStep& step) override;
+  void take_over(int last_rank) override;
+
+ private:
+  friend class ShardedOptimizer;  // which may step in its backward
+  bool is_synchronizing() const;
+  void set_synchronizing(bool on);
+  void follow_frozen();
+  const std::shared_ptr<Reducer>& reducer() const;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// The module that a holder or a std::shared_ptr leads to.
+template <class M>
+std::type_identity<M> module_of(const torch::nn::ModuleHolder<M>&);
+template <class M>
+std::type_identity<M> module_of(const std::shared_ptr<M>&);
+
+// Whether DistributedDataParallel<Module>(Given…) is made by a constructor.
+template <class Module, class... Given>
+constexpr bool kTakes = (std::is_base_of_v<Replica, std::remove_cvref_t<Given>> ||
+                         ...);  // copies, moves
+template <class Module, class Given>
+concept LeadsTo = std::is_base_of_v<torch::nn::Module, Module> &&
+    (std::is_convertible_v<Given, std::shared_ptr<Module>> ||
+     std::is_convertible_v<Given, const torch::nn::ModuleHolder<Module>&>);
+template <class Module, class Given, class Group>
+constexpr bool kTakes<Module, Given, Group> =
+    LeadsTo<Module, Given>&& std::is_convertible_v<Group, ProcessGroup>;
+template <class Module, class Given, class Group, class Options>
+constexpr bool kTakes<Module, Given, Group, Options> =
+    kTakes<Module, Given, Group>&& std::is_convertible_v<Options, DdpOptions>;
+
+// The Module of DistributedDataParallel(Given…) where the constructors do not show it.
+template <class Given, class... More>
+consteval auto shown_module() {
+  if constexpr (requires(const Given& given) { module_of(given); }) {
+    return decltype(module_of(std::declval<const Given&>()))();
+  } else if constexpr (std::is_base_of_v<torch::nn::Module, Given>) {
+    return std::type_identity<Given>();
+  } else {
+    return std::type_identity<weft::detail::Refused>();
+  }
+}
+template <class... Given>
+using ShownModule = typename decltype(shown_module<std::remove_cvref_t<Given>...>())::type;
+
+template <class... About>
+struct TakesOtherInputs : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(weft::detail::kNever<About...>,
+                  "the module's forward() does not take these arguments, or it has no forward(): "
+                  "ddp(…) gives it what it is "
+                  "given");
+    return false;
+  }
+};
+// Why the module's forward() cannot be called with A.
+template <class Module, class... A>
+consteval auto refusal_of_forward() {
+  if constexpr (requires(Module & module, A && ... inputs) {
+                  module.forward(std::forward<A>(inputs)...);
+                }) {
+    return weft::detail::Fine();
+  } else {
+    return TakesOtherInputs<Module, A...>();
+  }
+}
+
+}  // namespace parallel
+
+template <class Module>
+class DistributedDataParallel final : public parallel::Replica {
+ public:
+  // Blocks until all ranks have come. Throws Caller, on all ranks, when the model or the options
+  // differ between them.
+  DistributedDataParallel(
+      std::shared_ptr<Module> module, ProcessGroup group,
+      DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : Replica(module, std::move(group), options), module_(std::move(module)) {}
+  DistributedDataParallel(
+      const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
+      DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group),
+                                options) {}
+
+  template <class... Given>
+  requires(sizeof...(Given) > 0 &&
+           !parallel::kTakes<Module, Given...>) explicit DistributedDataParallel(Given&&...)
+      : Replica(nullptr, ProcessGroup(), {}) {
+    static_assert(weft::detail::kNever<Given...>,
+                  "DistributedDataParallel takes a module's holder (TORCH_MODULE) or a "
+                  "std::shared_ptr to the module, then "
+                  "the group and perhaps DdpOptions: DistributedDataParallel "
+                  "ddp(std::make_shared<NetImpl>(…), group)");
+  }
+
+  // The module's forward, whatever its signature.
+  template <class... Arguments>
+  auto forward(Arguments&&... arguments) {
+    if constexpr (!std::is_base_of_v<torch::nn::Module, Module>) {
+      return weft::detail::Refused();  // the constructor has said so
+    } else if constexpr (decltype(parallel::refusal_of_forward<Module, Arguments...>())::accept()) {
+      return output_of(std::forward<Arguments>(arguments)...);
+    } else {
+      return weft::detail::Refused();
+    }
+  }
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+ private:
+  template <class... Arguments>
+  auto output_of(Arguments&&... arguments) {
+    before_forward();
+    using Output = decltype(module_->forward(std::forward<Arguments>(arguments)...));
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Arguments>(arguments)...);
+      after_forward({});
+    } else {
+      std::remove_cvref_t<Output> output = module_->forward(std::forward<Arguments>(arguments)...);
+      std::vector<at::Tensor> tensors;
+      if (tracks_outputs())
+        weft::detail::for_each_tensor(output,
+                                      [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+      after_forward(tensors);
+      return output;
+    }
+  }
+
+  std::shared_ptr<Module> module_;
+};
+
+// Of what is no module, so that the constructor says so.
+template <class... Given>
+requires(sizeof...(Given) > 0 && !parallel::kTakes<parallel::ShownModule<Given...>, Given...>)
+    DistributedDataParallel(Given&&...)
+->DistributedDataParallel<parallel::ShownModule<Given...>>;
+
+}  // namespace weft

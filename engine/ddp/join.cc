@@ -1,0 +1,161 @@
+#include <algorithm>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <weft/engine/ddp/join.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/core.h>
+
+namespace weft {
+
+namespace parallel {
+
+namespace {
+
+// What every step's exchange is made up of, and who throws when, is the same on all ranks: tensors
+// of different sizes would end a process with Gloo, and a rank that does not throw would wait for
+// those that have.
+void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions& options) {
+  if (group.size() == 1) return;
+  const std::vector<int> mine{static_cast<int>(joinables),
+                              options.divide_by_initial_world_size ? 1 : 0,
+                              options.throw_on_early_termination ? 1 : 0};
+  const auto count = static_cast<std::int64_t>(mine.size());
+  at::Tensor most = at::empty({2 * count}, at::TensorOptions(at::kInt));
+  int* data = most.mutable_data_ptr<int>();
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    data[i] = mine[i];
+    data[mine.size() + i] = -mine[i];
+  }
+  most = most.to(group::Core::of(group).host_values_device());
+  const group::CalledBy by("join");
+  group.all_reduce(most, ReduceOp::Max).wait();
+  most = most.to(at::kCPU);
+  const char* const what[] = {"other numbers of objects",
+                              "other values of divide_by_initial_world_size",
+                              "other values of throw_on_early_termination"};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const int* both = static_cast<const int*>(most.const_data_ptr()) + i;
+    if (both[0] == -both[count]) continue;
+    group::throw_together(group,
+                          Error(Blame::Caller, std::string("join: some ranks give ") + what[i] +
+                                                   " than others; give the same on all"));
+  }
+}
+
+}  // namespace
+
+JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
+    : joinables_(std::move(joinables)),
+      options_(options),
+      group_(joinables_.front()->join_group()),
+      active_(group_.size()) {
+  for (auto place = joinables_.begin(); place != joinables_.end(); ++place) {
+    Joinable& joinable = **place;
+    if (joinable.join_scope_ != nullptr)
+      throw Error(Blame::Caller, "join: this object is inside another join already");
+    if (std::find(joinables_.begin(), place, &joinable) != place) {
+      throw Error(
+          Blame::Caller,
+          "join: one object is given twice; name each once, where it first communicates in a step");
+    }
+    // A rank runs out for all of them at once, and the ranks that go on are told apart by their
+    // numbers.
+    if (joinable.join_group().ranks() != group_.ranks()) {
+      throw Error(Blame::Caller,
+                  "join: the objects' groups have different members; make them with groups of the "
+                  "same ranks in the same "
+                  "order");
+    }
+    joinable.check_join();
+  }
+  compare_calls(group_, joinables_.size(), options_);
+  for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
+}
+
+JoinScope::~JoinScope() {
+  for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
+}
+
+// One number for each rank, how many of the active synchronise, and how many train each joinable (a
+// rank that has run out may have switched its own to evaluation).
+JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
+  const auto ranks = static_cast<std::int64_t>(group_.size());
+  const auto device = group::Core::of(group_).host_values_device();
+  const auto joinables = static_cast<std::int64_t>(joinables_.size());
+  at::Tensor counts = at::zeros({ranks + 1 + joinables}, at::TensorOptions(at::kInt));
+  if (active) {
+    counts[group_.rank()] = 1;
+    counts[ranks] = synchronizes ? 1 : 0;
+    for (std::int64_t i = 0; i < joinables; ++i) {
+      counts[ranks + 1 + i] = joinables_[static_cast<std::size_t>(i)]->trains() ? 1 : 0;
+    }
+  }
+  counts = counts.to(device);
+  const group::CalledBy by("join");
+  group_.all_reduce(counts).wait();
+  counts = counts.to(at::kCPU);
+  const int* data = counts.data_ptr<int>();
+  Round round;
+  for (int rank = group_.size(); rank-- > 0;) {
+    if (data[rank] == 0) continue;
+    ++round.active;
+    round.first = rank;
+  }
+  round.synchronizes = data[ranks] > 0;
+  for (std::int64_t i = 0; i < joinables; ++i) round.trains.push_back(data[ranks + 1 + i] > 0);
+  return round;
+}
+
+void JoinScope::announce_step(const Joinable& joinable, bool synchronizes) {
+  if (&joinable != joinables_.front()) return;
+  const Round round = exchange(true, synchronizes);
+  if (options_.throw_on_early_termination && round.active < group_.size()) {
+    throw Error(Blame::Cancelled, "join: " + std::to_string(group_.size() - round.active) + " of " +
+                                      std::to_string(group_.size()) +
+                                      " ranks ran out of inputs (throw_on_early_termination)");
+  }
+  active_ = round.active;
+  first_active_ = round.first;
+}
+
+int JoinScope::divisor() const {
+  return options_.divide_by_initial_world_size ? group_.size() : active_;
+}
+
+void JoinScope::run_out() {
+  int last_rank = first_active_;
+  for (;;) {
+    const Round round = exchange(false, false);
+    if (options_.throw_on_early_termination && round.active > 0) {
+      throw Error(Blame::Cancelled,
+                  "join: rank " + std::to_string(group_.rank()) +
+                      " ran out of inputs while others had more (throw_on_early_termination)");
+    }
+    if (round.active == 0) break;
+    last_rank = round.first;
+    active_ = round.active;
+    for (std::size_t i = 0; i < joinables_.size(); ++i) {
+      joinables_[i]->mirror_step({round.first, round.synchronizes, round.trains[i]});
+    }
+  }
+  for (Joinable* joinable : joinables_) joinable->take_over(last_rank);
+}
+
+}  // namespace parallel
+
+void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
+          JoinOptions options) {
+  if (joinables.empty()) throw Error(Blame::Caller, "join: no objects are given");
+  if (std::find(joinables.begin(), joinables.end(), nullptr) != joinables.end()) {
+    throw Error(Blame::Caller, "join: one of the objects is a null pointer");
+  }
+  if (!options.enable) return steps();
+  parallel::JoinScope scope(std::move(joinables), options);
+  steps();
+  scope.run_out();
+}
+
+}  // namespace weft

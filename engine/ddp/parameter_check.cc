@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <span>
+
+#include <ATen/ops/view_as_real.h>
+
+#include <weft/base/deadline.h>
+#include <weft/base/log.h>
+#include <weft/engine/ddp/parameter_check.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/store/store.h>
+
+namespace weft::parallel {
+
+namespace {
+
+constexpr std::uint32_t kOften = 1024;  // from here on every so many steps
+
+constexpr double kRounding = 1e-6;  // of the magnitudes
+
+// The name of the parameter whose sums stand there.
+std::string name_of(const std::vector<ParameterCheck::Parameter>& parameters, std::size_t index) {
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor.is_cpu() && index-- == 0) return parameter.name;
+  }
+  return "a parameter";
+}
+
+}  // namespace
+
+ParameterCheck::ParameterCheck(ProcessGroup group, std::uint32_t model)
+    : group_(std::move(group)), model_(model) {}
+
+bool ParameterCheck::is_due(std::uint32_t step) const {
+  return !is_over_ && group_.size() > 1 && (left_in_ != 0 || step >= next_);
+}
+
+void ParameterCheck::look(std::uint32_t step, const std::vector<Parameter>& parameters) noexcept {
+  if (!is_due(step)) return;
+  try {
+    if (left_in_ != 0 && step > left_in_) compare(parameters);
+    if (!is_over_ && left_in_ == 0 && step >= next_) leave(step, parameters);
+  } catch (const std::exception& error) {
+    is_over_ = true;
+    log::debug(std::string("DistributedDataParallel compares the ranks' parameters no more: ") +
+               error.what());
+  }
+}
+
+std::string ParameterCheck::key_of(int rank) const {
+  return "parameters" + std::to_string(model_) + "/" + std::to_string(left_in_) + "/" +
+         std::to_string(rank);
+}
+
+ParameterCheck::Sums ParameterCheck::sums_of(const at::Tensor& tensor) {
+  const at::Tensor values =
+      tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
+  return {values.sum(at::kDouble).item<double>(), values.abs().sum(at::kDouble).item<double>()};
+}
+
+bool ParameterCheck::differ(const Sums& one, const Sums& other) {
+  if (std::memcmp(&one, &other, sizeof one) == 0) return false;
+  const double most = kRounding * std::max(one.magnitudes, other.magnitudes);
+  // So that a sum that is no number differs as well.
+  return !(std::abs(one.values - other.values) <= most &&
+           std::abs(one.magnitudes - other.magnitudes) <= most);
+}
+
+void ParameterCheck::leave(std::uint32_t step, const std::vector<Parameter>& parameters) {
+  mine_.clear();
+  for (const Parameter& parameter : parameters) {
+    if (parameter.tensor.is_cpu()) mine_.push_back(sums_of(parameter.tensor));
+  }
+  left_in_ = step;
+  next_ = step < kOften ? 2 * step : step + kOften;
+  const auto bytes = std::as_bytes(std::span(mine_));
+  if (group_.rank() != 0)
+    group::Core::of(group_).bootstrap->set(key_of(group_.rank()), {bytes.begin(), bytes.end()});
+}
+
+void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
+  std::vector<int> ranks;
+  std::string first;
+  for (int rank = 1; rank < group_.size() && group_.rank() == 0; ++rank) {
+    auto& store = *group::Core::of(group_).bootstrap;
+    const std::string key = key_of(rank);
+    if (!store.exists(key)) continue;  // it has run out of inputs
+    const auto bytes = store.get(key, Deadline::in(std::chrono::seconds(1)));
+    store.erase(key);
+    std::vector<Sums> theirs(mine_.size());
+    if (bytes.size() != theirs.size() * sizeof(Sums)) continue;
+    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    const auto found =
+        std::mismatch(mine_.begin(), mine_.end(), theirs.begin(), std::not_fn(&differ)).first;
+    if (found == mine_.end()) continue;
+    ranks.push_back(rank);
+    if (first.empty()) first = name_of(parameters, static_cast<std::size_t>(found - mine_.begin()));
+  }
+  if (!ranks.empty()) warn(ranks, first);
+  left_in_ = 0;
+}
+
+void ParameterCheck::warn(const std::vector<int>& ranks, const std::string& first) {
+  is_over_ = true;
+  log::warn("DistributedDataParallel: " + std::string(kWarning) + ": before step " +
+            std::to_string(left_in_) + " '" + first + "' of " + ranks_text(ranks) +
+            " was not rank 0's. Something changes parameters on one rank alone: an optimizer with "
+            "other options or another "
+            "state, weights that are set or loaded there, gradients that are changed after "
+            "backward, or a comm hook that "
+            "does not average");
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,728 @@
+#include <algorithm>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/tensor/cuda_devices.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::parallel {
+
+namespace traced {
+namespace {
+constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // it takes its place in a bucket
+constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
+constinit trace::Name gradients{trace::Layer::Engine,
+                                "gradients"};  // the backward pass waits for them
+}  // namespace
+}  // namespace traced
+
+namespace {
+
+// Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls
+// backward() or grad() itself.
+bool is_inside_a_pass() {
+  return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+// Called by a backward through the outputs of a wrapper that has ended. torch::autograd::grad() may
+// go on: its results are this rank's own anyhow.
+void refuse_without_wrapper() {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted != nullptr && !wanted->empty()) return;
+  throw Error(Blame::Caller,
+              "this backward is of a forward of a DistributedDataParallel that has been destroyed, "
+              "so its gradients would "
+              "not be averaged; keep the DistributedDataParallel until the backward has ended (one "
+              "that is made within "
+              "an expression ends with it)");
+}
+
+}  // namespace
+
+namespace {
+
+// All of this process. A module may have two wrappers.
+struct Reducers {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Reducer>> all;
+};
+
+Reducers& reducers() {
+  static Reducers* const made = new Reducers();  // for good: threads may outlive main()
+  return *made;
+}
+
+}  // namespace
+
+std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
+                                       DeviceGroups groups, std::uint32_t number,
+                                       const DdpOptions& options) {
+  std::shared_ptr<Reducer> reducer(
+      new Reducer(std::move(parameters), std::move(groups), number, options));
+  for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
+    if (reducer->trained_[i]) reducer->attach(i);
+  }
+  std::lock_guard lock(reducers().mutex);
+  std::erase_if(reducers().all, [](const auto& weak) { return weak.expired(); });
+  reducers().all.push_back(reducer);
+  return reducer;
+}
+
+Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
+                 std::uint32_t number, const DdpOptions& options)
+    : parameters_(std::move(parameters)),
+      groups_(std::move(groups)),
+      number_(number),
+      options_(options),
+      divisor_(group().size()),
+      hooks_(parameters_.size()),
+      usage_(parameters_.size()),
+      static_graph_(options.static_graph, parameters_.size()),
+      check_(groups_.own(), number) {
+  ready_.resize(parameters_.size());
+  kept_.resize(parameters_.size());
+  for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
+  trained_ = compared_ = ever_trained_ = trained_now();
+  // Gradients come roughly in the reverse of the order in which the forward pass used the
+  // parameters.
+  std::vector<std::size_t> order(parameters_.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+  build_buckets(order);
+}
+
+void Reducer::attach(std::size_t parameter) {
+  Hook& hook = hooks_[parameter];
+  if (hook.accumulator) old_hooks_.push_back(std::move(hook));
+  hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
+  const auto on_post = [weak = weak_from_this(), parameter](
+                           const torch::autograd::variable_list& outputs,
+                           const torch::autograd::variable_list&) {
+    if (const auto self = weak.lock()) self->on_gradient(parameter);
+    return outputs;
+  };
+  hook.key = hook.accumulator->add_post_hook(
+      std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post));
+}
+
+Reducer::~Reducer() {
+  for (const auto* hooks : {&hooks_, &old_hooks_}) {
+    for (const Hook& hook : *hooks) {
+      if (hook.accumulator) hook.accumulator->del_post_hook(hook.key);
+    }
+  }
+  if (passing_ && !is_reducing() && !has_failed() && !told_unfinished_ && taken_ > 0) {
+    log::warn(
+        "DistributedDataParallel: the last backward before its end did not reduce all gradients; "
+        "it brought none for " +
+        names_of(missing_parameters()) + ", and the other gradients are those of this rank alone");
+  }
+}
+
+void Reducer::set_comm_hook(CommHook hook) {
+  if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
+  std::lock_guard lock(mutex_);
+  if (hook_)
+    throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
+  if (passing_) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
+  if (stats_.passes > 0) {
+    throw Error(Blame::Caller,
+                "register_comm_hook: a backward has averaged gradients without it; register the "
+                "hook once, before the first "
+                "backward");
+  }
+  hook_ = std::move(hook);
+}
+
+void Reducer::set_follower(BucketFollower* follower) {
+  std::lock_guard lock(mutex_);
+  if (follower != nullptr && follower_ != nullptr) {
+    throw Error(
+        Blame::Caller,
+        "overlap_with: another optimizer steps in the backward of this DistributedDataParallel");
+  }
+  if (follower != nullptr && passing_)
+    throw Error(Blame::Caller, "overlap_with: a backward pass is running, or has failed");
+  follower_ = follower;
+}
+
+bool Reducer::has_follower() const {
+  std::lock_guard lock(mutex_);
+  return follower_ != nullptr;
+}
+
+void Reducer::begin_forward() {
+  std::lock_guard lock(mutex_);
+  if (follower_ != nullptr && !passing_) follower_->before_forward();
+  follow_parameters();
+  const bool is_outside =
+      autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
+  if (is_outside &&
+      !passing_) {  // whatever the last backward was, it has ended, maybe by an exception
+    graph_task_.reset();
+    context_pass_.reset();
+    ended_ = true;
+  }
+}
+
+void Reducer::set_divisor(int ranks) {
+  std::lock_guard lock(mutex_);
+  divisor_ = ranks;
+}
+
+void Reducer::prepare_forward() {
+  trace::step(group().rank());
+  std::lock_guard lock(mutex_);
+  drop_failed_pass();
+  require_in_step();
+  refuse_capture();
+  if (passing_) group::Core::of(group()).throw_if_broken();  // that is why it did not end
+  if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
+  if (passing_ && static_graph_.is_counted()) {
+    throw Error(Blame::Caller,
+                "static_graph: the last backward brought fewer gradients than the first one, or "
+                "none, for " +
+                    names_of(missing_parameters()) +
+                    "; the graph changed, switch static_graph off");
+  }
+  if (passing_) throw unfinished_pass();
+  require_no_frozen_rest();
+  take_over_order();
+}
+
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(forwards_, [](const auto& weak) { return weak.expired(); });
+  const auto forward = std::make_shared<Forward>();
+  forward->synchronizes = synchronizing_;
+  bool is_visible = false;
+  // The gradient of an output is the first thing of a backward pass, and comes even when no
+  // parameter's does.
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    is_visible = true;
+    output.register_hook([weak = weak_from_this(), forward](const at::Tensor&) {
+      if (const auto self = weak.lock()) return self->on_backward_start(*forward);
+      if (forward->synchronizes) refuse_without_wrapper();
+    });
+  }
+  if (std::exchange(hidden_had_pass_, false)) hidden_.reset();
+  if (is_visible) {
+    if (finds_unused()) forward->unused = unreachable_from(outputs);
+    forwards_.push_back(forward);
+    if (synchronizing_ && trains) {
+      count(*forward, true);
+      compare_parameters();
+    }
+  } else {
+    // It returns nothing, or a type that does not say what it holds: any backward may be its own.
+    hidden_ = hidden_.value_or(false) || synchronizing_;
+  }
+}
+
+void Reducer::compare_parameters() {
+  std::vector<ParameterCheck::Parameter> trained;
+  if (!check_.is_due(steps_)) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i]) trained.push_back({parameters_[i].name, parameters_[i].tensor});
+  }
+  check_.look(steps_, trained);
+}
+
+bool Reducer::is_synchronizing() const {
+  std::lock_guard lock(mutex_);
+  return synchronizing_;
+}
+
+void Reducer::set_synchronizing(bool on) {
+  std::lock_guard lock(mutex_);
+  synchronizing_ = on;
+}
+
+bool Reducer::finds_unused() const {
+  return options_.find_unused_parameters && !static_graph_.is_counted();
+}
+
+// Every event of a backward: in the first one the reducer learns that it runs, and asks to be told
+// of its end. The callback belongs to the graph task that runs at this moment, and is destroyed
+// with it where an exception ends it. Where outputs could be hooked that is the user's own
+// backward; else the first gradient asks for it, which may be inside a re-entrant one.
+void Reducer::enter_backward() {
+  drop_failed_pass();
+  if (is_in_known_backward()) return;
+  if (is_reducing() && failure_.empty() && pass_failed_)
+    require_same_pass();  // that one still runs
+  const auto task = std::make_shared<char>();
+  auto* const pass = autograd::Pass::current();
+  graph_task_ = task;
+  context_pass_ = pass ? pass->failure() : nullptr;
+  goes_on_ = passing_;
+  interrupted_ |= is_reducing();
+  backward_ = Kind::Unknown;
+  came_.clear();
+  ended_ = false;
+  const auto callback = [weak = weak_from_this(), task] {
+    if (const auto self = weak.lock()) self->end_backward();
+  };
+  if (pass) return pass->at_end(callback);
+  torch::autograd::Engine::get_default_engine().queue_callback(callback);
+}
+
+bool Reducer::is_in_known_backward() const {
+  const auto* const pass = autograd::Pass::current();
+  return pass ? context_pass_ == pass->failure()
+              : context_pass_ == nullptr && !graph_task_.expired();
+}
+
+// Called by the first gradient of an output of that forward.
+void Reducer::on_backward_start(Forward& forward) {
+  const c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(mutex_);
+  if (!accumulates()) return count(forward, false);
+  enter_backward();
+  forward.had_backward = true;
+  if (forward.synchronizes) {
+    count(forward, true);
+    synchronize();
+  } else if (backward_ == Kind::Unknown) {
+    backward_ = Kind::Local;
+  }
+}
+
+// The ranks' steps are compared with each bucket: a rank that has skipped the backward of a step
+// has made a forward more than the others. Those that torch::autograd::grad() uses, and those for
+// evaluation, may be this rank's alone.
+void Reducer::count(Forward& forward, bool counts) {
+  if (std::exchange(forward.counts, counts) == counts) return;
+  steps_ += counts ? 1 : -1;
+}
+
+// Whether gradients that come in a backward of no known forward are those of one that synchronises:
+// it showed no outputs, or keeps a loss of its own elsewhere, or another backward has brought a
+// part of its gradients.
+bool Reducer::awaits_gradients() const {
+  if (backward_ != Kind::Unknown) return false;
+  if (passing_ || hidden_.value_or(false)) return true;
+  return std::any_of(forwards_.begin(), forwards_.end(), [](const auto& weak) {
+    const auto forward = weak.lock();
+    return forward && forward->synchronizes && !forward->had_backward;
+  });
+}
+
+// From here on this backward's gradients are reduced; also those that it has brought before it came
+// to the outputs of a forward that synchronises.
+void Reducer::synchronize() {
+  if (backward_ == Kind::Synchronized) return;
+  begin_pass();
+  backward_ = Kind::Synchronized;
+  if (!static_graph_.counts()) mark_unused();
+  for (const auto& [parameter, stream] : std::exchange(came_, {})) {
+    if (stream) wait_for(*stream);
+    take(parameter);
+  }
+}
+
+// Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its
+// results to the caller, and a rank may call it as often as it likes (gradient penalties,
+// adversarial examples).
+bool Reducer::accumulates() const {
+  if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return true;  // backward() without a list of inputs
+  const auto is_wanted = [&](const Hook& hook) {
+    const auto found = wanted->find(hook.accumulator.get());
+    return found != wanted->end() && found->second.needed_;
+  };
+  return std::any_of(hooks_.begin(), hooks_.end(), is_wanted) ||
+         std::any_of(old_hooks_.begin(), old_hooks_.end(), is_wanted);
+}
+
+// Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has
+// its own.
+at::Tensor& Reducer::gradient_of(const at::Tensor& parameter) {
+  if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
+  return parameter.mutable_grad();
+}
+
+// A context keeps its gradients while later passes fill the buckets again.
+bool Reducer::gradients_are_views() const {
+  return options_.gradient_as_bucket_view && autograd::Pass::current() == nullptr;
+}
+
+// Called with the gradient already in parameter.grad(), or accumulated there.
+void Reducer::on_gradient(std::size_t parameter) {
+  if (is_inside_a_pass()) {
+    throw Error(
+        Blame::Caller,
+        "a node calls backward() inside of a distributed backward, and brings a gradient for " +
+            names_of({parameter}) +
+            ", which would not be averaged; call torch::autograd::grad() there, and return "
+            "its results");
+  }
+  const bool creates_graph = c10::GradMode::is_enabled();
+  const c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(mutex_);
+  if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
+  enter_backward();
+  if (awaits_gradients() && !has_failed()) {
+    if (!passing_ && hidden_.value_or(false)) ++steps_;  // no hook of an output has counted it
+    synchronize();
+  }
+  if (backward_ != Kind::Synchronized) return keep_local(parameter);
+  if (creates_graph) {
+    throw Error(
+        Blame::Caller,
+        "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
+            ", whose average has no graph: a backward through it would not be averaged. Call "
+            "torch::autograd::grad(…, create_graph = true) for what the loss contains of "
+            "gradients, "
+            "and backward without create_graph");
+  }
+  require_one_wrapper(parameter);
+  take(parameter);
+}
+
+// In a backward of no_sync, or of no forward of this wrapper; or so far.
+void Reducer::keep_local(std::size_t parameter) {
+  if (has_failed()) return;  // from here on backwards are another wrapper's, of the same model
+  if (passing_ && ready_[parameter]) {
+    throw Error(
+        Blame::Caller,
+        "a backward that is not synchronised brings a gradient for " + names_of({parameter}) +
+            ", which is being averaged: a backward before it did not reduce all gradients, and "
+            "brought none for " +
+            names_of(missing_parameters()) +
+            ". Call backward for all losses of a forward before others, or set "
+            "DdpOptions::find_unused_parameters");
+  }
+  const c10::Device device = parameters_[parameter].tensor.device();
+  came_.emplace_back(parameter, device.is_cpu()
+                                    ? std::nullopt
+                                    : std::optional(tensor::CudaDevices::current_stream(device)));
+  const bool is_explained = backward_ == Kind::Local || !synchronizing_ || hidden_.has_value();
+  if (is_explained || warned_of_direct_ || warns_of_direct_) return;
+  warns_of_direct_ = true;
+  direct_ = parameter;
+  direct_task_ = torch::autograd::get_current_graph_task_id();
+}
+
+// One gradient of this pass, which is in parameter.grad().
+void Reducer::take(std::size_t parameter) {
+  if (!travels(parameter)) {
+    throw Error(
+        Blame::Caller,
+        "the backward brings a gradient for " + names_of({parameter}) +
+            ", which required none at the last forward that synchronised; call requires_grad_() "
+            "before that forward");
+  }
+  averaging_task_ = torch::autograd::get_current_graph_task_id();
+  if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_)
+    throw unfinished_pass();
+  if (++taken_ == 1) leave_out_frozen();
+  if (order_.is_open() && rebuilds()) order_.note(parameter);
+  if (static_graph_.counts()) return static_graph_.count(parameter);
+  if (static_graph_) {
+    check_static_graph(parameter);
+    if (static_graph_.misses(parameter)) return;
+  }
+  mark_unused();
+  const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
+  if (!is_defined && finds_unused()) unused_.push_back(parameter);
+  if (ready_[parameter] && !trained_[parameter])
+    return;  // frozen, and an older forward brings nothing for it either
+  mark_ready(parameter);
+}
+
+// Two wrappers of one module in one backward would each average what the other one has averaged.
+// Hooks of one accumulator are called one after the other on one thread.
+void Reducer::require_one_wrapper(std::size_t parameter) const {
+  struct Last {
+    int graph_task = -1;
+    const void* context_pass = nullptr;
+    const void* parameter = nullptr;
+    const Reducer* by = nullptr;
+  };
+  thread_local Last last;
+  const Last now{torch::autograd::get_current_graph_task_id(), context_pass_.get(),
+                 parameters_[parameter].tensor.unsafeGetTensorImpl(), this};
+  const Last before = std::exchange(last, now);
+  if (before.by == this || before.parameter != now.parameter ||
+      before.graph_task != now.graph_task || before.context_pass != now.context_pass)
+    return;
+  throw Error(Blame::Caller,
+              "two DistributedDataParallel of one module take part in one backward, and both would "
+              "average " +
+                  names_of({parameter}) + "; use one of them for all that the loss contains");
+}
+
+// Whether another wrapper of the same module averages the gradients of that backward.
+bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) const {
+  if (graph_task < 0) return false;
+  std::vector<std::shared_ptr<Reducer>> others;
+  {
+    std::lock_guard lock(reducers().mutex);
+    for (const auto& weak : reducers().all) others.push_back(weak.lock());
+  }
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  return std::any_of(others.begin(), others.end(), [&](const std::shared_ptr<Reducer>& other) {
+    if (!other || other.get() == this) return false;
+    const auto& theirs = other->parameters_;
+    if (std::none_of(theirs.begin(), theirs.end(),
+                     [&](const auto& one) { return one.tensor.is_same(tensor); }))
+      return false;
+    std::lock_guard lock(other->mutex_);
+    return other->averaging_task_ == graph_task;
+  });
+}
+
+void Reducer::begin_pass() {
+  if (has_failed()) throw failed_pass();
+  if (passing_) return require_same_pass();
+  require_in_step();
+  if (follower_ != nullptr && autograd::Pass::current() != nullptr) {
+    throw Error(Blame::Caller,
+                "an AutogradContext keeps its gradients for itself, and an optimizer that steps in "
+                "the backward of this "
+                "DistributedDataParallel would not see them; call loss.backward() without a "
+                "context, or leave out "
+                "overlap_with");
+  }
+  passing_ = true;
+  goes_on_ = interrupted_ = told_unfinished_ = false;
+  taken_ = 0;
+  auto* const pass = autograd::Pass::current();
+  pass_failed_ = pass ? pass->failure() : nullptr;
+  unused_marked_ = false;
+  next_bucket_ = 0;
+  std::fill(ready_.begin(), ready_.end(), false);
+  for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
+  if (static_graph_.is_counted()) {
+    static_graph_.begin_pass();
+    unused_ = static_graph_.unused();
+  } else {
+    unused_ = finds_unused() ? unused_by_forwards() : std::vector<std::size_t>{};
+  }
+  std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
+}
+
+// A distributed pass has a time limit, which the others' gradients must keep.
+void Reducer::wait(Work work, const c10::Device& device) const {
+  const auto* const pass = autograd::Pass::current();
+  if (pass == nullptr || pass->deadline().is_never() || !device.is_cpu()) return work.wait();
+  work.synchronize(std::max(pass->deadline().remaining(), std::chrono::milliseconds(1)));
+}
+
+void Reducer::mark_ready(std::size_t parameter) {
+  if (ready_[parameter]) {
+    throw Error(Blame::Caller, "a gradient of " + names_of({parameter}) +
+                                   " came twice in one backward. A parameter that is used in "
+                                   "several parts of a recomputed graph "
+                                   "needs DdpOptions::static_graph");
+  }
+  ready_[parameter] = true;
+  const Place place = *places_[parameter];
+  Bucket& bucket = buckets_[place.bucket];
+  note_stream(bucket, parameters_[parameter].tensor.device());
+  {
+    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(),
+                                                .rank = group().rank()});
+    fill_slot(bucket, place.slot, parameter);
+    if (const auto arrow = trace::Arrow::leave(); arrow.id() != 0) bucket.arrows.push_back(arrow);
+  }
+  if (--bucket.pending == 0) launch_ready_buckets();
+}
+
+void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
+  // As in parameter.grad(): what passes under no_sync() have brought is averaged with the rest.
+  if (auto* pass = autograd::Pass::current()) pass->absorb(parameters_[parameter].tensor);
+  at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
+  if (bucket.sparse) {
+    bucket.sparse_gradient = gradient;
+    return;
+  }
+  at::Tensor& view = bucket.views[slot];
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    throw Error(Blame::Caller, "the gradient of " + names_of({parameter}) +
+                                   " is sparse, but its module does not say so; "
+                                   "torch::nn::Embedding with sparse(true) is known");
+  }
+  const bool divide = !hook_;
+  if (gradient.is_alias_of(view) && gradient.data_ptr() == view.data_ptr()) {
+    if (divide && divisor_ != 1) view.mul_(1.0 / divisor_);
+    return;
+  }
+  if (divide && divisor_ != 1) {
+    at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / divisor_));
+  } else {
+    view.copy_(gradient);
+  }
+  if (gradients_are_views()) gradient = view;
+}
+
+// Autograd runs each gradient on the stream of its forward operation, and a user may have had
+// several.
+void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
+  if (device.is_cpu()) return;
+  const c10::Stream stream = tensor::CudaDevices::current_stream(device);
+  if (std::find(bucket.streams.begin(), bucket.streams.end(), stream) == bucket.streams.end()) {
+    bucket.streams.push_back(stream);
+  }
+}
+
+void Reducer::wait_for_slots(Bucket& bucket) {
+  for (const c10::Stream& stream : std::exchange(bucket.streams, {})) wait_for(stream);
+}
+
+// The current stream of its device goes on when what lies in `stream` is done.
+void Reducer::wait_for(const c10::Stream& stream) {
+  const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
+  if (stream == current) return;
+  c10::Event reached(stream.device_type());
+  reached.record(stream);
+  reached.block(current);
+}
+
+void Reducer::launch_ready_buckets() {
+  try {
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+      const std::size_t index = next_bucket_++;
+      launch(index);
+      follow(index);
+    }
+  } catch (...) {
+    fail_pass(std::current_exception());
+  }
+  if (next_bucket_ == buckets_.size() && counts_usage()) usage_.share(groups_.own());
+}
+
+void Reducer::launch(std::size_t index) {
+  Bucket& bucket = buckets_[index];
+  const trace::Range range(
+      traced::bucket,
+      {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
+  for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
+  wait_for_slots(bucket);
+  if (passing_) compare_trained_of(bucket);
+  if (bucket.sparse) return launch_sparse(bucket);
+  if (!hook_) {
+    bucket.work = group::Core::of(groups_.of(bucket.flat.device()))
+                      .all_reduce(bucket.flat, ReduceOp::Sum, {number_, steps_});
+    return;
+  }
+  std::vector<at::Tensor> parameters;
+  for (const std::size_t parameter : bucket.parameters)
+    parameters.push_back(parameters_[parameter].tensor);
+  GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters),
+                   groups_.of(bucket.flat.device()));
+  bucket.reduced = call_hook(shown);
+}
+
+Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
+  try {
+    return hook_(bucket);
+  } catch (...) {
+    note_failure(group::first_line_of(std::current_exception()).text());
+    throw;
+  }
+}
+
+// A static graph is counted once; else every pass may use other parameters.
+bool Reducer::counts_usage() const {
+  return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters;
+}
+
+// The backward has run to its end.
+void Reducer::end_backward() {
+  const c10::AutoGradMode no_grad(false);
+  bool warns = false;
+  std::size_t direct = 0;
+  int task = -1;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    graph_task_.reset();
+    context_pass_.reset();
+    came_.clear();
+    warns = std::exchange(warns_of_direct_, false) && backward_ != Kind::Synchronized;
+    direct = direct_;
+    task = direct_task_;
+    if (std::exchange(backward_, Kind::Unknown) == Kind::Synchronized && passing_) finish();
+  }
+  if (!warns || is_averaged_by_another(direct, task)) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(warned_of_direct_, true)) return;
+  }
+  log::warn(
+      "DistributedDataParallel: a backward brings gradients of the module without a forward of "
+      "this wrapper, which does "
+      "not "
+      "average them; the ranks' parameters will differ. Call the DistributedDataParallel in place "
+      "of its module, or, where "
+      "gradients are to stay local, let no_sync() live meanwhile");
+}
+
+void Reducer::finish() {
+  const bool is_first_static = static_graph_.counts();
+  if (!is_first_static && next_bucket_ < buckets_.size()) {
+    if (!finds_unused()) {
+      // Another backward of this forward's outputs brings the rest. Where nothing has come (the
+      // parameters were frozen meanwhile) none need follow.
+      const bool any_came = next_bucket_ > 0 || taken_ > 0;
+      if (!any_came && !static_graph_) passing_ = false;
+      return;
+    }
+    leave_out_what_is_missing();
+  }
+  if (is_first_static) {
+    // Everything was put off: now it is known what this graph brings.
+    require_used_by_others();
+    unused_ = static_graph_.unused();
+    std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
+    unused_marked_ = false;
+    mark_unused();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (travels(i) && !ready_[i]) mark_ready(i);
+    }
+  }
+  const trace::Range range(traced::gradients, {.rank = group().rank()});
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    for (Bucket& bucket : buckets_) collect(bucket);
+    wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
+  } catch (...) {
+    fail_pass(std::current_exception());
+  }
+  stats_.last_wait = std::chrono::steady_clock::now() - start;
+  stats_.wait += stats_.last_wait;
+  restore_unused();
+  if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
+  static_graph_.end_pass();
+  hidden_had_pass_ = true;
+  passing_ = false;
+  ++stats_.passes;
+}
+
+DdpStats Reducer::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace weft::parallel

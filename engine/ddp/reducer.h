@@ -1,0 +1,313 @@
+// Averages gradients over the ranks while the backward pass still computes the next ones. Internal
+// to DistributedDataParallel: knows parameters and buckets, not modules.
+//
+// A forward: begin_forward, prepare_forward unless it is inside of no_sync, the user's forward,
+// end_forward(outputs). The outputs hold what the reducer knows of their forward. When a backward
+// reaches one, on_backward_start says of which forward it is, and that decides whether the backward
+// synchronises, whatever other forwards and backwards lie between.
+//
+// A pass reduces every parameter's gradient once. Each gradient accumulator calls on_gradient when
+// its gradient is there; the last gradient of a bucket launches the bucket's all-reduce at once,
+// from that thread, in the order of the buckets, which is the same on all ranks. When the backward
+// ends, end_backward() makes the current stream (CPU: this thread) wait for the sums and puts the
+// averages into the gradients. Gradients accumulate, and an average plus a local gradient is
+// averaged to the same average plus that of the local ones: so each of several backwards may have
+// its own pass.
+//
+// Thread-safe against autograd's threads; forward and backward themselves come from the user one
+// after the other.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/comm_hooks.h>
+#include <weft/engine/ddp/ddp_options.h>
+#include <weft/engine/ddp/device_groups.h>
+#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/ddp/parameter_check.h>
+#include <weft/engine/ddp/reducer_state.h>
+#include <weft/engine/group/sparse_sum.h>
+#include <weft/engine/tensor/torch_releases.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::parallel {
+
+struct ReducerParameter {
+  std::string name;
+  at::Tensor tensor;  // a leaf; its gradient is averaged while it requires one
+  bool sparse_gradient = false;
+};
+
+// One forward with gradients, as its outputs remember it: it lives as long as a backward may reach
+// it.
+struct Forward {
+  bool synchronizes = false;
+  bool had_backward = false;
+  bool counts = false;  // as a step
+  std::vector<std::size_t>
+      unused;  // the outputs do not depend on these parameters; with find_unused_parameters
+};
+
+// Goes on with the averages while backward computes the next gradients (ZeroRedundancyOptimizer).
+// Owned by others.
+class BucketFollower {
+ public:
+  BucketFollower() = default;
+  BucketFollower(const BucketFollower&) = delete;
+  BucketFollower& operator=(const BucketFollower&) = delete;
+  virtual ~BucketFollower() = default;
+  // Before a forward with gradients that follows a backward which has ended.
+  virtual void before_forward() = 0;
+  // Of every bucket, in their order, on the thread of backward, when its collective has been
+  // issued: what it issues itself has the same place among the group's operations on all ranks. The
+  // averages are in the gradients of `parameters` when `averaged` is done (CUDA: for streams that
+  // wait for it). A bucket of a sparse gradient shows no parameters.
+  virtual void on_bucket(const std::vector<at::Tensor>& parameters, const Future<void>& averaged,
+                         bool is_last) = 0;
+  // The backward ends with an error: throws that, or an earlier one of its own, which has brought
+  // it about. Once it has begun to follow this pass, the other ranks are told.
+  [[noreturn]] virtual void fail(const std::exception_ptr& why) = 0;
+};
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  // `number`: the model in transport::Training.
+  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters,
+                                       DeviceGroups groups, std::uint32_t number,
+                                       const DdpOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before every forward with gradients, also one whose backward will not synchronise.
+  void begin_forward();
+  // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first
+  // synchronised backward. Throws Caller when the last backward left gradients out, or a parameter
+  // has another type or device than it had, naming the parameters.
+  void prepare_forward();
+  // After a forward; `outputs` are the tensors that it returned. A backward of one of them calls
+  // on_backward_start first. `trains`: the module is in training mode.
+  void end_forward(const std::vector<at::Tensor>& outputs, bool trains);
+  // Whether forwards that begin now are to synchronise (false inside of no_sync). While it is
+  // false, gradients that no forward of the wrapper explains are what the user wants.
+  bool is_synchronizing() const;
+  void set_synchronizing(bool on);
+  // The parameters that require a gradient at this moment.
+  std::vector<bool> trained_now() const;
+  // Whether there are any, and they are others than at the last forward that synchronised.
+  bool trains_others() const;
+  // Called before a forward that synchronises: notes which parameters require a gradient now. A
+  // parameter that requires one for the first time gets a place in the buckets. Collective. Throws
+  // Caller, naming the parameters, where the ranks differ in that, and where the buckets cannot
+  // change any more.
+  void take_over_trained();
+  void set_comm_hook(CommHook hook);
+  // Null for none. Not during a backward.
+  void set_follower(BucketFollower* follower);
+  bool has_follower() const;
+  // What gradients are divided by; the number of ranks unless join says otherwise.
+  void set_divisor(int ranks);
+  // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs.
+  // Its parameters receive the gradients that the others' do, for an optimizer that goes on here
+  // (ZeroRedundancyOptimizer).
+  void mirror_pass();
+
+  DdpStats stats() const;
+  // Those whose gradients are averaged. For the follower, which is called under the reducer's lock
+  // or outside of backwards.
+  std::vector<at::Tensor> averaged_parameters() const;
+  const ProcessGroup& group() const { return groups_.own(); }
+
+ private:
+  struct Bucket {
+    std::vector<std::size_t> parameters;
+    std::size_t limit = 0;
+    bool sparse = false;
+    at::Tensor flat;
+    std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
+    std::size_t pending = 0;
+    std::vector<c10::Stream> streams;  // CUDA: on which this pass has filled slots
+    Future<at::Tensor> reduced;        // what the hook returned
+    Work work;                         // the built-in all-reduce
+    std::optional<Future<void>>
+        averaged;  // the gradients, by who brings one of the two; with a follower
+    at::Tensor sparse_gradient;
+    group::SparseSum sparse_sum;
+    std::vector<trace::Arrow> arrows;  // from the gradients that have come
+  };
+  struct Place {
+    std::size_t bucket = 0;
+    std::size_t slot = 0;
+  };
+
+  enum class Kind { Unknown, Local, Synchronized };  // of a backward
+
+  Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
+          const DdpOptions& options);
+  void attach(std::size_t parameter);
+  void build_buckets(const std::vector<std::size_t>& order);
+  void take_over_order();
+
+  static at::Tensor& gradient_of(const at::Tensor& parameter);
+  bool gradients_are_views() const;
+  bool accumulates() const;
+  void on_backward_start(Forward& forward);
+  void on_gradient(std::size_t parameter);
+  void enter_backward();
+  bool is_in_known_backward() const;
+  // A backward brings gradients of the pass that began or went on in it. An exception may have
+  // ended it since.
+  bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
+  void count(Forward& forward, bool counts);
+  void compare_parameters();
+  bool awaits_gradients() const;
+  void keep_local(std::size_t parameter);
+  void synchronize();
+  void take(std::size_t parameter);
+  void require_one_wrapper(std::size_t parameter) const;
+  bool is_averaged_by_another(std::size_t parameter, int graph_task) const;
+  void begin_pass();
+  void mark_unused();
+  void leave_out_frozen();
+  std::vector<std::size_t> unused_by_forwards() const;
+  bool travels(std::size_t parameter) const { return places_[parameter].has_value(); }
+  void mark_ready(std::size_t parameter);
+  void fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter);
+  void note_stream(Bucket& bucket, const c10::Device& device);
+  void wait_for_slots(Bucket& bucket);
+  static void wait_for(const c10::Stream& stream);
+  void launch_ready_buckets();
+  void launch(std::size_t index);
+  void launch_sparse(Bucket& bucket);
+  void follow(std::size_t index);
+  bool is_used_anywhere(std::size_t parameter);
+  bool counts_usage() const;
+  bool rebuilds() const { return static_graph_ || !options_.find_unused_parameters; }
+  void drop_failed_pass();
+  bool has_failed() const;
+  void note_failure(std::string why);
+  [[noreturn]] void fail_pass(const std::exception_ptr& caught);
+  // Collective: the ranks compare which parameters require a gradient now. `changed`: those of
+  // which this rank knows it.
+  void compare_trained(const std::vector<std::size_t>& changed);
+  void compare_trained_of(const Bucket& bucket);
+  Error failed_pass() const;
+  Future<at::Tensor> call_hook(GradBucket& bucket);
+  void require_in_step() const;
+  void require_same_pass() const;
+  void follow_parameters();
+  Error unfinished_pass();
+  void require_no_frozen_rest() const;
+  void refuse_capture() const;
+  void wait(Work work, const c10::Device& device) const;
+  // Blocks until the future that the hook of that bucket has returned, or what follows it, is done,
+  // as long as the group's timeout allows.
+  template <class T>
+  void wait_for_hook(const Future<T>& future, const Bucket& bucket) const;
+  void end_backward();
+  void finish();
+  void collect(Bucket& bucket);
+  void collect_sparse(Bucket& bucket);
+  bool finds_unused() const;
+  void leave_out_what_is_missing();
+  void restore_unused();
+  std::vector<std::size_t> missing_parameters() const;
+  std::string names_of(const std::vector<std::size_t>& parameters) const;
+  std::vector<std::size_t> unreachable_from(const std::vector<at::Tensor>& outputs) const;
+  void check_static_graph(std::size_t parameter);
+  void require_used_by_others();
+
+  // The type, device and shape that a parameter had when it got its place in a bucket.
+  struct Layout {
+    explicit Layout(const at::Tensor& tensor)
+        : dtype(tensor.scalar_type()),
+          device(tensor.device()),
+          sizes(tensor.sizes().begin(), tensor.sizes().end()) {}
+    friend bool operator==(const Layout&, const Layout&) = default;
+    at::ScalarType dtype;
+    c10::Device device;
+    c10::SmallVector<std::int64_t, 5> sizes;
+  };
+
+  const std::vector<ReducerParameter> parameters_;
+  std::vector<Layout> layouts_;
+  DeviceGroups groups_;   // of the buckets; its own one of everything else
+  std::uint32_t number_;  // of the DistributedDataParallel in its group
+  const DdpOptions options_;
+  int divisor_;
+
+  mutable std::mutex mutex_;  // of all below
+  struct Hook {
+    NodePtr<torch::autograd::Node> accumulator;
+    std::uintptr_t key = 0;
+  };
+  std::vector<Hook> hooks_;  // by parameter
+  std::vector<Hook>
+      old_hooks_;  // of accumulators that parameters had before; a graph may still end in them
+  std::vector<bool>
+      trained_;  // by parameter: it required a gradient at the last forward that synchronised
+  std::vector<bool> compared_;  // by parameter: it required one when the ranks compared that last
+  std::vector<bool> ever_trained_;  // by parameter: it did at some forward
+  std::vector<std::size_t> bucket_order_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::optional<Place>>
+      places_;  // none: it has not been trained since the wrapper was made
+  CommHook hook_;
+  BucketFollower* follower_ = nullptr;
+
+  // --- forwards
+  std::vector<std::weak_ptr<Forward>> forwards_;
+  std::uint32_t steps_ = 0;
+  std::optional<bool>
+      hidden_;  // there was one without visible outputs; true: one that synchronises
+  bool hidden_had_pass_ = false;  // since then
+  bool synchronizing_ = true;     // false inside of no_sync
+  bool warned_of_direct_ = false;
+
+  // --- the backward that runs
+  Kind backward_ = Kind::Unknown;
+  std::weak_ptr<void> graph_task_;  // lives as long as libtorch's graph task
+  std::shared_ptr<const std::atomic<bool>>
+      context_pass_;              // that of an AutogradContext that this is; null for others
+  bool ended_ = true;             // end_backward() has been called
+  bool warns_of_direct_ = false;  // it brings gradients of no forward of the wrapper
+  std::size_t direct_ = 0;        // the first parameter of which it does
+  int direct_task_ = -1;          // and libtorch's number of the graph task
+  int averaging_task_ = -1;       // that of the last backward whose gradients are averaged
+  std::vector<std::pair<std::size_t, std::optional<c10::Stream>>>
+      came_;  // what it brought while it was not synchronised
+
+  // --- the pass
+  bool passing_ = false;          // it has begun
+  bool goes_on_ = false;          // it began in an earlier backward
+  bool told_unfinished_ = false;  // the user knows that gradients are missing
+  bool interrupted_ = false;      // an exception has ended a backward of it
+  std::size_t taken_ = 0;         // gradients of this pass
+  std::shared_ptr<const std::atomic<bool>>
+      pass_failed_;           // that of an AutogradContext that this is; null for others
+  std::string failure_;       // what ended this pass, where that is known
+  bool out_of_step_ = false;  // it failed between its buckets
+  bool unused_marked_ = false;
+  std::size_t next_bucket_ = 0;  // the first that is not launched
+  std::vector<bool> ready_;
+  std::vector<std::size_t> unused_;  // by this pass's outputs
+  std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
+  Usage usage_;
+  StaticGraph static_graph_;
+  ParameterCheck check_;
+  ArrivalOrder order_;
+
+  DdpStats stats_;
+};
+
+}  // namespace weft::parallel

@@ -1,0 +1,257 @@
+// What the reducer refuses, and a pass that has failed.
+#include <algorithm>
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::parallel {
+
+// Libtorch gives a parameter a new accumulator when its storage is set (torch::load) or its type
+// changes: the hook follows. Another type, device or shape than its place in the bucket has is
+// refused.
+void Reducer::follow_parameters() {
+  std::vector<std::size_t> changed;
+  std::vector<std::size_t> moved;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    if (tensor.requires_grad()) ever_trained_[i] = true;
+    if (travels(i) && layouts_[i] != Layout(tensor)) {
+      changed.push_back(i);
+    } else if (tensor.requires_grad() &&
+               (!hooks_[i].accumulator ||
+                torch::autograd::impl::try_get_grad_accumulator(tensor) != hooks_[i].accumulator)) {
+      moved.push_back(i);
+    }
+  }
+  if (!changed.empty()) {
+    throw Error(
+        Blame::Caller,
+        "the type, the device or the shape of " + names_of(changed) +
+            " is not that with which DistributedDataParallel was made, and gradients would not be "
+            "averaged; call module->to(…) first, then make the DistributedDataParallel");
+  }
+  if (moved.empty()) return;
+  std::erase_if(old_hooks_, [](const Hook& hook) { return hook.accumulator.use_count() == 1; });
+  for (const std::size_t parameter : moved) attach(parameter);
+}
+
+// A pass over several workers that has failed never came to finish(). What the user's retained
+// graph brings next is another pass; where buckets have gone already, the ranks would reduce
+// different ones with each other.
+void Reducer::drop_failed_pass() {
+  if (!passing_ || !pass_failed_ || !*pass_failed_) return;
+  pass_failed_ = nullptr;
+  failure_.clear();
+  passing_ = false;
+  ended_ = true;
+  interrupted_ = false;
+  backward_ = Kind::Unknown;
+  context_pass_.reset();
+  out_of_step_ = next_bucket_ > 0;
+  for (Bucket& bucket : buckets_) {
+    bucket.work = {};
+    bucket.reduced = {};
+    bucket.averaged.reset();
+    bucket.sparse_sum = {};
+    bucket.sparse_gradient = at::Tensor();
+    bucket.streams.clear();
+  }
+  static_cast<void>(usage_.take_work());  // it fails with the pass
+  std::fill(kept_.begin(), kept_.end(), at::Tensor());
+  usage_.forget();
+  static_graph_.drop_pass();
+}
+
+void Reducer::note_failure(std::string why) { failure_ = std::move(why); }
+
+void Reducer::fail_pass(const std::exception_ptr& caught) {
+  std::exception_ptr why = caught;
+  try {
+    std::rethrow_exception(caught);
+  } catch (const Error& error) {
+    why = std::make_exception_ptr(explained_by_changes(groups_.own(), error));
+  } catch (...) {  // a user's hook may throw anything
+  }
+  note_failure(group::first_line_of(why).text());
+  if (follower_ != nullptr) follower_->fail(why);
+  std::rethrow_exception(why);
+}
+
+// From there on a backward is another wrapper's, of the same model. (A distributed pass learns by
+// pass_failed_.)
+bool Reducer::has_failed() const { return passing_ && (!failure_.empty() || interrupted_); }
+
+// A gradient that no_sync has left and no pass will average, since the parameter takes part in
+// none: ranks would step it differently. Where the ranks count what they use, they average it as
+// what only some use.
+void Reducer::require_no_frozen_rest() const {
+  if (counts_usage()) return;
+  std::vector<std::size_t> rests;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].tensor.requires_grad() && usage_.is_here(i)) rests.push_back(i);
+  }
+  if (rests.empty() || rests.size() == parameters_.size()) return;
+  throw Error(Blame::Caller,
+              "requires_grad was switched off for " + names_of(rests) +
+                  ", whose gradients of no_sync have not been averaged yet; let a backward "
+                  "synchronise before, "
+                  "or set them to undefined (zero_grad) and make a new DistributedDataParallel");
+}
+
+Error Reducer::unfinished_pass() {
+  told_unfinished_ = true;
+  return {Blame::Caller, "the last backward did not reduce all gradients: it brought none for " +
+                             names_of(missing_parameters()) +
+                             ". If the outputs need not depend on every parameter, set "
+                             "DdpOptions::find_unused_parameters; all outputs of "
+                             "the forward must take part in the loss"};
+}
+
+// Nobody knows what the other ranks have sent and received meanwhile.
+Error Reducer::failed_pass() const {
+  return {Blame::Caller,
+          "the last backward failed on rank " + std::to_string(group().rank()) +
+              (failure_.empty() ? ": an exception ended it before its gradients were averaged"
+                                : ", and its gradients are not averaged: " + failure_) +
+              "; make a new DistributedDataParallel in place of this one on all ranks, with a new "
+              "group "
+              "unless the backward failed alike on all of them"};
+}
+
+void Reducer::require_in_step() const {
+  if (!out_of_step_) return;
+  throw Error(
+      Blame::Caller,
+      "a distributed backward has failed on rank " + std::to_string(group().rank()) +
+          " when some of its gradients had been sent to the other ranks, which are not in step "
+          "with "
+          "this one any more; make a new group and a new DistributedDataParallel on all of them");
+}
+
+// A pass may leave outputs of the forward for another one. Outside of contexts that one goes on
+// with the same gradients; each pass of a context has its own, and averages would be added to what
+// the first one has left.
+void Reducer::require_same_pass() const {
+  const auto* const pass = autograd::Pass::current();
+  if (pass_failed_ == (pass ? pass->failure() : nullptr)) return;
+  throw Error(Blame::Caller,
+              "another backward has brought some of this forward's gradients on rank " +
+                  std::to_string(group().rank()) +
+                  ", and an AutogradContext keeps those of each backward apart: they cannot be "
+                  "averaged together. Give all "
+                  "losses of a forward to one context.backward({a, b})");
+}
+
+// A CUDA graph repeats what streams did; these steps do something on the host as well.
+void Reducer::refuse_capture() const {
+  const bool builds = rebuilds() && !stats_.rebuilt;
+  if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
+  group::Core::of(group()).options.job->devices->refuse_capture(
+      group().device(), "this step of DistributedDataParallel",
+      follower_ != nullptr
+          ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
+      : builds ? "the buckets are built anew behind the first one; run two steps before the capture"
+               : "which parameters are used is counted on the host; capture without "
+                 "find_unused_parameters");
+}
+
+void Reducer::check_static_graph(std::size_t parameter) {
+  if (static_graph_.take(parameter)) return;
+  throw Error(Blame::Caller,
+              "static_graph: this pass brings a gradient for " + names_of({parameter}) +
+                  (static_graph_.uses(parameter) ? " more often than the first pass did"
+                                                 : ", which the first pass did not use") +
+                  "; the graph changed, switch static_graph off");
+}
+
+// Once this rank has counted. Where it only mirrored the pass in which the others counted, they
+// know nothing of what it alone uses: for good they leave that without a gradient, and it would be
+// stepped on this rank only.
+void Reducer::require_used_by_others() {
+  if (!static_graph_.is_shared()) return;
+  std::vector<std::size_t> used_here;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (static_graph_.uses(i) && usage_.is_here(i) && !usage_.is_anywhere(i))
+      used_here.push_back(i);
+  }
+  if (used_here.empty()) return;
+  const Error error(
+      Blame::Caller,
+      "static_graph: this pass brings a gradient for " + names_of(used_here) +
+          ", which the first pass of the others, mirrored here by join, did not use; let all "
+          "ranks take part in the first backward, or switch static_graph off");
+  note_failure(error.text());
+  throw error;
+}
+
+void Reducer::compare_trained(const std::vector<std::size_t>& changed) {
+  std::vector<NamedTensor> named;
+  for (const ReducerParameter& parameter : parameters_) {
+    named.push_back(
+        {parameter.name + (parameter.tensor.requires_grad() ? "" : " (frozen)"), parameter.tensor});
+  }
+  announce_change(groups_.own(), names_of(changed));
+  on_all_ranks(groups_.own(), "DistributedDataParallel", "the comparison of what is frozen", [&] {
+    try {
+      check_same_model(groups_.own(), named);
+    } catch (const Error& error) {
+      throw explained_by_changes(groups_.own(), error);
+    }
+  });
+  withdraw_change(groups_.own());
+  compared_ = trained_now();
+}
+
+// What is frozen between its forward and its backward brings no gradient. A rank that has frozen it
+// alone would reduce whatever lies in its place.
+void Reducer::compare_trained_of(const Bucket& bucket) {
+  std::vector<std::size_t> changed;
+  for (const std::size_t parameter : bucket.parameters) {
+    if (parameters_[parameter].tensor.requires_grad() != compared_[parameter])
+      changed.push_back(parameter);
+  }
+  if (!changed.empty()) compare_trained(changed);
+}
+
+std::vector<bool> Reducer::trained_now() const {
+  std::vector<bool> trained;
+  for (const ReducerParameter& parameter : parameters_)
+    trained.push_back(parameter.tensor.requires_grad());
+  return trained;
+}
+
+std::vector<at::Tensor> Reducer::averaged_parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (travels(i)) tensors.push_back(parameters_[i].tensor);
+  }
+  return tensors;
+}
+
+std::vector<std::size_t> Reducer::missing_parameters() const {
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
+    if (!came && travels(i) && trained_[i]) missing.push_back(i);
+  }
+  return missing;
+}
+
+std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const {
+  constexpr std::size_t kShown = 20;
+  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
+  for (std::size_t i = 0; i < std::min(parameters.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(parameters[i]) + " (" +
+            parameters_[parameters[i]].name + ")";
+  }
+  if (parameters.size() > kShown)
+    text += " and " + std::to_string(parameters.size() - kShown) + " more";
+  return text + " on rank " + std::to_string(group().rank());
+}
+
+}  // namespace weft::parallel

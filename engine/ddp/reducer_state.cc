@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <cstdint>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <weft/engine/ddp/reducer_state.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/core.h>
+
+namespace weft::parallel {
+
+Usage::Usage(std::size_t parameters)
+    : here_(at::zeros({static_cast<std::int64_t>(parameters)}, at::TensorOptions(at::kInt))) {}
+
+void Usage::note(std::size_t parameter) { here_[static_cast<std::int64_t>(parameter)] = 1; }
+
+bool Usage::is_here(std::size_t parameter) const {
+  return here_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
+}
+
+void Usage::share(ProcessGroup& group) {
+  const c10::Device device = group::Core::of(group).host_values_device();
+  sum_ = here_.to(device, here_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  const group::CalledBy by("DistributedDataParallel's used parameters");
+  work_ = group.all_reduce(sum_);
+}
+
+bool Usage::is_anywhere(std::size_t parameter) {
+  sum_ = sum_.to(
+      at::kCPU);  // once: with a static graph every later pass asks again, which may be captured
+  return sum_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
+}
+
+std::vector<std::size_t> StaticGraph::unused() const {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    if (!uses(i)) result.push_back(i);
+  }
+  return result;
+}
+
+void StaticGraph::drop_pass() {
+  if (!counted_) std::fill(counts_.begin(), counts_.end(), 0);
+}
+
+void ArrivalOrder::share(ProcessGroup& group, std::size_t parameters) {
+  std::vector<std::int64_t> order;
+  std::vector<bool> named(parameters);
+  const auto add = [&](std::size_t parameter) {
+    if (!named[parameter]) order.push_back(static_cast<std::int64_t>(parameter));
+    named[parameter] = true;
+  };
+  for (const std::size_t parameter : arrived_) add(parameter);
+  for (std::size_t i = parameters; i-- > 0;) add(i);
+  arrived_.clear();
+  order_ = at::empty({static_cast<std::int64_t>(order.size())}, at::TensorOptions(at::kLong));
+  std::copy(order.begin(), order.end(), order_.data_ptr<std::int64_t>());
+  order_ = order_.to(group::Core::of(group).host_values_device());
+  const group::CalledBy by("DistributedDataParallel's new buckets");
+  work_ = group.broadcast(order_, 0);
+  shared_ = true;
+}
+
+std::vector<std::size_t> ArrivalOrder::take() {
+  work_.wait();
+  const at::Tensor order = std::exchange(order_, {}).to(at::kCPU);
+  const auto* data = order.data_ptr<std::int64_t>();
+  return {data, data + order.numel()};
+}
+
+}  // namespace weft::parallel

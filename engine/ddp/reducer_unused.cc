@@ -1,0 +1,116 @@
+// The parameters that a pass does not use: which they are, what stands in for their gradients, and
+// what those are afterwards.
+#include <algorithm>
+#include <unordered_set>
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/nodes.h>
+#include <weft/engine/ddp/reducer.h>
+
+namespace weft::parallel {
+
+std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>& outputs) const {
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  const auto context = autograd::current_context();
+  bool goes_on_elsewhere = false;
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr)
+      continue;
+    goes_on_elsewhere = true;
+    // What another worker computed may depend on anything that was sent in this context.
+    for (const auto& send : context->sends()) visit(send.get());
+  }
+  std::vector<std::size_t> unreachable;
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    if (!seen.contains(hooks_[i].accumulator.get())) unreachable.push_back(i);
+  }
+  return unreachable;
+}
+
+// The losses of several forwards may be added up for one backward: unused is what none of them
+// uses. What only the others use counts as unused at its end.
+std::vector<std::size_t> Reducer::unused_by_forwards() const {
+  if (hidden_) return {};
+  std::vector<std::size_t> uses(parameters_.size());
+  bool any = false;
+  for (const auto& weak : forwards_) {
+    const auto forward = weak.lock();
+    if (!forward) continue;
+    any = true;
+    std::vector<bool> unused(parameters_.size());
+    for (const std::size_t parameter : forward->unused) unused[parameter] = true;
+    for (std::size_t i = 0; i < uses.size(); ++i) uses[i] += unused[i] ? 0 : 1;
+  }
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; any && i < uses.size(); ++i) {
+    if (uses[i] == 0) result.push_back(i);
+  }
+  return result;
+}
+
+void Reducer::mark_unused() {
+  if (unused_marked_) return;
+  unused_marked_ = true;
+  for (const std::size_t parameter : unused_) {
+    if (ready_[parameter]) continue;
+    const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
+    kept_[parameter] = gradient.defined() ? gradient.clone() : at::Tensor();
+    mark_ready(parameter);
+  }
+}
+
+// Frozen since their buckets were made, on all ranks alike (take_over_trained): as what no rank
+// uses.
+void Reducer::leave_out_frozen() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+      continue;
+    unused_.push_back(i);
+    unused_marked_ = false;
+  }
+}
+
+// Outputs that the loss leaves out are unused, although the forward used what they depend on.
+void Reducer::leave_out_what_is_missing() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+      continue;
+    unused_.push_back(i);
+  }
+  unused_marked_ = false;
+  mark_unused();
+}
+
+// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the
+// average.
+void Reducer::restore_unused() {
+  for (const std::size_t parameter : unused_) {
+    const bool used_elsewhere = usage_.is_shared() && usage_.is_anywhere(parameter);
+    at::Tensor kept = std::exchange(kept_[parameter], {});
+    at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
+    if (used_elsewhere) continue;
+    if (!kept.defined()) {
+      gradient = at::Tensor();
+    } else {
+      gradient.copy_(kept);
+    }
+  }
+  unused_.clear();
+  usage_.forget();
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,12 @@
+// Which home's thread this is, whatever call it works for.
+#pragma once
+
+#include <weft/engine/future/executor.h>
+
+namespace weft::detail {
+
+// Who blocks here tells it, for another thread to take over. Null on threads of nobody's; set by
+// the home.
+Home*& thread_home();
+
+}  // namespace weft::detail

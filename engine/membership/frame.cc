@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include <weft/engine/membership/frame.h>
+
+namespace weft::group {
+
+namespace {
+
+constexpr std::uint32_t kMagic = 0x324d5457;  // "WTM2"
+
+struct Head {
+  std::uint32_t magic;
+  std::uint8_t type;
+  std::uint8_t zero[3];
+  std::int32_t rank;
+  std::uint32_t group_bytes;
+  std::uint32_t text_bytes;
+  std::uint32_t zero2;
+  std::uint64_t number;
+};
+static_assert(sizeof(Head) == kFrameHead);
+
+Error refuse(const char* why) {
+  return {Blame::Caller, std::string("not a frame of a Weft group: ") + why};
+}
+
+}  // namespace
+
+std::string encode(const Frame& frame) {
+  Head head{};
+  head.magic = kMagic;
+  head.type = static_cast<std::uint8_t>(frame.type);
+  head.rank = frame.rank;
+  head.group_bytes = static_cast<std::uint32_t>(std::min(frame.group.size(), kMaxFrameText));
+  head.text_bytes = static_cast<std::uint32_t>(std::min(frame.text.size(), kMaxFrameText));
+  head.number = frame.number;
+  std::string bytes(sizeof head, '\0');
+  std::memcpy(bytes.data(), &head, sizeof head);
+  bytes.append(frame.group, 0, head.group_bytes);
+  bytes.append(frame.text, 0, head.text_bytes);
+  return bytes;
+}
+
+std::string printable(std::string_view text) {
+  std::string result(text.substr(0, kMostSaid));
+  for (char& letter : result) {
+    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
+  }
+  return result;
+}
+
+std::optional<std::uint64_t> take_number(std::string_view& text) {
+  std::uint64_t value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc() || end == text.data() + text.size() || *end != ' ')
+    return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+  return value;
+}
+
+std::string encode(const WaitCall& call) {
+  return std::to_string(call.number) + " " + call.call.substr(0, kMostSaid);
+}
+
+std::optional<WaitCall> decode_wait_call(std::string_view text) {
+  const auto number = take_number(text);
+  if (!number || *number == 0 || text.empty()) return std::nullopt;
+  return WaitCall{*number, printable(text)};
+}
+
+Result<bool> FrameReader::next(Frame& frame) {
+  if (buffer_.size() < sizeof(Head)) return false;
+  Head head{};
+  std::memcpy(&head, buffer_.data(), sizeof head);
+  if (head.magic != kMagic) return refuse("wrong magic");
+  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
+      head.type > static_cast<std::uint8_t>(FrameType::Called)) {
+    return refuse("unknown type");
+  }
+  if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");
+  if (head.group_bytes > kMaxFrameText || head.text_bytes > kMaxFrameText)
+    return refuse("text too long");
+  const std::size_t whole = sizeof head + head.group_bytes + head.text_bytes;
+  if (buffer_.size() < whole) return false;
+  frame.type = static_cast<FrameType>(head.type);
+  frame.rank = head.rank;
+  frame.number = head.number;
+  frame.group = buffer_.substr(sizeof head, head.group_bytes);
+  frame.text = buffer_.substr(sizeof head + head.group_bytes, head.text_bytes);
+  buffer_.erase(0, whole);
+  return true;
+}
+
+}  // namespace weft::group

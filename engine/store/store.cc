@@ -1,0 +1,287 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <weft/base/descriptor.h>
+#include <weft/base/error.h>
+#include <weft/base/shortage.h>
+#include <weft/engine/store/address.h>
+#include <weft/engine/store/backoff.h>
+#include <weft/engine/store/store.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::group {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLongestOfC10d =
+    std::chrono::seconds(1);  // for which c10d tries to connect by itself
+
+Error not_in_time(const std::string& key) {
+  return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
+}
+
+c10::intrusive_ptr<c10d::Store> innermost(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  return prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
+}
+
+// FileStore counts its copies as workers, and others need not know clone() at all.
+bool has_connection(const c10::intrusive_ptr<c10d::Store>& innermost) {
+  return dynamic_cast<c10d::TCPStore*>(innermost.get()) != nullptr;
+}
+
+// What stands before a PrefixStore's keys, which c10d shows only to what derives from it.
+struct Prefixes : c10d::PrefixStore {
+  static std::string of(c10d::PrefixStore& store) { return (store.*&Prefixes::joinKey)(""); }
+};
+
+// `store` with another one innermost.
+c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inner,
+                                     const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  if (prefix == nullptr) return inner;
+  std::string text = Prefixes::of(*prefix);
+  text.pop_back();  // the '/' that comes before the key
+  return c10::make_intrusive<c10d::PrefixStore>(text, over(inner, prefix->getUnderlyingStore()));
+}
+
+// A connection to the store's host that carries nothing, and so tells when that has ended. Throws
+// PeerLost where nobody listens any more.
+Descriptor connection_beside(const c10d::TCPStore& store) {
+  try {
+    return Descriptor(
+        connect_to(store.getHost(), store.getPort(), Deadline::in(store.getTimeout())));
+  } catch (const Error& error) {
+    throw error.within("connecting to the group's store");
+  }
+}
+
+}  // namespace
+
+// A client of the store that `given` is a client of, which leaves the table of connections with its
+// last user. (A weak reference keeps a store's socket open until the reference goes, so none may
+// stay behind.)
+class StoreConnection final : public c10d::TCPStore {
+ public:
+  // Takes `beside` where it does not throw.
+  StoreConnection(const c10d::TCPStore& given, Descriptor& beside)
+      : TCPStore(given.getHost(), options_of(given)), beside_(std::move(beside)) {
+    setTimeout(given.getTimeout());
+  }
+  void release_resources() override;  // c10 calls it when the last user goes
+  // c10d's client would log an error and a stack trace for each call on a connection that has
+  // ended.
+  bool is_lost() const { return is_lost_ || has_ended(beside_); }
+  void note_lost() { is_lost_ = true; }
+
+ private:
+  const Descriptor beside_;
+  std::atomic<bool> is_lost_{false};
+  static c10d::TCPStoreOptions options_of(const c10d::TCPStore& given) {
+    c10d::TCPStoreOptions options;
+    options.port = given.getPort();
+    options.waitWorkers = false;
+    options.timeout = std::min(given.getTimeout(), kLongestOfC10d);
+    options.useLibUV = given.isLibUvBackend();
+    return options;
+  }
+};
+
+namespace {
+
+// The connections that there are, by the store object that they were asked for.
+class Connections {
+ public:
+  c10::intrusive_ptr<c10d::Store> to(const c10::intrusive_ptr<c10d::Store>& given) {
+    const auto& store = static_cast<const c10d::TCPStore&>(*given);
+    std::vector<c10::intrusive_ptr<StoreConnection>>
+        held;                      // outlives the lock: the last user's end takes it
+    std::lock_guard lock(mutex_);  // also while one is made: who comes meanwhile is to share it
+    std::erase_if(made_, [](const Made& one) { return one.process != ::getpid(); });
+    for (const Made& one : made_) {
+      const auto& connection = held.emplace_back(one.connection.lock());
+      const bool is_its =
+          one.given == given.get() && one.host == store.getHost() && one.port == store.getPort();
+      if (connection && (is_its || connection.get() == given.get())) return connection;
+    }
+    auto connection = make(store);
+    made_.push_back({given.get(), store.getHost(), store.getPort(), Weak(connection),
+                     connection.get(), ::getpid()});
+    return connection;
+  }
+  void forget(const StoreConnection& gone) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(made_, [&](const Made& one) { return one.made == &gone; });
+  }
+
+ private:
+  // c10d would try to reach a host that has ended for as long as the store's time limit says.
+  static c10::intrusive_ptr<StoreConnection> make(const c10d::TCPStore& store) {
+    require_descriptors(2,
+                        "another connection to the group's store");  // c10d would blame the network
+    Descriptor beside = connection_beside(store);
+    for (const Deadline deadline = Deadline::in(store.getTimeout());;) {
+      try {
+        return c10::make_intrusive<StoreConnection>(store, beside);
+      } catch (const c10::DistNetworkError&) {
+        if (has_ended(beside) || deadline.passed()) throw;
+      }
+    }
+  }
+
+  using Weak = c10::weak_intrusive_ptr<StoreConnection>;
+  struct Made {
+    const c10d::Store* given = nullptr;
+    std::string host;
+    int port = 0;
+    Weak connection;
+    const StoreConnection* made = nullptr;
+    pid_t process = 0;  // a child that was forked does not share its parent's
+  };
+  std::mutex mutex_;
+  std::vector<Made> made_;
+};
+
+Connections& connections() {
+  static Connections* const all =
+      new Connections();  // for good: threads that join may outlive main()
+  return *all;
+}
+
+}  // namespace
+
+void StoreConnection::release_resources() { connections().forget(*this); }
+
+namespace {
+
+// c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others
+// for misuse: only their texts and types tell them apart.
+template <class F>
+auto guarded(StoreConnection* connection, const std::string& what, F call) {
+  if (connection != nullptr && connection->is_lost()) {
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what + "); the process that hosts it has ended");
+  }
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::DistNetworkError& error) {
+    if (connection != nullptr) connection->note_lost();
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
+  } catch (const std::exception& error) {
+    throw Error(Blame::PeerLost,
+                "the group's store failed (" + what +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
+  }
+}
+
+}  // namespace
+
+StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
+                               std::function<void()> interrupt)
+    : store_(std::move(store)),
+      interrupt_(std::move(interrupt)),
+      is_shared_(has_connection(innermost(store_))),
+      connection_(dynamic_cast<StoreConnection*>(innermost(store_).get())) {}
+
+void StoreBootstrap::set(const std::string& key, const Bytes& value) {
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
+  guarded(connection_, "set " + key,
+          [&] { store_->set(key, std::vector<std::uint8_t>(begin, begin + value.size())); });
+}
+
+transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
+  if (interrupt_ || is_shared_) {
+    look_for(key, deadline);
+  } else {
+    wait(key, deadline);
+  }
+  const auto value = guarded(connection_, "get " + key, [&] { return store_->get(key); });
+  const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+  return {begin, begin + value.size()};
+}
+
+void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
+  const auto limit = std::clamp(deadline.remaining(), milliseconds(1), kLongestTimeout);
+  try {
+    store_->wait({key}, limit);
+  } catch (const std::exception& error) {
+    if (deadline.passed()) throw not_in_time(key);
+    throw Error(Blame::PeerLost,
+                "the group's store failed (waiting for " + key +
+                    "); the process that hosts it may have ended: " + tensor::text_of(error));
+  }
+}
+
+void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
+  Pause pause;
+  while (!exists(key)) {
+    if (interrupt_) interrupt_();
+    if (deadline.passed()) throw not_in_time(key);
+    pause.wait(deadline);
+  }
+}
+
+long StoreBootstrap::add(const std::string& key, long amount) {
+  return guarded(connection_, "add " + key,
+                 [&] { return static_cast<long>(store_->add(key, amount)); });
+}
+
+bool StoreBootstrap::exists(const std::string& key) {
+  return guarded(connection_, "check " + key, [&] { return store_->check({key}); });
+}
+
+bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
+                                 const Bytes& desired) {
+  const auto as_c10d = [](const Bytes& value) {
+    const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
+    return std::vector<std::uint8_t>(begin, begin + value.size());
+  };
+  const auto wanted = as_c10d(desired);
+  // c10d returns the value that the key has now; of a key that does not exist, the one that was
+  // expected.
+  return guarded(connection_, "compare and set " + key,
+                 [&] { return store_->compareSet(key, as_c10d(expected), wanted) == wanted; });
+}
+
+bool StoreBootstrap::exist(const std::vector<std::string>& keys) {
+  return guarded(connection_, "check", [&] { return store_->check(keys); });
+}
+
+void StoreBootstrap::erase(const std::string& key) {
+  guarded(connection_, "delete " + key, [&] { return store_->deleteKey(key); });
+}
+
+c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto given = innermost(store);
+  if (!has_connection(given)) return store;
+  const BriskLookups brisk;
+  return guarded(nullptr, "connecting", [&] { return over(connections().to(given), store); });
+}
+
+transport::Bootstrap::Bytes to_bytes(std::string_view text) {
+  transport::Bootstrap::Bytes bytes(text.size());
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+std::string to_text(const transport::Bootstrap::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace weft::group

@@ -1,0 +1,417 @@
+#include <algorithm>
+#include <functional>
+#include <sstream>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <torch/serialize/archive.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/ddp/flat.h>
+#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/ddp/parameter_check.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/objects.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/engine/zero/partition.h>
+#include <weft/engine/zero/zero.h>
+#include <weft/engine/zero/zero_overlap.h>
+
+namespace weft::parallel {
+
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
+
+at::Tensor bytes_of(const Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  std::string text = stream.str();
+  return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())},
+                       at::TensorOptions(at::kByte))
+      .clone();
+}
+
+// What rank `from` has sent.
+void load_bytes(Optimizer& optimizer, const at::Tensor& bytes, c10::Device device, int from) {
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
+                      static_cast<std::size_t>(bytes.numel()), device);
+    optimizer.load(archive);
+  } catch (const std::exception& error) {
+    throw Error(Blame::Remote, "consolidate_state_dict: the state of rank " + std::to_string(from) +
+                                   " cannot be read: " + tensor::text_of(error));
+  }
+}
+
+// Moves one parameter's state, if there is any.
+void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
+  const auto found = from.state().find(key_of(parameter));
+  if (found == from.state().end()) {
+    to.state().erase(key_of(parameter));
+  } else {
+    to.state()[key_of(parameter)] = std::move(found->second);
+  }
+}
+
+// Collective. A step copies the owner's values to the other ranks by a parameter's place in the
+// list: where ranks list parameters of one shape in another order, it would copy one parameter's
+// values into another. This looks at parameters in host memory only, as ParameterCheck does.
+void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& named) {
+  if (group.size() == 1) return;
+  std::vector<double> sums;
+  std::vector<std::string> names;
+  for (const NamedTensor& item : named) {
+    if (!item.tensor.is_cpu()) continue;
+    try {
+      const auto [values, magnitudes] = ParameterCheck::sums_of(item.tensor);
+      sums.insert(sums.end(), {values, magnitudes});
+    } catch (const c10::Error&) {
+      continue;  // libtorch has no sum of this dtype, on any rank
+    }
+    names.push_back(item.name);
+  }
+  const auto* const bytes = reinterpret_cast<const char*>(sums.data());
+  if (is_same_on_all(group, std::string(bytes, sums.size() * sizeof(double)))) return;
+  const auto of_rank_0 = broadcast_object(sums, 0, group);
+  std::string first;
+  for (std::size_t i = 0; first.empty() && i < names.size() && sums.size() == of_rank_0.size();
+       ++i) {
+    const ParameterCheck::Sums here{sums[2 * i], sums[2 * i + 1]};
+    const ParameterCheck::Sums there{of_rank_0[2 * i], of_rank_0[2 * i + 1]};
+    if (ParameterCheck::differ(here, there)) first = names[i];
+  }
+  const auto all = gather_object(first, 0, group);  // rank 0's is empty
+  const auto differing =
+      std::ranges::find_if(all, [](const std::string& name) { return !name.empty(); });
+  if (differing == all.end()) return;
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == *differing) ranks.push_back(static_cast<int>(rank));
+  }
+  log::warn("ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " +
+            *differing + " of " + ranks_text(ranks) +
+            " has not rank 0's values. Each step copies the values of a parameter's owner to all "
+            "ranks, by its place in the "
+            "list: give all ranks the parameters in one order, after DistributedDataParallel, or a "
+            "broadcast, has made them "
+            "equal");
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make,
+                                   ZeroOptions options)
+    // The defaults as the optimizer itself understands what it was given.
+    : Optimizer(groups, make({})->defaults().clone()),
+      group_(std::move(group)),
+      make_(make),
+      options_(options),
+      loads_(static_cast<std::size_t>(group_.size())) {
+  lay_out(0);
+}
+
+ShardedOptimizer::~ShardedOptimizer() = default;
+
+void ShardedOptimizer::add_param_group(const OptimizerParamGroup& group) {
+  check_stepped("add_param_group");
+  Optimizer::add_param_group(group);
+  try {
+    lay_out(param_groups_.size() - 1);
+  } catch (...) {
+    param_groups_.pop_back();
+    throw;
+  }
+}
+
+// --- the layout
+// ------------------------------------------------------------------------------------------------------
+
+// Shards come in rounds, one of each rank: while a round's travel, every rank steps its own of the
+// next.
+void ShardedOptimizer::lay_out(std::size_t first_group) {
+  std::vector<NamedTensor> named;
+  std::unordered_map<const void*, int> owners = owners_;
+  for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
+    for (const at::Tensor& parameter : param_groups_[g].params()) {
+      named.push_back(
+          {"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
+      if (owners.emplace(key_of(parameter), -1).second) continue;
+      throw Error(
+          Blame::Caller,
+          "ZeroRedundancyOptimizer: " + named.back().name +
+              " is here twice; give each once (a module's parameters() lists a weight that its "
+              "parts share under every name)");
+    }
+  }
+  const std::string options = "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
+                              "\nZeroOptions::parameters_as_bucket_view " +
+                              (options_.parameters_as_bucket_view ? "true" : "false") + "\n";
+  on_all_ranks(group_, "ZeroRedundancyOptimizer",
+               first_group == 0 ? "its constructor" : "add_param_group", [&] {
+                 check_same_model(group_, named, options);
+                 warn_of_other_values(group_, named);
+               });
+  if (options_.shard_bytes == 0)
+    throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
+  all_.reset();
+  std::vector<std::size_t> loads = loads_;
+  std::vector<Shard> made;  // an optimizer's constructor may throw: all of them, or none
+  for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
+    const auto& parameters = param_groups_[g].params();
+    std::vector<std::size_t> sizes;
+    for (const at::Tensor& parameter : parameters) sizes.push_back(parameter.nbytes());
+    const std::vector<int> ranks = deal_balanced(sizes, loads);
+    std::vector<std::vector<at::Tensor>> by_rank(loads.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      owners[key_of(parameters[i])] = ranks[i];
+      by_rank[static_cast<std::size_t>(ranks[i])].push_back(parameters[i]);
+    }
+    std::vector<std::vector<std::vector<at::Tensor>>> pieces;
+    std::size_t rounds = 0;
+    for (const auto& some : by_rank) {
+      pieces.push_back(pieces_of(some, options_.shard_bytes));
+      rounds = std::max(rounds, pieces.back().size());
+    }
+    for (std::size_t round = 0; round < rounds; ++round) {
+      for (std::size_t rank = 0; rank < pieces.size(); ++rank) {
+        if (round < pieces[rank].size())
+          made.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
+      }
+    }
+  }
+  shards_.insert(shards_.end(), std::make_move_iterator(made.begin()),
+                 std::make_move_iterator(made.end()));
+  loads_ = std::move(loads);
+  owners_ = std::move(owners);
+}
+
+ShardedOptimizer::Shard ShardedOptimizer::make_shard(std::size_t group, int owner,
+                                                     std::vector<at::Tensor> parameters) const {
+  Shard shard;
+  shard.group = group;
+  shard.owner = owner;
+  shard.parameters = std::move(parameters);
+  if (options_.parameters_as_bucket_view) {
+    const c10::AutoGradMode no_grad(false);
+    shard.flat = empty_flat(shard.parameters);
+    std::int64_t offset = 0;
+    for (at::Tensor& parameter : shard.parameters) {
+      at::Tensor view = view_like(shard.flat, offset, parameter);
+      view.copy_(parameter);
+      parameter.set_data(view);
+      offset += parameter.numel();
+    }
+  }
+  if (owner == group_.rank()) {
+    shard.optimizer =
+        make_({OptimizerParamGroup(shard.parameters, param_groups_[group].options().clone())});
+  }
+  return shard;
+}
+
+// Libtorch's own ways to change a parameter list, or a parameter's memory, pass by this class.
+void ShardedOptimizer::check_layout() const {
+  std::size_t count = 0;
+  for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
+  if (count != owners_.size()) {
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: its parameter groups were changed without it, so that no "
+                "rank owns what was added; "
+                "call add_param_group() of the ZeroRedundancyOptimizer itself: libtorch's is not "
+                "virtual, and neither a "
+                "torch::optim::Optimizer& to this one nor add_parameters() leads here");
+  }
+  for (const Shard& shard : shards_) {
+    if (!shard.flat.defined()) continue;
+    for (const at::Tensor& parameter : shard.parameters) {
+      if (parameter.is_alias_of(shard.flat)) continue;
+      throw Error(Blame::Caller,
+                  "ZeroRedundancyOptimizer: a parameter was given other memory after it became a "
+                  "view of a bucket; move the "
+                  "module first, or leave parameters_as_bucket_view off");
+    }
+  }
+}
+
+int ShardedOptimizer::owner(const at::Tensor& parameter) const {
+  const auto found = parameter.defined() ? owners_.find(key_of(parameter)) : owners_.end();
+  if (found == owners_.end())
+    throw Error(Blame::Caller, "ZeroRedundancyOptimizer: owner() of a parameter it was not given");
+  return found->second;
+}
+
+std::vector<const Optimizer*> ShardedOptimizer::local_optimizers() const {
+  std::vector<const Optimizer*> mine;
+  for (const Shard& shard : shards_) {
+    if (shard.optimizer) mine.push_back(shard.optimizer.get());
+  }
+  return mine;
+}
+
+// --- the step
+// --------------------------------------------------------------------------------------------------------
+
+at::Tensor ShardedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  if (join_scope_ != nullptr) join_scope_->announce_step(*this, true);
+  step_shards();
+  return loss;
+}
+
+void ShardedOptimizer::step_shards() {
+  check_layout();
+  all_.reset();
+  const std::vector<bool> stepped = overlap_ ? overlap_->complete() : std::vector<bool>();
+  struct UnderWay {
+    Shard* shard;
+    at::Tensor flat;
+    Work work;
+  };
+  std::vector<UnderWay> under_way;
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    if (!stepped.empty() && stepped[i]) continue;
+    Shard& shard = shards_[i];
+    if (shard.optimizer) step_own(shard);
+    if (group_.size() == 1) continue;
+    at::Tensor flat = travelling(shard);
+    const group::CalledBy by("ZeroRedundancyOptimizer");
+    under_way.push_back({&shard, flat, group_.broadcast(flat, shard.owner)});
+  }
+  for (UnderWay& one : under_way) {
+    one.work.wait();
+    if (!is_mine(*one.shard)) land(one.flat, one.shard->parameters);
+  }
+}
+
+void ShardedOptimizer::prepare_step(Shard& shard) const {
+  shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
+}
+
+// The others wait for what this rank would have sent, and for what comes behind that.
+void ShardedOptimizer::step_own(Shard& shard) {
+  prepare_step(shard);
+  try {
+    shard.optimizer->step();
+  } catch (const std::exception& error) {
+    if (group_.size() > 1) group_.abort(kStepThrew + tensor::text_of(error));
+    throw;
+  } catch (...) {
+    if (group_.size() > 1) group_.abort(std::string(kStepThrew) + "an exception that says nothing");
+    throw;
+  }
+}
+
+at::Tensor ShardedOptimizer::whole_memory(const Shard& shard) {
+  if (shard.flat.defined()) return shard.flat;
+  const at::Tensor& first = shard.parameters.front();
+  return shard.parameters.size() == 1 && first.is_contiguous() ? first.detach() : at::Tensor();
+}
+
+at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
+  const at::Tensor whole = whole_memory(shard);
+  if (whole.defined()) return whole;
+  return is_mine(shard) ? flatten(shard.parameters) : empty_flat(shard.parameters);
+}
+
+void ShardedOptimizer::land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
+  if (!parameters.front().is_alias_of(flat)) return unflatten(flat, parameters);
+  // Written behind autograd's back: what a graph has saved of them is not valid any more.
+  for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+void ShardedOptimizer::mirror_step(const JoinStep& step) {
+  if (step.synchronizes) step_shards();
+}
+
+// Every rank has the same parameters after every step.
+void ShardedOptimizer::take_over(int) {}
+
+// --- the state
+// -------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
+  auto whole = plain();
+  whole->state().clear();
+  for (const Shard& shard : shards_) {
+    if (!shard.optimizer) continue;
+    for (const auto& [parameter, state] : shard.optimizer->state())
+      whole->state()[parameter] = state->clone();
+  }
+  return whole;
+}
+
+void ShardedOptimizer::consolidate_state_dict(int to) {
+  check_stepped("consolidate_state_dict");
+  group::Core& core = group::Core::of(group_);
+  core.check_rank(to, "consolidate_state_dict");
+  auto whole = whole_with_local_state();
+  // Names and numbers besides tensors; an optimizer with more state than this has none of
+  // libtorch's.
+  std::int64_t most_expected = 64 << 20;
+  for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
+  const auto gathered =
+      detail::gather_ragged(bytes_of(*whole).to(core.barrier_device()), to, group_,
+                            {"consolidate_state_dict: a rank's state", most_expected,
+                             "all ranks must wrap the same optimizer"});
+  if (group_.rank() != to) return all_.reset();
+
+  const c10::Device state_device =
+      shards_.empty() ? c10::Device(c10::kCPU) : shards_.front().parameters.front().device();
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (rank == to) continue;
+    const auto other = make_(param_groups_);
+    load_bytes(*other, gathered[static_cast<std::size_t>(rank)].to(at::kCPU), state_device, rank);
+    for (const Shard& shard : shards_) {
+      if (shard.owner != rank) continue;
+      for (const at::Tensor& parameter : shard.parameters) move_state(*other, parameter, *whole);
+    }
+  }
+  all_ = std::move(whole);
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  if (!all_) {
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: this rank has only its part of the state; call "
+                "consolidate_state_dict(rank) on all "
+                "ranks after the last step, then save on that rank");
+  }
+  all_->save(archive);
+}
+
+void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
+  const auto whole = plain();
+  whole->load(archive);
+  take(*whole);
+}
+
+std::unique_ptr<Optimizer> ShardedOptimizer::plain() const {
+  check_stepped("load");
+  return make_(param_groups_);
+}
+
+void ShardedOptimizer::take(Optimizer& whole) {
+  all_.reset();
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(whole.param_groups()[g].options().clone());
+  }
+  for (Shard& shard : shards_) {
+    if (!shard.optimizer) continue;
+    for (const at::Tensor& parameter : shard.parameters)
+      move_state(whole, parameter, *shard.optimizer);
+  }
+}
+
+}  // namespace weft::parallel

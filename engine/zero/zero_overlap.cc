@@ -1,0 +1,294 @@
+#include <unordered_set>
+
+#include <c10/core/GradMode.h>
+
+#include <weft/engine/ddp/ddp.h>
+#include <weft/engine/ddp/flat.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/engine/zero/zero_overlap.h>
+#include <weft/profiling/trace/host_time.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::parallel {
+
+namespace traced {
+namespace {
+constinit trace::Name step{trace::Layer::Engine, "optimizer step"};
+}  // namespace
+}  // namespace traced
+
+namespace {
+
+const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
+
+// Of the group's own errors the other ranks learn by themselves, and better.
+void end_group(group::Core& group, const char* what, const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const Error& error) {
+    const Blame blame = error.blame();
+    const bool is_groups =
+        blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
+    is_groups ? group.fail(error) : group.abort(what + error.text());
+  } catch (const std::exception& error) {
+    group.abort(what + tensor::text_of(error));
+  } catch (...) {
+    group.abort(std::string(what) + "an exception that says nothing");
+  }
+}
+
+constexpr const char* kNoAverages =
+    "ZeroRedundancyOptimizer: backward ended there without averages: ";
+
+// One step of a shard on its owner, on whatever thread has brought the averages.
+struct Step {
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  std::vector<at::Tensor> parameters;
+  at::Tensor copy;  // to be filled, where the parameters lie apart
+  std::shared_ptr<HostFlag> flag;
+  std::shared_ptr<Failure> failure;
+
+  void operator()(const Future<void>& averages) {
+    const char* what = kNoAverages;
+    try {
+      averages.get();
+      what = kStepThrew;
+      const trace::Range range(traced::step);
+      const trace::ServeScope counted;
+      optimizer->step();
+      // Libtorch's own optimizers write behind autograd's back.
+      for (const at::Tensor& parameter : parameters)
+        parameter.unsafeGetTensorImpl()->bump_version();
+      if (copy.defined()) flatten_into(copy, parameters);
+      if (flag) flag->raise();
+    } catch (...) {
+      failure->set(what, std::current_exception());
+      throw;
+    }
+  }
+};
+
+// As then(), but never on this thread, which goes on with the backward, nor on a backend's.
+Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Step step) {
+  const auto home = group::Core::of(group).options.job->continuations;
+  Promise<void> stepped(home);
+  averages.on_done([home, stepped, step = std::move(step)](const Future<void>& done) mutable {
+    home->run([done, stepped, step = std::move(step)]() mutable {
+      try {
+        step(done);
+        stepped.set();
+      } catch (...) {
+        stepped.set_error(std::current_exception());
+      }
+    });
+  });
+  return stepped.future();
+}
+
+}  // namespace
+
+void Failure::set(const char* what, const std::exception_ptr& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (why_) return;
+    why_ = why;
+  }
+  if (const auto group = group_.lock(); group && group->options.size > 1)
+    end_group(*group, what, why);
+  told_.raise();
+}
+
+void Failure::rethrow() const {
+  static_cast<void>(told_.synchronize(Deadline::never()));
+  std::rethrow_exception(why());
+}
+
+std::exception_ptr Failure::why() const {
+  std::lock_guard lock(mutex_);
+  return why_;
+}
+
+void ShardedOptimizer::overlap_with(Replica& ddp) {
+  if (join_scope_ != nullptr || ddp.join_scope_ != nullptr) {
+    throw Error(
+        Blame::Caller,
+        "overlap_with: not inside of weft::join, where a rank that has run out has no backward");
+  }
+  check_stepped("overlap_with");
+  overlap_.reset();
+  overlap_ = std::make_unique<Overlap>(*this, ddp.reducer());
+}
+
+void ShardedOptimizer::check_join() const {
+  if (!overlap_) return;
+  throw Error(Blame::Caller,
+              "join: this ZeroRedundancyOptimizer steps in the backward of its "
+              "DistributedDataParallel, which a rank that has "
+              "run out does not have; leave out overlap_with");
+}
+
+void ShardedOptimizer::check_stepped(const char* what) const {
+  if (!overlap_ || !overlap_->is_under_way()) return;
+  throw Error(Blame::Caller,
+              std::string("ZeroRedundancyOptimizer: ") + what +
+                  " between a backward that steps (overlap_with) and step(); call step() first");
+}
+
+ShardedOptimizer::Overlap::Overlap(ShardedOptimizer& zero, const std::shared_ptr<Reducer>& reducer)
+    : zero_(zero), reducer_(reducer) {
+  if (&group::Core::of(reducer->group()) != &group::Core::of(zero.group_)) {
+    throw Error(Blame::Caller,
+                "overlap_with: the DistributedDataParallel and the optimizer have different "
+                "groups; make both with one");
+  }
+  begin();  // throws what is wrong
+  reducer->set_follower(this);
+}
+
+ShardedOptimizer::Overlap::~Overlap() {
+  if (const auto reducer = reducer_.lock()) reducer->set_follower(nullptr);
+}
+
+void ShardedOptimizer::Overlap::before_forward() {
+  zero_.check_stepped("a forward");
+  zero_.check_layout();
+}
+
+ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
+  std::unordered_set<const void*> averaged;
+  if (const auto reducer = reducer_.lock()) {
+    for (const at::Tensor& parameter : reducer->averaged_parameters())
+      averaged.insert(key_of(parameter));
+  }
+  Pass pass;
+  pass.last = Future<void>::ready();
+  pass.failure = std::make_shared<Failure>(group::Core::of(zero_.group_).weak_from_this());
+  pass.missing.resize(zero_.shards_.size());
+  pass.needs.resize(zero_.shards_.size());
+  pass.begun.resize(zero_.shards_.size());
+  shard_of_.clear();
+  for (std::size_t i = 0; i < zero_.shards_.size(); ++i) {
+    for (const at::Tensor& parameter : zero_.shards_[i].parameters) {
+      if (averaged.contains(key_of(parameter))) {
+        shard_of_[key_of(parameter)] = i;
+        ++pass.missing[i];
+      } else if (parameter.requires_grad()) {
+        throw Error(Blame::Caller,
+                    "overlap_with: a parameter of this optimizer, of shape " +
+                        c10::str(parameter.sizes()) +
+                        ", is none of the DistributedDataParallel's, and nobody averages its "
+                        "gradient; give "
+                        "it to an optimizer of its own, or make it a part of that module");
+      }
+    }
+  }
+  return pass;
+}
+
+void ShardedOptimizer::Overlap::on_bucket(const std::vector<at::Tensor>& parameters,
+                                          const Future<void>& averaged, bool is_last) {
+  if (!pass_) {
+    zero_.all_.reset();
+    pass_ = begin();
+  }
+  Pass& pass = *pass_;
+  if (pass.all_came) zero_.check_stepped("a second backward");
+  const std::size_t before = pass.stepped.size();
+  std::vector<std::size_t> touched;
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = shard_of_.find(key_of(parameter));
+    if (found == shard_of_.end()) continue;  // another optimizer's
+    const std::size_t shard = found->second;
+    if (touched.empty() || touched.back() != shard) pass.needs[shard].push_back(averaged);
+    touched.push_back(shard);
+    if (--pass.missing[shard] == 0) step(shard);
+  }
+  pass.all_came = is_last;
+  const std::size_t due = is_last ? pass.stepped.size() : before;
+  while (pass.sent < due) send(pass.stepped[pass.sent++]);
+}
+
+void ShardedOptimizer::Overlap::step(std::size_t index) {
+  Pass& pass = *pass_;
+  Shard& shard = zero_.shards_[index];
+  pass.begun[index] = true;
+  // From here on they change at any time, and on some ranks without autograd seeing it.
+  for (const at::Tensor& parameter : shard.parameters)
+    parameter.unsafeGetTensorImpl()->bump_version();
+  Stepped one{.shard = &shard, .ready = when_all(std::exchange(pass.needs[index], {}))};
+  at::Tensor copy;
+  if (zero_.group_.size() > 1) {
+    one.flat = whole_memory(shard);
+    if (!one.flat.defined()) one.flat = copy = empty_flat(shard.parameters);
+  }
+  if (shard.optimizer) {
+    zero_.prepare_step(shard);
+    const bool on_host = shard.parameters.front().is_cpu();
+    if (on_host && one.flat.defined()) one.flag = std::make_shared<HostFlag>();
+    Step run{shard.optimizer, shard.parameters, std::move(copy), one.flag, pass.failure};
+    if (on_host) {
+      one.ready = pass.last =
+          on_thread_of(zero_.group_, when_all(pass.last, one.ready), std::move(run));
+    } else {
+      one.ready = one.ready.then(std::move(run));
+    }
+  }
+  pass.stepped.push_back(std::move(one));
+}
+
+void ShardedOptimizer::Overlap::send(const Stepped& one) {
+  if (!one.flat.defined()) return;
+  group::Core& core = group::Core::of(zero_.group_);
+  const int owner = one.shard->owner;
+  Future<void> arrived;
+  if (one.flat.is_cpu()) {
+    arrived = core.broadcast(one.flat, owner, one.flag ? Fence(one.flag) : Fence()).future();
+  } else if (!one.ready.failed()) {
+    detail::run_after(one.ready.device_work(),
+                      [&] { arrived = core.broadcast(one.flat, owner).future(); });
+  } else {
+    return;  // complete() tells, or what the group does next
+  }
+  if (!zero_.is_mine(*one.shard)) {
+    arrived = arrived.then(
+        [flat = one.flat, parameters = one.shard->parameters] { land(flat, parameters); });
+  }
+  pass_->arrivals.push_back(std::move(arrived));
+}
+
+void ShardedOptimizer::Overlap::fail(const std::exception_ptr& why) {
+  if (!pass_) std::rethrow_exception(why);
+  pass_->failure->set(kNoAverages, why);
+  pass_->failure->rethrow();
+}
+
+std::vector<bool> ShardedOptimizer::Overlap::complete() {
+  if (!pass_) return {};
+  const Pass pass = std::move(*pass_);
+  pass_.reset();
+  std::exception_ptr first;
+  const auto end = [&](const Future<void>& future) {
+    try {
+      future.get();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  for (const Stepped& one : pass.stepped) {
+    if (one.shard->optimizer) end(one.ready);
+  }
+  for (const Future<void>& arrival : pass.arrivals) end(arrival);
+  if (pass.failure->why()) pass.failure->rethrow();
+  if (first) std::rethrow_exception(first);
+  if (!pass.all_came) {
+    throw Error(
+        Blame::Caller,
+        "ZeroRedundancyOptimizer: the last backward has failed, or did not bring all gradients, "
+        "and has stepped some "
+        "parameters already (overlap_with): the ranks' parameters differ; go on from a checkpoint");
+  }
+  return pass.begun;
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,69 @@
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include <weft/engine/membership/frame.h>
+
+namespace weft::group {
+namespace {
+
+std::span<const char> bytes_of(const std::string& text) { return {text.data(), text.size()}; }
+
+TEST(Frame, ComesOutAsItWentInByteByByte) {
+  const std::string bytes = encode({FrameType::Abort, 3, 9, "a group", "a reason"}) +
+                            encode({FrameType::Goodbye, 1, 0, "", ""});
+  FrameReader reader(4);
+  std::vector<Frame> frames;
+  for (const char byte : bytes) {
+    reader.append({&byte, 1});
+    Frame frame;
+    const auto complete = reader.next(frame);
+    ASSERT_TRUE(complete.ok());
+    if (complete.value()) frames.push_back(frame);
+  }
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[0].type, FrameType::Abort);
+  EXPECT_EQ(frames[0].rank, 3);
+  EXPECT_EQ(frames[0].number, 9u);
+  EXPECT_EQ(frames[0].group, "a group");
+  EXPECT_EQ(frames[0].text, "a reason");
+  EXPECT_EQ(frames[1].type, FrameType::Goodbye);
+}
+
+TEST(Frame, TextThatIsTooLongIsCut) {
+  FrameReader reader(1);
+  reader.append(
+      bytes_of(encode({FrameType::Abort, 0, 0, "g", std::string(2 * kMaxFrameText, 'x')})));
+  Frame frame;
+  ASSERT_TRUE(reader.next(frame).value());
+  EXPECT_EQ(frame.text.size(), kMaxFrameText);
+}
+
+TEST(FrameReader, RefusesWhatIsNoFrame) {
+  const std::string good = encode({FrameType::Hello, 1, 0, "g", "t"});
+  const auto refused = [](std::string bytes) {
+    FrameReader reader(2);
+    reader.append(bytes_of(bytes));
+    Frame frame;
+    return !reader.next(frame).ok();
+  };
+  EXPECT_FALSE(refused(good));
+  const auto with = [&](std::size_t place, auto value) {
+    std::string bytes = good;
+    std::memcpy(bytes.data() + place, &value, sizeof value);
+    return bytes;
+  };
+  EXPECT_TRUE(refused(std::string(kFrameHead, '\0')));
+  EXPECT_TRUE(refused("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"));
+  EXPECT_TRUE(refused(with(0, 'x')));              // magic
+  EXPECT_TRUE(refused(with(4, std::uint8_t(0))));  // type
+  EXPECT_TRUE(refused(with(4, std::uint8_t(12))));
+  EXPECT_TRUE(refused(with(8, std::int32_t(2))));  // rank
+  EXPECT_TRUE(refused(with(8, std::int32_t(-1))));
+  EXPECT_TRUE(refused(
+      with(12, static_cast<std::uint32_t>(kMaxFrameText + 1))));  // sizes, before anything is kept
+  EXPECT_TRUE(refused(with(16, std::uint32_t(0xffffffff))));
+}
+
+}  // namespace
+}  // namespace weft::group

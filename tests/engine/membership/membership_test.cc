@@ -1,0 +1,116 @@
+#include <future>
+#include <optional>
+#include <sstream>
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/engine/membership/membership.h>
+#include <weft/engine/store/address.h>
+
+namespace weft::group {
+namespace {
+
+// Of a job of two ranks: what rank 1 is, by hand, to rank 0.
+class Member {
+ public:
+  explicit Member(StoreBootstrap& store) {
+    std::istringstream text(
+        to_text(store.get("weft/member/0", Deadline::in(std::chrono::seconds(20)))));
+    std::string host, token;
+    int port = 0;
+    text >> host >> port >> token;
+    const SocketAddress there = socket_address(host, port);
+    const int little = 4096;
+    const timeval limit{20, 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    EXPECT_EQ(::connect(socket_.get(), there.get(), there.length), 0);
+    const std::string hello = encode({FrameType::Hello, 1, 0, "", token});
+    EXPECT_EQ(::send(socket_.get(), hello.data(), hello.size(), 0),
+              static_cast<ssize_t>(hello.size()));
+  }
+
+  // How many frames come until the one of this number, or until nothing comes.
+  int read_until(std::uint64_t number) {
+    char buffer[65536];
+    Frame frame;
+    for (int frames = 0;;) {
+      for (auto whole = reader_.next(frame); whole && whole.value(); whole = reader_.next(frame)) {
+        ++frames;
+        if (frame.number == number) return frames;
+      }
+      const auto count = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+      if (count <= 0) return frames;
+      reader_.append({buffer, static_cast<std::size_t>(count)});
+    }
+  }
+
+ private:
+  const Descriptor socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  FrameReader reader_{2};
+};
+
+// As when a thousand ranks leave groups at one moment, and the process has other things to do.
+TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
+  constexpr int kFrames = 300;
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  Member member(*store);
+  for (std::uint64_t number = 1; number <= kFrames; ++number) {
+    hub->send({FrameType::Leaving, 0, number, "group", std::string(kMaxFrameText / 2, ' ')});
+  }
+  EXPECT_EQ(member.read_until(kFrames), kFrames);
+}
+
+TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  std::promise<std::string> lost;
+  Membership::Listener listener;
+  listener.lost = [&](int rank, const std::string& how) {
+    lost.set_value(std::to_string(rank) + ": " + how);
+  };
+  listener.gone = [](int) {};
+  hub->listen("group", listener);
+  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  const Member member(*store);
+  auto told = lost.get_future();
+  // The kernel's buffers take some of it.
+  for (int i = 0; i < 2000 && told.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+       ++i) {
+    hub->send({FrameType::Leaving, 0, 0, "group", std::string(kMaxFrameText, ' ')});
+  }
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ(told.get(), "1: it reads too slowly: 64 MiB that it is to hear wait for it");
+  hub->forget("group");
+}
+
+TEST(Membership, IsBusyWhereNoDescriptorIsLeftToListenWith) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit none{0, limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  std::optional<Blame> blame;
+  try {
+    Membership::make(0, 2, "127.0.0.1", store, loop);
+  } catch (const Error& error) {
+    blame = error.blame();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(blame, Blame::Busy);
+}
+
+}  // namespace
+}  // namespace weft::group
