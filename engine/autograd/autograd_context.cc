@@ -1,7 +1,7 @@
-#include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/rpc/agent.h>
 
@@ -28,7 +28,8 @@ std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
 
 AutogradContext::AutogradContext(const rpc::Agent& agent)
     : core_(agent.shared_core()), context_(begin(agent)) {
-  scope_.emplace(std::make_shared<autograd::ContextAmbient>(weft::detail::ambient(), context_));
+  scope_.emplace(std::make_shared<autograd::AutogradExecutionContext>(
+      weft::detail::execution_context(), context_));
 }
 
 AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core,

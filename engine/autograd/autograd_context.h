@@ -88,7 +88,7 @@ class WEFT_API AutogradContext {
   AutogradContext(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<autograd::Context> context);
   const std::shared_ptr<rpc::AgentCore> core_;
   const std::shared_ptr<autograd::Context> context_;
-  std::optional<weft::detail::AmbientScope> scope_;  // of who began it
+  std::optional<weft::detail::ExecutionContextScope> scope_;  // of who began it
 };
 
 }  // namespace weft

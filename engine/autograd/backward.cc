@@ -129,8 +129,9 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
 }
 
 // The pass, as its user sees it. Who blocks on this, or on what follows it, turns the agent's loop.
-Future<void> ended(const std::shared_ptr<Pass>& pass, const std::shared_ptr<rpc::Crew>& home) {
-  const Promise<void> promise(home);
+Future<void> ended(const std::shared_ptr<Pass>& pass,
+                   const std::shared_ptr<rpc::ThreadPool>& executor) {
+  const Promise<void> promise(executor);
   pass->ended().on_done_light([promise, pass](const Future<Outcome>& one) {
     if (const auto error = one.error()) return promise.set_error(error);
     const Outcome& outcome = one.value();
@@ -145,14 +146,14 @@ Future<void> ended(const std::shared_ptr<Pass>& pass, const std::shared_ptr<rpc:
 
 void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  ended(begun(core, context, roots, options), core->crew()).get();
+  ended(begun(core, context, roots, options), core->thread_pool()).get();
 }
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   const auto pass = begun(core, context, roots, options);
-  const auto whole = ended(pass, core->crew());
+  const auto whole = ended(pass, core->thread_pool());
   context->began({pass, whole});
   return whole;
 }

@@ -103,7 +103,7 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   const std::string why = core_.name_of(rank) + " is lost";
   std::set<int> owners;  // who would have told that worker, and it us
   for (const auto& context : all()) {
-    const rpc::Incarnation owner = rpc::made_by(context->id());
+    const rpc::WorkerGeneration owner = rpc::made_by(context->id());
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
     const bool took_part = context->worker_lost(rank);
     if (took_part) {

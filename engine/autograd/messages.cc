@@ -97,9 +97,9 @@ Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
 
 namespace internal {
 
-// Runs on the crew what the gradients make ready.
+// Runs on the thread pool what the gradients make ready.
 Future<Outcome> gradient(GradientMessage message) {
-  const rpc::CallAmbient& here = rpc::current_call("gradient()");
+  const rpc::CallExecutionContext& here = rpc::current_call("gradient()");
   const auto core = here.core();
   const auto context = core->contexts().find(message.name.context);
   if (!context) return released_on(*core, message.name.context);
@@ -136,7 +136,7 @@ Future<void> pass_failed(PassName name, Outcome why) {
 }
 
 Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
-  const rpc::CallAmbient& here = rpc::current_call("reach()");
+  const rpc::CallExecutionContext& here = rpc::current_call("reach()");
   const auto core = here.core();
   const auto context = core->contexts().find(name.context);
   if (!context) return released_on(*core, name.context);
@@ -155,10 +155,10 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
 }
 
 void clean_up(ContextId context) {
-  const rpc::CallAmbient& here = rpc::current_call("clean_up()");
+  const rpc::CallExecutionContext& here = rpc::current_call("clean_up()");
   const auto core = here.core();
-  // On the crew: what a context keeps may take long to destroy.
-  core->crew()->run(Task([core, context, from = here.call().caller] {
+  // On the thread pool: what a context keeps may take long to destroy.
+  core->thread_pool()->run(Task([core, context, from = here.call().caller] {
     if (const auto known = core->contexts().find(context)) known->remove_worker(from.rank);
     core->contexts().release(context, "it was released on " + describe(from));
   }));
@@ -180,13 +180,13 @@ Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int t
 Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const Outcome& why) {
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<Future<void>> told;
   for (const int rank : context->workers()) {
     if (rank == core->self().rank || core->closed()) continue;
     const auto behind = [core, context, rank, name, why] {
       if (core->closed()) return;
-      core->crew()->run(Task([=] { tell_failed_behind(core, context, rank, name, why); }));
+      core->thread_pool()->run(Task([=] { tell_failed_behind(core, context, rank, name, why); }));
     };
     if (context->has_lost(rank)) {
       behind();
@@ -194,7 +194,7 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
     }
     // Again, where it does not answer: it may have ended its part well, and must not count what
     // that brought.
-    Promise<void> answered(core->crew());
+    Promise<void> answered(core->thread_pool());
     tell_failed(core, rank, name, why)
         .on_done_light(
             [core, context, rank, pass = name.pass, behind, answered](const Future<void>& said) {
@@ -228,14 +228,14 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
 Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const std::vector<Node*>& nodes, Deadline deadline) {
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   std::map<rpc::WorkerInfo, std::vector<MessageId>> reached;
   for (const Node* node : reachable_from(nodes)) {
     if (const auto* recv = dynamic_cast<const RecvNode*>(node))
       reached[recv->from()].push_back(recv->message());
   }
   if (reached.empty()) return Future<Outcome>::ready({});
-  const Promise<Outcome> all(core->crew());
+  const Promise<Outcome> all(core->thread_pool());
   // Zero when all have answered well, or one has not.
   const auto missing = std::make_shared<std::atomic<std::size_t>>(reached.size());
   for (auto& [worker, messages] : reached) {
@@ -258,10 +258,10 @@ Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
 }
 
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   const auto behind = [core, to, context] {
     if (!core->closed())
-      core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
+      core->thread_pool()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
   };
   rref::control<&internal::clean_up>(
       core, to, rpc::MessageKind::ContextCleanup, {context},

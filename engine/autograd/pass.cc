@@ -63,8 +63,8 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       order_(order),
       deadline_(deadline),
       begins_here_(root_of(name_.pass) == core_->self().rank),
-      promise_(core_->crew()),
-      started_(core_->crew()),
+      promise_(core_->thread_pool()),
+      started_(core_->thread_pool()),
       traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward,
                                       {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
@@ -213,7 +213,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
     unanswered_.insert(to.rank);
   }
   try {
-    const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
+    const weft::detail::ExecutionContextScope outside(nullptr);  // of the user's call and context
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)},
                             deadline_)
         .on_done_light([self = shared_from_this(), where, sent,
@@ -318,7 +318,7 @@ void Pass::fail(const Outcome& why) {
   }
   // The root tells all in any case: who waits for its end finds nothing of the pass anywhere.
   if (news || begins_here_) {
-    const Promise<void> told(core_->crew());
+    const Promise<void> told(core_->thread_pool());
     {
       std::lock_guard lock(mutex_);
       told_ = told.future();
@@ -327,7 +327,7 @@ void Pass::fail(const Outcome& why) {
       if (!is_set->exchange(true)) told.set();
     };
     // Connecting may take a while, which this thread, perhaps the loop's, has not.
-    core_->crew()->run(Task([core = core_, context = context_, name = name_, why, end] {
+    core_->thread_pool()->run(Task([core = core_, context = context_, name = name_, why, end] {
       core->after(kTold, Task(end));
       messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
         end();

@@ -1,7 +1,7 @@
 // One backward pass, as one worker runs it. Gradients of messages that were sent here come one by
-// one, each on a thread of the crew, which runs what they make ready; gradients for messages that
-// came here leave the moment their RecvNode runs. A pass has ended here when all that is expected
-// has come, everything has run, and all that was sent has been answered.
+// one, each on a thread of the thread pool, which runs what they make ready; gradients for messages
+// that came here leave the moment their RecvNode runs. A pass has ended here when all that is
+// expected has come, everything has run, and all that was sent has been answered.
 //
 // The first worker to bring a gradient here is answered when the pass has ended here; later ones at
 // once. So whoever began it, in the end the root, knows that all has run. docs/autograd.md has the

@@ -23,9 +23,9 @@ Announcement read_announcement(const Bytes& bytes) {
   Announcement announcement;
   codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
                          [&](const msgpack::object& object) { object.convert(announcement); });
-  const auto& [standing, worker, life, why] = announcement;
-  if (worker.rank < 0 || worker.rank > kHighestRank || life < 0 ||
-      life == std::numeric_limits<Life>::max()) {
+  const auto& [standing, worker, generation, why] = announcement;
+  if (worker.rank < 0 || worker.rank > kHighestRank || generation < 0 ||
+      generation == std::numeric_limits<Generation>::max()) {
     throw Error(Blame::PeerLost, "it is of no worker");
   }
   return announcement;

@@ -19,9 +19,9 @@ namespace weft::rpc {
 struct Announcement {
   int standing = 0;  // that the worker has from now on
   WorkerInfo worker;
-  Life life = 0;
+  Generation generation = 0;
   std::string why;  // of one that is lost
-  WEFT_FIELDS(standing, worker, life, why)
+  WEFT_FIELDS(standing, worker, generation, why)
 };
 
 // Throws what the store throws.

@@ -36,7 +36,7 @@ namespace internal {
 
 // What this worker does with a call of the asking one.
 std::string progress_of(std::uint64_t call, bool is_fetch) {
-  const CallAmbient& here = current_call("progress_of()");
+  const CallExecutionContext& here = current_call("progress_of()");
   return here.core()->progress_of(here.call().caller.rank, call, is_fetch);
 }
 
@@ -50,7 +50,7 @@ std::string AgentCore::progress(const CallState& call, bool is_fetch) const {
   } else if (call.has_begun) {
     text =
         "has run it for " + describe_wait(since(Clock::time_point(Clock::duration(call.begun_at))));
-  } else if (crew_->is_full()) {
+  } else if (thread_pool_->is_full()) {
     text = "has not begun it: " +
            (parts_.options.worker_threads == 1
                 ? "its only thread is busy"

@@ -207,13 +207,13 @@ struct MethodBody {
   }
 };
 
-// Keeps what comes as the value of an RRef, whose creation ends before it is there, or has failed:
-// what waits behind the value is answered after its creation.
+// StoreResult what comes as the value of an RRef, whose creation ends before it is there, or has
+// failed: what waits behind the value is answered after its creation.
 template <class R>
-class Keeps final : public Completion<R> {
+class StoreResult final : public Completion<R> {
  public:
-  Keeps(std::shared_ptr<AgentCore> core, const Function& function,
-        std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
+  StoreResult(std::shared_ptr<AgentCore> core, const Function& function,
+              std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
       : core_(std::move(core)),
         function_(function),
         value_(std::move(value)),
@@ -253,13 +253,13 @@ struct ConstructorBody : StartsAtOnce {
   static std::string name() { return "constructor of " + spelled(typeid(M)); }
   static std::vector<std::byte> value() { return {}; }
 
-  // It is created only, never called: `to` is a Keeps.
+  // It is created only, never called: `to` is a StoreResult.
   static void run(AgentCore&, const std::shared_ptr<void>& arguments,
                   const CompletionRef<Result>& to) {
     try {
       auto made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); },
                              *static_cast<Arguments*>(arguments.get()));
-      static_cast<Keeps<M>&>(*to).keep(std::move(made), nullptr);
+      static_cast<StoreResult<M>&>(*to).keep(std::move(made), nullptr);
     } catch (...) {
       to->fail(std::current_exception());
     }

@@ -31,7 +31,7 @@ namespace detail {
 
 // The core, as templates need it; core.h says what the functions do.
 struct WEFT_API CoreCalls {
-  static const std::shared_ptr<Crew>& home(AgentCore& core);
+  static const std::shared_ptr<ThreadPool>& executor(AgentCore& core);
   static bool closed(AgentCore& core);
   static bool is_self(AgentCore& core, int rank);
   static int self(AgentCore& core);
@@ -75,7 +75,7 @@ struct WEFT_API CoreCalls {
   static void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
                             const std::exception_ptr& why);
   // The agent of the call that this thread runs. Throws Caller outside of one.
-  static std::shared_ptr<AgentCore> ambient(const char* what);
+  static std::shared_ptr<AgentCore> current_core(const char* what);
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);
 };
 
@@ -86,9 +86,9 @@ using Travelling = std::conditional_t<std::is_convertible_v<std::decay_t<A>, con
 
 // Sends a value back.
 template <class R>
-class Replies final : public Completion<R> {
+class SendReply final : public Completion<R> {
  public:
-  explicit Replies(std::shared_ptr<Served> call) : call_(std::move(call)) {}
+  explicit SendReply(std::shared_ptr<IncomingCall> call) : call_(std::move(call)) {}
   void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
     succeed_with(value, std::move(work));
   }
@@ -99,14 +99,14 @@ class Replies final : public Completion<R> {
   void fail(const std::exception_ptr& error) override { call_->fail(error); }
 
  private:
-  const std::shared_ptr<Served> call_;
+  const std::shared_ptr<IncomingCall> call_;
 };
 
 // Gives a value to who called on this worker itself.
 template <class R>
-class CompletesHere final : public Completion<R> {
+class CompleteLocally final : public Completion<R> {
  public:
-  CompletesHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+  CompleteLocally(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
       : core_(std::move(core)), function_(function), id_(id) {}
   void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
     auto all = weft::detail::join(std::move(work), enqueued(*core_));
@@ -125,11 +125,11 @@ class CompletesHere final : public Completion<R> {
 };
 
 template <class R>
-void serve_call(const std::shared_ptr<Served>& call, std::shared_ptr<void> arguments, First first,
-                Run<R> run) {
+void serve_call(const std::shared_ptr<IncomingCall>& call, std::shared_ptr<void> arguments,
+                First first, Run<R> run) {
   const auto waits_for = first != nullptr ? first(*call->core(), arguments.get()) : std::nullopt;
   call->start(waits_for, Task([call, arguments = std::move(arguments), run] {
-                run(*call->core(), arguments, std::make_shared<Replies<R>>(call));
+                run(*call->core(), arguments, std::make_shared<SendReply<R>>(call));
               }));
 }
 
@@ -137,10 +137,10 @@ void serve_call(const std::shared_ptr<Served>& call, std::shared_ptr<void> argum
 using CreationArguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
 
 template <class R>
-void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::ForkId fork,
+void serve_creation(const std::shared_ptr<IncomingCall>& call, rref::Id id, rref::ForkId fork,
                     std::shared_ptr<void> arguments, First first, Run<R> run) {
   const auto value =
-      references_of(*call->core()).template adopt<R>(id, fork, call->state().incarnation());
+      references_of(*call->core()).template adopt<R>(id, fork, call->state().worker_generation());
   call->keep(value);
   std::optional<Future<void>> waits_for;
   try {
@@ -151,15 +151,15 @@ void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::Fork
   }
   call->start(waits_for, Task([call, arguments = std::move(arguments), value, run] {
                 run(*call->core(), arguments,
-                    std::make_shared<Keeps<R>>(call->core(), call->function(), value,
-                                               std::make_shared<Replies<void>>(call)));
+                    std::make_shared<StoreResult<R>>(call->core(), call->function(), value,
+                                                     std::make_shared<SendReply<void>>(call)));
               }));
 }
 
 // A call whose result goes back.
 template <class Body>
 struct Called {
-  static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
+  static void serve(const std::shared_ptr<IncomingCall>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     serve_call<typename Body::Result>(call,
                                       std::make_shared<Arguments>(unpack_tuple<Arguments>(object)),
@@ -174,7 +174,7 @@ struct Called {
 // A call whose result stays.
 template <class Body>
 struct Created {
-  static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
+  static void serve(const std::shared_ptr<IncomingCall>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
     serve_creation<typename Body::Result>(
@@ -201,7 +201,7 @@ void pack_as(codec::Packer& packer, const void* arguments) {
 template <class R>
 Future<R> call_there(AgentCore& core, const Function& function, const Going& going,
                      const Packed& packed) {
-  Promise<R> promise(CoreCalls::home(core));
+  Promise<R> promise(CoreCalls::executor(core));
   auto future = promise.future();
   CoreCalls::send_call(
       core, function, going, [&](codec::Packer& packer) { packed.pack(packer, packed.arguments); },
@@ -213,13 +213,13 @@ template <class R>
 Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& function,
                     const Going& going, const std::shared_ptr<void>& arguments, First first,
                     Run<R> run) {
-  Promise<R> promise(CoreCalls::home(*core));
+  Promise<R> promise(CoreCalls::executor(*core));
   auto future = promise.future();
   CoreCalls::call_here(
       *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
       std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
         return Task([core, arguments, run, &function, id] {
-          run(*core, arguments, std::make_shared<CompletesHere<R>>(core, function, id));
+          run(*core, arguments, std::make_shared<CompleteLocally<R>>(core, function, id));
         });
       });
   return future;
@@ -240,8 +240,8 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
                                           const std::shared_ptr<void>& arguments, First first,
                                           Run<R> run) {
   const rref::Id id = references_of(*core).next_id();
-  Promise<void> promise(CoreCalls::home(*core));
-  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::home(*core), id);
+  Promise<void> promise(CoreCalls::executor(*core));
+  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::executor(*core), id);
   // Where the creation fails by its time limit, or does not even begin.
   promise.future().on_done_light([value](const Future<void>& ended) {
     if (const auto error = ended.error()) value->fail(error);
@@ -251,7 +251,8 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
       std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
         return Task([core, arguments, value, run, &function, call] {
           run(*core, arguments,
-              std::make_shared<Keeps<R>>(core, function, value, ends_here(core, function, call)));
+              std::make_shared<StoreResult<R>>(core, function, value,
+                                               ends_here(core, function, call)));
         });
       });
   return CoreCalls::owner_handle(core, id, std::move(value));

@@ -34,7 +34,7 @@ WorkerRecord ended(const WorkerRecord& record, Standing standing, const std::str
   end.rank = record.rank;
   end.has_secret = record.has_secret;
   end.standing = static_cast<int>(standing);
-  end.life = record.life;
+  end.generation = record.generation;
   end.nonce = record.nonce;
   end.why = why.substr(0, kLongestWhy);
   return end;
@@ -69,7 +69,7 @@ Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& know
                                        "' was taken for lost while it joined; call init() again");
     }
     written_ = joined;
-    announce(*store_, {own_.standing, {own_.name, own_.rank}, own_.life, {}});
+    announce(*store_, {own_.standing, {own_.name, own_.rank}, own_.generation, {}});
   } catch (...) {
     try {
       give_back();
@@ -78,7 +78,7 @@ Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& know
     }
     throw;
   }
-  return {{own_.name, own_.rank}, own_.life};
+  return {{own_.name, own_.rank}, own_.generation};
 }
 
 void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask,
@@ -131,12 +131,12 @@ void Claims::claim_given_rank(const Ask& ask, Deadline deadline) {
 bool Claims::try_rank(int rank, const Bytes& before) {
   WorkerRecord claim = own_;
   claim.rank = rank;
-  claim.life = 0;
+  claim.generation = 0;
   claim.before = {};
   if (!before.empty()) {
     const WorkerRecord last = read_record(before);
-    claim.life = last.life + 1;
-    claim.before = {last.name, last.life, last.standing, last.why};
+    claim.generation = last.generation + 1;
+    claim.before = {last.name, last.generation, last.standing, last.why};
   }
   Bytes bytes = written(claim);
   if (!store_->compare_set(slot(rank), before, bytes)) return false;
@@ -186,7 +186,7 @@ void Claims::oust(const WorkerRecord& holder, const std::string& what, const Ask
             ", which lives; take another, or let that one leave(); if it belongs to another job, "
             "give each a group_name");
   }
-  declare_lost(holder.rank, holder.life,
+  declare_lost(holder.rank, holder.generation,
                "the worker '" + own_.name +
                    "' wants its place, and it gives no sign of life: " + why->text());
 }
@@ -204,23 +204,24 @@ bool Claims::give_back() {
   // c10d's stores erase a key whatever its value is: an empty one stays for a name.
   store_->compare_set(key_of_name(own_.name), claim_of(own_), {});
   if (has_joined) {  // also where it was declared lost: whoever follows here ends by it
-    announce(*store_, {static_cast<int>(Standing::Left), {own_.name, own_.rank}, own_.life, {}});
+    announce(*store_,
+             {static_cast<int>(Standing::Left), {own_.name, own_.rank}, own_.generation, {}});
   }
   return was_own;
 }
 
-bool Claims::declare_lost(int rank, Life life, const std::string& why) {
+bool Claims::declare_lost(int rank, Generation generation, const std::string& why) {
   for (;;) {
     const Bytes before = value_of(*store_, slot(rank));
     if (before.empty()) return false;
     const WorkerRecord record = read_record(before);
-    if (record.life != life || !record.lives()) return false;
+    if (record.generation != generation || !record.lives()) return false;
     const WorkerRecord lost = ended(record, Standing::Lost, why);
     if (!store_->compare_set(slot(rank), before, written(lost))) continue;
     store_->compare_set(key_of_name(record.name), claim_of(record), {});
     store_->add("kind/open", -1);  // as it would have done itself
     if (record.stands(Standing::Joined))
-      announce(*store_, {lost.standing, {record.name, rank}, life, lost.why});
+      announce(*store_, {lost.standing, {record.name, rank}, generation, lost.why});
     return true;
   }
 }

@@ -36,7 +36,7 @@ class Claims {
   static bool was_ever(transport::Bootstrap& store, const std::string& name);
   // Says in that worker's record, and to all, that it is lost. False where it has left, or somebody
   // has said so before.
-  bool declare_lost(int rank, Life life, const std::string& why);
+  bool declare_lost(int rank, Generation generation, const std::string& why);
 
  private:
   void claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask, Deadline deadline);

@@ -28,8 +28,8 @@ void Peer::knock(const Lane& lane, std::uint64_t call) {
   head.kind = FrameKind::Hello;
   head.call = call;
   const HelloRecord hello{
-      kWireVersion, core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
-      entry_.life};
+      kWireVersion,     core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
+      entry_.generation};
   lane.pass([connection = lane.connection, head, hello] {
     send_message(*connection, head,
                  codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
@@ -56,12 +56,13 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
                                std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
     const Function& function =
         detail::Called<detail::FunctionBody<&rref::internal::alive>>::entered;
-    Promise<void> promise(crew_);
+    Promise<void> promise(thread_pool_);
     const auto answered = promise.future();
     const auto lane = peer->lane(routes_);
     const std::uint64_t id = next_call();
     const auto limit = std::max(std::chrono::milliseconds(1), deadline.remaining());
-    add_waiting(id, {function, {worker.worker.rank, worker.life}, limit, MessageKind::Shutdown},
+    add_waiting(id,
+                {function, {worker.worker.rank, worker.generation}, limit, MessageKind::Shutdown},
                 Deadline::in(limit), std::make_unique<PendingResult<void>>(std::move(promise)),
                 {lane.number, 0, peer->in_flight()}, nullptr);
     peer->knock(lane, id);
@@ -113,15 +114,15 @@ void AgentCore::follow_others(long announcements) {
 
 void AgentCore::heard(const Announcement& announcement) {
   try {
-    const auto& [standing, worker, life, why] = announcement;
-    if (worker.rank == parts_.self.rank && life == life_) {
+    const auto& [standing, worker, generation, why] = announcement;
+    if (worker.rank == parts_.self.rank && generation == generation_) {
       if (standing == static_cast<int>(Standing::Lost)) taken_for_lost(why);
     } else if (standing == static_cast<int>(Standing::Joined)) {
       came(worker.rank);
     } else if (standing == static_cast<int>(Standing::Lost)) {
-      worker_gone({worker, life}, loss_of(worker, why));
-    } else if (present_.remove(worker.rank, life)) {
-      directory_.forget_before(worker.rank, life + 1);
+      worker_gone({worker, generation}, loss_of(worker, why));
+    } else if (present_.remove(worker.rank, generation)) {
+      directory_.forget_before(worker.rank, generation + 1);
       watch_neighbours();
     }
   } catch (const Error& error) {
@@ -134,21 +135,22 @@ void AgentCore::came(int rank) {
   if (rank == parts_.self.rank) return;
   const auto record = directory_.look(rank);
   if (!record || !record->stands(Standing::Joined)) return;  // that will be announced as well
-  const Member worker{{record->name, rank}, record->life};
+  const Member worker{{record->name, rank}, record->generation};
   // Others may announce a loss later than its successor announces itself; the program hears of it
   // before.
   for (const Member& replaced : present_.replaced_by(worker)) {
     Predecessor fate = record->before;
     if (replaced.worker.rank != rank) {
       const auto its = directory_.look(replaced.worker.rank);
-      fate = its && its->life == replaced.life
-                 ? Predecessor{its->name, its->life, its->standing, its->why}
+      fate = its && its->generation == replaced.generation
+                 ? Predecessor{its->name, its->generation, its->standing, its->why}
                  : Predecessor();
     }
-    if (fate.life == replaced.life && fate.standing == static_cast<int>(Standing::Left)) {
-      present_.remove(replaced.worker.rank, replaced.life);
+    if (fate.generation == replaced.generation &&
+        fate.standing == static_cast<int>(Standing::Left)) {
+      present_.remove(replaced.worker.rank, replaced.generation);
     } else {
-      const bool is_known = fate.life == replaced.life && !fate.why.empty();
+      const bool is_known = fate.generation == replaced.generation && !fate.why.empty();
       worker_gone(replaced,
                   loss_of(replaced.worker,
                           is_known ? fate.why : describe(worker.worker) + " has its place"));
@@ -174,7 +176,7 @@ void AgentCore::declare_lost(const Member& worker, const Error& why) {
   std::string text = "it gives no sign of life to " + describe(parts_.self) + ": " + why.text();
   bool is_lost = true;
   try {
-    is_lost = directory_.declare_lost(worker.worker.rank, worker.life, text);
+    is_lost = directory_.declare_lost(worker.worker.rank, worker.generation, text);
   } catch (const Error& error) {
     text +=
         "; the job's store, which may have been there, does not answer either, so no worker can "
@@ -186,13 +188,13 @@ void AgentCore::declare_lost(const Member& worker, const Error& why) {
 
 void AgentCore::worker_gone(const Member& worker, const Error& why) {
   const int rank = worker.worker.rank;
-  directory_.forget_before(rank, worker.life + 1);
-  end_predecessors(rank, worker.life + 1, why);
+  directory_.forget_before(rank, worker.generation + 1);
+  end_predecessors(rank, worker.generation + 1, why);
   std::shared_ptr<Peer> peer;
   {
     std::lock_guard lock(mutex_);
     if (const auto found = peers_.find(rank);
-        found != peers_.end() && found->second->life() <= worker.life) {
+        found != peers_.end() && found->second->generation() <= worker.generation) {
       peer = std::move(found->second);
       peers_.erase(found);
     }
@@ -202,12 +204,12 @@ void AgentCore::worker_gone(const Member& worker, const Error& why) {
       if (const auto lane = peer->close(why); lane != 0) self->lane_ended(*peer, lane, why);
     });
   }
-  crew_->recall();  // who waits in shutdown() for it
+  thread_pool_->recall();  // who waits in shutdown() for it
   bool is_untold = false;
   {
     std::lock_guard lock(
         mutex_);  // no other thread tells of the next of its rank or name in between
-    if (!present_.remove(rank, worker.life)) return;
+    if (!present_.remove(rank, worker.generation)) return;
     is_untold = news_.add_lost(worker.worker, why);
   }
   log::info(describe(parts_.self) + " hears that " + why.text());
@@ -231,7 +233,7 @@ void AgentCore::taken_for_lost(const std::string& why) {
   if (taken_for_lost_) return;
   why_left_ = "others have taken it for lost: " + why;
   taken_for_lost_ = true;
-  crew_->run_beside(Task([self = shared_from_this()] { self->leave(); }));
+  thread_pool_->run_beside(Task([self = shared_from_this()] { self->leave(); }));
 }
 
 void AgentCore::on_worker_lost(LostCallback callback) {
@@ -250,12 +252,13 @@ void AgentCore::on_worker_joined(JoinedCallback callback) {
 void AgentCore::tell_news() {
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
-  state->life = life_;
-  crew_->run(Task([self = shared_from_this(),
-                   ambient = std::make_shared<CallAmbient>(shared_from_this(), state)] {
-    const weft::detail::AmbientScope scope(ambient);
-    self->news_.tell(describe(self->self()));
-  }));
+  state->generation = generation_;
+  thread_pool_->run(
+      Task([self = shared_from_this(),
+            execution_context = std::make_shared<CallExecutionContext>(shared_from_this(), state)] {
+        const weft::detail::ExecutionContextScope scope(execution_context);
+        self->news_.tell(describe(self->self()));
+      }));
 }
 
 bool AgentCore::alive(const Destination& destination) {

@@ -7,8 +7,8 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
-#include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
@@ -115,7 +115,7 @@ AgentCore::AgentCore(Parts parts)
                   : trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}})),
       loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
       routes_(parts_.options.transports),
-      crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
+      thread_pool_(ThreadPool::make(parts_.self.name, parts_.options.worker_threads, loop_)),
       directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty(),
                  {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}),
       own_calls_(trace::depth(trace::Queue::Calls, parts_.self.name)),
@@ -154,7 +154,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     throw;
   }
   const long announcements = parts_.world_size ? 0 : announced(*parts_.store);
-  life_ = directory_.join(
+  generation_ = directory_.join(
       offers, device_offers, deadline,
       [this](const Directory::Entry& worker, Deadline limit) { return knock(worker, limit); },
       parts_.options.wait_reports);
@@ -169,7 +169,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
     joined_ = true;
-    lives_.emplace(parts_.self.rank, life_);
+    generations_.emplace(parts_.self.rank, generation_);
     early.swap(early_);
   }
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
@@ -261,13 +261,13 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     {
       std::lock_guard lock(mutex_);
       if (const auto found = peers_.find(to.rank); found != peers_.end()) {
-        if (to.fits(found->second->life())) return found->second;
+        if (to.fits(found->second->generation())) return found->second;
         other = found->second;
-        if (other->life() < to.life) peers_.erase(found);
+        if (other->generation() < to.generation) peers_.erase(found);
       }
     }
-    if (other && to.life < other->life()) {
-      directory_.forget_before(to.rank, other->life());  // whence that came, perhaps
+    if (other && to.generation < other->generation()) {
+      directory_.forget_before(to.rank, other->generation());  // whence that came, perhaps
       throw has_left(to);
     }
     if (other) {  // it has left, and its connection does not say so yet
@@ -278,9 +278,10 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
       });
     }
     Directory::Entry entry = found(to);
-    if (!meets(entry.worker, entry.life)) {  // its successor was faster than the store's list here
-      directory_.forget_before(to.rank, entry.life + 1);
-      if (to.life != kAnyLife || again > 1) throw has_left(to);
+    if (!meets(entry.worker,
+               entry.generation)) {  // its successor was faster than the store's list here
+      directory_.forget_before(to.rank, entry.generation + 1);
+      if (to.generation != kAnyLife || again > 1) throw has_left(to);
       continue;
     }
     auto bytes = std::make_shared<BytesInFlight>(bytes_in_flight(),
@@ -293,7 +294,7 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     std::lock_guard lock(mutex_);
     require_open();  // who leaves has ended those that there were
     const auto& known = peers_.emplace(to.rank, std::move(made)).first->second;
-    if (to.fits(known->life())) return known;
+    if (to.fits(known->generation())) return known;
   }
 }
 
@@ -343,7 +344,8 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue,
                                                    std::unique_ptr<PendingCall> pending) {
   require_open();
   const auto worker = peer(issue.to);
-  auto forks = std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->life()));
+  auto forks =
+      std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->generation()));
   std::shared_ptr<Outgoing> message;
   std::shared_ptr<const Member> callee(worker, &worker->member());
   Slot slot;
@@ -558,7 +560,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
-  state->life = life_;
+  state->generation = generation_;
   state->context = context_of(issue);
   state->no_grad = !autograd::records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
@@ -640,9 +642,9 @@ void AgentCore::off_loop(const Recipient& to, Task task) {
   bool is_known = parts_.world_size.has_value() || !loop_->inside();
   if (!is_known) {
     const auto known = known_peer(to.rank);
-    is_known = known && to.fits(known->life());
+    is_known = known && to.fits(known->generation());
   }
-  is_known ? task() : crew_->run_beside(std::move(task));
+  is_known ? task() : thread_pool_->run_beside(std::move(task));
 }
 
 void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
@@ -682,7 +684,7 @@ void AgentCore::leave() noexcept {
     return keep_inherited(shared_from_this());
   }
   if (closed_.exchange(true)) return;
-  crew_->recall();  // who waits in shutdown() for others
+  thread_pool_->recall();  // who waits in shutdown() for others
   std::unique_ptr<Follower> follower;
   {
     std::lock_guard lock(mutex_);
@@ -721,14 +723,14 @@ void AgentCore::leave() noexcept {
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);
   for (const auto& one : early) one.connection->close(why);
-  // Connections end in a turn of the loop, which nobody turns once the crew has stopped. Those that
-  // a call still holds would stay open, and their peers wait.
-  if (!crew_->inside()) {
+  // Connections end in a turn of the loop, which nobody turns once the thread pool has stopped.
+  // Those that a call still holds would stay open, and their peers wait.
+  if (!thread_pool_->inside()) {
     auto turned = std::make_shared<std::atomic<bool>>(false);
     loop_->post([turned] { *turned = true; });
-    crew_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
+    thread_pool_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
   }
-  crew_->stop();
+  thread_pool_->stop();
   references_.close();  // what came, or ran, while the rest ended
   contexts_.close();
   keep_until_left(nullptr);

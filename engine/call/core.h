@@ -87,11 +87,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   ~AgentCore();
 
   const WorkerInfo& self() const { return parts_.self; }
-  Life life() const { return life_; }
+  Generation generation() const { return generation_; }
   std::optional<int> world_size() const { return parts_.world_size; }
   const trace::Member& member() const { return member_; }
   const std::shared_ptr<EventLoop>& loop() const { return loop_; }
-  const std::shared_ptr<Crew>& crew() const { return crew_; }
+  const std::shared_ptr<ThreadPool>& thread_pool() const { return thread_pool_; }
   Directory& directory() { return directory_; }
   ReceivePool& receive_pool() { return *receive_pool_; }
   tensor::CudaDevices& devices() { return *parts_.devices; }
@@ -103,7 +103,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   // What this worker numbers begins above it: where a rank comes again, nobody takes its things for
   // its predecessor's.
-  std::uint64_t first_id() const { return static_cast<std::uint64_t>(life_) << 32; }
+  std::uint64_t first_id() const { return static_cast<std::uint64_t>(generation_) << 32; }
 
   // --- calls from here
   // Throws Caller for a destination that is not there, and after shutdown.
@@ -151,9 +151,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool alive(const Destination& destination);
   // Somebody of that rank is there: whoever had it before has left, and what that held ends. False:
   // this one has left.
-  bool meets(const WorkerInfo& worker, Life life);
+  bool meets(const WorkerInfo& worker, Generation generation);
   // Whether a later one of that rank was met.
-  bool has_successor(const Incarnation& worker) const;
+  bool has_successor(const WorkerGeneration& worker) const;
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
@@ -252,7 +252,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // the second time.
   void worker_gone(const Member& worker, const Error& why);
   // What workers of that rank and earlier lives held, and what comes from them, ends.
-  void end_predecessors(int rank, Life life, const Error& why);
+  void end_predecessors(int rank, Generation generation, const Error& why);
   void store_lost(const Error& why);
   void taken_for_lost(const std::string& why);
   void tell_news();
@@ -330,13 +330,14 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Reclaiming reclaiming_{*parts_.devices};
   trace::Member member_;  // once the rank is known
   const std::shared_ptr<EventLoop> loop_;
-  transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
-  const std::shared_ptr<Crew> crew_;
+  transport::Routes
+      routes_;  // before the thread pool, whose threads begin at once: making it may throw
+  const std::shared_ptr<ThreadPool> thread_pool_;
   Directory directory_;
   trace::Depth& own_calls_;  // in flight, to this worker itself
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
-  std::vector<int> gpus_;  // known, and the same, once it has joined
-  Life life_ = 0;          // known once it has joined
+  std::vector<int> gpus_;      // known, and the same, once it has joined
+  Generation generation_ = 0;  // known once it has joined
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
@@ -398,8 +399,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const Promise<void> shutdown_ended_{nullptr};  // of the call that began it
   std::shared_ptr<const void> kept_until_left_;
   std::unique_ptr<Follower> follower_;  // where workers come and go
-  std::map<int, Life> lives_;  // the latest that was met, by rank; where workers come and go
-  std::set<int> lost_;         // workers that could not be reached any more
+  std::map<int, Generation>
+      generations_;     // the latest that was met, by rank; where workers come and go
+  std::set<int> lost_;  // workers that could not be reached any more
   std::map<int, int>
       dependent_;  // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {

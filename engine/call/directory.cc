@@ -46,7 +46,7 @@ const Directory::Entry* find_in(const Entries& entries, const Key& rank_or_name)
 }
 const Directory::Entry* find_in(const Entries& entries, const Recipient& worker) {
   const auto* found = entries.find(worker.rank);
-  return found != nullptr && worker.fits(found->life) ? found : nullptr;
+  return found != nullptr && worker.fits(found->generation) ? found : nullptr;
 }
 const Directory::Entry* find_in(const Entries& entries, const WorkerInfo& worker) {
   const auto* found = entries.find(worker.rank);
@@ -167,9 +167,9 @@ std::string Directory::token(Deadline deadline) {
   return group::to_text(store_->get("token", deadline));
 }
 
-Life Directory::join(const std::vector<transport::Offer>& offers,
-                     const std::vector<transport::Offer>& device_offers, Deadline deadline,
-                     const Claims::Ask& ask, const WaitReports& reports) {
+Generation Directory::join(const std::vector<transport::Offer>& offers,
+                           const std::vector<transport::Offer>& device_offers, Deadline deadline,
+                           const Claims::Ask& ask, const WaitReports& reports) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   counted_ = true;
@@ -200,7 +200,8 @@ Life Directory::join(const std::vector<transport::Offer>& offers,
   }
 }
 
-Life Directory::join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports) {
+Generation Directory::join_fixed(WorkerRecord record, Deadline deadline,
+                                 const WaitReports& reports) {
   store_->add(kCame, 1);
   check_size();
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1)
@@ -226,10 +227,10 @@ Life Directory::join_fixed(WorkerRecord record, Deadline deadline, const WaitRep
   }
   check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/false);
-  return record.life;
+  return record.generation;
 }
 
-Life Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline) {
+Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline) {
   refresh();  // and the checks, before anything is claimed
   check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/true);
@@ -239,7 +240,7 @@ Life Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline 
     self_ = joined.worker;
   }
   refresh();
-  return joined.life;
+  return joined.generation;
 }
 
 WorkerInfo Directory::self() const {
@@ -284,7 +285,7 @@ void Directory::throw_refused(const std::string& why) {
   try {
     store_->add(kTold, 1);
     const Deadline end = Deadline::in(self_.rank == 0 ? kAcknowledged : 0s);
-    for (group::Pause pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);)
+    for (group::Backoff pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);)
       pause.wait(end);
   } catch (const Error& error) {  // where somebody else hosts it, who has ended
     log::debug("the job's store has ended before '" + self_.name + "': " + error.text());
@@ -311,7 +312,7 @@ std::string Directory::has_waited(std::chrono::milliseconds waited) const {
 
 transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
                                                     Patience& patience) {
-  for (group::Pause pause; !store_->exists(slot(rank));
+  for (group::Backoff pause; !store_->exists(slot(rank));
        pause.wait(Deadline::sooner(deadline, patience.next()))) {
     throw_if_refused();
     const bool is_due = patience.is_over();
@@ -338,7 +339,7 @@ void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) 
   store_->add(done(self_.rank), 1);
   long read = store_->add("read", 1);
   if (self_.rank != 0) return;
-  for (group::Pause pause; read < *size_; read = store_->add("read", 0)) {
+  for (group::Backoff pause; read < *size_; read = store_->add("read", 0)) {
     const bool is_due = patience.is_over();
     if (is_due || deadline.passed()) {
       std::vector<int> missing;
@@ -372,7 +373,7 @@ void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
   try {
     // The other one may have been counted, and not have published itself yet; or it was killed, and
     // nobody acknowledges.
-    for (group::Pause pause; !before.exists(done(self.rank)); pause.wait(end)) {
+    for (group::Backoff pause; !before.exists(done(self.rank)); pause.wait(end)) {
       if (end.passed()) return;
       if (taken.has_value() || !before.exists(slot(self.rank))) continue;
       taken = rank_is_taken(self, before.get(slot(self.rank), Deadline::in(kRead)));
@@ -452,8 +453,9 @@ std::optional<WorkerRecord> Directory::look(int rank) {
   std::lock_guard lock(mutex_);
   const Entry* const known = entries_.find(rank);
   if (entry) {
-    if (known == nullptr || known->life <= entry->life) entries_.add(rank, std::move(*entry));
-  } else if (known != nullptr && known->life <= record.life) {
+    if (known == nullptr || known->generation <= entry->generation)
+      entries_.add(rank, std::move(*entry));
+  } else if (known != nullptr && known->generation <= record.generation) {
     entries_.erase(rank);
   }
   return record;
@@ -476,7 +478,7 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
     rank = wanted.rank;
   } else if constexpr (std::is_same_v<Key, Recipient>) {
     rank = wanted.rank;
-    if (wanted.life != kAnyLife) return gone(shown(wanted) + " has left");
+    if (wanted.generation != kAnyLife) return gone(shown(wanted) + " has left");
   } else {
     rank = wanted;
   }
@@ -510,9 +512,9 @@ Directory::Entry Directory::find(const Recipient& worker) {
   {
     std::lock_guard lock(mutex_);
     const Entry* known = entries_.find(worker.rank);
-    if (known != nullptr && worker.life != kAnyLife && worker.life < known->life)
+    if (known != nullptr && worker.generation != kAnyLife && worker.generation < known->generation)
       throw has_left(worker);
-    is_known_by_life = !size_ && worker.life != kAnyLife && known == nullptr;
+    is_known_by_life = !size_ && worker.generation != kAnyLife && known == nullptr;
   }
   if (is_known_by_life) {
     if (auto found = find_again(worker)) return *std::move(found);
@@ -529,22 +531,23 @@ std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
   } catch (const Error& error) {
     std::lock_guard lock(mutex_);
     const auto known = forgotten_.find(worker.rank);
-    if (known == forgotten_.end() || !worker.fits(known->second.life)) throw;
+    if (known == forgotten_.end() || !worker.fits(known->second.generation)) throw;
     log::debug("a worker is looked for at its last address: " + error.text());
     return known->second;
   }
   if (!record) return std::nullopt;
-  if (record->life > worker.life) throw has_left(worker);
-  if (record->life == worker.life && !record->lives()) {
+  if (record->generation > worker.generation) throw has_left(worker);
+  if (record->generation == worker.generation && !record->lives()) {
     throw NotThere(Blame::PeerLost, "the destination " + fate(*record));
   }
-  return record->stands(Standing::Joined) && worker.fits(record->life)
+  return record->stands(Standing::Joined) && worker.fits(record->generation)
              ? std::optional(entry_of(*record))
              : std::nullopt;
 }
 
 Recipient Directory::recipient(const std::string& name) {
-  return look_up(name, [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
+  return look_up(name,
+                 [](const Entry& entry) { return Recipient(entry.worker.rank, entry.generation); });
 }
 
 // Whoever has it when the call goes out.
@@ -554,7 +557,7 @@ Recipient Directory::recipient(int rank) {
 
 Recipient Directory::recipient(const WorkerInfo& worker) {
   return look_up(worker,
-                 [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
+                 [](const Entry& entry) { return Recipient(entry.worker.rank, entry.generation); });
 }
 
 std::optional<WorkerInfo> Directory::known(int rank) const {
@@ -572,12 +575,13 @@ bool Directory::forget(int rank) {
   return true;
 }
 
-void Directory::forget_before(int rank, Life life) {
+void Directory::forget_before(int rank, Generation generation) {
   std::lock_guard lock(mutex_);
   const Entry* const found = entries_.find(rank);
-  if (found != nullptr && found->life < life) entries_.erase(rank);
+  if (found != nullptr && found->generation < generation) entries_.erase(rank);
   const auto forgotten = forgotten_.find(rank);
-  if (forgotten != forgotten_.end() && forgotten->second.life < life) forgotten_.erase(forgotten);
+  if (forgotten != forgotten_.end() && forgotten->second.generation < generation)
+    forgotten_.erase(forgotten);
 }
 
 std::vector<Member> Directory::members() const {

@@ -77,16 +77,16 @@ class Directory {
   // is taken, where workers of the two kinds meet, where some have a secret and some have none, and
   // for device maps that do not fit the workers (where these come and go: those that are there);
   // Timeout naming who is missing.
-  Life join(const std::vector<transport::Offer>& offers,
-            const std::vector<transport::Offer>& device_offers, Deadline deadline,
-            const Claims::Ask& ask = {}, const WaitReports& reports = {});
+  Generation join(const std::vector<transport::Offer>& offers,
+                  const std::vector<transport::Offer>& device_offers, Deadline deadline,
+                  const Claims::Ask& ask = {}, const WaitReports& reports = {});
   // This worker, with the rank that it has.
   WorkerInfo self() const;
   // Takes it out again, where workers come and go.
   void leave() noexcept;
   // As Claims::declare_lost(), where workers come and go.
-  bool declare_lost(int rank, Life life, const std::string& why) {
-    return claims_.declare_lost(rank, life, why);
+  bool declare_lost(int rank, Generation generation, const std::string& why) {
+    return claims_.declare_lost(rank, generation, why);
   }
 
   // Throws NotThere, naming who is there.
@@ -99,7 +99,7 @@ class Directory {
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
   // Unless it is of that life, or a later one. For good: that worker has left or is lost.
-  void forget_before(int rank, Life life);
+  void forget_before(int rank, Generation generation);
   // The record that the store has of a rank, where workers come and go. What it says is known from
   // now on.
   std::optional<WorkerRecord> look(int rank);
@@ -111,8 +111,8 @@ class Directory {
   std::vector<int> gpus() const;
 
  private:
-  Life join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
-  Life join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports);
+  Generation join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
+  Generation join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports);
   // Throws Caller where the worker that came first gives another world size, and has those that
   // wait throw it as well.
   void check_size();

@@ -25,7 +25,7 @@
 
 namespace weft::rpc {
 
-class Served;
+class IncomingCall;
 
 struct Identity {
   // Hashes of Function::name, and of the ABI's spelling of the function's type; "RRef " before that
@@ -43,7 +43,8 @@ struct Function {
   std::vector<std::byte>
       value;  // the function's address, to tell two functions of one identity apart
   // Decodes the arguments, throws Caller where they are none, and has the call start.
-  using Serve = void (*)(const std::shared_ptr<Served>& call, const msgpack::object& arguments);
+  using Serve = void (*)(const std::shared_ptr<IncomingCall>& call,
+                         const msgpack::object& arguments);
   Serve serve = nullptr;
 };
 

@@ -6,7 +6,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
-#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/rpc/agent.h>
@@ -24,29 +24,32 @@ constinit trace::Name run{trace::Layer::Engine,
 }  // namespace
 }  // namespace traced
 
-CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call)
+CallExecutionContext::CallExecutionContext(std::shared_ptr<AgentCore> core,
+                                           std::shared_ptr<const CallState> call)
     : core_(std::move(core)),
       agent_(std::make_unique<Agent>(core_, false)),
-      home_(core_->crew()),
+      executor_(core_->thread_pool()),
       call_(std::move(call)) {}
 
-CallAmbient::~CallAmbient() = default;
+CallExecutionContext::~CallExecutionContext() = default;
 
 namespace {
 
-const CallAmbient* call_of_this_thread() {
-  const weft::detail::Ambient* ambient = weft::detail::ambient().get();
-  // A thread has one context at a time, but ambients of released ones may be around it.
-  while (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient))
-    ambient = context->around().get();
-  return dynamic_cast<const CallAmbient*>(ambient);
+const CallExecutionContext* call_of_this_thread() {
+  const weft::detail::ExecutionContext* execution_context = weft::detail::execution_context().get();
+  // A thread has one context at a time, but the execution contexts of released ones may be around
+  // it.
+  while (const auto* context =
+             dynamic_cast<const autograd::AutogradExecutionContext*>(execution_context))
+    execution_context = context->around().get();
+  return dynamic_cast<const CallExecutionContext*>(execution_context);
 }
 
 }  // namespace
 
 bool serves_call() { return call_of_this_thread() != nullptr; }
 
-const CallAmbient& current_call(const char* what) {
+const CallExecutionContext& current_call(const char* what) {
   if (const auto* call = call_of_this_thread()) return *call;
   throw Error(Blame::Caller,
               std::string(what) +
@@ -55,31 +58,31 @@ const CallAmbient& current_call(const char* what) {
 
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call,
                     bool on_loop, Task task, std::function<void(const Error& why)> refuse,
-                    std::shared_ptr<Served> served) {
-  auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
-  Task run(
-      [ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
-        if (served && Crew::has_waited() && served->drop_if_late()) return;
-        AgentCore& agent = *ambient->core();
-        ambient->call().begun_at.store(coarse_now().time_since_epoch().count(),
-                                       std::memory_order_relaxed);
-        ambient->call().has_begun.store(true, std::memory_order_release);
-        agent.function_started();
-        {
-          const weft::detail::AmbientScope scope(ambient);
-          const c10::AutoGradMode recording(
-              true);  // and what the function leaves it at is of no later call
-          const c10::MultiStreamGuard streams(ambient->call().streams);
-          const tensor::ContextGuard context(agent.devices(), ambient->call().streams);
-          const trace::Range range(traced::run, {.rank = agent.self().rank});
-          const trace::ServeScope counted;
-          ambient->call().traced.runs_here();
-          task();
-          task = Task();
-        }
-        agent.function_ended();
-      });
-  if (!on_loop) return core->crew()->run_call(std::move(run), std::move(refuse));
+                    std::shared_ptr<IncomingCall> served) {
+  auto execution_context = std::make_shared<CallExecutionContext>(core, std::move(call));
+  Task run([execution_context = std::move(execution_context), task = std::move(task),
+            served = std::move(served)]() mutable {
+    if (served && ThreadPool::has_waited() && served->drop_if_late()) return;
+    AgentCore& agent = *execution_context->core();
+    execution_context->call().begun_at.store(coarse_now().time_since_epoch().count(),
+                                             std::memory_order_relaxed);
+    execution_context->call().has_begun.store(true, std::memory_order_release);
+    agent.function_started();
+    {
+      const weft::detail::ExecutionContextScope scope(execution_context);
+      const c10::AutoGradMode recording(
+          true);  // and what the function leaves it at is of no later call
+      const c10::MultiStreamGuard streams(execution_context->call().streams);
+      const tensor::ContextGuard context(agent.devices(), execution_context->call().streams);
+      const trace::Range range(traced::run, {.rank = agent.self().rank});
+      const trace::ServeScope counted;
+      execution_context->call().traced.runs_here();
+      task();
+      task = Task();
+    }
+    agent.function_ended();
+  });
+  if (!on_loop) return core->thread_pool()->run_call(std::move(run), std::move(refuse));
   if (core->loop()->inside()) return run();
   core->loop()->post(std::move(run));
 }
@@ -121,13 +124,13 @@ void log_thrown(const Function& function, const WorkerInfo& caller, const std::s
                             : ""));
 }
 
-void Served::give_up(const std::exception_ptr& error) noexcept {
+void IncomingCall::give_up(const std::exception_ptr& error) noexcept {
   if (value_) value_->fail(error);
   refuse(error);
 }
 
-void Served::run(Task task) {
-  Crew::Refuse refuse;  // what runs on the loop needs no thread
+void IncomingCall::run(Task task) {
+  ThreadPool::Refuse refuse;  // what runs on the loop needs no thread
   if (!on_loop_)
     refuse = [self = shared_from_this()](const Error& why) {
       self->give_up(std::make_exception_ptr(why));
@@ -138,14 +141,14 @@ void Served::run(Task task) {
 
 // By the caller's time limit, counted from when the call came: how long that was on its way is not
 // known here, for clocks differ. The caller has given the call up before.
-bool Served::drop_if_late() noexcept {
+bool IncomingCall::drop_if_late() noexcept {
   if (!state_->deadline.passed()) return false;
   give_up(std::make_exception_ptr(
       Error(Blame::Timeout, "its time was over before it had a thread there, and it was not run")));
   return true;
 }
 
-void Served::start(const std::optional<Future<void>>& first, Task task) {
+void IncomingCall::start(const std::optional<Future<void>>& first, Task task) {
   std::vector<Future<void>> unconfirmed;
   if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
   // The arguments alone have their memory now: the function may begin before this turn ends, and

@@ -32,8 +32,10 @@ class AgentCore;
 struct CallState {
   WorkerInfo caller;
   const Function* function = nullptr;
-  Life life = 0;  // the caller's
-  Incarnation incarnation() const { return {caller.rank, static_cast<std::uint16_t>(life)}; }
+  Generation generation = 0;  // the caller's
+  WorkerGeneration worker_generation() const {
+    return {caller.rank, static_cast<std::uint16_t>(generation)};
+  }
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
   mutable std::atomic<bool> has_begun{false};             // its function …
@@ -48,11 +50,11 @@ struct CallState {
 };
 
 // What follows a call through continuations: the agent and the call.
-class CallAmbient final : public weft::detail::Ambient {
+class CallExecutionContext final : public weft::detail::ExecutionContext {
  public:
-  CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call);
-  ~CallAmbient() override;
-  const std::shared_ptr<weft::detail::Home>& home() const override { return home_; }
+  CallExecutionContext(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call);
+  ~CallExecutionContext() override;
+  const std::shared_ptr<weft::detail::Executor>& executor() const override { return executor_; }
   const std::shared_ptr<AgentCore>& core() const { return core_; }
   const CallState& call() const { return *call_; }
   Agent& agent() const { return *agent_; }
@@ -60,27 +62,27 @@ class CallAmbient final : public weft::detail::Ambient {
  private:
   std::shared_ptr<AgentCore> core_;
   std::unique_ptr<Agent> agent_;  // what this_agent() gives
-  std::shared_ptr<weft::detail::Home> home_;
+  std::shared_ptr<weft::detail::Executor> executor_;
   std::shared_ptr<const CallState> call_;
 };
 
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
-WEFT_API const CallAmbient& current_call(const char* what);
+WEFT_API const CallExecutionContext& current_call(const char* what);
 
 // Whether this thread runs a function for a call, or goes on with one: its continuations, its
 // coroutines.
 bool serves_call();
 
-class Served;
+class IncomingCall;
 
-// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else
-// on the crew. Where that has no thread for it, `refuse` runs instead. A call that `served` has to
-// answer, and that waited for a thread behind others until its time limit had passed since it came,
-// is refused; one that found a thread free is run, whatever its limit.
+// Runs a call's function: in its execution context, counted, on the loop if it may and this is the
+// loop, else on the thread pool. Where that has no thread for it, `refuse` runs instead. A call
+// that `served` has to answer, and that waited for a thread behind others until its time limit had
+// passed since it came, is refused; one that found a thread free is run, whatever its limit.
 WEFT_API void start_function(const std::shared_ptr<AgentCore>& core,
                              std::shared_ptr<const CallState> call, bool on_loop, Task task,
                              std::function<void(const Error& why)> refuse,
-                             std::shared_ptr<Served> served = nullptr);
+                             std::shared_ptr<IncomingCall> served = nullptr);
 
 // what() of whatever a function threw, without libtorch's stack traces.
 WEFT_API std::string text_of(const std::exception_ptr& error);
@@ -89,14 +91,14 @@ WEFT_API std::string text_of(const std::exception_ptr& error);
 void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text);
 
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
-class WEFT_API Served : public std::enable_shared_from_this<Served> {
+class WEFT_API IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
-  Served(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
-         std::shared_ptr<CallState> state)
+  IncomingCall(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
+               std::shared_ptr<CallState> state)
       : core_(std::move(core)), function_(function), on_loop_(on_loop), state_(std::move(state)) {}
-  Served(const Served&) = delete;
-  Served& operator=(const Served&) = delete;
-  virtual ~Served() = default;
+  IncomingCall(const IncomingCall&) = delete;
+  IncomingCall& operator=(const IncomingCall&) = delete;
+  virtual ~IncomingCall() = default;
 
   const std::shared_ptr<AgentCore>& core() const { return core_; }
   const Function& function() const { return function_; }

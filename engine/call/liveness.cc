@@ -55,7 +55,7 @@ void AgentCore::ask_again(int rank) {
 
 void AgentCore::ask_whether_alive(int rank) {
   const auto present = present_.find(rank);
-  const Recipient asked(rank, present ? present->life : kAnyLife);
+  const Recipient asked(rank, present ? present->generation : kAnyLife);
   try {
     const Going going{asked, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
@@ -97,22 +97,22 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
           }));
   }
   if (!is_lost) return;
-  const bool has_life = asked.life != kAnyLife;
+  const bool has_life = asked.generation != kAnyLife;
   const auto successor =
-      has_life ? std::optional(static_cast<std::uint16_t>(asked.life + 1)) : std::nullopt;
+      has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt;
   references_.worker_lost(rank, successor);
   contexts_.worker_lost(rank, successor);
-  crew_->recall();  // who waits in shutdown() for it
+  thread_pool_->recall();  // who waits in shutdown() for it
   if (parts_.world_size) {
     const Error lost(Blame::PeerLost,
                      name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
     const auto known = directory_.known(rank);  // a stranger may have given a rank that nobody has
     if (is_news && known && news_.add_lost(*known, lost)) tell_news();
   } else if (const auto present = present_.find(rank);
-             present && has_life && present->life == asked.life && !failed_here) {
+             present && has_life && present->generation == asked.generation && !failed_here) {
     // Where it is known to be gone, the others know as well: it has left, or somebody was faster.
     if (is_gone) return;
-    crew_->run_beside(Task([self = shared_from_this(), worker = *present, why = *why_not] {
+    thread_pool_->run_beside(Task([self = shared_from_this(), worker = *present, why = *why_not] {
       self->declare_lost(worker, why);
     }));
   }
@@ -128,40 +128,40 @@ void AgentCore::heard_from(int rank) {
   lost_.erase(rank);
 }
 
-bool AgentCore::meets(const WorkerInfo& worker, Life life) {
+bool AgentCore::meets(const WorkerInfo& worker, Generation generation) {
   {
     std::lock_guard lock(mutex_);
-    const auto met = lives_.try_emplace(worker.rank, 0).first;
-    if (life <= met->second) return life == met->second;
-    met->second = life;
+    const auto met = generations_.try_emplace(worker.rank, 0).first;
+    if (generation <= met->second) return generation == met->second;
+    met->second = generation;
   }
-  end_predecessors(worker.rank, life,
+  end_predecessors(worker.rank, generation,
                    Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
   return true;
 }
 
-void AgentCore::end_predecessors(int rank, Life life, const Error& why) {
+void AgentCore::end_predecessors(int rank, Generation generation, const Error& why) {
   std::vector<std::shared_ptr<Inbound>> of_predecessor;
   {
     std::lock_guard lock(mutex_);
-    Life& met = lives_[rank];
-    met = std::max(met, life);
-    if (met == life) lost_.erase(rank);
+    Generation& met = generations_[rank];
+    met = std::max(met, generation);
+    if (met == generation) lost_.erase(rank);
     for (const auto& [key, inbound] : inbound_) {
-      if (inbound->worker().rank == rank && inbound->life() < life)
+      if (inbound->worker().rank == rank && inbound->generation() < generation)
         of_predecessor.push_back(inbound);
     }
   }
   for (const auto& inbound : of_predecessor) inbound->close(why);
-  references_.worker_lost(rank, static_cast<std::uint16_t>(life));
-  contexts_.worker_lost(rank, static_cast<std::uint16_t>(life));
+  references_.worker_lost(rank, static_cast<std::uint16_t>(generation));
+  contexts_.worker_lost(rank, static_cast<std::uint16_t>(generation));
 }
 
-bool AgentCore::has_successor(const Incarnation& worker) const {
+bool AgentCore::has_successor(const WorkerGeneration& worker) const {
   if (parts_.world_size) return false;
   std::lock_guard lock(mutex_);
-  const auto met = lives_.find(worker.rank);
-  return met != lives_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
+  const auto met = generations_.find(worker.rank);
+  return met != generations_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
 }
 
 bool AgentCore::is_lost(int rank) const {

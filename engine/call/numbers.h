@@ -18,13 +18,15 @@ constexpr int rank_in(std::uint64_t number) { return static_cast<int>(number >> 
 
 // One of the workers that have a rank one after the other, by as much of its life as such numbers
 // hold (AgentCore::first_id).
-struct Incarnation {
+struct WorkerGeneration {
   int rank = -1;
-  std::uint16_t life = 0;
-  bool is_before(std::uint16_t other) const { return static_cast<std::int16_t>(other - life) > 0; }
+  std::uint16_t generation = 0;
+  bool is_before(std::uint16_t other) const {
+    return static_cast<std::int16_t>(other - generation) > 0;
+  }
 };
 // Whose number it is.
-constexpr Incarnation made_by(std::uint64_t number) {
+constexpr WorkerGeneration made_by(std::uint64_t number) {
   return {rank_in(number), static_cast<std::uint16_t>(number >> 32)};
 }
 

@@ -31,7 +31,7 @@ constexpr std::uint64_t kShortCall = 4096;
 // Whether this thread is the program's own and serves nothing: what serves calls, continues them or
 // ends operations may be what the calls in flight wait for.
 bool may_be_held_back() {
-  return weft::detail::thread_home() == nullptr && !Op::ending() && !serves_call();
+  return weft::detail::thread_executor() == nullptr && !Op::ending() && !serves_call();
 }
 
 std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
@@ -57,7 +57,7 @@ HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint
   const auto begun = Deadline::Clock::now();
   ++held_back_;
   all->wait(turn);
-  crew_->drive([&] { return turn.has_come || closed_; }, issue.deadline(), &turn);
+  thread_pool_->drive([&] { return turn.has_come || closed_; }, issue.deadline(), &turn);
   --held_back_;
   if (!all->give_up(turn)) {
     if (left.count() > 0)
@@ -105,8 +105,8 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadl
          [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
 }
 
-// Continuations that may issue calls are handed to the crew before the call stops counting: idle
-// means idle.
+// Continuations that may issue calls are handed to the thread pool before the call stops counting:
+// idle means idle.
 WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
   if (!call.pending) return call;
   call.slot = {};  // before continuations, which may want it

@@ -18,14 +18,14 @@ namespace internal {
 
 // From who serves that call.
 void call_waits(std::uint64_t call, std::string why) {
-  const CallAmbient& here = current_call("call_waits()");
+  const CallExecutionContext& here = current_call("call_waits()");
   here.core()->note_wait(here.call().caller.rank, call, why);
 }
 
 }  // namespace internal
 
 void AgentCore::watch_for_thread(std::shared_ptr<const CallState> state, std::uint64_t call) {
-  if (!state->expires || state->deadline.is_never() || !crew_->is_full()) return;
+  if (!state->expires || state->deadline.is_never() || !thread_pool_->is_full()) return;
   if (watched_.fetch_add(1) >= kMostWatched) {
     --watched_;
     return;
@@ -44,10 +44,10 @@ void AgentCore::tell_of_wait(const CallState& state, std::uint64_t call) {
   const std::string why = describe(parts_.self) +
                           " had no thread for it when half of that was over: all its " +
                           std::to_string(parts_.options.worker_threads) +
-                          " threads run functions, and " + std::to_string(crew_->waiting()) +
+                          " threads run functions, and " + std::to_string(thread_pool_->waiting()) +
                           " calls wait; raise rpc::Options::worker_threads there, or have its "
                           "functions return a Future";
-  const Recipient to(state.caller.rank, state.life);
+  const Recipient to(state.caller.rank, state.generation);
   off_loop(to, Task([self = shared_from_this(), to, call, why] {
              try {
                const Going going{to, kTelling, MessageKind::Shutdown, /*on_loop=*/true};

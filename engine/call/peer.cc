@@ -39,12 +39,12 @@ T decoded(std::span<const std::byte> body) {
 }
 
 // A call of another worker, answered over the connection it came by.
-class RemoteServed final : public Served {
+class RemoteServed final : public IncomingCall {
  public:
   RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
                std::shared_ptr<CallState> state, std::weak_ptr<Inbound> inbound, std::uint64_t call,
                MessageKind answer, Slot slot)
-      : Served(std::move(core), function, on_loop, std::move(state)),
+      : IncomingCall(std::move(core), function, on_loop, std::move(state)),
         inbound_(std::move(inbound)),
         call_(call),
         answer_(answer),
@@ -176,7 +176,7 @@ void Peer::greet(AgentCore& core, transport::Connection& connection) {
   head.kind = FrameKind::Hello;
   send_message(connection, head,
                encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker,
-                                   core.life(), entry_.life}));
+                                   core.generation(), entry_.generation}));
 }
 
 // The worker's answer to the challenge: all that waits at the gate goes out if it is right.
@@ -277,9 +277,9 @@ WorkerInfo Inbound::worker() const {
   return worker_.value_or(WorkerInfo());
 }
 
-Life Inbound::life() const {
+Generation Inbound::generation() const {
   std::lock_guard lock(mutex_);
-  return life_;
+  return generation_;
 }
 
 void Inbound::close(const Error& why) noexcept {
@@ -369,7 +369,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
               std::to_string(kWireVersion);
     } else if (hello.token != core->token()) {
       wrong = "it belongs to another job";
-    } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
+    } else if (!(hello.to == core->self()) || hello.to_life != core->generation()) {
       wrong = "it looks for " + describe(hello.to);
     } else if (hello.from.rank == kAsksForSign) {
       return answer_knock(message.head.call);
@@ -387,7 +387,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
   greeting_.reset();
-  life_ = hello.from_life;
+  generation_ = hello.from_life;
 }
 
 Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
@@ -412,7 +412,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   }
   auto state = std::make_shared<CallState>();
   state->caller = worker();
-  state->life = life();
+  state->generation = generation();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
                    head.message == static_cast<std::uint8_t>(MessageKind::Create);
@@ -490,7 +490,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
-  const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, life()));
+  const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, generation()));
   const auto undo = [core, context, forks,
                      message = autograd::MessageId{caller, call, /*reply=*/true}] {
     forks->undo();
@@ -643,7 +643,7 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
     std::lock_guard lock(mutex_);
     if (map_) return map_;
   }
-  const auto entry = core.directory().find({worker().rank, life()});
+  const auto entry = core.directory().find({worker().rank, generation()});
   auto map = std::make_shared<const DeviceMap>(
       DeviceMap::to(core.self().name, entry.devices.maps).inverse());
   std::lock_guard lock(mutex_);

@@ -62,7 +62,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // The one that stands; without a connection where none does.
   Lane standing_lane() const;
   const WorkerInfo& worker() const { return entry_.worker; }
-  Life life() const { return entry_.life; }
+  Generation generation() const { return entry_.generation; }
   const Member& member() const { return entry_; }
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
   const DeviceMap& map() const { return map_; }
@@ -115,7 +115,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void close(const Error& why) noexcept;
   // Who is at the other end; rank -1 until it has said so.
   WorkerInfo worker() const;
-  Life life() const;
+  Generation generation() const;
 
   // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
   // `kind` is what the frame counts as for Faults.
@@ -172,7 +172,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
   EventLoop::Registration greeting_;  // until then
-  Life life_ = 0;
+  Generation generation_ = 0;
   // Of a lane for host memory that of a caller whose map has no GPUs; else known once it is needed.
   std::shared_ptr<const DeviceMap> map_;
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
@@ -186,8 +186,8 @@ struct HelloRecord {
   std::string token;
   WorkerInfo from;
   WorkerInfo to;
-  Life from_life = 0;
-  Life to_life = 0;
+  Generation from_life = 0;
+  Generation to_life = 0;
   WEFT_FIELDS(version, token, from, to, from_life, to_life)
 };
 

@@ -44,7 +44,7 @@ class PendingCall {
   virtual void succeed(const msgpack::object& result,
                        const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
   virtual void fail(std::exception_ptr error) = 0;
-  // What threads wait for in Home::drive() that block on its result.
+  // What threads wait for in Executor::drive() that block on its result.
   virtual const void* awaited() const { return nullptr; }
 };
 

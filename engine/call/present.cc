@@ -12,15 +12,15 @@ bool PresentWorkers::add(const Member& worker) {
   std::lock_guard lock(mutex_);
   const auto [known, is_new] = workers_.try_emplace(worker.worker.rank, worker);
   if (is_new) return true;
-  if (known->second.life >= worker.life) return false;
+  if (known->second.generation >= worker.generation) return false;
   known->second = worker;
   return true;
 }
 
-bool PresentWorkers::remove(int rank, Life life) {
+bool PresentWorkers::remove(int rank, Generation generation) {
   std::lock_guard lock(mutex_);
   const auto found = workers_.find(rank);
-  if (found == workers_.end() || found->second.life != life) return false;
+  if (found == workers_.end() || found->second.generation != generation) return false;
   workers_.erase(found);
   watched_.erase(rank);
   return true;
@@ -42,7 +42,7 @@ std::vector<Member> PresentWorkers::replaced_by(const Member& worker) const {
   std::vector<Member> replaced;
   std::lock_guard lock(mutex_);
   for (const auto& [rank, one] : workers_) {
-    const bool is_before = rank == worker.worker.rank && one.life < worker.life;
+    const bool is_before = rank == worker.worker.rank && one.generation < worker.generation;
     if (is_before || (rank != worker.worker.rank && one.worker.name == worker.worker.name))
       replaced.push_back(one);
   }
@@ -53,8 +53,8 @@ std::vector<int> PresentWorkers::new_neighbours(int self) {
   std::vector<int> fresh;
   std::lock_guard lock(mutex_);
   const auto watch = [&](const Member& one) {
-    const auto [known, is_new] = watched_.try_emplace(one.worker.rank, one.life);
-    if (is_new || std::exchange(known->second, one.life) != one.life)
+    const auto [known, is_new] = watched_.try_emplace(one.worker.rank, one.generation);
+    if (is_new || std::exchange(known->second, one.generation) != one.generation)
       fresh.push_back(one.worker.rank);
   };
   const auto higher = workers_.upper_bound(self);

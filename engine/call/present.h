@@ -21,7 +21,7 @@ class PresentWorkers {
   // False where it, or a later one of its rank, is known already.
   bool add(const Member& worker);
   // False where it is not known.
-  bool remove(int rank, Life life);
+  bool remove(int rank, Generation generation);
   std::optional<Member> find(int rank) const;
   bool has(const std::string& name) const;
   // Workers that cannot be there beside this one: earlier ones of its rank, and others of its name.
@@ -33,7 +33,7 @@ class PresentWorkers {
  private:
   mutable std::mutex mutex_;
   std::map<int, Member> workers_;
-  std::map<int, Life> watched_;
+  std::map<int, Generation> watched_;
 };
 
 using LostCallback = std::function<void(const WorkerInfo&, const Error&)>;

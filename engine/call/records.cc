@@ -21,7 +21,7 @@ WorkerRecord read_record(const Bytes& bytes) {
   WorkerRecord record;
   codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
                          [&](const msgpack::object& object) { object.convert(record); });
-  if (record.life < 0 || record.life == std::numeric_limits<Life>::max()) {
+  if (record.generation < 0 || record.generation == std::numeric_limits<Generation>::max()) {
     throw Error(
         Blame::PeerLost,
         "a worker's record in the job's store has a life below 0, or one that none can follow");
@@ -30,7 +30,7 @@ WorkerRecord read_record(const Bytes& bytes) {
 }
 
 WorkerEntry entry_of(const WorkerRecord& record) {
-  WorkerEntry entry{{{record.name, record.rank}, record.life},
+  WorkerEntry entry{{{record.name, record.rank}, record.generation},
                     {},
                     {},
                     record.has_secret,

@@ -25,10 +25,10 @@ enum class Standing {
 // The worker that had a record's rank before.
 struct Predecessor {
   std::string name;
-  Life life = -1;  // -1: there was none
+  Generation generation = -1;  // -1: there was none
   int standing = 0;
   std::string why;
-  WEFT_FIELDS(name, life, standing, why)
+  WEFT_FIELDS(name, generation, standing, why)
 };
 
 struct WorkerRecord {
@@ -39,12 +39,12 @@ struct WorkerRecord {
   bool has_secret = false;
   int standing = 0;
   StoredDevices devices;
-  Life life = 0;
+  Generation generation = 0;
   std::uint64_t nonce = 0;  // tells two claims of one rank or name apart
   std::string why;          // of one that is lost
   Predecessor before;
-  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, life, nonce, why,
-              before)
+  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, generation, nonce,
+              why, before)
 
   bool stands(Standing wanted) const { return standing == static_cast<int>(wanted); }
   // Or is believed to.

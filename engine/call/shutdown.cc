@@ -22,7 +22,7 @@ namespace internal {
 Activity activity() { return current_call("activity()").core()->activity(); }
 
 Future<Outcome> join_shutdown() {
-  const CallAmbient& here = current_call("join_shutdown()");
+  const CallExecutionContext& here = current_call("join_shutdown()");
   return here.core()->join_shutdown(here.call().caller.rank, here.call().deadline);
 }
 
@@ -96,7 +96,7 @@ Activity AgentCore::activity() const {
   // Waiting first: what it leads to runs before it stops waiting.
   Activity now;
   now.waiting = waiting_;
-  now.running = crew_->active();
+  now.running = thread_pool_->active();
   now.issued = issued_;
   return now;
 }
@@ -109,7 +109,7 @@ Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
     const auto [known, is_new] = shutting_down_.try_emplace(rank, joins);
     if (!is_new) std::swap(known->second, joins);  // what it asked before fails outside of the lock
   }
-  crew_->recall();  // who waits for this looks at it with the loop's lock held
+  thread_pool_->recall();  // who waits for this looks at it with the loop's lock held
   if (!awaited_here_) {
     awaited_here_.emplace(parts_.options.wait_reports);
     report_awaited();
@@ -154,7 +154,7 @@ void AgentCore::shutdown(const Graceful& options) {
   const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
   // What runs there would have to end before it does.
-  if (!closed_ && (weft::detail::thread_home() == crew_.get() || loop_->inside())) {
+  if (!closed_ && (weft::detail::thread_executor() == thread_pool_.get() || loop_->inside())) {
     throw Error(
         Blame::Caller,
         what +
@@ -183,7 +183,7 @@ void AgentCore::shutdown(const Graceful& options) {
 // waits for.
 void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const {
   const auto ended = shutdown_ended_.future();
-  if (ended.done() || weft::detail::thread_home() == crew_.get()) return;
+  if (ended.done() || weft::detail::thread_executor() == thread_pool_.get()) return;
   try {
     ended.wait(limit.count() == 0 ? kNoTimeout : limit);
   } catch (const Error&) {
@@ -292,7 +292,7 @@ void AgentCore::report_held() const {
 }
 
 void AgentCore::wait_for_own_calls(Deadline deadline) {
-  group::Pause pause;
+  group::Backoff pause;
   for (;;) {
     const Activity now = activity();
     if (now.waiting == 0 && now.running == 0) return;
@@ -350,7 +350,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   const auto say = [&](const std::string& why) {
     if (patience.is_over()) tell(why);
   };
-  while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) &&
+  while (!thread_pool_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) &&
          !deadline.passed()) {
     if (!patience.is_over()) continue;
     const auto missing = missing_from_shutdown();
@@ -375,7 +375,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   if (gone) throw Error(*gone);
   std::vector<Activity> before;
   std::string busy;  // in the last whole round
-  group::Pause pause;
+  group::Backoff pause;
   for (;;) {
     std::vector<Activity> now{activity()};
     std::vector<Future<Activity>> asked;
@@ -435,7 +435,7 @@ void AgentCore::tell_verdict(const Outcome& verdict, Deadline deadline) {
   if (waiting.empty()) return;
   for (const auto& [rank, one] : waiting) one.verdict.set(verdict);
   // Who hears of it late, behind something large perhaps, would find this worker gone.
-  crew_->drive([this] { return replies_ == 0 || closed_; }, deadline);
+  thread_pool_->drive([this] { return replies_ == 0 || closed_; }, deadline);
 }
 
 }  // namespace weft::rpc

@@ -26,59 +26,62 @@ constexpr auto kAlert =
     std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
 constexpr auto kIdle = std::chrono::seconds(5);  // then threads beyond the limit go
 
-using weft::detail::thread_home;
-thread_local bool running = false;             // whether this thread of a crew's runs a task
+using weft::detail::thread_executor;
+thread_local bool running = false;             // whether this thread of a thread pool's runs a task
 thread_local bool running_has_waited = false;  // as has_waited()
 
 }  // namespace
 
 // This thread stops counting while it blocks.
-class Crew::Blocked {
+class ThreadPool::Blocked {
  public:
-  explicit Blocked(Crew& crew) : crew_(crew), counts_(thread_home() == &crew && running) {
+  explicit Blocked(ThreadPool& thread_pool)
+      : thread_pool_(thread_pool), counts_(thread_executor() == &thread_pool && running) {
     if (!counts_) return;
-    std::unique_lock lock(crew_.mutex_);
-    ++crew_.blocked_;
-    crew_.note();
-    crew_.refuse_if_too_many_block(lock);
-    if (!crew_.tasks_.empty()) crew_.call_another(lock);
+    std::unique_lock lock(thread_pool_.mutex_);
+    ++thread_pool_.blocked_;
+    thread_pool_.note();
+    thread_pool_.refuse_if_too_many_block(lock);
+    if (!thread_pool_.tasks_.empty()) thread_pool_.call_another(lock);
   }
   ~Blocked() {
     if (!counts_) return;
-    std::lock_guard lock(crew_.mutex_);
-    --crew_.blocked_;
-    crew_.note();
+    std::lock_guard lock(thread_pool_.mutex_);
+    --thread_pool_.blocked_;
+    thread_pool_.note();
   }
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
 
  private:
-  Crew& crew_;
+  ThreadPool& thread_pool_;
   const bool counts_;
 };
 
-Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
+ThreadPool::ThreadPool(std::string name, int threads, std::shared_ptr<EventLoop> loop)
     : name_(std::move(name)),
       limit_(threads),
       loop_(std::move(loop)),
       waiting_(trace::depth(trace::Queue::Handlers, name_)) {}
 
-std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<EventLoop> loop) {
-  std::shared_ptr<Crew> crew(new Crew(std::move(name), threads, std::move(loop)));
-  std::unique_lock lock(crew->mutex_);
+std::shared_ptr<ThreadPool> ThreadPool::make(std::string name, int threads,
+                                             std::shared_ptr<EventLoop> loop) {
+  std::shared_ptr<ThreadPool> thread_pool(
+      new ThreadPool(std::move(name), threads, std::move(loop)));
+  std::unique_lock lock(thread_pool->mutex_);
   try {
-    crew->call_another(lock);
+    thread_pool->call_another(lock);
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "agent '" + crew->name_ +
+                       "agent '" + thread_pool->name_ +
                            "' gets no thread; allow this user, or the container, more of them "
                            "(ulimit -u, pids.max)",
                        error.code().value());
   }
-  return crew;
+  return thread_pool;
 }
 
-bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
+bool ThreadPool::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
   if (made_in_.is_inherited()) made_in_.throw_inherited("agent " + name_);
   if (loop_->inside()) {
     throw Error(Blame::Caller,
@@ -94,20 +97,22 @@ bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const voi
   return loop_->drive(done, deadline, awaited);
 }
 
-void Crew::block(const std::function<void()>& wait) {
+void ThreadPool::block(const std::function<void()>& wait) {
   const Blocked blocked(*this);
   wait();
 }
 
-void Crew::run(Task task) { add(tasks_, {std::move(task), {}}); }
+void ThreadPool::run(Task task) { add(tasks_, {std::move(task), {}}); }
 
-void Crew::run_call(Task task, Refuse refuse) { add(tasks_, {std::move(task), std::move(refuse)}); }
+void ThreadPool::run_call(Task task, Refuse refuse) {
+  add(tasks_, {std::move(task), std::move(refuse)});
+}
 
-bool Crew::has_waited() { return running_has_waited; }
+bool ThreadPool::has_waited() { return running_has_waited; }
 
-void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
+void ThreadPool::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
 
-void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
+void ThreadPool::add(std::deque<Waiting>& tasks, Waiting waiting) {
   if (made_in_.is_inherited()) return;
   std::unique_lock lock(mutex_);
   if (stopping_) return;
@@ -117,14 +122,14 @@ void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
   note();
   refuse_if_too_many_block(lock);
   if (stopping_) return;
-  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any
-  // other must call somebody, unless the task must wait for those that run.
-  if (thread_home() == this && !running && loop_->inside()) return;
+  // The thread that turns the loop for the thread pool will find the task when it leaves its turn.
+  // Any other must call somebody, unless the task must wait for those that run.
+  if (thread_executor() == this && !running && loop_->inside()) return;
   if (may_run() || (!serving_ && !looking_)) call_another(lock);
 }
 
 // Somebody takes what waits: a thread that sleeps, or a new one; else the one that serves the loop.
-void Crew::call_another(std::unique_lock<std::mutex>& lock) {
+void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
   if (idle_ > 0 || looking_) {
     changed_.notify_one();
   } else if (may_grow()) {
@@ -152,7 +157,7 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void Crew::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
+void ThreadPool::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
   if (blocked_ < most_blocked_ || tasks_.empty()) return;
   refuse_calls(lock, std::to_string(blocked_) +
                          " of its threads wait for calls and futures, and no more than " +
@@ -162,7 +167,7 @@ void Crew::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
 
 // Those that wait. In a turn of the loop: what follows from their failure must not run on a thread
 // that is about to block.
-void Crew::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
+void ThreadPool::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
   const auto calls = std::stable_partition(tasks_.begin(), tasks_.end(),
                                            [](const Waiting& waiting) { return !waiting.refuse; });
   if (calls == tasks_.end()) return;
@@ -183,8 +188,8 @@ void Crew::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& w
   lock.lock();
 }
 
-void Crew::work() {
-  thread_home() = this;
+void ThreadPool::work() {
+  thread_executor() = this;
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
   log::set_thread_label(name_);
   crash::prepare_thread();
@@ -206,7 +211,7 @@ void Crew::work() {
   if (before.joinable()) before.join();
 }
 
-void Crew::run_one(std::unique_lock<std::mutex>& lock) {
+void ThreadPool::run_one(std::unique_lock<std::mutex>& lock) {
   const bool is_beside = may_run_beside();
   std::deque<Waiting>& tasks = is_beside ? beside_ : tasks_;
   Waiting own = std::move(tasks.front());
@@ -236,7 +241,7 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   last_work_ = Clock::now();
 }
 
-void Crew::serve(std::unique_lock<std::mutex>& lock) {
+void ThreadPool::serve(std::unique_lock<std::mutex>& lock) {
   serving_ = true;
   overdue_ = false;
   ++served_;
@@ -250,7 +255,7 @@ void Crew::serve(std::unique_lock<std::mutex>& lock) {
 }
 
 // Returns whether this thread goes on.
-bool Crew::rest(std::unique_lock<std::mutex>& lock) {
+bool ThreadPool::rest(std::unique_lock<std::mutex>& lock) {
   if (!looking_) {
     looking_ = true;
     look_out(lock);
@@ -268,7 +273,7 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
 
 // Until there is something that the others leave undone: a call that could have run, or a loop that
 // nobody has served, for the time between two looks; or until nothing has been done for a while.
-void Crew::look_out(std::unique_lock<std::mutex>& lock) {
+void ThreadPool::look_out(std::unique_lock<std::mutex>& lock) {
   while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
     const auto served = served_;
     const bool could_run = may_run();
@@ -279,7 +284,7 @@ void Crew::look_out(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void Crew::stop() {
+void ThreadPool::stop() {
   std::deque<Waiting> dropped;
   std::unique_lock lock(mutex_);
   stopping_ = true;
@@ -293,14 +298,14 @@ void Crew::stop() {
   dropped.clear();  // outside the lock: tasks own things
   loop_->recall();
   lock.lock();
-  const int own = thread_home() == this ? 1 : 0;
+  const int own = thread_executor() == this ? 1 : 0;
   ended_.wait(lock, [&] { return threads() <= own; });
   std::thread last = own == 0 ? std::exchange(last_, std::thread()) : std::thread();
   lock.unlock();
   if (last.joinable()) last.join();
 }
 
-Crew::~Crew() {
+ThreadPool::~ThreadPool() {
   if (!last_.joinable()) return;
   // One of its own threads has called stop(): the last to leave, which may be what ends it here.
   if (last_.get_id() == std::this_thread::get_id()) {
@@ -310,22 +315,22 @@ Crew::~Crew() {
   }
 }
 
-void Crew::limit_blocked(int threads) {
+void ThreadPool::limit_blocked(int threads) {
   std::lock_guard lock(mutex_);
   most_blocked_ = threads;
 }
 
-std::size_t Crew::waiting() const {
+std::size_t ThreadPool::waiting() const {
   std::lock_guard lock(mutex_);
   return tasks_.size() + beside_.size();
 }
 
-bool Crew::is_full() const {
+bool ThreadPool::is_full() const {
   std::lock_guard lock(mutex_);
   return busy_ - blocked_ + static_cast<int>(tasks_.size()) > limit_;
 }
 
-std::size_t Crew::active() const {
+std::size_t ThreadPool::active() const {
   std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
 }

@@ -34,11 +34,13 @@ constexpr int kMostBlocked = 4096;  // threads of one agent
 constexpr int kMostBeside =
     64;  // of those, that run tasks beside the limit: there is one for each message, and few wait
 
-class Crew final : public weft::detail::Home, public std::enable_shared_from_this<Crew> {
+class ThreadPool final : public weft::detail::Executor,
+                         public std::enable_shared_from_this<ThreadPool> {
  public:
   // Up to `threads` threads run tasks at a time. The loop was made for given threads
   // (EventLoop::Thread::Given). Throws Busy where not even the first can be started.
-  static std::shared_ptr<Crew> make(std::string name, int threads, std::shared_ptr<EventLoop> loop);
+  static std::shared_ptr<ThreadPool> make(std::string name, int threads,
+                                          std::shared_ptr<EventLoop> loop);
 
   const char* name() const override { return "rpc"; }
   bool drive(const std::function<bool()>& done, Deadline deadline,
@@ -60,7 +62,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // those that the limit counts, kMostBeside at a time.
   void run_beside(Task task);
 
-  ~Crew() override;
+  ~ThreadPool() override;
 
   // Ends the threads and waits until they are gone, their thread-locals' destructors included, so
   // that none runs beside the end of the process; of its own thread that calls this, only until the
@@ -77,7 +79,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
 
  private:
   class Blocked;
-  Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
+  ThreadPool(std::string name, int threads, std::shared_ptr<EventLoop> loop);
   struct Waiting {
     Task task;
     Refuse refuse;            // of a call

@@ -47,20 +47,20 @@ struct WorkerInfo {
 
 // Where workers come and go: which of those that had a rank one after the other. All others have
 // one life.
-using Life = std::int32_t;
-constexpr Life kAnyLife = -1;  // whoever has the rank
+using Generation = std::int32_t;
+constexpr Generation kAnyLife = -1;  // whoever has the rank
 
 struct Member {
   WorkerInfo worker;
-  Life life = 0;
+  Generation generation = 0;
 };
 
 // Where a message goes.
 struct Recipient {
-  Recipient(int its_rank, Life its_life = kAnyLife) : rank(its_rank), life(its_life) {}
-  bool fits(Life other) const { return life == kAnyLife || life == other; }
+  Recipient(int its_rank, Generation its_life = kAnyLife) : rank(its_rank), generation(its_life) {}
+  bool fits(Generation other) const { return generation == kAnyLife || generation == other; }
   int rank;
-  Life life;
+  Generation generation;
 };
 
 // "worker1 (rank 1)", for messages.

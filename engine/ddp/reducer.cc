@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/base/log.h>
-#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/collective_error.h>

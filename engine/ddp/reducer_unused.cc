@@ -5,8 +5,8 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/nodes.h>
 #include <weft/engine/ddp/reducer.h>
 

@@ -7,28 +7,28 @@ namespace weft::detail {
 
 namespace {
 
-thread_local AmbientRef current;
+thread_local ExecutionContextRef current;
 
 }  // namespace
 
-Home*& thread_home() {
-  static thread_local Home* home = nullptr;
-  return home;
+Executor*& thread_executor() {
+  static thread_local Executor* executor = nullptr;
+  return executor;
 }
 
-const AmbientRef& ambient() { return current; }
+const ExecutionContextRef& execution_context() { return current; }
 
-std::shared_ptr<Home> ambient_home() { return current ? current->home() : nullptr; }
+std::shared_ptr<Executor> current_executor() { return current ? current->executor() : nullptr; }
 
-AmbientScope::AmbientScope(AmbientRef ambient)
-    : before_(std::exchange(current, std::move(ambient))) {}
+ExecutionContextScope::ExecutionContextScope(ExecutionContextRef execution_context)
+    : before_(std::exchange(current, std::move(execution_context))) {}
 
-AmbientScope::~AmbientScope() { current = std::move(before_); }
+ExecutionContextScope::~ExecutionContextScope() { current = std::move(before_); }
 
-Task in_this_ambient(Task task) {
+Task in_this_execution_context(Task task) {
   if (!current) return task;
-  return Task([ambient = current, task = std::move(task)]() mutable {
-    const AmbientScope scope(std::move(ambient));
+  return Task([execution_context = current, task = std::move(task)]() mutable {
+    const ExecutionContextScope scope(std::move(execution_context));
     task();
   });
 }

@@ -1,6 +1,6 @@
 // Where futures live that an agent completes: the loop that brings their results, which who blocks
 // on one drives meanwhile, and threads that may block, for their continuations. And what follows a
-// call through continuations, coroutines and the threads it starts: the ambient.
+// call through continuations, coroutines and the threads it starts: the execution context.
 #pragma once
 
 #include <functional>
@@ -13,12 +13,12 @@
 namespace weft::detail {
 
 // Usable from every thread.
-class Home {
+class Executor {
  public:
-  Home() = default;
-  Home(const Home&) = delete;
-  Home& operator=(const Home&) = delete;
-  virtual ~Home() = default;
+  Executor() = default;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  virtual ~Executor() = default;
   // Under which waits for its futures are counted (profiling/trace/host_time.h). Has static
   // lifetime.
   virtual const char* name() const = 0;
@@ -36,34 +36,34 @@ class Home {
   virtual void run(Task task) = 0;
 };
 
-class Ambient {
+class ExecutionContext {
  public:
-  Ambient() = default;
-  Ambient(const Ambient&) = delete;
-  Ambient& operator=(const Ambient&) = delete;
-  virtual ~Ambient() = default;
-  virtual const std::shared_ptr<Home>& home() const = 0;
+  ExecutionContext() = default;
+  ExecutionContext(const ExecutionContext&) = delete;
+  ExecutionContext& operator=(const ExecutionContext&) = delete;
+  virtual ~ExecutionContext() = default;
+  virtual const std::shared_ptr<Executor>& executor() const = 0;
 };
-using AmbientRef = std::shared_ptr<const Ambient>;
+using ExecutionContextRef = std::shared_ptr<const ExecutionContext>;
 
 // This thread's; null outside of calls.
-WEFT_API const AmbientRef& ambient();
-// The ambient's home, or null.
-WEFT_API std::shared_ptr<Home> ambient_home();
+WEFT_API const ExecutionContextRef& execution_context();
+// The execution context's executor, or null.
+WEFT_API std::shared_ptr<Executor> current_executor();
 
-// Sets this thread's ambient while it lives.
-class [[nodiscard]] WEFT_API AmbientScope {
+// Sets this thread's execution context while it lives.
+class [[nodiscard]] WEFT_API ExecutionContextScope {
  public:
-  explicit AmbientScope(AmbientRef ambient);
-  ~AmbientScope();
-  AmbientScope(const AmbientScope&) = delete;
-  AmbientScope& operator=(const AmbientScope&) = delete;
+  explicit ExecutionContextScope(ExecutionContextRef execution_context);
+  ~ExecutionContextScope();
+  ExecutionContextScope(const ExecutionContextScope&) = delete;
+  ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
 
  private:
-  AmbientRef before_;
+  ExecutionContextRef before_;
 };
 
-// The task, run in the ambient of the thread that is here now.
-WEFT_API Task in_this_ambient(Task task);
+// The task, run in the execution context of the thread that is here now.
+WEFT_API Task in_this_execution_context(Task task);
 
 }  // namespace weft::detail

@@ -24,9 +24,9 @@ namespace {
 // stack than a short one.
 class Nesting {
  public:
-  // `home`: whose threads may run it, where this one blocks before it comes to that.
+  // `executor`: whose threads may run it, where this one blocks before it comes to that.
   template <class F>
-  static void run(F what, const std::shared_ptr<Home>& home) {
+  static void run(F what, const std::shared_ptr<Executor>& executor) {
     if (outermost == nullptr) {
       Nesting here;
       here.run_now(std::move(what));
@@ -34,7 +34,7 @@ class Nesting {
     } else if (outermost->depth_ < kMost) {
       outermost->run_now(std::move(what));
     } else {
-      outermost->later_.push_back({Task(std::move(what)), home});
+      outermost->later_.push_back({Task(std::move(what)), executor});
     }
   }
 
@@ -59,7 +59,7 @@ class Nesting {
   static thread_local Nesting* outermost;
   struct Later {
     Task task;
-    std::shared_ptr<Home> home;
+    std::shared_ptr<Executor> executor;
   };
 
   Nesting() { outermost = this; }
@@ -93,7 +93,7 @@ class Nesting {
   void run_elsewhere() {
     while (any_later()) {
       Later next = take_first();
-      next.home ? next.home->run(std::move(next.task)) : next.task();
+      next.executor ? next.executor->run(std::move(next.task)) : next.task();
     }
   }
 
@@ -117,7 +117,7 @@ void run_continuation(Task& task) noexcept {
 }  // namespace
 
 // What runs the continuations of a future that wait, on a thread that may block. Destroyed without
-// having run (the home has ended) it drops them.
+// having run (the executor has ended) it drops them.
 class FutureCore::InOrder {
  public:
   explicit InOrder(std::shared_ptr<FutureCore> core) : core_(std::move(core)) {}
@@ -164,7 +164,7 @@ class FutureCore::Turn {
       if (!core_.in_turn_) return;
     }
     InOrder rest(core_.shared_from_this());
-    core_.home_ ? core_.home_->run(std::move(rest)) : rest();
+    core_.executor_ ? core_.executor_->run(std::move(rest)) : rest();
   }
 
   FutureCore& core_;
@@ -185,8 +185,8 @@ bool FutureCore::wait_until(Deadline deadline) const {
   const Nesting::Blocking blocking;
   if (done()) return true;
   const trace::Range waiting(traced::wait);
-  const trace::WaitScope counted(home_ ? home_->name() : "futures");
-  if (home_) {
+  const trace::WaitScope counted(executor_ ? executor_->name() : "futures");
+  if (executor_) {
     {
       std::lock_guard lock(mutex_);
       ++drivers_;
@@ -197,12 +197,12 @@ bool FutureCore::wait_until(Deadline deadline) const {
     };
     bool is_over = false;
     const auto drive = [&] {
-      is_over = home_->drive([this] { return done(); }, deadline, this) || deadline.passed();
+      is_over = executor_->drive([this] { return done(); }, deadline, this) || deadline.passed();
     };
     try {
-      // A thread of another home does nothing for that one meanwhile.
-      Home* const own = thread_home();
-      own != nullptr&& own != home_.get() ? own->block(drive) : drive();
+      // A thread of another executor does nothing for that one meanwhile.
+      Executor* const own = thread_executor();
+      own != nullptr&& own != executor_.get() ? own->block(drive) : drive();
     } catch (...) {
       leave();
       throw;
@@ -217,19 +217,20 @@ bool FutureCore::wait_until(Deadline deadline) const {
     deadline.is_never() ? changed_.wait(lock, ready)
                         : void(changed_.wait_until(lock, deadline.point(), ready));
   };
-  const auto ambient = ambient_home();
-  Home* const threads = thread_home() != nullptr ? thread_home() : ambient.get();
+  const auto execution_context = current_executor();
+  Executor* const threads =
+      thread_executor() != nullptr ? thread_executor() : execution_context.get();
   threads != nullptr ? threads->block(wait) : wait();
   return done();
 }
 
 void FutureCore::on_done(Task task, bool light) {
-  if (!light) task = in_this_ambient(std::move(task));
+  if (!light) task = in_this_execution_context(std::move(task));
   std::unique_lock lock(mutex_);
   const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
   const bool waits = !done_ || (before_it && !light);
   const bool is_for_home =
-      !waits && !light && home_ && home_->inside();  // it may block: not in this turn
+      !waits && !light && executor_ && executor_->inside();  // it may block: not in this turn
   if (!waits && !is_for_home) {
     lock.unlock();
     return task();
@@ -237,14 +238,14 @@ void FutureCore::on_done(Task task, bool light) {
   continuations_.push_back({std::move(task), light});
   if (waits || std::exchange(in_turn_, true)) return;
   lock.unlock();
-  home_->run(InOrder(shared_from_this()));
+  executor_->run(InOrder(shared_from_this()));
 }
 
 void FutureCore::run_in_order() {
   const trace::Range range(traced::continuations);
   const trace::ServeScope counted;
   const Turn turn(*this);
-  const AmbientScope none(
+  const ExecutionContextScope none(
       nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
   std::unique_lock lock(mutex_);
   runner_ = std::this_thread::get_id();
@@ -293,7 +294,7 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
                           const std::function<void()>& store) {
   const auto self =
       shared_from_this();  // who has waited may drop the promise and the future at once
-  const bool inside = home_ && home_->inside();
+  const bool inside = executor_ && executor_->inside();
   std::vector<Task> at_once;
   bool driven = false;
   bool others = false;
@@ -316,13 +317,13 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
     driven = drivers_ > 0;
   }
   changed_.notify_all();
-  if (driven) home_->recall(this);
+  if (driven) executor_->recall(this);
   for (auto& task : at_once) {
     Nesting::run([own = std::move(task)]() mutable { run_continuation(own); }, nullptr);
   }
   if (!others) return;
   InOrder rest(self);
-  inside ? home_->run(std::move(rest)) : Nesting::run(std::move(rest), home_);
+  inside ? executor_->run(std::move(rest)) : Nesting::run(std::move(rest), executor_);
 }
 
 void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout) {
@@ -365,7 +366,7 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
   if (futures.empty()) return Future<void>::ready();
   auto gathered = std::make_shared<Gathered>();
   gathered->missing = futures.size();
-  Promise<void> promise(home_of(futures));
+  Promise<void> promise(executor_of(futures));
   auto result = promise.future();
   for (const Future<void>& future : futures) {
     future.on_done_light([gathered, promise](const Future<void>& one) {

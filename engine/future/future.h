@@ -2,7 +2,7 @@
 // thread. Semantics of torch.futures.Future, as typed C++: then() makes a new future, on_done()
 // only looks, get() blocks. The first error wins.
 //
-// Continuations run on the thread that completes the future, or on one of its home's that may
+// Continuations run on the thread that completes the future, or on one of its executor's that may
 // block, one after the other in the order of their registration; at once if the future is complete
 // and none before it is left. They may issue calls and wait: while one waits for a future, those
 // behind it go on elsewhere. What a continuation completes runs its own inside of it; where many
@@ -64,13 +64,13 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
   // Returns false if the deadline came first. Throws Caller where blocking could never end
-  // (Home::drive).
+  // (Executor::drive).
   bool wait_until(Deadline deadline) const;
   // Runs the task when done; at once if it is. A task that is not light, and may block, runs
-  // outside the turns of the future's home, after those registered before it, and sees the ambient
-  // of this thread.
+  // outside the turns of the future's executor, after those registered before it, and sees the
+  // execution context of this thread.
   void on_done(Task task, bool light = false);
-  const std::shared_ptr<Home>& home() const { return home_; }
+  const std::shared_ptr<Executor>& executor() const { return executor_; }
   std::exception_ptr error() const;
   void rethrow_if_failed() const;
   // What the value, once there, still waits for on devices; null for nothing.
@@ -79,7 +79,7 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
   void take() const;
 
  protected:
-  explicit FutureCore(std::shared_ptr<Home> home) : home_(std::move(home)) {}
+  explicit FutureCore(std::shared_ptr<Executor> executor) : executor_(std::move(executor)) {}
   ~FutureCore() = default;
   // Throws a Caller error if it was completed before; `store` runs under the lock.
   void complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store);
@@ -95,10 +95,10 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
   void drop_continuations() noexcept;
   bool any_left() const { return next_ < continuations_.size(); }  // under the mutex
 
-  const std::shared_ptr<Home> home_;  // null where nobody needs to drive anything
+  const std::shared_ptr<Executor> executor_;  // null where nobody needs to drive anything
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  mutable int drivers_ = 0;  // who blocks in the home's drive(); under the mutex
+  mutable int drivers_ = 0;  // who blocks in the executor's drive(); under the mutex
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
   DeviceWorkRef work_;
@@ -111,7 +111,8 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
 template <class T>
 class FutureState : public FutureCore {
  public:
-  explicit FutureState(std::shared_ptr<Home> home = nullptr) : FutureCore(std::move(home)) {}
+  explicit FutureState(std::shared_ptr<Executor> executor = nullptr)
+      : FutureCore(std::move(executor)) {}
   void set(Stored<T> value, DeviceWorkRef work = nullptr) {
     complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
   }
@@ -405,8 +406,8 @@ class Future {
   // Completes the promise with this future's value or error, once known; where it has been set by
   // then, that is logged.
   void forward_to(Promise<T> promise) const {
-    // A future without a home runs what waits for it here and now, which may block.
-    const bool light = promise.future().home() != nullptr;
+    // A future without a executor runs what waits for it here and now, which may block.
+    const bool light = promise.future().executor() != nullptr;
     state().on_done(
         [self = *this, promise]() mutable {
           if (const auto error = self.state().error()) return promise.set_error(error);
@@ -442,7 +443,7 @@ class Future {
     state().on_done([self = *this, function = std::move(function)]() mutable { function(self); },
                     /*light=*/true);
   }
-  const std::shared_ptr<detail::Home>& home() const { return state().home(); }
+  const std::shared_ptr<detail::Executor>& executor() const { return state().executor(); }
   // The value, once done, without making any stream wait for it.
   const detail::Stored<T>& value() const { return state().value(); }
   // What is still enqueued for the value, once done.
@@ -455,7 +456,8 @@ class Future {
   T await_resume() const { return get(); }
 
   std::exception_ptr error() const { return state().error(); }
-  // Identifies this future in Home::drive(): a thread that blocks on it passes this as `awaited`.
+  // Identifies this future in Executor::drive(): a thread that blocks on it passes this as
+  // `awaited`.
   const void* awaited() const { return static_cast<const detail::FutureCore*>(state_.get()); }
 
  private:
@@ -468,7 +470,7 @@ class Future {
     constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
     using Raw = detail::Given<F, T>;
     using R = typename detail::Flat<Raw>::Type;
-    Promise<R> promise(state().home() ? state().home() : detail::ambient_home());
+    Promise<R> promise(state().executor() ? state().executor() : detail::current_executor());
     Future<R> result = promise.future();
     state().on_done([self = *this, promise, function = std::move(function)]() mutable {
       try {
@@ -521,10 +523,10 @@ class Future {
 template <class T>
 class Promise {
  public:
-  Promise() : Promise(detail::ambient_home()) {}
-  // Who blocks on the future drives this home's loop; may be null.
-  explicit Promise(std::shared_ptr<detail::Home> home)
-      : owner_(std::make_shared<Owner>(std::move(home))) {}
+  Promise() : Promise(detail::current_executor()) {}
+  // Who blocks on the future drives this executor's loop; may be null.
+  explicit Promise(std::shared_ptr<detail::Executor> executor)
+      : owner_(std::make_shared<Owner>(std::move(executor))) {}
 
   Future<T> future() const { return Future<T>(owner_->state); }
 
@@ -547,8 +549,8 @@ class Promise {
 
  private:
   struct Owner {
-    explicit Owner(std::shared_ptr<detail::Home> home)
-        : state(std::make_shared<detail::FutureState<T>>(std::move(home))) {}
+    explicit Owner(std::shared_ptr<detail::Executor> executor)
+        : state(std::make_shared<detail::FutureState<T>>(std::move(executor))) {}
     Owner(const Owner&) = delete;
     Owner& operator=(const Owner&) = delete;
     std::shared_ptr<detail::FutureState<T>> state;
@@ -571,9 +573,9 @@ namespace detail {
 // That of the first that has one: where one of them may be brought in a loop's turn, what waits for
 // all runs outside.
 template <class T>
-std::shared_ptr<Home> home_of(const std::vector<Future<T>>& futures) {
+std::shared_ptr<Executor> executor_of(const std::vector<Future<T>>& futures) {
   for (const auto& future : futures) {
-    if (future.home()) return future.home();
+    if (future.executor()) return future.executor();
   }
   return nullptr;
 }
@@ -606,7 +608,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
   auto gathered = std::make_shared<Gathered>();
   gathered->values.resize(futures.size());
   gathered->missing = futures.size();
-  Promise<std::vector<T>> promise(detail::home_of(futures));
+  Promise<std::vector<T>> promise(detail::executor_of(futures));
   auto result = promise.future();
   for (std::size_t i = 0; i < futures.size(); ++i) {
     futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {
@@ -642,7 +644,7 @@ WEFT_API Future<void> when_all_done(std::vector<Future<void>> futures);
 // The same future without its value.
 template <class T>
 Future<void> end_of(const Future<T>& future) {
-  Promise<void> promise(future.home());
+  Promise<void> promise(future.executor());
   auto end = promise.future();
   future.on_done_light([promise](const Future<T>& one) {
     if (const auto error = one.error()) return promise.set_error(error);

@@ -1,4 +1,4 @@
-// Which home's thread this is, whatever call it works for.
+// Which executor's thread this is, whatever call it works for.
 #pragma once
 
 #include <weft/engine/future/executor.h>
@@ -6,7 +6,7 @@
 namespace weft::detail {
 
 // Who blocks here tells it, for another thread to take over. Null on threads of nobody's; set by
-// the home.
-Home*& thread_home();
+// the executor.
+Executor*& thread_executor();
 
 }  // namespace weft::detail

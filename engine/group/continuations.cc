@@ -11,7 +11,7 @@
 
 namespace weft::group {
 
-using weft::detail::thread_home;
+using weft::detail::thread_executor;
 
 namespace {
 
@@ -31,17 +31,17 @@ bool Continuations::drive(const std::function<bool()>& done, Deadline, const voi
 }
 
 void Continuations::block(const std::function<void()>& wait) {
-  if (thread_home() != this) return wait();
+  if (thread_executor() != this) return wait();
   {
     std::lock_guard lock(mutex_);
     ++blocked_;
     call_another();
   }
   struct Back {
-    Continuations& home;
+    Continuations& executor;
     ~Back() {
-      std::lock_guard lock(home.mutex_);
-      --home.blocked_;
+      std::lock_guard lock(executor.mutex_);
+      --executor.blocked_;
     }
   } back{*this};
   wait();
@@ -76,7 +76,7 @@ void Continuations::call_another() {
 
 void Continuations::work() {
   pthread_setname_np(pthread_self(), "weft-then");
-  thread_home() = this;
+  thread_executor() = this;
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!tasks_.empty()) {

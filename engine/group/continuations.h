@@ -17,7 +17,7 @@ namespace weft::group {
 
 // A thread that blocks on a future or a Work does not count: as many take its place as there are
 // tasks for.
-class Continuations final : public weft::detail::Home,
+class Continuations final : public weft::detail::Executor,
                             public std::enable_shared_from_this<Continuations> {
  public:
   // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would

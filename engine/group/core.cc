@@ -170,10 +170,10 @@ Core::~Core() {
 
 // What handles and Works share: the group leaves when the last of them goes. The Core is whole
 // until then, so that a loss ends what leaving waits for.
-struct Core::Stay {
+struct Core::LeaveOnDrop {
   std::shared_ptr<Core> core;
   std::shared_ptr<HostFlag> ended;  // the Core has
-  ~Stay() {
+  ~LeaveOnDrop() {
     if (core->made_in_.is_inherited()) {
       core->options.job->loop->close_inherited();
       keep_inherited(core);
@@ -220,8 +220,9 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
     });
     member = core->member_;
     core->join(parent);
-    const std::shared_ptr<Stay> stay(new Stay{std::move(core), ended},
-                                     [outside](Stay* last) { outside([last] { delete last; }); });
+    const std::shared_ptr<LeaveOnDrop> stay(
+        new LeaveOnDrop{std::move(core), ended},
+        [outside](LeaveOnDrop* last) { outside([last] { delete last; }); });
     const std::shared_ptr<Core> handle(stay, stay->core.get());
     handle->handle_ = handle;
     return ProcessGroup(handle);
@@ -283,7 +284,7 @@ void Core::await_members() {
     const bool is_told =
         options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
     if (rank == options.rank || !is_told) continue;
-    for (Pause pause; !bootstrap->exists(here_key(rank)); pause.wait(deadline)) {
+    for (Backoff pause; !bootstrap->exists(here_key(rank)); pause.wait(deadline)) {
       throw_if_hopeless();
       joining.look();
       if (!deadline.passed()) continue;

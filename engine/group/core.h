@@ -193,7 +193,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::mutex issue_mutex;  // the order of operations
 
  private:
-  struct Stay;
+  struct LeaveOnDrop;
   std::shared_ptr<transport::Communicator> meet(const Carrier& carrier, c10::DeviceType type,
                                                 const transport::JoinOptions& join);
   void meet_members();
@@ -279,7 +279,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::map<std::pair<int, int>, std::uint64_t> sent_,
       received_;                // messages by peer and tag; guarded by numbers_mutex_
   Core* parent_ = nullptr;      // while join() runs, for the thread in it
-  std::weak_ptr<Core> handle_;  // as handles hold it, with the Stay
+  std::weak_ptr<Core> handle_;  // as handles hold it, with the LeaveOnDrop
   std::mutex making_mutex_;     // of communicators: one is made at a time
   std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_
   std::mutex numbers_mutex_;

@@ -306,7 +306,7 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
                       [this, base] { return absent_from(base); });
   StoreBootstrap store = meeting(base, wait);
   std::set<int> missing = everybody_else();
-  for (Pause pause;; pause.wait(deadline)) {
+  for (Backoff pause;; pause.wait(deadline)) {
     std::set<int> absent;
     for (const int rank : missing) {
       try {

@@ -113,12 +113,12 @@ namespace {
 // An agent's thread that serves a call has another serve the rest meanwhile: this operation may
 // wait for a peer that waits for an answer from here. So has one that runs continuations.
 bool await(const Fence& done, Deadline deadline) {
-  const auto ambient = weft::detail::ambient_home();
-  weft::detail::Home* const here = weft::detail::thread_home();
-  weft::detail::Home* const home = here != nullptr ? here : ambient.get();
-  if (home == nullptr || done.query()) return done.synchronize(deadline);
+  const auto execution_context = weft::detail::current_executor();
+  weft::detail::Executor* const here = weft::detail::thread_executor();
+  weft::detail::Executor* const executor = here != nullptr ? here : execution_context.get();
+  if (executor == nullptr || done.query()) return done.synchronize(deadline);
   bool is_done = false;
-  home->block([&] { is_done = done.synchronize(deadline); });
+  executor->block([&] { is_done = done.synchronize(deadline); });
   return is_done;
 }
 

@@ -71,7 +71,7 @@ RendezvousState Rendezvous::update(Deadline deadline,
                                    const std::function<void(RendezvousState&)>& change) {
   // A thousand nodes may come, or fail, at one moment, and of those that try at one moment one is
   // the fastest.
-  for (group::Pause pause;; pause.wait(deadline)) {
+  for (group::Backoff pause;; pause.wait(deadline)) {
     const std::string before = store_->get();
     RendezvousState state = before.empty() ? RendezvousState() : decode(before);
     change(state);

@@ -206,7 +206,7 @@ void Membership::connect_to_first(const std::function<bool()>& stop, Deadline de
   State& state = *state_;
   if (state.size == 1 || state.hub >= 0) return;
   if (state.rank == 0) return state.become_hub();
-  Pause pause;
+  Backoff pause;
   while (!state.store->exists(member_key(0))) {
     if (stop() || deadline.passed()) return;
     pause.wait(deadline);

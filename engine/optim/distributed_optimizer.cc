@@ -35,7 +35,7 @@ constexpr std::size_t kMostPasses = 256;
 Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const Shared& optimizer,
                               autograd::Context& context) {
   const Fence has_run = optimizer->step(context);
-  const Promise<void> stepped(core->crew());
+  const Promise<void> stepped(core->thread_pool());
   if (has_run.query()) {
     stepped.set();
   } else {
@@ -46,7 +46,7 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
 // Nothing where this worker knows nothing of the context: no pass has come here. `failed`: passes
 // of which it may not know that they have.
 Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
-  const rpc::CallAmbient& here = rpc::current_call("step()");
+  const rpc::CallExecutionContext& here = rpc::current_call("step()");
   const auto core = here.core();
   if (const auto context = core->contexts().find(id)) {
     autograd::messages::hear_failed(core, context, failed);
@@ -63,7 +63,7 @@ Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd:
 // each to this worker.
 Future<void> step_behind(Shared& optimizer, std::uint64_t id,
                          std::vector<autograd::PassName> passes) {
-  const rpc::CallAmbient& here = rpc::current_call("step()");
+  const rpc::CallExecutionContext& here = rpc::current_call("step()");
   const auto core = here.core();
   const auto context = core->contexts().find(id);
   if (!context) {
@@ -86,8 +86,8 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
   }
   // On a thread of its own: whoever has ended the pass has others to tell.
   return when_all(std::move(ended)).then([core, context, optimizer] {
-    Promise<void> stepped(core->crew());
-    core->crew()->run(Task([core, context, optimizer, stepped] {
+    Promise<void> stepped(core->thread_pool());
+    core->thread_pool()->run(Task([core, context, optimizer, stepped] {
       const trace::Range range(traced::step, {.rank = core->self().rank});
       const trace::ServeScope counted;
       try {
@@ -165,7 +165,7 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what,
   };
   auto gathered = std::make_shared<Gathered>(std::move(what));
   gathered->missing = asked.size();
-  Promise<void> promise(weft::detail::home_of(asked));
+  Promise<void> promise(weft::detail::executor_of(asked));
   for (std::size_t i = 0; i < asked.size(); ++i) {
     asked[i].on_done_light([gathered, promise, worker = owners[i].worker](const Future<T>& one) {
       std::unique_lock lock(gathered->mutex);
@@ -197,7 +197,7 @@ auto attempt(const F& ask) -> decltype(ask()) {
 template <auto F, class... A>
 auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   // The users' context is none of the optimizers'.
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<decltype(owners.front().optimizer.template async<F>(arguments...))> asked;
   for (const Owner& owner : owners) {
     asked.push_back(attempt([&] { return owner.optimizer.template async<F>(arguments...); }));
@@ -239,7 +239,7 @@ using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
                                      const std::shared_ptr<autograd::Context>& context,
                                      const Passes& passes, const Future<void>& ended) {
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<autograd::PassName> names;
   for (const auto& pass : passes) names.push_back(pass->name());
   std::vector<Future<void>> asked;
@@ -254,7 +254,7 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
                                : ended.then([=](const Future<void>& how) {
                                    if (how.failed())
                                      throw Error(Blame::Cancelled, "it has not been asked to step");
-                                   const weft::detail::AmbientScope still_outside(nullptr);
+                                   const weft::detail::ExecutionContextScope still_outside(nullptr);
                                    return owner.optimizer.async<&internal::step_one>(
                                        context->id(), context->untold());
                                  }));
@@ -301,7 +301,7 @@ std::optional<Error> failed_behind(const std::vector<Owner>& owners,
 Future<void> judged(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
                     const std::vector<Future<void>>& passes) {
   const auto answered = all_of(owners, kStep, asked);
-  const Promise<void> promise(answered.home());
+  const Promise<void> promise(answered.executor());
   std::vector<Future<void>> all = passes;
   all.push_back(answered);
   when_ended(all, [=] {
@@ -467,7 +467,7 @@ void set_lr(const std::vector<Owner>& owners, double lr) {
 }
 
 double lr(const std::vector<Owner>& owners) {
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   return owners.front().optimizer.sync<&internal::lr_of>();
 }
 
@@ -488,7 +488,7 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
                     std::to_string(owners.size()) + " owners: " + names +
                     "; give all that save() gave, of an optimizer over the same parameters");
   }
-  const weft::detail::AmbientScope outside(nullptr);
+  const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<Future<void>> asked;
   for (std::size_t i = 0; i < owners.size(); ++i) {
     asked.push_back(

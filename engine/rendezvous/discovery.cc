@@ -73,11 +73,12 @@ std::optional<Announcement> decode(std::span<const char> datagram) {
   return announcement;
 }
 
-Roster::Roster(Announcement self, Time now) : self_(std::move(self)), started_(now) {
+DiscoveryState::DiscoveryState(Announcement self, Time now)
+    : self_(std::move(self)), started_(now) {
   look_for_decision(now);
 }
 
-bool Roster::hear(const Announcement& announcement, const std::string& from, Time now) {
+bool DiscoveryState::hear(const Announcement& announcement, const std::string& from, Time now) {
   if (announcement.group != self_.group || announcement.nonce == self_.nonce || decided() ||
       conflict_)
     return false;
@@ -122,7 +123,7 @@ bool Roster::hear(const Announcement& announcement, const std::string& from, Tim
   return news;
 }
 
-Roster::Processes Roster::present(Time now) const {
+DiscoveryState::Processes DiscoveryState::present(Time now) const {
   Processes all;
   all[self_.nonce] = {self_, "", started_, now};
   for (const auto& [nonce, process] : others_) {
@@ -131,7 +132,7 @@ Roster::Processes Roster::present(Time now) const {
   return all;
 }
 
-void Roster::look_for_conflicts(Time now) {
+void DiscoveryState::look_for_conflicts(Time now) {
   std::map<int, std::string> takers;
   if (self_.rank) takers[*self_.rank] = "this process";
   Time newest = started_;
@@ -153,7 +154,7 @@ void Roster::look_for_conflicts(Time now) {
   }
 }
 
-void Roster::look_for_decision(Time now) {
+void DiscoveryState::look_for_decision(Time now) {
   if (conflict_) return;
   Processes all = present(now);
   if (all.size() != static_cast<std::size_t>(self_.world_size)) return;
@@ -164,7 +165,7 @@ void Roster::look_for_decision(Time now) {
   members_ = std::move(all);
 }
 
-Announcement Roster::to_announce(Time now) {
+Announcement DiscoveryState::to_announce(Time now) {
   Announcement announcement = self_;
   Processes all = decided() ? members_ : present(now);
   if (all.size() == static_cast<std::size_t>(self_.world_size)) {
@@ -176,7 +177,7 @@ Announcement Roster::to_announce(Time now) {
   return announcement;
 }
 
-int Roster::rank() const {
+int DiscoveryState::rank() const {
   std::set<int> taken;
   for (const auto& [nonce, process] : members_) {
     if (process.announced.rank) taken.insert(*process.announced.rank);
@@ -190,7 +191,7 @@ int Roster::rank() const {
   return next;
 }
 
-std::string Roster::describe(Time now) const {
+std::string DiscoveryState::describe(Time now) const {
   const Processes all = present(now);
   std::string text =
       std::to_string(all.size()) + " of " + std::to_string(self_.world_size) + " processes";
@@ -203,7 +204,7 @@ std::string Roster::describe(Time now) const {
   return separator == ", " ? text + ")" : text + " (this one)";
 }
 
-void Roster::refuse(const std::string& why) {
+void DiscoveryState::refuse(const std::string& why) {
   if (!conflict_) conflict_ = Error(Blame::Caller, why);
 }
 

@@ -44,13 +44,13 @@ std::string encode(const Announcement& announcement);
 // Nothing for a datagram that is none; every field is checked.
 std::optional<Announcement> decode(std::span<const char> datagram);
 
-class Roster {
+class DiscoveryState {
  public:
   using Time = std::chrono::steady_clock::time_point;
   // Who has not been heard for so long has left.
   static constexpr auto kPatience = std::chrono::seconds(2);
 
-  Roster(Announcement self, Time now);
+  DiscoveryState(Announcement self, Time now);
 
   // Returns whether that was news, so that our own announcement should follow at once.
   bool hear(const Announcement& announcement, const std::string& from, Time now);

@@ -103,7 +103,7 @@ class Discovery {
   Discovery(const SocketAddress& group, const Interface& interface, Announcement self)
       : group_(group),
         socket_(join_group(group, interface)),
-        roster_(std::move(self), Clock::now()),
+        state_(std::move(self), Clock::now()),
         loop_("weft multicast") {
     if (!announce()) {
       throw system_error(
@@ -124,9 +124,9 @@ class Discovery {
       watch_.reset();
       timer_.reset();
       // Who leaves a crowd that is too large must not make it look right for the rest.
-      Announcement bye = roster_.to_announce(Clock::now());
+      Announcement bye = state_.to_announce(Clock::now());
       bye.kind = AnnouncementKind::Bye;
-      if (!roster_.conflict()) send(bye);
+      if (!state_.conflict()) send(bye);
       ended = true;
     });
     loop_.drive([&ended] { return ended.load(); });
@@ -135,17 +135,17 @@ class Discovery {
   Discovery(const Discovery&) = delete;
   Discovery& operator=(const Discovery&) = delete;
 
-  // Blocks until the roster is decided or in conflict; false when the deadline comes first.
+  // Blocks until the set is decided or in conflict; false when the deadline comes first.
   bool wait(Deadline deadline) {
     return loop_.drive([this] { return over_.load(std::memory_order_acquire); }, deadline);
   }
   // Unchanging once wait() returned true.
-  const Roster& roster() const { return roster_; }
+  const DiscoveryState& state() const { return state_; }
   std::string describe() {
     std::string text;
     std::atomic<bool> told{false};
     loop_.post([&] {
-      text = roster_.describe(Clock::now());
+      text = state_.describe(Clock::now());
       told = true;
     });
     loop_.drive([&told] { return told.load(); });
@@ -163,8 +163,8 @@ class Discovery {
 
   bool announce() {
     last_ = Clock::now();
-    const bool sent = send(roster_.to_announce(last_));
-    if (roster_.decided() || roster_.conflict()) over_.store(true, std::memory_order_release);
+    const bool sent = send(state_.to_announce(last_));
+    if (state_.decided() || state_.conflict()) over_.store(true, std::memory_order_release);
     return sent;
   }
 
@@ -185,7 +185,7 @@ class Discovery {
                                     reinterpret_cast<sockaddr*>(&from.storage), &from.length);
       if (count < 0) break;
       const auto announcement = decode({buffer, static_cast<std::size_t>(count)});
-      if (announcement) news |= roster_.hear(*announcement, numeric_address(from), Clock::now());
+      if (announcement) news |= state_.hear(*announcement, numeric_address(from), Clock::now());
     }
     if (!news) return;
     if (Clock::now() - last_ >= kAtMost) {
@@ -198,7 +198,7 @@ class Discovery {
 
   const SocketAddress group_;
   Descriptor socket_;
-  Roster roster_;
+  DiscoveryState state_;
   Clock::time_point last_;
   std::atomic<bool> over_{false};
   EventLoop loop_;  // behind what its thread uses
@@ -237,12 +237,12 @@ Meeting meet_by_multicast(
         throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
       look([&] { return discovery->describe(); });
     }
-    const Roster& roster = discovery->roster();
-    if (roster.conflict()) throw *roster.conflict();
-    return {roster.rank(),
-            roster.hosts(),
-            roster.hosts() ? interface.address : roster.host_address(),
-            roster.host_port(),
+    const DiscoveryState& state = discovery->state();
+    if (state.conflict()) throw *state.conflict();
+    return {state.rank(),
+            state.hosts(),
+            state.hosts() ? interface.address : state.host_address(),
+            state.host_port(),
             std::move(listener),
             interface.address,
             discovery};

@@ -258,7 +258,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
       });
     };
     const auto look_for_answer = [&] { look("it listens, and does not answer"); };
-    for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
+    for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
       const std::string found = wait_for_listener(address.host, address.port, deadline, look);
       try {
         return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline,
@@ -313,7 +313,7 @@ c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address,
   const auto life = named->add(lives(std::to_string(rank)), 0) + 1;
   const auto mine = begun(life);
   const Deadline turn = Deadline::sooner(deadline, Deadline::in(kLongestAtAStore));
-  for (Pause pause; !has_ended(beside); pause.wait(turn)) {
+  for (Backoff pause; !has_ended(beside); pause.wait(turn)) {
     if (named->check({mine})) return store;
     const bool is_over = turn.passed();
     if (is_over) why = other_groups(*store, group_name, life);
@@ -330,7 +330,7 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
                                                         const std::string& group_name,
                                                         Deadline deadline, Seeker& seeker) {
   std::string why = "the store there is an earlier group's";
-  for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
+  for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
     try {
       if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker, why))
         return store;

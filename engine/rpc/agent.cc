@@ -24,7 +24,9 @@ Issue issue_of(const Function& function, const Going& going) {
 }
 }  // namespace
 
-const std::shared_ptr<Crew>& CoreCalls::home(AgentCore& core) { return core.crew(); }
+const std::shared_ptr<ThreadPool>& CoreCalls::executor(AgentCore& core) {
+  return core.thread_pool();
+}
 bool CoreCalls::closed(AgentCore& core) { return core.closed(); }
 bool CoreCalls::is_self(AgentCore& core, int rank) { return core.self().rank == rank; }
 int CoreCalls::self(AgentCore& core) { return core.self().rank; }
@@ -64,7 +66,7 @@ void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) {
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core,
                                                       rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {
-  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->life()},
+  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->generation()},
                                         std::move(owned));
 }
 std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core,
@@ -108,7 +110,7 @@ void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner,
   }
   rref::tell_will_not_come(core, owner, id, Outcome(to_error(why, Blame::Remote)));
 }
-std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) {
+std::shared_ptr<AgentCore> CoreCalls::current_core(const char* what) {
   return current_call(what).core();
 }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
@@ -117,9 +119,9 @@ const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
 }
 
 namespace {
-class EndsHere final : public Completion<void> {
+class FinishLocally final : public Completion<void> {
  public:
-  EndsHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+  FinishLocally(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
       : core_(std::move(core)), function_(function), id_(id) {}
   void succeed(std::monostate, DeviceWorkRef) override {
     core_->complete_here(
@@ -138,7 +140,7 @@ class EndsHere final : public Completion<void> {
 
 CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function,
                               std::uint64_t id) {
-  return std::make_shared<EndsHere>(core, function, id);
+  return std::make_shared<FinishLocally>(core, function, id);
 }
 
 std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
@@ -147,7 +149,7 @@ std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& cor
   rref::References& references = core->references();
   const rref::Id id = references.next_id();
   const rref::ForkId fork = references.next_id();
-  Promise<void> promise(core->crew());
+  Promise<void> promise(core->thread_pool());
   const auto created = promise.future();
   const auto pack = [&](codec::Packer& packer) {
     packer.pack_array(std::tuple_size_v<CreationArguments>);

@@ -17,7 +17,8 @@ References& here(const char* what) { return rpc::current_call(what).core()->refe
 }  // namespace
 
 void fork(Id id, ForkId fork) {
-  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().incarnation(), nullptr);
+  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().worker_generation(),
+                          nullptr);
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
 void user_delete(Id id, ForkId fork) {
@@ -86,9 +87,9 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
                                      const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
   const auto confirmed =
-      control<&internal::fork>(core, {owner.worker.rank, owner.life}, rpc::MessageKind::Fork,
+      control<&internal::fork>(core, {owner.worker.rank, owner.generation}, rpc::MessageKind::Fork,
                                {id, fork}, {.keeps_on = true});
-  Promise<void> created(core->crew());
+  Promise<void> created(core->thread_pool());
   const Origin origin{.place = place};
   const auto handle =
       std::make_shared<Handle>(core, id, fork, owner, confirmed, created.future(), origin);
@@ -121,16 +122,17 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
   handle->require_created();
   References& references = core_.references();
   const ForkId fork = references.next_id();
-  const rpc::Incarnation incarnation{to_.rank, static_cast<std::uint16_t>(to_.life)};
+  const rpc::WorkerGeneration worker_generation{to_.rank,
+                                                static_cast<std::uint16_t>(to_.generation)};
   if (handle->is_owner()) {
-    references.add_fork(handle->id(), fork, incarnation, handle->owned());
+    references.add_fork(handle->id(), fork, worker_generation, handle->owned());
     forks_.emplace_back(handle->id(), fork);
   } else {
-    references.keep_parent(fork, handle, incarnation);
+    references.keep_parent(fork, handle, worker_generation);
     children_.push_back(fork);
   }
   packer.pack(ReferenceRecord{handle->id(), handle->owner().rank, handle->owner().name,
-                              handle->to_owner().life, fork, type});
+                              handle->to_owner().generation, fork, type});
 }
 
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned,
@@ -168,7 +170,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
     const msgpack::object& object, std::uint64_t type,
     const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
-  const auto [id, owner, owner_name, life, fork, sent_type] =
+  const auto [id, owner, owner_name, generation, fork, sent_type] =
       codec::unpacked<ReferenceRecord>(object);
   if (sent_type != type)
     throw Error(Blame::Caller,
@@ -176,9 +178,9 @@ std::shared_ptr<Handle> ForkReader::unpack(
   const auto core = core_.shared_from_this();
   References& references = core_.references();
   if (owner == core_.self().rank) {
-    if (life != core_.life()) throw rpc::has_left({owner, life});
-    auto handle =
-        std::make_shared<Handle>(core, id, rpc::Member{core_.self(), life}, own(references, id));
+    if (generation != core_.generation()) throw rpc::has_left({owner, generation});
+    auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), generation},
+                                           own(references, id));
     control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork},
                                        {.keeps_on = true});
     return handle;
@@ -187,10 +189,10 @@ std::shared_ptr<Handle> ForkReader::unpack(
     throw Error(Blame::Cancelled, "RRef " + to_text(id) +
                                       " comes with a message that its sender believes to be lost");
   }
-  const rpc::Recipient to_owner(owner, life);
+  const rpc::Recipient to_owner(owner, generation);
   // Not looked up: this runs in a turn of the loop, which does not wait for the store.
   rpc::check_name(owner_name);
-  const rpc::Member worker{{owner_name, owner}, life};
+  const rpc::Member worker{{owner_name, owner}, generation};
   if (owner == from_) {
     Promise<void> known;
     known.set();
@@ -202,7 +204,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
   // value.
   const auto confirmed =
       control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
-  Promise<void> known(core->crew());
+  Promise<void> known(core->thread_pool());
   confirmed.on_done_light([core, from = from_, to_owner, id, fork,
                            known](const Future<void>& told) {
     const auto end = [core, from, fork, known](const Future<void>& told_at_last) {

@@ -66,7 +66,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
         kind_(kind),
         arguments_(std::move(arguments)),
         options_(std::move(options)),
-        promise_(rpc::detail::CoreCalls::home(*core_)) {
+        promise_(rpc::detail::CoreCalls::executor(*core_)) {
     rpc::detail::CoreCalls::hold_activity(*core_, +1);
   }
   ~Attempts() {

@@ -55,8 +55,8 @@ void Owned::fail(const std::exception_ptr& cause) noexcept {
 }
 
 void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
-  const auto home = promise_.future().home();
-  if (home && home->inside()) home->run(Task([kept = std::move(value)] {}));
+  const auto executor = promise_.future().executor();
+  if (executor && executor->inside()) executor->run(Task([kept = std::move(value)] {}));
 }
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
@@ -119,7 +119,7 @@ void Handle::require_created() const {
 Future<void> Handle::creation() const {
   const Future<void>& created = *created_;
   if (created.done() && !created.failed()) return created;
-  Promise<void> promise(created.home());
+  Promise<void> promise(created.executor());
   created.on_done_light([promise, reference = on_its_owner(*this)](const Future<void>& ended) {
     if (!ended.failed()) return ended.forward_to(promise);
     promise.set_error(not_created(reference, ended.error()));
@@ -137,7 +137,7 @@ std::uint64_t References::next_id() {
   return rpc::number_of(core_.self().rank, core_.first_id() + next_++);
 }
 
-std::shared_ptr<weft::detail::Home> References::home() const { return core_.crew(); }
+std::shared_ptr<weft::detail::Executor> References::executor() const { return core_.thread_pool(); }
 
 void References::wrong_type(Id id, const std::type_info& wanted, const std::type_info& found) {
   throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as " + rpc::spelled(wanted) +
@@ -224,7 +224,7 @@ void References::expire(Id id) {
   core_.look_after(rank_in(id), rpc::AgentCore::Asked::ByTheWay);
 }
 
-std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarnation& holder,
+std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                                           const Make& make) {
   trace::Operation::note(core_.member(), trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
@@ -253,7 +253,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarna
   return owned;
 }
 
-void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder,
+void References::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                           const std::shared_ptr<Owned>& owned) {
   trace::Operation::note(core_.member(), trace::Kind::Reference,
                          {.name = "fork", .sequence = id, .peer = holder.rank});
@@ -276,9 +276,9 @@ void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder,
   end_if_late(holder);
 }
 
-void References::end_if_late(const rpc::Incarnation& holder) {
+void References::end_if_late(const rpc::WorkerGeneration& holder) {
   if (core_.has_successor(holder))
-    worker_lost(holder.rank, static_cast<std::uint16_t>(holder.life + 1));
+    worker_lost(holder.rank, static_cast<std::uint16_t>(holder.generation + 1));
 }
 
 // Of a fork, or of a value: their ids are never the same.
@@ -346,7 +346,8 @@ void References::let_go(std::shared_ptr<Owned> value) {
   };
   const auto core = core_.weak_from_this().lock();
   if (!core) return;
-  core->crew()->run(Task([ending = std::make_shared<Ending>(this, core, std::move(value))] {}));
+  core->thread_pool()->run(
+      Task([ending = std::make_shared<Ending>(this, core, std::move(value))] {}));
 }
 
 void References::remove_fork(Id id, ForkId fork, int holder) {
@@ -420,7 +421,7 @@ void References::give_up(Id id, const std::exception_ptr& why) {
 }
 
 void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
-                             const rpc::Incarnation& receiver) {
+                             const rpc::WorkerGeneration& receiver) {
   {
     std::lock_guard lock(mutex_);
     parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
@@ -483,7 +484,7 @@ bool References::concerns(int rank) const {
 }
 
 void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
-  const auto is_lost = [rank, successor](const rpc::Incarnation& worker) {
+  const auto is_lost = [rank, successor](const rpc::WorkerGeneration& worker) {
     return worker.rank == rank && (!successor || worker.is_before(*successor));
   };
   std::vector<Entry> ended;

@@ -53,8 +53,8 @@ struct Origin {
 // A value at its owner, before and after it has been created.
 class WEFT_API Owned {
  public:
-  Owned(std::shared_ptr<weft::detail::Home> home, const std::type_info& type, Id id)
-      : promise_(std::move(home)), type_(type), id_(id) {}
+  Owned(std::shared_ptr<weft::detail::Executor> executor, const std::type_info& type, Id id)
+      : promise_(std::move(executor)), type_(type), id_(id) {}
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   virtual ~Owned() = default;
@@ -84,8 +84,8 @@ class WEFT_API Owned {
 template <class T>
 class OwnedValue final : public Owned {
  public:
-  OwnedValue(std::shared_ptr<weft::detail::Home> home, Id id)
-      : Owned(std::move(home), typeid(OwnedValue), id) {}
+  OwnedValue(std::shared_ptr<weft::detail::Executor> executor, Id id)
+      : Owned(std::move(executor), typeid(OwnedValue), id) {}
   ~OwnedValue() override { let_go(std::move(value_)); }
   // The value is there when the work on devices has run.
   void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
@@ -133,7 +133,7 @@ class WEFT_API Handle {
   ForkId fork() const { return fork_; }
   const rpc::WorkerInfo& owner() const { return owner_.worker; }
   // Not another one that has its rank after it.
-  rpc::Recipient to_owner() const { return {owner_.worker.rank, owner_.life}; }
+  rpc::Recipient to_owner() const { return {owner_.worker.rank, owner_.generation}; }
   const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
   bool is_owner() const { return owned_ != nullptr; }
   const Origin& origin() const { return origin_; }
@@ -178,10 +178,10 @@ struct ReferenceRecord {
   Id id = 0;
   std::int32_t owner = -1;  // rank
   std::string owner_name;
-  rpc::Life life = 0;  // of the owner
+  rpc::Generation generation = 0;  // of the owner
   ForkId fork = 0;
   std::uint64_t type = 0;  // a hash of its name
-  WEFT_FIELDS(id, owner, owner_name, life, fork, type)
+  WEFT_FIELDS(id, owner, owner_name, generation, fork, type)
 };
 
 class ForkWriter;
@@ -197,23 +197,24 @@ class WEFT_API References {
   // behind this message. Throws Caller where it has another type.
   template <class T>
   std::shared_ptr<OwnedValue<T>> owned(Id id) {
-    auto found = find_or_expect(id, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
+    auto found =
+        find_or_expect(id, [&] { return std::make_shared<OwnedValue<T>>(executor(), id); });
     if (found->type() != typeid(OwnedValue<T>))
       wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
   // The creation has come: the worker holds the fork from now on.
   template <class T>
-  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::Incarnation& holder) {
+  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::WorkerGeneration& holder) {
     auto found =
-        arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
+        arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(executor(), id); });
     if (found->type() != typeid(OwnedValue<T>))
       wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be
   // null where it is not known.
-  void add_fork(Id id, ForkId fork, const rpc::Incarnation& holder,
+  void add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                 const std::shared_ptr<Owned>& owned);
   // The worker that held it, or was to, does so no longer.
   void remove_fork(Id id, ForkId fork, int holder);
@@ -233,8 +234,9 @@ class WEFT_API References {
   void release_here(Id id);
 
   // --- as user, and as parent
-  // Keeps the parent until the worker says that the owner knows the child.
-  void keep_parent(ForkId child, std::shared_ptr<Handle> parent, const rpc::Incarnation& receiver);
+  // StoreResult the parent until the worker says that the owner knows the child.
+  void keep_parent(ForkId child, std::shared_ptr<Handle> parent,
+                   const rpc::WorkerGeneration& receiver);
   void child_accepted(ForkId child);
   void count_pending(int change) { pending_users_ += change; }
   // Handles of users, while they live.
@@ -260,12 +262,12 @@ class WEFT_API References {
 
  private:
   struct Entry {
-    std::shared_ptr<Owned> owned;              // null until a message says what it is
-    std::map<ForkId, rpc::Incarnation> forks;  // and who holds it
-    int here = 0;                              // handles of the owner's own
-    bool arrived = false;                      // the creation has come, or the value was made here
-    std::exception_ptr given_up;               // why no creation will come
-    EventLoop::Registration expiry;            // until then
+    std::shared_ptr<Owned> owned;                   // null until a message says what it is
+    std::map<ForkId, rpc::WorkerGeneration> forks;  // and who holds it
+    int here = 0;                                   // handles of the owner's own
+    bool arrived = false;            // the creation has come, or the value was made here
+    std::exception_ptr given_up;     // why no creation will come
+    EventLoop::Registration expiry;  // until then
     std::chrono::seconds patience{1};
     // What another worker is to send, which may take its time: the creator's own fork is known
     // before.
@@ -279,9 +281,9 @@ class WEFT_API References {
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
   std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
-  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::Incarnation& holder,
+  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                                 const Make& make);
-  std::shared_ptr<weft::detail::Home> home() const;
+  std::shared_ptr<weft::detail::Executor> executor() const;
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted,
                                       const std::type_info& found);
   void bury(ForkId fork);
@@ -293,7 +295,7 @@ class WEFT_API References {
   std::exception_ptr too_late(Id id) const;
   void expect(Id id, Entry& entry);
   // What has just been given to a worker that had left before ends. Not under the mutex.
-  void end_if_late(const rpc::Incarnation& holder);
+  void end_if_late(const rpc::WorkerGeneration& holder);
   void expire(Id id);
 
   rpc::AgentCore& core_;
@@ -304,7 +306,7 @@ class WEFT_API References {
   std::unordered_map<Id, Entry> entries_;
   struct Parent {
     std::shared_ptr<Handle> handle;
-    rpc::Incarnation receiver;
+    rpc::WorkerGeneration receiver;
   };
   std::unordered_map<ForkId, Parent> parents_;
   std::unordered_map<ForkId, const Handle*> users_;
@@ -322,7 +324,7 @@ Future<void> wait_for(References& references, const Target& target) {
 
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it;
 // known not to be `made` before that, where its original is not. Where it fails, the owner is told
-// that nothing will come. Keeps the original meanwhile.
+// that nothing will come. StoreResult the original meanwhile.
 WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
                                               const rpc::Member& owner, Id id, ForkId fork,
                                               const Future<rpc::Outcome>& asked,

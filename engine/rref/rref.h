@@ -106,14 +106,15 @@ struct CopyBody {
                      nullptr);
     };
     try {
-      const auto& [target, to, life, id, fork] = *static_cast<const Arguments*>(arguments.get());
+      const auto& [target, to, generation, id, fork] =
+          *static_cast<const Arguments*>(arguments.get());
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
-      const rpc::Going going{{to, life},
+      const rpc::Going going{{to, generation},
                              rpc::detail::CoreCalls::time_left(),
                              rpc::MessageKind::Create,
                              /*on_loop=*/true};
-      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going,
+      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::current_core("copy_to()"), going,
                                     {id, fork, T(*value)})
           .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
@@ -145,7 +146,7 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
   if (!handle->created() || (handle->created()->done() && !handle->created()->failed()))
     return called;
   auto over = std::make_shared<std::atomic<bool>>(false);
-  Promise<R> promise(rpc::detail::CoreCalls::home(*core));
+  Promise<R> promise(rpc::detail::CoreCalls::executor(*core));
   auto result = promise.future();
   handle->created()->on_done_light([over, promise, handle](const Future<void>& created) {
     if (!created.failed() || over->exchange(true)) return;
@@ -161,8 +162,8 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
   return result;
 }
 
-// Keeps the reference until the call on its value has ended: before that call comes, nothing else
-// may keep the value.
+// StoreResult the reference until the call on its value has ended: before that call comes, nothing
+// else may keep the value.
 template <class R>
 Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
   called.on_done_light([kept = std::move(handle)](const Future<R>&) {});
@@ -287,7 +288,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // Inside a called function, for the agent that runs it; a Caller error elsewhere.
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
-      : RRef(own(rpc::detail::CoreCalls::ambient("RRef(value)"), std::move(value))) {}
+      : RRef(own(rpc::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
   template <class Given>
   requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>)
       RRef(const rpc::Agent&, Given&&) {
@@ -327,7 +328,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
       rref::References& references = rpc::detail::references_of(*core);
       const rref::Id id = references.next_id();
       if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
-        auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core), id);
+        auto copy =
+            std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::executor(*core), id);
         fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
           try {
             if (const auto error = fetched.error()) std::rethrow_exception(error);
@@ -343,7 +345,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
       going.to = handle_->to_owner();
       going.kind = rpc::MessageKind::Create;
       const auto asked = rpc::call<rref::CopyBody<T>>(
-          core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
+          core, going, {handle_->id(), receiver.worker.rank, receiver.generation, id, fork});
       const auto made = rref::unless_not_created(core, handle_, asked);
       return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
     } else {
@@ -406,7 +408,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
     const rref::Id id = rpc::detail::references_of(*core).next_id();
-    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core), id);
+    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::executor(*core), id);
     owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
     return rpc::detail::CoreCalls::owner_handle(core, id, std::move(owned));
   }
@@ -435,7 +437,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
       }
     };
     auto answer = std::make_shared<Answer>();
-    answer->promise.emplace(rpc::detail::CoreCalls::home(*core));
+    answer->promise.emplace(rpc::detail::CoreCalls::executor(*core));
     auto result = answer->promise->future();
     owned->created().on_done_light([answer, owned](const Future<void>& created) {
       const auto promise = answer->take();

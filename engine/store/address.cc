@@ -103,7 +103,7 @@ int connect_once(const std::string& host, int port, Deadline deadline, std::stri
 }  // namespace
 
 int connect_to(const std::string& host, int port, Deadline deadline) {
-  Pause pause;
+  Backoff pause;
   for (;;) {
     std::string failure;
     int number = 0;
@@ -126,7 +126,7 @@ bool has_ended(const Descriptor& connection) {
 
 void wait_for_name(const std::string& host, Deadline deadline, milliseconds patience) {
   const Deadline end = Deadline::sooner(deadline, Deadline::in(patience));
-  auto pause = Pause::between_connections();
+  auto pause = Backoff::between_connections();
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
@@ -143,7 +143,7 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
 
 std::string wait_for_listener(const std::string& host, int port, Deadline deadline,
                               const std::function<void(const std::string& failure)>& look) {
-  auto pause = Pause::between_connections();
+  auto pause = Backoff::between_connections();
   for (;;) {
     std::string failure;
     int number = 0;
@@ -417,7 +417,7 @@ void LauncherFile::publish(int port) {
 }
 
 int LauncherFile::port(Deadline deadline, const std::function<void()>& look) const {
-  Pause pause;
+  Backoff pause;
   for (;;) {
     struct stat status {};
     if (::lstat(path_.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&

@@ -14,12 +14,12 @@
 
 namespace weft::group {
 
-class Pause {
+class Backoff {
  public:
   // For a question over a connection that is there.
-  Pause() = default;
+  Backoff() = default;
   // For a look that costs the other side more: a connection of its own.
-  static Pause between_connections() { return Pause(kLongest); }
+  static Backoff between_connections() { return Backoff(kLongest); }
 
   // Blocks for the next pause, or until the deadline.
   void wait(Deadline deadline) {
@@ -42,7 +42,7 @@ class Pause {
 
  private:
   static constexpr std::chrono::milliseconds kLongest{500};
-  explicit Pause(std::chrono::milliseconds longest) : longest_(longest) {}
+  explicit Backoff(std::chrono::milliseconds longest) : longest_(longest) {}
 
   std::chrono::milliseconds longest_{50};  // while the waiting is not long yet
   std::chrono::nanoseconds next_{50'000};

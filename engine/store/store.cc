@@ -229,7 +229,7 @@ void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
 }
 
 void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
-  Pause pause;
+  Backoff pause;
   while (!exists(key)) {
     if (interrupt_) interrupt_();
     if (deadline.passed()) throw not_in_time(key);

@@ -71,10 +71,10 @@ struct Step {
 
 // As then(), but never on this thread, which goes on with the backward, nor on a backend's.
 Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Step step) {
-  const auto home = group::Core::of(group).options.job->continuations;
-  Promise<void> stepped(home);
-  averages.on_done([home, stepped, step = std::move(step)](const Future<void>& done) mutable {
-    home->run([done, stepped, step = std::move(step)]() mutable {
+  const auto executor = group::Core::of(group).options.job->continuations;
+  Promise<void> stepped(executor);
+  averages.on_done([executor, stepped, step = std::move(step)](const Future<void>& done) mutable {
+    executor->run([done, stepped, step = std::move(step)]() mutable {
       try {
         step(done);
         stepped.set();

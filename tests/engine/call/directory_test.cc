@@ -37,7 +37,7 @@ TEST(Directory, FindsByNameWhoIsThereNow) {
   EXPECT_EQ(asks.recipient("other").rank, 1);
   asks.forget(1);
   EXPECT_EQ(asks.recipient("moves").rank, 2);
-  EXPECT_EQ(asks.recipient("other").life, 1);
+  EXPECT_EQ(asks.recipient("other").generation, 1);
   asks.forget_before(2, 1);
   second.leave();
   EXPECT_THROW(asks.recipient("moves"), NotThere);
@@ -154,11 +154,11 @@ TEST(Directory, WhoComesAgainMakesTheListOfThoseThatCameNoLonger) {
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   auto stays = directory_of(store, {"stays", 0});
   stays.join({}, {}, deadline);
-  for (Life life = 0; life < 5; ++life) {
-    const WorkerInfo who{"worker" + std::to_string(life), 1};
+  for (Generation generation = 0; generation < 5; ++generation) {
+    const WorkerInfo who{"worker" + std::to_string(generation), 1};
     auto comes = directory_of(store, who);
-    EXPECT_EQ(comes.join({}, {}, deadline), life);
-    EXPECT_EQ(stays.recipient(who.name).life, life);
+    EXPECT_EQ(comes.join({}, {}, deadline), generation);
+    EXPECT_EQ(stays.recipient(who.name).generation, generation);
     EXPECT_EQ(stays.workers().size(), 2U);
     comes.leave();
     EXPECT_EQ(stays.workers().size(), 1U);
@@ -193,7 +193,7 @@ TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
   EXPECT_FALSE(asks.declare_lost(1, 0, "again")) << "it has been";
   killed.leave();  // which it does when it wakes: what it had is another's
   asks.forget(1);
-  EXPECT_EQ(asks.recipient("actor").life, 1);
+  EXPECT_EQ(asks.recipient("actor").generation, 1);
   EXPECT_THROW(asks.find(first), NotThere);
   auto elsewhere = directory_of(store, {"actor", 5});
   EXPECT_EQ(elsewhere.join({}, {}, deadline, gone), 1)

@@ -16,34 +16,34 @@ namespace weft::rpc {
 namespace {
 
 std::shared_ptr<EventLoop> loop() {
-  return std::make_shared<EventLoop>("crew", EventLoop::Thread::Given);
+  return std::make_shared<EventLoop>("pool", EventLoop::Thread::Given);
 }
 
-TEST(Crew, RunsTasksOfAnyThread) {
-  const auto crew = Crew::make("crew", 2, loop());
+TEST(ThreadPool, RunsTasksOfAnyThread) {
+  const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> ran{0};
-  Promise<void> all(crew);
+  Promise<void> all(thread_pool);
   for (int i = 0; i < 1000; ++i) {
-    crew->run(Task([&, all] {
+    thread_pool->run(Task([&, all] {
       if (++ran == 1000) all.set();
     }));
   }
   all.future().wait(std::chrono::seconds(20));
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, TurnsTheLoopWhileNobodyDrivesIt) {
+TEST(ThreadPool, TurnsTheLoopWhileNobodyDrivesIt) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 2, turned);
+  const auto thread_pool = ThreadPool::make("pool", 2, turned);
   Promise<void> posted;  // without a home: nobody drives
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
+TEST(ThreadPool, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 2, turned);
+  const auto thread_pool = ThreadPool::make("pool", 2, turned);
   std::latch may_end(1);
   std::atomic<int> run{0};
   Promise<void> all;
@@ -51,85 +51,85 @@ TEST(Crew, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
     if (++run == 7) all.set();
     may_end.wait();
   };
-  for (int i = 0; i < 2; ++i) crew->run(Task(waits));
-  for (int i = 0; i < 5; ++i) crew->run_beside(Task(waits));
+  for (int i = 0; i < 2; ++i) thread_pool->run(Task(waits));
+  for (int i = 0; i < 5; ++i) thread_pool->run_beside(Task(waits));
   EXPECT_NO_THROW(all.future().wait(std::chrono::seconds(20))) << run;
-  EXPECT_EQ(crew->active(), 7U);
+  EXPECT_EQ(thread_pool->active(), 7U);
   Promise<void> posted;
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
   may_end.count_down();
-  crew->stop();
+  thread_pool->stop();
 }
 
 // A free thread may be slow to wake; only behind others does a call grow too late.
-TEST(Crew, TellsACallThatItHasWaitedOnlyIfItFoundNoThreadFree) {
-  const auto crew = Crew::make("crew", 2, loop());
+TEST(ThreadPool, TellsACallThatItHasWaitedOnlyIfItFoundNoThreadFree) {
+  const auto thread_pool = ThreadPool::make("pool", 2, loop());
   const auto refuse = [](const Error&) {};
   std::latch begun(2), may_end(1);
   std::atomic<int> waited{0};
   for (int i = 0; i < 2; ++i) {
-    crew->run_call(Task([&] {
-                     waited += Crew::has_waited() ? 100 : 0;
-                     begun.count_down();
-                     may_end.wait();
-                   }),
-                   refuse);
+    thread_pool->run_call(Task([&] {
+                            waited += ThreadPool::has_waited() ? 100 : 0;
+                            begun.count_down();
+                            may_end.wait();
+                          }),
+                          refuse);
   }
   begun.wait();
   std::promise<void> last;
   for (int i = 0; i < 2; ++i)
-    crew->run_call(Task([&] { waited += Crew::has_waited() ? 1 : 0; }), refuse);
-  crew->run(Task([&] { last.set_value(); }));
+    thread_pool->run_call(Task([&] { waited += ThreadPool::has_waited() ? 1 : 0; }), refuse);
+  thread_pool->run(Task([&] { last.set_value(); }));
   may_end.count_down();
   ASSERT_EQ(last.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
-  crew->stop();
+  thread_pool->stop();
   EXPECT_EQ(waited, 2);
 }
 
 // However many messages there are to be sent to somebody who has yet to be found.
-TEST(Crew, RunsNoMoreThanSomeTasksBesideTheLimitAtATime) {
-  const auto crew = Crew::make("crew", 1, loop());
+TEST(ThreadPool, RunsNoMoreThanSomeTasksBesideTheLimitAtATime) {
+  const auto thread_pool = ThreadPool::make("pool", 1, loop());
   std::atomic<int> begun{0}, ended{0};
   std::promise<void> gate, marked;
   const auto opened = gate.get_future().share();
   for (int i = 0; i < 3 * kMostBeside; ++i) {
-    crew->run_beside(Task([&, opened] {
+    thread_pool->run_beside(Task([&, opened] {
       ++begun;
       opened.wait();
       ++ended;
     }));
   }
-  crew->run(Task([&] { marked.set_value(); }));  // runs when no other may
+  thread_pool->run(Task([&] { marked.set_value(); }));  // runs when no other may
   ASSERT_EQ(marked.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
   while (begun < kMostBeside) std::this_thread::yield();
   EXPECT_EQ(begun, kMostBeside);
   gate.set_value();
   while (ended < 3 * kMostBeside) std::this_thread::yield();  // ctest's time limit ends it
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, TurnsTheLoopWhileAllItsThreadsRunTasks) {
+TEST(ThreadPool, TurnsTheLoopWhileAllItsThreadsRunTasks) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 2, turned);
+  const auto thread_pool = ThreadPool::make("pool", 2, turned);
   std::latch may_end(1);
-  for (int i = 0; i < 2; ++i) crew->run(Task([&] { may_end.wait(); }));
+  for (int i = 0; i < 2; ++i) thread_pool->run(Task([&] { may_end.wait(); }));
   Promise<void> posted;
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
   may_end.count_down();
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, TurnsTheLoopHoweverManyTasksWait) {
+TEST(ThreadPool, TurnsTheLoopHoweverManyTasksWait) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 1, turned);
+  const auto thread_pool = ThreadPool::make("pool", 1, turned);
   std::mutex mutex;
   std::condition_variable changed;
   int turns = 0;
-  Promise<void> all(crew);
+  Promise<void> all(thread_pool);
   for (int i = 1; i <= 20; ++i) {
-    crew->run(Task([&, all, i] {
+    thread_pool->run(Task([&, all, i] {
       turned->post(Task([&] {
         std::lock_guard lock(mutex);
         ++turns;
@@ -143,15 +143,15 @@ TEST(Crew, TurnsTheLoopHoweverManyTasksWait) {
     }));
   }
   all.future().wait(std::chrono::seconds(60));
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, RunsAsManyTasksAtATimeAsItMay) {
-  const auto crew = Crew::make("crew", 2, loop());
+TEST(ThreadPool, RunsAsManyTasksAtATimeAsItMay) {
+  const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> running{0}, most{0}, ran{0};
-  Promise<void> all(crew);
+  Promise<void> all(thread_pool);
   for (int i = 0; i < 200; ++i) {
-    crew->run(Task([&, all] {
+    thread_pool->run(Task([&, all] {
       const int now = ++running;
       for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
       }
@@ -161,34 +161,34 @@ TEST(Crew, RunsAsManyTasksAtATimeAsItMay) {
     }));
   }
   all.future().wait(std::chrono::seconds(60));
-  crew->stop();
+  thread_pool->stop();
   EXPECT_LE(most, 2);
 }
 
 // A task that waits for one behind it, to a depth far beyond the number of threads.
-TEST(Crew, TasksThatWaitForTasksDoNotStarve) {
-  const auto crew = Crew::make("crew", 2, loop());
+TEST(ThreadPool, TasksThatWaitForTasksDoNotStarve) {
+  const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::function<Future<int>(int)> descend = [&](int depth) {
-    Promise<int> promise(crew);
-    crew->run(
+    Promise<int> promise(thread_pool);
+    thread_pool->run(
         Task([&, promise, depth] { promise.set(depth == 0 ? 0 : 1 + descend(depth - 1).get()); }));
     return promise.future();
   };
   EXPECT_EQ(descend(100).get(), 100);
-  crew->stop();
+  thread_pool->stop();
 }
 
 // Beyond the most that may block, the innermost is refused, and all that wait for it end with that;
 // in continuations as well, which run where no call would.
-TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
+TEST(ThreadPool, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
   constexpr int kMost = 8;
   for (const bool by_continuations : {false, true}) {
-    const auto crew = Crew::make("crew", 2, loop());
-    crew->limit_blocked(kMost);
+    const auto thread_pool = ThreadPool::make("pool", 2, loop());
+    thread_pool->limit_blocked(kMost);
     std::atomic<int> deepest{0};
     std::function<Future<int>(int)> descend = [&](int depth) {
-      Promise<int> promise(crew);
-      crew->run_call(
+      Promise<int> promise(thread_pool);
+      thread_pool->run_call(
           Task([&, promise, depth] {
             deepest = std::max(deepest.load(), depth);
             try {
@@ -215,48 +215,48 @@ TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
     }
     EXPECT_GE(deepest, kMost);
     EXPECT_LE(deepest, kMost + 2) << "those that do not block yet";
-    Promise<int> again(crew);
-    crew->run_call(Task([again] { again.set(7); }),
-                   [again](const Error& why) { again.set_error(why); });
+    Promise<int> again(thread_pool);
+    thread_pool->run_call(Task([again] { again.set(7); }),
+                          [again](const Error& why) { again.set_error(why); });
     EXPECT_EQ(again.future().get(), 7) << "it runs calls again";
-    crew->stop();
+    thread_pool->stop();
   }
 }
 
 // Calls that wait in the queue as well: nobody would take them.
-TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
-  const auto crew = Crew::make("crew", 1, loop());
-  crew->limit_blocked(1);
-  const Promise<void> gate(crew);
+TEST(ThreadPool, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
+  const auto thread_pool = ThreadPool::make("pool", 1, loop());
+  thread_pool->limit_blocked(1);
+  const Promise<void> gate(thread_pool);
   std::latch may_block(1);
   Promise<void> begun;
-  crew->run_call(Task([&, begun] {
-                   begun.set();
-                   may_block.wait();
-                   gate.future().get();
-                 }),
-                 [](const Error& why) { ADD_FAILURE() << why.what(); });
+  thread_pool->run_call(Task([&, begun] {
+                          begun.set();
+                          may_block.wait();
+                          gate.future().get();
+                        }),
+                        [](const Error& why) { ADD_FAILURE() << why.what(); });
   begun.future().wait(std::chrono::seconds(20));
-  const Promise<void> refused(crew);
+  const Promise<void> refused(thread_pool);
   for (int i = 0; i < 2; ++i) {
-    crew->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }),
-                   [&, refused, i](const Error& why) {
-                     EXPECT_EQ(why.blame(), Blame::Busy);
-                     if (i == 1) refused.set();
-                   });
+    thread_pool->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }),
+                          [&, refused, i](const Error& why) {
+                            EXPECT_EQ(why.blame(), Blame::Busy);
+                            if (i == 1) refused.set();
+                          });
   }
   may_block.count_down();
   EXPECT_NO_THROW(refused.future().wait(std::chrono::seconds(20)));
   gate.set();
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, IsNotMadeWithoutAThread) {
+TEST(ThreadPool, IsNotMadeWithoutAThread) {
   const harness::NoMoreThreads no_more;
   if (harness::can_make_threads())
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   try {
-    Crew::make("crew", 2, loop());
+    ThreadPool::make("pool", 2, loop());
     ADD_FAILURE() << "nobody would ever turn its loop";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
@@ -264,14 +264,14 @@ TEST(Crew, IsNotMadeWithoutAThread) {
   }
 }
 
-TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
+TEST(ThreadPool, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   std::mutex mutex;
   std::condition_variable changed;
   int begun = 0;
   std::string refused;
   std::atomic<int> said{0};
-  const auto crew = Crew::make("crew", 1, loop());
-  const Promise<void> gate(crew);
+  const auto thread_pool = ThreadPool::make("pool", 1, loop());
+  const Promise<void> gate(thread_pool);
   {
     const log::Capture capture([&](LogLevel, std::string_view) { ++said; });
     const harness::NoMoreThreads no_more;
@@ -279,20 +279,20 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
       GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
     // There are a few threads at most, and each call takes one.
     for (int calls = 1; calls <= 16 && refused.empty(); ++calls) {
-      crew->run_call(Task([&] {
-                       {
-                         std::lock_guard lock(mutex);
-                         ++begun;
-                         changed.notify_all();
-                       }
-                       gate.future().get();
-                     }),
-                     [&](const Error& why) {
-                       EXPECT_EQ(why.blame(), Blame::Busy);
-                       std::lock_guard lock(mutex);
-                       refused = why.text();
-                       changed.notify_all();
-                     });
+      thread_pool->run_call(Task([&] {
+                              {
+                                std::lock_guard lock(mutex);
+                                ++begun;
+                                changed.notify_all();
+                              }
+                              gate.future().get();
+                            }),
+                            [&](const Error& why) {
+                              EXPECT_EQ(why.blame(), Blame::Busy);
+                              std::lock_guard lock(mutex);
+                              refused = why.text();
+                              changed.notify_all();
+                            });
       std::unique_lock lock(mutex);
       ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20),
                                    [&] { return begun == calls || !refused.empty(); }))
@@ -300,34 +300,34 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
     }
     for (int more = 0; more < 10; ++more) {
       std::atomic<bool> is_refused{false};
-      crew->run_call(Task([] {}), [&](const Error&) { is_refused = true; });
+      thread_pool->run_call(Task([] {}), [&](const Error&) { is_refused = true; });
       while (!is_refused) std::this_thread::yield();  // ctest's time limit ends it
     }
   }
   EXPECT_EQ(said, 1) << "times that it has no thread";
   EXPECT_NE(refused.find("no other can be made"), std::string::npos) << refused;
   gate.set();
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, RunsWhatATurnBrings) {
+TEST(ThreadPool, RunsWhatATurnBrings) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 2, turned);
+  const auto thread_pool = ThreadPool::make("pool", 2, turned);
   for (int i = 0; i < 200; ++i) {
-    Promise<bool> promise(crew);
-    turned->post(
-        Task([&, promise] { crew->run(Task([&, promise] { promise.set(turned->inside()); })); }));
+    Promise<bool> promise(thread_pool);
+    turned->post(Task(
+        [&, promise] { thread_pool->run(Task([&, promise] { promise.set(turned->inside()); })); }));
     EXPECT_FALSE(promise.future().get()) << "it may block";
   }
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, BlockingInsideATurnIsTheCallersError) {
+TEST(ThreadPool, BlockingInsideATurnIsTheCallersError) {
   const auto turned = loop();
-  const auto crew = Crew::make("crew", 2, turned);
-  Promise<Blame> seen(crew);
+  const auto thread_pool = ThreadPool::make("pool", 2, turned);
+  Promise<Blame> seen(thread_pool);
   turned->post(Task([&, seen] {
-    Promise<int> never(crew);
+    Promise<int> never(thread_pool);
     try {
       never.future().get();
     } catch (const Error& error) {
@@ -335,22 +335,22 @@ TEST(Crew, BlockingInsideATurnIsTheCallersError) {
     }
   }));
   EXPECT_EQ(seen.future().get(), Blame::Caller);
-  crew->stop();
+  thread_pool->stop();
 }
 
-TEST(Crew, StopDropsWhatWaitsAndWaitsForWhatRuns) {
-  const auto crew = Crew::make("crew", 1, loop());
+TEST(ThreadPool, StopDropsWhatWaitsAndWaitsForWhatRuns) {
+  const auto thread_pool = ThreadPool::make("pool", 1, loop());
   std::atomic<bool> ended{false};
   Promise<void> started;
-  crew->run(Task([&, started] {
+  thread_pool->run(Task([&, started] {
     started.set();
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();
     ended = true;
   }));
   started.future().wait(std::chrono::seconds(20));
-  crew->stop();
+  thread_pool->stop();
   EXPECT_TRUE(ended);
-  crew->run(Task([] { FAIL() << "after stop"; }));
+  thread_pool->run(Task([] { FAIL() << "after stop"; }));
 }
 
 // What a thread leaves to its end, slow enough to be met.
@@ -364,28 +364,28 @@ struct SlowToLeave {
 };
 thread_local SlowToLeave slow_to_leave;
 
-TEST(Crew, StopWaitsForWhatItsThreadsDoAtTheirEnd) {
-  const auto crew = Crew::make("crew", 2, loop());
+TEST(ThreadPool, StopWaitsForWhatItsThreadsDoAtTheirEnd) {
+  const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> left{0};
-  Promise<void> together(crew);
+  Promise<void> together(thread_pool);
   std::atomic<int> come{0};
   for (int i = 0; i < 2; ++i) {
-    crew->run(Task([&, together] {
+    thread_pool->run(Task([&, together] {
       slow_to_leave.left = &left;
       if (++come == 2) together.set();
       while (come < 2) std::this_thread::yield();  // on two threads
     }));
   }
   together.future().wait(std::chrono::seconds(20));
-  crew->stop();
+  thread_pool->stop();
   EXPECT_EQ(left, 2);
 }
 
-TEST(Crew, OneOfItsOwnThreadsMayStopItAndBeTheLastToHoldIt) {
-  auto crew = Crew::make("crew", 2, loop());
-  const std::weak_ptr<Crew> there = crew;
+TEST(ThreadPool, OneOfItsOwnThreadsMayStopItAndBeTheLastToHoldIt) {
+  auto thread_pool = ThreadPool::make("pool", 2, loop());
+  const std::weak_ptr<ThreadPool> there = thread_pool;
   Promise<void> stopped;
-  crew->run(Task([held = std::move(crew), stopped] {
+  thread_pool->run(Task([held = std::move(thread_pool), stopped] {
     held->stop();
     stopped.set();
   }));

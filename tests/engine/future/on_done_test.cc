@@ -1,4 +1,4 @@
-// What is attached to futures runs in order, each once, and where the future's home says.
+// What is attached to futures runs in order, each once, and where the future's executor says.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -35,9 +35,9 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
   EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
 }
 
-// A home whose loop and threads are this one: what must not run inside a turn waits until somebody
-// blocks or calls next().
-class OneThread final : public detail::Home {
+// A executor whose loop and threads are this one: what must not run inside a turn waits until
+// somebody blocks or calls next().
+class OneThread final : public detail::Executor {
  public:
   const char* name() const override { return "one thread"; }
   bool drive(const std::function<bool()>& done, Deadline /*deadline*/,
@@ -71,33 +71,33 @@ class OneThread final : public detail::Home {
 };
 
 TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
-  const auto home = std::make_shared<OneThread>();
-  const Promise<int> promise(home);
+  const auto executor = std::make_shared<OneThread>();
+  const Promise<int> promise(executor);
   std::vector<std::string> order;
   promise.future().on_done([&] { order.emplace_back("first"); });
   promise.future().on_done([&] { order.emplace_back("second"); });
-  home->in_a_turn([&] { promise.set(1); });
+  executor->in_a_turn([&] { promise.set(1); });
   promise.future().then([&](int) { order.emplace_back("late"); });
   EXPECT_THAT(order, ElementsAre());
-  EXPECT_TRUE(home->next());
+  EXPECT_TRUE(executor->next());
   EXPECT_THAT(order, ElementsAre("first", "second", "late"));
   promise.future().on_done([&] { order.emplace_back("at once"); });
   EXPECT_EQ(order.back(), "at once");
-  EXPECT_FALSE(home->next());
+  EXPECT_FALSE(executor->next());
 }
 
 TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
-  for (const std::shared_ptr<OneThread>& home :
+  for (const std::shared_ptr<OneThread>& executor :
        {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
-    const Promise<int> promise(home);
-    const Promise<int> other(home);
+    const Promise<int> promise(executor);
+    const Promise<int> other(executor);
     const auto waits =
         promise.future().then([&](int value) { return value + other.future().get(); });
     int lights = 0;
     promise.future().on_done([&] { other.set(10); });
     promise.future().on_done_light([&](const Future<int>&) { ++lights; });
     const auto set = [&] { promise.set(1); };
-    home ? home->in_a_turn(set) : set();
+    executor ? executor->in_a_turn(set) : set();
     EXPECT_EQ(waits.get(), 11);
     EXPECT_EQ(lights, 1);
     int late = 0;
@@ -107,13 +107,13 @@ TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
 }
 
 TEST(OnDone, ThoseThatTheHomeDropsAreCancelledAndHoldNobodyUp) {
-  const auto home = std::make_shared<OneThread>();
-  const Promise<int> promise(home);
+  const auto executor = std::make_shared<OneThread>();
+  const Promise<int> promise(executor);
   const auto dropped = promise.future().then([](int value) { return value; });
-  home->in_a_turn([&] { promise.set(1); });
+  executor->in_a_turn([&] { promise.set(1); });
   const auto late = promise.future().then([](int value) { return value; });
   EXPECT_FALSE(late.done());
-  home->drop();
+  executor->drop();
   for (const auto& future : {dropped, late}) {
     try {
       future.get();
@@ -159,10 +159,10 @@ TEST(OnDone, WhatItThrowsIsLogged) {
 
 // The other way to set it came first, and whoever completes the future has no part in that.
 TEST(OnDone, ForwardingToAPromiseThatIsSetByThenIsLoggedAndHoldsNobodyUp) {
-  const auto home = std::make_shared<OneThread>();
+  const auto executor = std::make_shared<OneThread>();
   const std::shared_ptr<OneThread> none;
   for (const auto& [from, to] :
-       {std::pair(home, home), std::pair(home, none), std::pair(none, none)}) {
+       {std::pair(executor, executor), std::pair(executor, none), std::pair(none, none)}) {
     std::vector<std::string> errors;
     const log::Capture capture([&](LogLevel level, std::string_view text) {
       if (level == LogLevel::Error) errors.emplace_back(text);
@@ -185,25 +185,25 @@ TEST(OnDone, ForwardingToAPromiseThatIsSetByThenIsLoggedAndHoldsNobodyUp) {
   }
 }
 
-class SomeCall final : public detail::Ambient {
+class SomeCall final : public detail::ExecutionContext {
  public:
-  const std::shared_ptr<detail::Home>& home() const override { return home_; }
+  const std::shared_ptr<detail::Executor>& executor() const override { return executor_; }
 
  private:
-  const std::shared_ptr<detail::Home> home_;
+  const std::shared_ptr<detail::Executor> executor_;
 };
 
 // What a call's function completes may be what somebody else waits for.
 TEST(OnDone, WhatWasRegisteredOutsideOfCallsRunsOutsideOfThem) {
   const Promise<void> promise;
-  const auto of_none = promise.future().then([] { return detail::ambient() == nullptr; });
+  const auto of_none = promise.future().then([] { return detail::execution_context() == nullptr; });
   const auto call = std::make_shared<SomeCall>();
   Future<bool> of_call;
   {
-    const detail::AmbientScope scope(call);
-    of_call = promise.future().then([call] { return detail::ambient() == call; });
+    const detail::ExecutionContextScope scope(call);
+    of_call = promise.future().then([call] { return detail::execution_context() == call; });
   }
-  const detail::AmbientScope scope(std::make_shared<SomeCall>());
+  const detail::ExecutionContextScope scope(std::make_shared<SomeCall>());
   promise.set();
   EXPECT_TRUE(of_none.get());
   EXPECT_TRUE(of_call.get());
@@ -224,11 +224,11 @@ TEST(OnDone, RE012_AnEmptyFunctionIsRefused) {
 }
 
 TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
-  const auto home = std::make_shared<OneThread>();
-  const Promise<int> promise(home);
+  const auto executor = std::make_shared<OneThread>();
+  const Promise<int> promise(executor);
   const auto sum = one_more(promise.future());
-  home->in_a_turn([&] { promise.set(1); });
-  home->drop();
+  executor->in_a_turn([&] { promise.set(1); });
+  executor->drop();
   ASSERT_TRUE(sum.done());
   EXPECT_EQ(text_of([&] { sum.get(); }), "the promise was dropped without a value");
 }
@@ -236,15 +236,16 @@ TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
 // The turns that it drives bring what it waits for, and run it all, however deep in a chain it is.
 TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
   constexpr int kLinks = 100;
-  const auto home = std::make_shared<OneThread>();
+  const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise;
   auto future = promise.future();
   for (int i = 0; i < kLinks; ++i) {
-    future = future.then([home](int value) {
-      const Promise<int> reply(home);
+    future = future.then([executor](int value) {
+      const Promise<int> reply(executor);
       const auto both =
           when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
-      home->run(Task([home, reply, value] { home->in_a_turn([&] { reply.set(value); }); }));
+      executor->run(
+          Task([executor, reply, value] { executor->in_a_turn([&] { reply.set(value); }); }));
       both.wait(std::chrono::seconds(20));
       return both.get().at(0) + both.get().at(1);
     });
@@ -256,17 +257,17 @@ TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
 // A loop's turn must not be blocked by what waits for a future of which only a part comes from
 // there.
 TEST(OnDone, NothingRunsInATurnBehindAFutureWithoutAHome) {
-  const auto home = std::make_shared<OneThread>();
-  const Promise<int> promise(home);
+  const auto executor = std::make_shared<OneThread>();
+  const Promise<int> promise(executor);
   const auto ready = Future<int>::ready(1);
-  const auto inside = [home](const auto&) { return home->inside(); };
+  const auto inside = [executor](const auto&) { return executor->inside(); };
   const std::vector<Future<bool>> behind = {
       ready.then([&](int) { return promise.future(); }).then(inside),
       when_all({ready, promise.future()}).then(inside),
       when_all(ready, promise.future()).then(inside),
   };
-  home->in_a_turn([&] { promise.set(2); });
-  while (home->next()) {
+  executor->in_a_turn([&] { promise.set(2); });
+  while (executor->next()) {
   }
   for (const auto& one : behind) {
     ASSERT_TRUE(one.done());

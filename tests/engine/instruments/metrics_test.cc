@@ -242,7 +242,7 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   rpc::Agent caller =
       rpc::init("caller", {.rank = 0, .world_size = 2, .store = store, .transports = {"tcp"}});
   other.join();
-  constexpr int kCalls = 12;  // more than a crew of one has threads
+  constexpr int kCalls = 12;  // more than a thread pool of one has threads
   std::vector<Future<int>> calls;
   for (int i = 0; i < kCalls; ++i) calls.push_back(caller.async<&stand>("callee", i));
   const std::string in_flight = R"(weft_calls_in_flight{rank="5",peer="callee"})";

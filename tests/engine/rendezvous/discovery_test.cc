@@ -10,7 +10,7 @@ namespace weft::group {
 namespace {
 
 using std::chrono::milliseconds;
-using Time = Roster::Time;
+using Time = DiscoveryState::Time;
 
 Announcement of(std::uint64_t nonce, int world_size, std::optional<int> rank = {},
                 const std::string& group = "job") {
@@ -28,10 +28,10 @@ std::string address_of(std::uint64_t nonce) { return "10.0.0." + std::to_string(
 // Processes that hear each other.
 struct Crowd {
   Time now{};
-  std::map<std::uint64_t, Roster> members;
+  std::map<std::uint64_t, DiscoveryState> members;
 
   void come(const Announcement& announcement) {
-    members.emplace(announcement.nonce, Roster(announcement, now));
+    members.emplace(announcement.nonce, DiscoveryState(announcement, now));
   }
 
   // Everybody announces, everybody else hears it, through the bytes of a datagram; `lost` drops
@@ -52,23 +52,23 @@ struct Crowd {
   }
 };
 
-TEST(Roster, GivesRanksInTheOrderOfNoncesAndTheStoreToTheLowest) {
+TEST(DiscoveryState, GivesRanksInTheOrderOfNoncesAndTheStoreToTheLowest) {
   Crowd crowd;
   for (const std::uint64_t nonce : {30, 10, 20}) crowd.come(of(nonce, 3));
   for (int i = 0; i < 3; ++i) crowd.round();
   ASSERT_TRUE(crowd.all_decided());
   int rank = 0;
-  for (const auto& [nonce, roster] : crowd.members) {
-    EXPECT_EQ(roster.rank(), rank++);
-    EXPECT_EQ(roster.hosts(), nonce == 10);
-    EXPECT_EQ(roster.host_port(), 1010);
+  for (const auto& [nonce, state] : crowd.members) {
+    EXPECT_EQ(state.rank(), rank++);
+    EXPECT_EQ(state.hosts(), nonce == 10);
+    EXPECT_EQ(state.host_port(), 1010);
     if (nonce != 10) {
-      EXPECT_EQ(roster.host_address(), address_of(10));
+      EXPECT_EQ(state.host_address(), address_of(10));
     }
   }
 }
 
-TEST(Roster, KeepsTheRanksThatWereGivenAndFillsTheRest) {
+TEST(DiscoveryState, KeepsTheRanksThatWereGivenAndFillsTheRest) {
   Crowd crowd;
   crowd.come(of(1, 4));
   crowd.come(of(2, 4, 0));
@@ -82,23 +82,23 @@ TEST(Roster, KeepsTheRanksThatWereGivenAndFillsTheRest) {
   EXPECT_EQ(crowd.members.at(4).rank(), 3);
 }
 
-TEST(Roster, OfOneIsDecidedAtOnce) {
+TEST(DiscoveryState, OfOneIsDecidedAtOnce) {
   Crowd crowd;
   crowd.come(of(9, 1));
   EXPECT_TRUE(crowd.all_decided());
   EXPECT_TRUE(crowd.members.at(9).hosts());
 }
 
-TEST(Roster, DecidesNothingWhileSomebodyIsMissing) {
+TEST(DiscoveryState, DecidesNothingWhileSomebodyIsMissing) {
   Crowd crowd;
   crowd.come(of(1, 3));
   crowd.come(of(2, 3));
   for (int i = 0; i < 50; ++i) crowd.round();
-  for (const auto& [nonce, roster] : crowd.members) EXPECT_FALSE(roster.decided());
+  for (const auto& [nonce, state] : crowd.members) EXPECT_FALSE(state.decided());
   EXPECT_EQ(crowd.members.at(1).describe(crowd.now), "2 of 3 processes (this one, 10.0.0.2)");
 }
 
-TEST(Roster, AgreesThoughDatagramsAreLost) {
+TEST(DiscoveryState, AgreesThoughDatagramsAreLost) {
   Crowd crowd;
   for (std::uint64_t nonce = 1; nonce <= 5; ++nonce) crowd.come(of(nonce, 5));
   // Every third datagram is lost, another one each time, but none twice running.
@@ -106,11 +106,11 @@ TEST(Roster, AgreesThoughDatagramsAreLost) {
   for (int i = 0; i < 12; ++i) crowd.round([&](auto, auto) { return ++count % 3 == 0; });
   ASSERT_TRUE(crowd.all_decided());
   std::set<int> ranks;
-  for (const auto& [nonce, roster] : crowd.members) ranks.insert(roster.rank());
+  for (const auto& [nonce, state] : crowd.members) ranks.insert(state.rank());
   EXPECT_EQ(ranks, (std::set<int>{0, 1, 2, 3, 4}));
 }
 
-TEST(Roster, WhoDecidedFirstPullsTheOthersAlong) {
+TEST(DiscoveryState, WhoDecidedFirstPullsTheOthersAlong) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 2));
@@ -121,14 +121,14 @@ TEST(Roster, WhoDecidedFirstPullsTheOthersAlong) {
   EXPECT_TRUE(crowd.members.at(2).decided());
 }
 
-TEST(Roster, ForgetsWhoIsNotHeardAnyMore) {
+TEST(DiscoveryState, ForgetsWhoIsNotHeardAnyMore) {
   Crowd crowd;
   crowd.come(of(1, 3));
   crowd.come(of(2, 3));
   crowd.come(of(3, 3));
   crowd.round([](auto, auto) { return false; });
   crowd.members.erase(2);  // killed before the set was whole for all
-  crowd.now += Roster::kPatience + milliseconds(1);
+  crowd.now += DiscoveryState::kPatience + milliseconds(1);
   crowd.come(of(7, 3));
   for (int i = 0; i < 4; ++i) crowd.round();
   ASSERT_TRUE(crowd.all_decided());
@@ -137,7 +137,7 @@ TEST(Roster, ForgetsWhoIsNotHeardAnyMore) {
   EXPECT_EQ(crowd.members.at(7).rank(), 2);
 }
 
-TEST(Roster, KeepsJobsOfDifferentNamesApart) {
+TEST(DiscoveryState, KeepsJobsOfDifferentNamesApart) {
   Crowd crowd;
   crowd.come(of(1, 2, 0, "a"));
   crowd.come(of(2, 2, 0, "b"));
@@ -149,20 +149,20 @@ TEST(Roster, KeepsJobsOfDifferentNamesApart) {
   EXPECT_EQ(crowd.members.at(4).host_address(), address_of(2));
 }
 
-TEST(Roster, RanksGivenTwiceAreAConflictOnBothSides) {
+TEST(DiscoveryState, RanksGivenTwiceAreAConflictOnBothSides) {
   Crowd crowd;
   crowd.come(of(1, 3, 1));
   crowd.come(of(2, 3, 1));
   crowd.round();
-  for (const auto& [nonce, roster] : crowd.members) {
-    ASSERT_TRUE(roster.conflict());
-    EXPECT_EQ(roster.conflict()->blame(), Blame::Caller);
-    EXPECT_EQ(roster.conflict()->text(), "rank 1 is given to this process and to the process at " +
-                                             address_of(nonce == 1 ? 2 : 1));
+  for (const auto& [nonce, state] : crowd.members) {
+    ASSERT_TRUE(state.conflict());
+    EXPECT_EQ(state.conflict()->blame(), Blame::Caller);
+    EXPECT_EQ(state.conflict()->text(), "rank 1 is given to this process and to the process at " +
+                                            address_of(nonce == 1 ? 2 : 1));
   }
 }
 
-TEST(Roster, WorldSizesThatDifferAreAConflict) {
+TEST(DiscoveryState, WorldSizesThatDifferAreAConflict) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 3));
@@ -172,7 +172,7 @@ TEST(Roster, WorldSizesThatDifferAreAConflict) {
             "the process at 10.0.0.2 gives the world size 3, this one gives 2");
 }
 
-TEST(Roster, WhoComesWhenAllRanksAreTakenIsToldSo) {
+TEST(DiscoveryState, WhoComesWhenAllRanksAreTakenIsToldSo) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 2));

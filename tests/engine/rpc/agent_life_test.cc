@@ -46,7 +46,7 @@ using harness::run_workers;
 using namespace std::chrono_literals;
 
 TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
-  for (int life = 0; life < 3; ++life) {
+  for (int generation = 0; generation < 3; ++generation) {
     run_workers({As::Threads, "shm", 2},
                 [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
   }
@@ -54,10 +54,10 @@ TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
 
 TEST(AgentLife, RB039_AtTheAddressOfTheOneBeforeAsWell) {
   harness::Processes workers(4, [](int rank) {
-    for (int life = 0; life < 5; ++life) {
+    for (int generation = 0; generation < 5; ++generation) {
       rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
                                    {.rank = rank, .world_size = 4, .timeout = 30s});
-      EXPECT_EQ(agent.sync<&lives::number>((rank + 1) % 4, life), life);
+      EXPECT_EQ(agent.sync<&lives::number>((rank + 1) % 4, generation), generation);
       agent.shutdown({.timeout = 30s});
     }
   });

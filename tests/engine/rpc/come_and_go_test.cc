@@ -46,13 +46,13 @@ bool is_of_leaving(const Error& error) {
 void live(const rpc::Options& options, int lives, int seed) {
   const int rank = *options.rank;
   std::mt19937 random(static_cast<unsigned>(seed * kWorkers + rank));
-  for (int life = 0; life < lives; ++life) {
+  for (int generation = 0; generation < lives; ++generation) {
     auto agent = rpc::init("worker" + std::to_string(rank), options);
     {
       RandomUser user(agent, kWorkers, static_cast<int>(random()), is_of_leaving);
       for (auto steps = random() % 40; steps > 0; --steps) user.step();
     }
-    if (life == lives - 1) agent.sync<&come_and_go::goes>(0);
+    if (generation == lives - 1) agent.sync<&come_and_go::goes>(0);
     switch (random() % 3) {
       case 0: agent.shutdown({.timeout = 20s}); break;
       case 1: agent.leave(); break;

@@ -129,14 +129,14 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
     RRef<int> before;
     std::ptrdiff_t descriptors = 0, most_threads = 0;
     std::size_t bytes = 0;
-    for (int life = 0; life < lives; ++life) {
+    for (int generation = 0; generation < lives; ++generation) {
       auto [which, theirs] = killed_again::next_met();
-      ASSERT_EQ(which, life);
-      EXPECT_EQ(agent.sync<&killed_again::which>("actor"), life) << "the new one";
+      ASSERT_EQ(which, generation);
+      EXPECT_EQ(agent.sync<&killed_again::which>("actor"), generation) << "the new one";
       EXPECT_TRUE(agent.alive("actor"));
       EXPECT_EQ(agent.worker("actor").rank, 1) << "as before";
-      EXPECT_EQ(theirs.to_here(), life);
-      if (life > 0) {
+      EXPECT_EQ(theirs.to_here(), generation);
+      if (generation > 0) {
         for (const auto& use : std::initializer_list<std::function<void()>>{
                  [&] { before.to_here(); },
                  [&] { agent.sync<&killed_again::plus_one>("actor", before); }}) {
@@ -147,19 +147,19 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
       // Its own, and no more what the ones before it held.
       EXPECT_TRUE(comes_true([&] { return agent.debug_info().owner_rrefs == 1; }))
           << agent.debug_info().owner_rrefs;
-      EXPECT_TRUE(comes_true([&] { return lost == life && joined == life + 1; }))
+      EXPECT_TRUE(comes_true([&] { return lost == generation && joined == generation + 1; }))
           << lost << ", " << joined;
       EXPECT_EQ(agent.workers().size(), 2U);
       before = std::move(theirs);
-      if (life == 10) {
+      if (generation == 10) {
         EXPECT_TRUE(comes_true([&, now = harness::open_descriptors()]() mutable {
           return std::exchange(now, harness::open_descriptors()) == now;
         }));
         descriptors = harness::open_descriptors();
         bytes = harness::live_bytes();
       }
-      if (life <= 10) most_threads = std::max(most_threads, threads());
-      if (life < lives - 1) Processes::say("met");
+      if (generation <= 10) most_threads = std::max(most_threads, threads());
+      if (generation < lives - 1) Processes::say("met");
     }
     EXPECT_EQ(misplaced, 0);
     EXPECT_TRUE(comes_true([&] { return harness::open_descriptors() <= descriptors; }))
@@ -174,9 +174,9 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
         comes_true([&] { return agent.debug_info().owner_rrefs + agent.debug_info().forks == 0; }));
   });
   learner->wait_for(0, "ready");
-  for (int life = 0; life < lives; ++life) {
-    const auto actor = job.actor(life);
-    if (life == lives - 1) {
+  for (int generation = 0; generation < lives; ++generation) {
+    const auto actor = job.actor(generation);
+    if (generation == lives - 1) {
       actor->expect_success();
     } else {
       learner->wait_for(0, "met");
@@ -345,12 +345,12 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
     }
     return false;
   };
-  const auto use = [&](int rank, int life) {
-    return job.start([&, rank, life] {
+  const auto use = [&](int rank, int generation) {
+    return job.start([&, rank, generation] {
       auto agent = rpc::init("worker" + std::to_string(rank),
                              job.options(rank == 0 ? std::optional(0) : std::nullopt));
       {
-        RandomUser user(agent, kWorkers, (seed * kWorkers + rank) * 100 + life, may_fail);
+        RandomUser user(agent, kWorkers, (seed * kWorkers + rank) * 100 + generation, may_fail);
         Processes::say("ready");
         const auto is_told = [] {
           std::lock_guard lock(killed_again::mutex);
@@ -383,11 +383,11 @@ TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
     all.back()->wait_for(0, "ready");
   }
   std::mt19937 random(static_cast<unsigned>(seed));
-  for (int life = 1; life <= kKills; ++life) {
+  for (int generation = 1; generation <= kKills; ++generation) {
     const auto victim = 1 + random() % (kWorkers - 1);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
     all[victim]->signal(0, SIGKILL);
-    all[victim] = use(static_cast<int>(victim), life);
+    all[victim] = use(static_cast<int>(victim), generation);
   }
   for (int rank = 1; rank < kWorkers; ++rank)
     all[static_cast<std::size_t>(rank)]->wait_for(0, "ready");

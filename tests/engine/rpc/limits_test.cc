@@ -126,7 +126,7 @@ class Nested : public testing::TestWithParam<std::string> {};
 
 TEST_P(Nested, CallsDeeperThanThreadsMayBlockFailWithBusyAndHangNobody) {
   run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
-    agent.shared_core()->crew()->limit_blocked(8);  // the other's is far away
+    agent.shared_core()->thread_pool()->limit_blocked(8);  // the other's is far away
     for (const int first : {1, 0}) {
       const Error error = error_of(
           [&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });

@@ -160,7 +160,7 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
   // A greeting with the right token, as a worker without the secret could send it.
   auto greeting() {
     return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(),
-                      rpc::Life{0}, agent.shared_core()->life());
+                      rpc::Generation{0}, agent.shared_core()->generation());
   }
 };
 

@@ -47,7 +47,7 @@ class Stranger {
   void greet(rpc::Agent& agent, int rank) {
     say(rpc::FrameKind::Hello, std::tuple(rpc::kWireVersion, agent.shared_core()->token(),
                                           rpc::WorkerInfo{"stranger", rank}, agent.self(),
-                                          rpc::Life{0}, agent.shared_core()->life()));
+                                          rpc::Generation{0}, agent.shared_core()->generation()));
   }
   template <class T>
   Op say(rpc::FrameKind kind, const T& value) {

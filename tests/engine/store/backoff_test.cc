@@ -7,8 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Pause, WhoWaitsForLongAsksSeldomAndHearsOfItSoonForThatTime) {
-  for (Pause pause : {Pause(), Pause::between_connections()}) {
+TEST(Backoff, WhoWaitsForLongAsksSeldomAndHearsOfItSoonForThatTime) {
+  for (Backoff pause : {Backoff(), Backoff::between_connections()}) {
     std::chrono::nanoseconds waited = 0ns;
     int asked = 0;
     for (; waited < 10min; ++asked) {

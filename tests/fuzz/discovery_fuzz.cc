@@ -1,5 +1,5 @@
 // Anybody on the network may send a datagram to a rendezvous by multicast. One is refused, or says
-// the same when it is written again; a roster that hears it goes on to announce what can be read.
+// the same when it is written again; a state that hears it goes on to announce what can be read.
 // The input: datagrams, each behind a byte that says how long it is.
 #include <cstdint>
 #include <span>
@@ -16,8 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   self.world_size = 2;
   self.port = 1007;
   self.group = "job";
-  Roster::Time now{};
-  Roster roster(self, now);
+  DiscoveryState::Time now{};
+  DiscoveryState state(self, now);
   std::span<const std::uint8_t> left(data, bytes);
   while (!left.empty()) {
     const std::size_t count = std::min<std::size_t>(left[0], left.size() - 1);
@@ -28,8 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     const auto heard = decode(datagram);
     if (!heard) continue;
     if (encode(*heard) != datagram) broken("a datagram changes when it is written");
-    roster.hear(*heard, "10.0.0.1", now);
-    const auto mine = decode(encode(roster.to_announce(now)));
+    state.hear(*heard, "10.0.0.1", now);
+    const auto mine = decode(encode(state.to_announce(now)));
     if (!mine || mine->nonce != self.nonce || mine->world_size != 2)
       broken("what is announced cannot be read");
   }

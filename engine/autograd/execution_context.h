@@ -12,16 +12,17 @@ namespace weft::autograd {
 class Context;
 
 // Of the thread that made the context, around what was there before.
-class ContextAmbient final : public weft::detail::Ambient {
+class AutogradExecutionContext final : public weft::detail::ExecutionContext {
  public:
-  ContextAmbient(weft::detail::AmbientRef around, std::shared_ptr<Context> context)
+  AutogradExecutionContext(weft::detail::ExecutionContextRef around,
+                           std::shared_ptr<Context> context)
       : around_(std::move(around)), context_(std::move(context)) {}
-  const std::shared_ptr<weft::detail::Home>& home() const override;
-  const weft::detail::AmbientRef& around() const { return around_; }
+  const std::shared_ptr<weft::detail::Executor>& executor() const override;
+  const weft::detail::ExecutionContextRef& around() const { return around_; }
   const std::shared_ptr<Context>& context() const { return context_; }
 
  private:
-  const weft::detail::AmbientRef around_;
+  const weft::detail::ExecutionContextRef around_;
   const std::shared_ptr<Context> context_;
 };
 
