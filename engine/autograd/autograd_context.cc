@@ -1,33 +1,30 @@
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/execution_context.h>
+#include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
-#include <weft/engine/rpc/agent.h>
 
 namespace weft {
 
 namespace {
 
 std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
-  const auto& core = agent.shared_core();
-  if (!core)
-    throw Error(
-        Blame::Caller,
-        "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
+  const auto& core = rpc::detail::CoreCalls::of(agent);
   core->require_open();
   if (const auto context = autograd::current_context()) {
     throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " +
                                    autograd::to_text(context->id()) +
                                    " already; a thread has one at a time");
   }
-  return core->contexts().make();
+  return autograd::contexts_of(*core).make();
 }
 
 }  // namespace
 
 AutogradContext::AutogradContext(const rpc::Agent& agent)
-    : core_(agent.shared_core()), context_(begin(agent)) {
+    : core_(rpc::detail::CoreCalls::of(agent)), context_(begin(agent)) {
   scope_.emplace(std::make_shared<autograd::AutogradExecutionContext>(
       weft::detail::execution_context(), context_));
 }
@@ -79,6 +76,8 @@ std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() cons
   return context_->gradients();
 }
 
-void AutogradContext::release() { core_->contexts().release(context_->id(), "it was released"); }
+void AutogradContext::release() {
+  autograd::contexts_of(*core_).release(context_->id(), "it was released");
+}
 
 }  // namespace weft

@@ -8,6 +8,7 @@
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/rref/references.h>
 
 namespace weft::autograd {
 
@@ -137,7 +138,7 @@ std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core
   if (released_)
     throw Error(Blame::Caller,
                 "backward(): autograd context " + to_text(id_) + " has just been released");
-  name.pass = core->contexts().next_pass();
+  name.pass = contexts_of(*core).next_pass();
   if (makes_plan) name.plan = name.pass;
   unsettled_.insert(name.pass);
   name.settled = *unsettled_.begin();
@@ -395,7 +396,7 @@ Outcome Context::outcome(const std::exception_ptr& error, const std::string& whe
     what.blame = static_cast<int>(Blame::Caller);
   // libtorch sees that a graph's tensor has changed, and not who has changed it.
   if (what.text.find("modified by an inplace operation") != std::string::npos) {
-    if (const auto other = core_.contexts().stepped_by_other(id_, steps_before_)) {
+    if (const auto other = contexts_of(core_).stepped_by_other(id_, steps_before_)) {
       what.text += "; another trainer's step did it: DistributedOptimizer::step() in context " +
                    to_text(*other) + " of rank " + std::to_string(*other >> 48) +
                    " changed weights here between the forward of this context and this backward. "

@@ -19,6 +19,7 @@
 #include <weft/engine/autograd/gradients.h>
 #include <weft/engine/autograd/ids.h>
 #include <weft/engine/autograd/nodes.h>
+#include <weft/engine/call/extension.h>
 #include <weft/engine/codec/tensors.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/tensor/torch_releases.h>
@@ -37,12 +38,12 @@ std::string to_text(ContextId id);
 // A failure as it travels on: its blame, and what the function said without the names around it.
 Outcome outcome_of(const std::exception_ptr& error);
 
-class Context : public std::enable_shared_from_this<Context> {
+class Context final : public rpc::CallContext, public std::enable_shared_from_this<Context> {
  public:
   // `steps`: how many steps of optimizers there have been on this worker.
   Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps = 0)
       : core_(core), id_(id), steps_before_(steps) {}
-  ContextId id() const { return id_; }
+  ContextId id() const override { return id_; }
   std::shared_ptr<rpc::AgentCore> core() const;
   // The rank of the worker that made it.
   int owner() const { return static_cast<int>(id_ >> 48); }
@@ -60,11 +61,11 @@ class Context : public std::enable_shared_from_this<Context> {
   // Whether it takes part, as far as this worker knows, or has made it.
   bool concerns(int rank) const;
   // A message with these tensors goes to that worker; nothing where there are none.
-  void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);
+  void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors) override;
   // It was not sent, or its call failed: no gradient will come for it.
-  void forget(const MessageId& message);
+  void forget(const MessageId& message) override;
   // For the tensors of a message that comes.
-  codec::AttachGradient receiver(const MessageId& message, const rpc::WorkerInfo& from);
+  codec::AttachGradient receiver(const MessageId& message, const rpc::WorkerInfo& from) override;
   // Null where there is none.
   NodePtr<SendNode> send_of(const MessageId& message) const;
   std::vector<NodePtr<SendNode>> sends() const;
@@ -128,7 +129,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // What a pass has failed with on this worker, doing that.
   Outcome outcome(const std::exception_ptr& error, const std::string& where) const;
 
-  bool released() const { return released_; }
+  bool released() const override { return released_; }
   // Drops everything; passes that run fail with Cancelled.
   void release(const std::string& why);
 

@@ -1,5 +1,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
+#include <weft/engine/autograd/execution_context.h>
+#include <weft/engine/autograd/lost_gradients.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/numbers.h>
@@ -21,7 +23,7 @@ std::shared_ptr<Context> Contexts::make() {
   return context;
 }
 
-std::shared_ptr<Context> Contexts::arrived(ContextId id, int from) {
+std::shared_ptr<rpc::CallContext> Contexts::arrived(ContextId id, int from) {
   std::shared_ptr<Context> context;
   {
     std::lock_guard lock(mutex_);
@@ -136,13 +138,31 @@ bool Contexts::has_ended(ContextId id) const {
   return buried_.contains(id);
 }
 
-Contexts::Counts Contexts::counts() const {
-  Counts counts;
-  for (const auto& context : all()) {
-    ++counts.contexts;
-    counts.passes += context->passes();
-  }
-  return counts;
+std::shared_ptr<rpc::CallContext> Contexts::current() const {
+  auto context = current_context();
+  return context && context->belongs_to(core_) ? context : nullptr;
 }
+
+bool Contexts::records_calls() const { return autograd::records_calls(); }
+
+void Contexts::tell_ended(int worker, ContextId context) {
+  messages::clean_up(core_.shared_from_this(), worker, context);
+}
+
+void Contexts::note_computed(const at::Tensor& result, const std::string& worker,
+                             const std::string& function) const {
+  warn_where_gradients_end(result, worker, function);
+}
+
+rpc::ContextExtension::IsComputed Contexts::is_computed() const { return &autograd::is_computed; }
+
+void Contexts::count(rpc::DebugInfo& info) const {
+  for (const auto& context : all()) {
+    ++info.contexts;
+    info.backward_passes += context->passes();
+  }
+}
+
+Contexts& contexts_of(rpc::AgentCore& core) { return static_cast<Contexts&>(core.contexts()); }
 
 }  // namespace weft::autograd

@@ -14,6 +14,7 @@
 
 #include <weft/base/fence.h>
 #include <weft/engine/autograd/ids.h>
+#include <weft/engine/call/extension.h>
 
 namespace weft::rpc {
 class AgentCore;
@@ -23,17 +24,17 @@ namespace weft::autograd {
 
 class Context;
 
-class Contexts {
+class Contexts final : public rpc::ContextExtension {
  public:
   explicit Contexts(rpc::AgentCore& core) : core_(core) {}
-  ~Contexts();
+  ~Contexts() override;
 
   // A new one, of this worker.
   std::shared_ptr<Context> make();
   PassId next_pass();
   // A call made in that context has come from that worker. Null where the context has been
   // released.
-  std::shared_ptr<Context> arrived(ContextId id, int from);
+  std::shared_ptr<rpc::CallContext> arrived(ContextId id, int from) override;
   // Null where it is not known here.
   std::shared_ptr<Context> find(ContextId id) const;
   // Whether it was known here, or others told of it, and it has ended since.
@@ -43,13 +44,13 @@ class Contexts {
   void release(ContextId id, const std::string& why);
   // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.
   // Or it has left, and one of that life is its successor.
-  void worker_lost(int rank, std::optional<std::uint16_t> successor = std::nullopt);
+  void worker_lost(int rank, std::optional<std::uint16_t> successor) override;
   // Whether any context knows it.
-  bool concerns(int rank) const;
+  bool concerns(int rank) const override;
   // In whichever it is recorded: its receiver could not read it.
-  void forget(const MessageId& message);
+  void forget(const MessageId& message) override;
   // The agent ends.
-  void close();
+  void close() override;
 
   // Steps of optimizers on this worker, but for those that may overlap with others.
   struct Steps {
@@ -65,11 +66,13 @@ class Contexts {
   // Nothing where there is none.
   std::optional<ContextId> stepped_by_other(ContextId id, std::uint64_t since) const;
 
-  struct Counts {
-    std::size_t contexts = 0;
-    std::size_t passes = 0;
-  };
-  Counts counts() const;
+  std::shared_ptr<rpc::CallContext> current() const override;
+  bool records_calls() const override;
+  void tell_ended(int worker, ContextId context) override;
+  void note_computed(const at::Tensor& result, const std::string& worker,
+                     const std::string& function) const override;
+  IsComputed is_computed() const override;
+  void count(rpc::DebugInfo& info) const override;
 
  private:
   std::uint64_t next_id();
@@ -91,5 +94,8 @@ class Contexts {
   Stepped last_step_{};
   Stepped step_of_other_{};  // the newest that is of another context than the last one's
 };
+
+// The agent's own.
+Contexts& contexts_of(rpc::AgentCore& core);
 
 }  // namespace weft::autograd

@@ -18,7 +18,7 @@ std::shared_ptr<Context> current_context() {
   if (const auto* own = dynamic_cast<const AutogradExecutionContext*>(execution_context)) {
     context = own->context();
   } else if (const auto* call = dynamic_cast<const rpc::CallExecutionContext*>(execution_context)) {
-    context = call->call().context;
+    context = std::static_pointer_cast<Context>(call->call().context);
   }
   return context && !context->released() ? context : nullptr;
 }

@@ -18,7 +18,7 @@ class AutogradExecutionContext final : public weft::detail::ExecutionContext {
                            std::shared_ptr<Context> context)
       : around_(std::move(around)), context_(std::move(context)) {}
   const std::shared_ptr<weft::detail::Executor>& executor() const override;
-  const weft::detail::ExecutionContextRef& around() const { return around_; }
+  const weft::detail::ExecutionContext* around() const override { return around_.get(); }
   const std::shared_ptr<Context>& context() const { return context_; }
 
  private:

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <weft/engine/future/device_work.h>
+#include <weft/engine/tensor/device_work.h>
 
 namespace weft::autograd {
 

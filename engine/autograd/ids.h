@@ -17,15 +17,8 @@ using ContextId = std::uint64_t;
 using PassId = std::uint64_t;
 inline int root_of(PassId pass) { return static_cast<int>(pass >> 48); }
 
-// One message whose tensors gradients flow through, as both of its sides know it: a call's number
-// is unique at its caller.
-struct MessageId {
-  int caller = -1;  // rank
-  std::uint64_t call = 0;
-  bool reply = false;
-  friend auto operator<=>(const MessageId&, const MessageId&) = default;
-  WEFT_FIELDS(caller, call, reply)
-};
+// One message whose tensors gradients flow through.
+using rpc::MessageId;
 
 // How a pass ended. Every worker of a pass that fails gets the same.
 using rpc::Outcome;

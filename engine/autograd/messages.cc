@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
@@ -20,14 +21,14 @@ std::chrono::milliseconds limit_of(Deadline deadline) {
                              : std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }
 
-rpc::Going going(int to, rpc::MessageKind kind, Deadline deadline) {
+rpc::CallOptions call_options(int to, rpc::MessageKind kind, Deadline deadline) {
   return {.to = to, .limit = limit_of(deadline), .kind = kind};
 }
 
 template <auto F>
 auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
           Deadline deadline, typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  return rpc::call<rpc::detail::FunctionBody<F>>(core, going(to, kind, deadline),
+  return rpc::call<rpc::detail::FunctionBody<F>>(core, call_options(to, kind, deadline),
                                                  std::move(arguments));
 }
 
@@ -101,7 +102,7 @@ namespace internal {
 Future<Outcome> gradient(GradientMessage message) {
   const rpc::CallExecutionContext& here = rpc::current_call("gradient()");
   const auto core = here.core();
-  const auto context = core->contexts().find(message.name.context);
+  const auto context = contexts_of(*core).find(message.name.context);
   if (!context) return released_on(*core, message.name.context);
   const auto send = context->send_of(message.message);
   if (!send && context->released()) return released_on(*core, message.name.context);
@@ -130,7 +131,7 @@ Future<Outcome> gradient(GradientMessage message) {
 Future<void> pass_failed(PassName name, Outcome why) {
   if (!why.failed()) throw Error(Blame::Caller, "a pass that is said to have failed, and not how");
   const auto core = rpc::current_call("pass_failed()").core();
-  const auto context = core->contexts().find(name.context);
+  const auto context = contexts_of(*core).find(name.context);
   if (!context || !context->failed(name, why)) return Future<void>::ready();
   return messages::end_pass(core, context, name, why);
 }
@@ -138,7 +139,7 @@ Future<void> pass_failed(PassName name, Outcome why) {
 Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
   const rpc::CallExecutionContext& here = rpc::current_call("reach()");
   const auto core = here.core();
-  const auto context = core->contexts().find(name.context);
+  const auto context = contexts_of(*core).find(name.context);
   if (!context) return released_on(*core, name.context);
   std::vector<NodePtr<SendNode>> fresh;
   try {
@@ -159,8 +160,8 @@ void clean_up(ContextId context) {
   const auto core = here.core();
   // On the thread pool: what a context keeps may take long to destroy.
   core->thread_pool()->run(Task([core, context, from = here.call().caller] {
-    if (const auto known = core->contexts().find(context)) known->remove_worker(from.rank);
-    core->contexts().release(context, "it was released on " + describe(from));
+    if (const auto known = contexts_of(*core).find(context)) known->remove_worker(from.rank);
+    contexts_of(*core).release(context, "it was released on " + describe(from));
   }));
 }
 
@@ -170,7 +171,7 @@ namespace messages {
 
 Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to,
                               GradientMessage message, Deadline deadline) {
-  auto way = going(to, rpc::MessageKind::Gradient, deadline);
+  auto way = call_options(to, rpc::MessageKind::Gradient, deadline);
   // To the devices that the tensors came from: of a call by the inverse of its map, of a reply by
   // that map itself.
   way.back = message.message.caller == to;

@@ -133,8 +133,8 @@ void AgentCore::report_wait() {
 
 void AgentCore::ask_about(const AwaitedCall& call) {
   try {
-    const Going going{call.to, kSign, MessageKind::Shutdown, /*on_loop=*/true};
-    rpc::call<detail::FunctionBody<&internal::progress_of>>(shared_from_this(), going,
+    const CallOptions options{call.to, kSign, MessageKind::Shutdown, /*on_loop=*/true};
+    rpc::call<detail::FunctionBody<&internal::progress_of>>(shared_from_this(), options,
                                                             {call.id, call.is_fetch})
         .on_done_light([self = shared_from_this(), call](const Future<std::string>& answered) {
           self->asks_for_report_ = false;

@@ -15,18 +15,6 @@
 
 namespace weft::rpc {
 
-// How one call goes out.
-struct Going {
-  Recipient to;
-  std::chrono::milliseconds limit{0};  // 0 = none
-  MessageKind kind = MessageKind::Call;
-  bool on_loop = false;
-  Place place = {};  // in the program, where it is known
-  // Its tensors go where those that came in the receiver's calls came from: by the inverse of the
-  // receiver's device map.
-  bool back = false;
-};
-
 namespace detail {
 
 // The core, as templates need it; core.h says what the functions do.
@@ -37,10 +25,10 @@ struct WEFT_API CoreCalls {
   static int self(AgentCore& core);
   // Gives whom it goes to.
   static std::shared_ptr<const Member> send_call(AgentCore& core, const Function& function,
-                                                 const Going& going,
+                                                 const CallOptions& options,
                                                  const std::function<void(codec::Packer&)>& pack,
                                                  std::unique_ptr<PendingCall> pending);
-  static void call_here(AgentCore& core, const Function& function, const Going& going,
+  static void call_here(AgentCore& core, const Function& function, const CallOptions& options,
                         const std::optional<Future<void>>& first,
                         std::unique_ptr<PendingCall> pending,
                         const std::function<Task(std::uint64_t)>& make);
@@ -53,16 +41,9 @@ struct WEFT_API CoreCalls {
   static std::uint64_t after(AgentCore& core, std::chrono::milliseconds pause, Task task);
   static void drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number);
   static void off_loop(AgentCore& core, const Recipient& to, Task task);
-  static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core,
-                                                    rref::Id id,
-                                                    std::shared_ptr<rref::Owned> owned);
-  static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core,
-                                                   rref::Id id, rref::ForkId fork,
-                                                   const Member& owner, const Future<void>& created,
-                                                   const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core,
                                          std::optional<std::chrono::milliseconds> given);
-  static Going going(AgentCore& core, const Destination& to);
+  static CallOptions call_options(AgentCore& core, const Destination& to);
   static Member member(AgentCore& core, const Recipient& worker);
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any
   // more.
@@ -71,12 +52,12 @@ struct WEFT_API CoreCalls {
   static void depend_on(AgentCore& core, int rank, int change);
   static bool is_lost(AgentCore& core, int rank);
   static void heard_from(AgentCore& core, int rank);
-  // To the owner of a value whose creation has failed here: others may wait for it.
-  static void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
-                            const std::exception_ptr& why);
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> current_core(const char* what);
+  // Defined by the facade (rpc/agent.cc): the core of an agent, and an agent that does not leave
+  // the job when it is dropped. `of` throws Caller for a default-constructed agent.
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);
+  static std::shared_ptr<Agent> handle(const std::shared_ptr<AgentCore>& core);
 };
 
 // As what an argument of a constructor travels.
@@ -133,29 +114,6 @@ void serve_call(const std::shared_ptr<IncomingCall>& call, std::shared_ptr<void>
               }));
 }
 
-// The arguments of a creation: the RRef's id, the caller's fork, and the body's.
-using CreationArguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
-
-template <class R>
-void serve_creation(const std::shared_ptr<IncomingCall>& call, rref::Id id, rref::ForkId fork,
-                    std::shared_ptr<void> arguments, First first, Run<R> run) {
-  const auto value =
-      references_of(*call->core()).template adopt<R>(id, fork, call->state().worker_generation());
-  call->keep(value);
-  std::optional<Future<void>> waits_for;
-  try {
-    if (first != nullptr) waits_for = first(*call->core(), arguments.get());
-  } catch (...) {  // others may wait for it already
-    value->fail(std::current_exception());
-    throw;
-  }
-  call->start(waits_for, Task([call, arguments = std::move(arguments), value, run] {
-                run(*call->core(), arguments,
-                    std::make_shared<StoreResult<R>>(call->core(), call->function(), value,
-                                                     std::make_shared<SendReply<void>>(call)));
-              }));
-}
-
 // A call whose result goes back.
 template <class Body>
 struct Called {
@@ -171,22 +129,6 @@ struct Called {
                    &Called::serve));
 };
 
-// A call whose result stays.
-template <class Body>
-struct Created {
-  static void serve(const std::shared_ptr<IncomingCall>& call, const msgpack::object& object) {
-    using Arguments = typename Body::Arguments;
-    const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
-    serve_creation<typename Body::Result>(
-        call, id, fork, std::make_shared<Arguments>(unpack_tuple<Arguments>(packed)), Body::first,
-        &Body::run);
-  }
-
-  inline static const Function& entered =
-      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(),
-                   &Created::serve));
-};
-
 // Arguments for another worker: a tuple, and how it is packed.
 struct Packed {
   const void* arguments = nullptr;
@@ -199,24 +141,25 @@ void pack_as(codec::Packer& packer, const void* arguments) {
 }
 
 template <class R>
-Future<R> call_there(AgentCore& core, const Function& function, const Going& going,
+Future<R> call_there(AgentCore& core, const Function& function, const CallOptions& options,
                      const Packed& packed) {
   Promise<R> promise(CoreCalls::executor(core));
   auto future = promise.future();
   CoreCalls::send_call(
-      core, function, going, [&](codec::Packer& packer) { packed.pack(packer, packed.arguments); },
+      core, function, options,
+      [&](codec::Packer& packer) { packed.pack(packer, packed.arguments); },
       std::make_unique<PendingResult<R>>(std::move(promise)));
   return future;
 }
 
 template <class R>
 Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& function,
-                    const Going& going, const std::shared_ptr<void>& arguments, First first,
+                    const CallOptions& options, const std::shared_ptr<void>& arguments, First first,
                     Run<R> run) {
   Promise<R> promise(CoreCalls::executor(*core));
   auto future = promise.future();
   CoreCalls::call_here(
-      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+      *core, function, options, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
       std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
         return Task([core, arguments, run, &function, id] {
           run(*core, arguments, std::make_shared<CompleteLocally<R>>(core, function, id));
@@ -225,69 +168,22 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
   return future;
 }
 
-// Takes the end of a creation on this worker itself. What is enqueued for the value is the value's
-// own to wait for.
-WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core,
-                                       const Function& function, std::uint64_t id);
-
-WEFT_API std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
-                                                    const Function& function, const Going& going,
-                                                    const Packed& packed);
-
-template <class R>
-std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core,
-                                          const Function& function, const Going& going,
-                                          const std::shared_ptr<void>& arguments, First first,
-                                          Run<R> run) {
-  const rref::Id id = references_of(*core).next_id();
-  Promise<void> promise(CoreCalls::executor(*core));
-  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::executor(*core), id);
-  // Where the creation fails by its time limit, or does not even begin.
-  promise.future().on_done_light([value](const Future<void>& ended) {
-    if (const auto error = ended.error()) value->fail(error);
-  });
-  CoreCalls::call_here(
-      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
-      std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
-        return Task([core, arguments, value, run, &function, call] {
-          run(*core, arguments,
-              std::make_shared<StoreResult<R>>(core, function, value,
-                                               ends_here(core, function, call)));
-        });
-      });
-  return CoreCalls::owner_handle(core, id, std::move(value));
-}
-
 }  // namespace detail
 
 // A call with its arguments in a tuple of the parameters' types. To this worker itself they are not
 // serialised.
 template <class Body>
-Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going,
-                                   typename Body::Arguments arguments) {
+Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core,
+                                   const CallOptions& options, typename Body::Arguments arguments) {
   using Arguments = typename Body::Arguments;
   const Function& function = detail::shown(detail::Called<Body>::entered, arguments);
-  if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
-    return detail::call_there<typename Body::Result>(*core, function, going,
+  if (!detail::CoreCalls::is_self(*core, options.to.rank)) {
+    return detail::call_there<typename Body::Result>(*core, function, options,
                                                      {&arguments, &detail::pack_as<Arguments>});
   }
-  return detail::call_here<typename Body::Result>(core, function, going,
+  return detail::call_here<typename Body::Result>(core, function, options,
                                                   std::make_shared<Arguments>(std::move(arguments)),
                                                   Body::first, &Body::run);
-}
-
-// A call whose result stays where it was made; returns at once.
-template <class Body>
-std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going,
-                                     typename Body::Arguments arguments) {
-  using Arguments = typename Body::Arguments;
-  const Function& function = detail::shown(detail::Created<Body>::entered, arguments);
-  going.kind = MessageKind::Create;
-  if (!detail::CoreCalls::is_self(*core, going.to.rank))
-    return detail::create_there(core, function, going, {&arguments, &detail::pack_as<Arguments>});
-  return detail::create_here<typename Body::Result>(
-      core, function, going, std::make_shared<Arguments>(std::move(arguments)), Body::first,
-      &Body::run);
 }
 
 }  // namespace weft::rpc

@@ -6,8 +6,6 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
-#include <weft/engine/rpc/agent.h>
-#include <weft/engine/rref/control.h>
 
 namespace weft::rpc {
 
@@ -54,15 +52,14 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
     const auto peer =
         std::make_shared<Peer>(weak_from_this(), parts_.self, worker, DeviceMaps(),
                                std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
-    const Function& function =
-        detail::Called<detail::FunctionBody<&rref::internal::alive>>::entered;
+    const Function& function = detail::Called<detail::FunctionBody<&internal::alive>>::entered;
     Promise<void> promise(thread_pool_);
     const auto answered = promise.future();
     const auto lane = peer->lane(routes_);
     const std::uint64_t id = next_call();
     const auto limit = std::max(std::chrono::milliseconds(1), deadline.remaining());
-    add_waiting(id,
-                {function, {worker.worker.rank, worker.generation}, limit, MessageKind::Shutdown},
+    add_waiting(id, function,
+                {{worker.worker.rank, worker.generation}, limit, MessageKind::Shutdown},
                 Deadline::in(limit), std::make_unique<PendingResult<void>>(std::move(promise)),
                 {lane.number, 0, peer->in_flight()}, nullptr);
     peer->knock(lane, id);

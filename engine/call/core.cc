@@ -7,13 +7,9 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
-#include <weft/engine/autograd/context.h>
-#include <weft/engine/autograd/execution_context.h>
-#include <weft/engine/autograd/messages.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
 #include <weft/engine/codec/sent_bytes.h>
-#include <weft/engine/rref/control.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -120,8 +116,8 @@ AgentCore::AgentCore(Parts parts)
                  {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}),
       own_calls_(trace::depth(trace::Queue::Calls, parts_.self.name)),
       timeout_(parts_.options.timeout.count()),
-      references_(*this),
-      contexts_(*this) {}
+      references_(parts_.make_references(*this)),
+      contexts_(parts_.make_contexts(*this)) {}
 
 std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local_address,
                                            Deadline deadline) {
@@ -333,23 +329,22 @@ std::shared_ptr<Peer> AgentCore::known_peer(int rank) const {
 }
 
 // Users' calls travel in the context that they are made in; Weft's own do not.
-std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
-  if (!is_users(issue.kind)) return nullptr;
-  auto context = autograd::current_context();
-  return context && context->belongs_to(*this) ? context : nullptr;
+std::shared_ptr<CallContext> AgentCore::context_of(const CallOptions& options) const {
+  return is_users(options.kind) ? contexts_->current() : nullptr;
 }
 
-std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue,
+std::shared_ptr<const Member> AgentCore::send_call(const Function& function,
+                                                   const CallOptions& options,
                                                    const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
   require_open();
-  const auto worker = peer(issue.to);
-  auto forks =
-      std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->generation()));
+  const auto worker = peer(options.to);
+  const auto references =
+      references_->references_to(Recipient(options.to.rank, worker->generation()));
   std::shared_ptr<Outgoing> message;
   std::shared_ptr<const Member> callee(worker, &worker->member());
   Slot slot;
-  if (is_users(issue.kind)) {
+  if (is_users(options.kind)) {
     slot = Slot::take(worker->unanswered(), calls_in_flight());
     if (!slot) {
       const Error full(
@@ -357,87 +352,86 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue,
           std::to_string(calls_in_flight()) +
               " calls to it are unanswered; wait for some before issuing more, or raise "
               "rpc::Options::calls_in_flight of both workers");
-      pending->fail(std::make_exception_ptr(
-          full.within(in_words(&issue.function, describe(worker->worker())))));
+      pending->fail(
+          std::make_exception_ptr(full.within(in_words(&function, describe(worker->worker())))));
       return callee;
     }
   }
-  const auto context = context_of(issue);
-  codec::Writer writer(forks.get());
-  const bool records = context && autograd::records_calls();
+  const auto context = context_of(options);
+  codec::Writer writer(references.get());
+  const bool records = context && contexts_->records_calls();
   if (records) writer.tensors().record_gradients();
-  if (is_users(issue.kind) && config().debug == DebugLevel::Detail) writer.tensors().watch();
+  if (is_users(options.kind) && config().debug == DebugLevel::Detail) writer.tensors().watch();
   Peer::Lane lane;
   HeldBytes held;
-  std::chrono::nanoseconds left = issue.limit;
+  std::chrono::nanoseconds left = options.limit;
   try {
     message = std::make_shared<Outgoing>(
-        address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
-                worker->worker(), issue.back ? Way::Back : Way::Call));
+        address(writer.write(pack), options.back ? worker->map_back() : worker->map(),
+                worker->worker(), options.back ? Way::Back : Way::Call));
     try {
-      held = hold_back(issue, *worker, bytes_of(message->message), left);
+      held = hold_back(options, *worker, bytes_of(message->message), left);
     } catch (const Error& error) {
-      forks->undo();
-      pending->fail(std::make_exception_ptr(
-          error.within(in_words(&issue.function, describe(worker->worker())))));
+      references->undo();
+      pending->fail(
+          std::make_exception_ptr(error.within(in_words(&function, describe(worker->worker())))));
       return callee;
     }
     try {
       lane = worker->lane(routes_);
     } catch (const Error& error) {
-      throw error.within(in_words(&issue.function, describe(worker->worker())));
+      throw error.within(in_words(&function, describe(worker->worker())));
     }
   } catch (...) {
-    forks->undo();
+    references->undo();
     throw;
   }
   Head head;
   head.kind = FrameKind::Call;
-  head.flags = (issue.on_loop ? kOnLoop : 0) | (autograd::records_calls() ? 0 : kNoGrad);
-  head.message = static_cast<std::uint8_t>(issue.kind);
+  head.flags = (options.on_loop ? kOnLoop : 0) | (contexts_->records_calls() ? 0 : kNoGrad);
+  head.message = static_cast<std::uint8_t>(options.kind);
   head.call = next_call();
   if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
-    context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to.rank,
+    context->sent({parts_.self.rank, head.call, /*reply=*/false}, options.to.rank,
                   writer.tensors().take_recorded());
   }
-  add_waiting(head.call, issue, left.count() == 0 ? Deadline::never() : Deadline::in(left),
-              std::move(pending),
+  add_waiting(head.call, function, options,
+              left.count() == 0 ? Deadline::never() : Deadline::in(left), std::move(pending),
               {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot),
                std::move(held)},
-              context, forks);
-  head.name = issue.function.id.name;
-  head.signature = issue.function.id.signature;
+              context, references);
+  head.name = function.id.name;
+  head.signature = function.id.signature;
   head.time_left = left.count();
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks,
-                                            &function = issue.function, worker] {
-    lane.pass([self, connection = lane.connection, head, message, forks, &function, worker] {
+  const bool sent = send_frame(options.kind, [self = shared_from_this(), lane, head, message,
+                                              references, &function, worker] {
+    lane.pass([self, connection = lane.connection, head, message, references, &function, worker] {
       const bool is_behind_streams = message->ready.source() != nullptr;
       const auto watched = std::move(message->message.watched);
       const Op op = send_message(*connection, head, std::move(*message));
       if (watched ||
           (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
-        return op.on_ended([self, op, call = head.call, forks, watched, &function, worker] {
+        return op.on_ended([self, op, call = head.call, references, watched, &function, worker] {
           const auto error = op.error();
           if (!error && watched) self->check_unchanged(call, function, *worker, *watched);
           if (!error || !is_of_message(*error)) return;
-          forks->undo();
+          references->undo();
           self->fail_here(call, *error);
         });
       }
       if (!op.ended() || !op.error()) return;
       // A lane that has failed ends all its calls; here the message alone was not taken.
-      forks->undo();
+      references->undo();
       self->fail_here(head.call, *op.error());
     });
   });
   if (sent) {
     // It was released while this was packed: that worker may not have been told.
-    if (context && context->released())
-      autograd::messages::clean_up(shared_from_this(), issue.to.rank, context->id());
+    if (context && context->released()) contexts_->tell_ended(options.to.rank, context->id());
     return callee;
   }
-  forks->undo();
+  references->undo();
   fail_here(head.call, Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                   " refused the message (an injected fault)"));
   return callee;
@@ -554,27 +548,28 @@ std::size_t AgentCore::pauses() const {
   return pauses_.size();
 }
 
-void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first,
+void AgentCore::call_here(const Function& function, const CallOptions& options,
+                          const std::optional<Future<void>>& first,
                           std::unique_ptr<PendingCall> pending,
                           const std::function<Task(std::uint64_t id)>& make) {
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->generation = generation_;
-  state->context = context_of(issue);
-  state->no_grad = !autograd::records_calls();
+  state->context = context_of(options);
+  state->no_grad = !contexts_->records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
   const std::uint64_t id = next_call();
-  add_waiting(id, issue, issue.deadline(), std::move(pending), {0, 0, own_calls_}, state->context,
-              nullptr, state);
+  add_waiting(id, function, options, options.deadline(), std::move(pending), {0, 0, own_calls_},
+              state->context, nullptr, state);
   state->deadline =
-      issue.deadline();  // not before the caller's: who returns at its deadline is late
+      options.deadline();  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
-  const auto go = [self = shared_from_this(), id, state, on_loop = issue.on_loop, task] {
+  const auto go = [self = shared_from_this(), id, state, on_loop = options.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task),
                    [self, id](const Error& why) { self->fail_here(id, why); });
   };
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), id, first, go] {
+  const bool sent = send_frame(options.kind, [self = shared_from_this(), id, first, go] {
     if (!first) return go();
     first->on_done_light([self, id, go](const Future<void>& ended) {
       if (const auto error = ended.error())
@@ -628,12 +623,12 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
         .within(in_words(call.function, describe(worker)))
         .with_ranks({worker.rank});
   });
-  std::vector<std::shared_ptr<rref::ForkWriter>> given;
-  for (auto& [id, call] : failed) given.push_back(std::move(call.forks));
-  for (auto& call : forgotten) given.push_back(std::move(call.forks));
+  std::vector<std::shared_ptr<SentReferences>> given;
+  for (auto& [id, call] : failed) given.push_back(std::move(call.references));
+  for (auto& call : forgotten) given.push_back(std::move(call.references));
   off_loop(worker.rank,
            Task([self = shared_from_this(), rank = worker.rank, given = std::move(given)] {
-             if (!self->closed_) rref::ask_what_came(self, rank, given);
+             if (!self->closed_) self->references_->ask_which_arrived(rank, given);
            }));
   look_after(worker.rank);
 }
@@ -661,13 +656,13 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
   directory_.forget(ended->worker().rank);
   off_loop(ended->worker().rank, Task([self = shared_from_this(), rank = ended->worker().rank,
                                        given = ended->take_given()] {
-             if (!self->closed_) rref::ask_what_came(self, rank, given);
+             if (!self->closed_) self->references_->ask_which_arrived(rank, given);
            }));
   look_after(ended->worker().rank);
 }
 
 void AgentCore::take_back_reply(int caller, std::uint64_t call) {
-  contexts_.forget({caller, call, /*reply=*/true});
+  contexts_->forget({caller, call, /*reply=*/true});
   std::vector<std::shared_ptr<Inbound>> from;
   {
     std::lock_guard lock(mutex_);
@@ -712,8 +707,8 @@ void AgentCore::leave() noexcept {
     timer = std::move(timer_);
   }
   routes_.close();
-  references_.close();
-  contexts_.close();
+  references_->close();
+  contexts_->close();
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
   for (const auto& [rank, one] : shutting_down) one.verdict.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
@@ -731,8 +726,8 @@ void AgentCore::leave() noexcept {
     thread_pool_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
   }
   thread_pool_->stop();
-  references_.close();  // what came, or ran, while the rest ended
-  contexts_.close();
+  references_->close();  // what came, or ran, while the rest ended
+  contexts_->close();
   keep_until_left(nullptr);
 }
 
@@ -753,13 +748,8 @@ DebugInfo AgentCore::debug_info() const {
   info.calls_served = served_;
   info.handlers_busy = running_;
   info.calls_held_back = held_back_;
-  const auto counts = references_.counts();
-  info.owner_rrefs = counts.owners;
-  info.forks = counts.forks;
-  info.pending_users = counts.pending_users;
-  const auto autograd = contexts_.counts();
-  info.contexts = autograd.contexts;
-  info.backward_passes = autograd.passes;
+  references_->count(info);
+  contexts_->count(info);
   return info;
 }
 

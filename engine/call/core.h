@@ -13,9 +13,9 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/base/inheritance.h>
-#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/call/announcements.h>
 #include <weft/engine/call/directory.h>
+#include <weft/engine/call/extension.h>
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/pending.h>
@@ -23,7 +23,6 @@
 #include <weft/engine/call/thread_pool.h>
 #include <weft/engine/call/types.h>
 #include <weft/engine/call/wire.h>
-#include <weft/engine/rref/references.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/receive_pool.h>
 #include <weft/transport/routes.h>
@@ -34,6 +33,11 @@ class Peer;
 class Inbound;
 struct Message;
 struct Outgoing;
+
+namespace internal {
+// A liveness probe: returns at once.
+void alive();
+}  // namespace internal
 
 // What tells whether an agent is idle.
 struct Activity {
@@ -47,18 +51,6 @@ struct Activity {
 // A time limit as a caller gives it, without kNoTimeout and what no clock can hold: 0 for none.
 // Throws Caller for a negative one; `what` is whose it is.
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what);
-
-// A call as it is issued.
-struct Issue {
-  const Function& function;
-  Recipient to;
-  std::chrono::milliseconds limit{0};  // 0 = none
-  MessageKind kind = MessageKind::Call;
-  bool on_loop = false;
-  bool back = false;  // see Going
-  // From now on.
-  Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
-};
 
 // Which of a worker's tensors a device map is for.
 enum class Way {
@@ -79,6 +71,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     // what they announce.
     std::shared_ptr<transport::Bootstrap> announcements;
     std::vector<std::shared_ptr<const void>> kept;  // while the agent lives: what hosts the store
+    // Make the agent's extensions.
+    std::function<std::unique_ptr<ReferenceExtension>(AgentCore&)> make_references;
+    std::function<std::unique_ptr<ContextExtension>(AgentCore&)> make_contexts;
   };
   // Joins the job: listens, publishes, waits for the others. A rank of -1 stands for one that is
   // free.
@@ -113,16 +108,16 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
   // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what
   // fails later fails `pending`.
-  std::shared_ptr<const Member> send_call(const Issue& issue,
+  std::shared_ptr<const Member> send_call(const Function& function, const CallOptions& options,
                                           const std::function<void(codec::Packer&)>& pack,
                                           std::unique_ptr<PendingCall> pending);
   // A call to this worker itself: `task` runs the function, then takes `pending` back by the number
   // and completes it. `first` is waited for.
-  void call_here(const Issue& issue, const std::optional<Future<void>>& first,
-                 std::unique_ptr<PendingCall> pending,
+  void call_here(const Function& function, const CallOptions& options,
+                 const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
                  const std::function<Task(std::uint64_t id)>& make);
-  rref::References& references() { return references_; }
-  autograd::Contexts& contexts() { return contexts_; }
+  ReferenceExtension& references() { return *references_; }
+  ContextExtension& contexts() { return *contexts_; }
   // Completes a call that is still waited for.
   void complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how);
 
@@ -265,15 +260,15 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   };
   // Takes room for the call's bytes. The program's own threads wait for it as long as is `left` of
   // the call's time limit (0: none), which becomes less by that. Throws Timeout.
-  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes,
+  HeldBytes hold_back(const CallOptions& options, const Peer& worker, std::uint64_t bytes,
                       std::chrono::nanoseconds& left);
-  void add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline,
-                   std::unique_ptr<PendingCall> pending, Leaving leaving,
-                   std::shared_ptr<autograd::Context> context,
-                   std::shared_ptr<rref::ForkWriter> forks = nullptr,
+  void add_waiting(std::uint64_t id, const Function& function, const CallOptions& options,
+                   Deadline deadline, std::unique_ptr<PendingCall> pending, Leaving leaving,
+                   std::shared_ptr<CallContext> context,
+                   std::shared_ptr<SentReferences> references = nullptr,
                    std::shared_ptr<CallState> here = nullptr);
   std::uint64_t next_call();
-  std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
+  std::shared_ptr<CallContext> context_of(const CallOptions& options) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   // Gives the call back, ended.
   WaitingCall complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
@@ -341,8 +336,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
-  rref::References references_;
-  autograd::Contexts contexts_;
+  const std::unique_ptr<ReferenceExtension> references_;
+  const std::unique_ptr<ContextExtension> contexts_;
   PresentWorkers present_;  // where workers come and go
   News news_;
   PendingCalls calls_;
@@ -415,8 +410,5 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // How many of them there was no place for, by whom and by which lane they went to.
   std::map<std::pair<int, std::uint64_t>, std::size_t> forgotten_;
 };
-
-// rpc::init, with the GPUs to use.
-Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices);
 
 }  // namespace weft::rpc

@@ -6,10 +6,9 @@
 #include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
-#include <weft/engine/autograd/execution_context.h>
+#include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/incoming_call.h>
-#include <weft/engine/rpc/agent.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/profiling/trace/host_time.h>
@@ -27,7 +26,7 @@ constinit trace::Name run{trace::Layer::Engine,
 CallExecutionContext::CallExecutionContext(std::shared_ptr<AgentCore> core,
                                            std::shared_ptr<const CallState> call)
     : core_(std::move(core)),
-      agent_(std::make_unique<Agent>(core_, false)),
+      agent_(detail::CoreCalls::handle(core_)),
       executor_(core_->thread_pool()),
       call_(std::move(call)) {}
 
@@ -37,12 +36,12 @@ namespace {
 
 const CallExecutionContext* call_of_this_thread() {
   const weft::detail::ExecutionContext* execution_context = weft::detail::execution_context().get();
-  // A thread has one context at a time, but the execution contexts of released ones may be around
-  // it.
-  while (const auto* context =
-             dynamic_cast<const autograd::AutogradExecutionContext*>(execution_context))
-    execution_context = context->around().get();
-  return dynamic_cast<const CallExecutionContext*>(execution_context);
+  while (execution_context != nullptr) {
+    if (const auto* call = dynamic_cast<const CallExecutionContext*>(execution_context))
+      return call;
+    execution_context = execution_context->around();
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -125,7 +124,7 @@ void log_thrown(const Function& function, const WorkerInfo& caller, const std::s
 }
 
 void IncomingCall::give_up(const std::exception_ptr& error) noexcept {
-  if (value_) value_->fail(error);
+  if (refused_) refused_(error);
   refuse(error);
 }
 
@@ -150,7 +149,8 @@ bool IncomingCall::drop_if_late() noexcept {
 
 void IncomingCall::start(const std::optional<Future<void>>& first, Task task) {
   std::vector<Future<void>> unconfirmed;
-  if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
+  if (auto* references = codec::Reader::current().references())
+    unconfirmed = static_cast<ReceivedReferences*>(references)->take_unconfirmed();
   // The arguments alone have their memory now: the function may begin before this turn ends, and
   // take it over.
   codec::Reader::current().tensors() = codec::TensorReader({});

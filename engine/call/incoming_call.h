@@ -12,16 +12,12 @@
 
 #include <weft/base/error.h>
 #include <weft/base/export.h>
+#include <weft/engine/call/extension.h>
 #include <weft/engine/call/function.h>
 #include <weft/engine/call/types.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/executor.h>
-#include <weft/engine/rref/references.h>
 #include <weft/profiling/trace/operation.h>
-
-namespace weft::autograd {
-class Context;
-}
 
 namespace weft::rpc {
 
@@ -40,7 +36,7 @@ struct CallState {
   std::atomic<bool> cancelled{false};
   mutable std::atomic<bool> has_begun{false};             // its function …
   mutable std::atomic<Deadline::Clock::rep> begun_at{0};  // … at this time, set before
-  std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
+  std::shared_ptr<CallContext> context;  // that the call was made in; null for none
   bool no_grad = false;  // made under NoGradGuard: nothing behind it is recorded in a context
   std::vector<c10::Stream>
       streams;                // that are current while the function runs, one of each GPU in use
@@ -61,7 +57,7 @@ class CallExecutionContext final : public weft::detail::ExecutionContext {
 
  private:
   std::shared_ptr<AgentCore> core_;
-  std::unique_ptr<Agent> agent_;  // what this_agent() gives
+  std::shared_ptr<Agent> agent_;  // what this_agent() gives
   std::shared_ptr<weft::detail::Executor> executor_;
   std::shared_ptr<const CallState> call_;
 };
@@ -103,8 +99,10 @@ class WEFT_API IncomingCall : public std::enable_shared_from_this<IncomingCall> 
   const std::shared_ptr<AgentCore>& core() const { return core_; }
   const Function& function() const { return function_; }
   const CallState& state() const { return *state_; }
-  // What the call is to create; it fails if the call does.
-  void keep(std::shared_ptr<rref::Owned> value) { value_ = std::move(value); }
+  // Runs, before the caller is told, where the call ends without its function having run.
+  void on_refused(std::function<void(const std::exception_ptr&)> refused) {
+    refused_ = std::move(refused);
+  }
   // When the arguments have been decoded, with what runs the function: that is once their
   // references are confirmed, and `first` is done (the creation of the value that a method is
   // called on).
@@ -129,7 +127,7 @@ class WEFT_API IncomingCall : public std::enable_shared_from_this<IncomingCall> 
  private:
   void give_up(const std::exception_ptr& error) noexcept;
   void run(Task task);
-  std::shared_ptr<rref::Owned> value_;
+  std::function<void(const std::exception_ptr&)> refused_;
 };
 
 }  // namespace weft::rpc

@@ -5,9 +5,10 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
-#include <weft/engine/rref/control.h>
 
 namespace weft::rpc {
+
+void internal::alive() {}
 
 namespace {
 
@@ -23,8 +24,8 @@ bool AgentCore::depends_on(int rank) const {
   const bool is_watched =
       present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
   const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-  return is_watched || decides || dependent_.contains(rank) || references_.concerns(rank) ||
-         contexts_.concerns(rank);
+  return is_watched || decides || dependent_.contains(rank) || references_->concerns(rank) ||
+         contexts_->concerns(rank);
 }
 
 // A connection may end without its worker: ask before its references are given up, and a shutdown
@@ -57,8 +58,9 @@ void AgentCore::ask_whether_alive(int rank) {
   const auto present = present_.find(rank);
   const Recipient asked(rank, present ? present->generation : kAnyLife);
   try {
-    const Going going{asked, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
-    call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
+    const CallOptions options{asked, std::chrono::seconds(10), MessageKind::Shutdown,
+                              /*on_loop=*/true};
+    call<detail::FunctionBody<&internal::alive>>(shared_from_this(), options, {})
         .on_done_light([self = shared_from_this(), asked](const Future<void>& answered) {
           self->asked_whether_alive(asked, answered.error(), /*was_sent=*/true);
         });
@@ -100,8 +102,8 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
   const bool has_life = asked.generation != kAnyLife;
   const auto successor =
       has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt;
-  references_.worker_lost(rank, successor);
-  contexts_.worker_lost(rank, successor);
+  references_->worker_lost(rank, successor);
+  contexts_->worker_lost(rank, successor);
   thread_pool_->recall();  // who waits in shutdown() for it
   if (parts_.world_size) {
     const Error lost(Blame::PeerLost,
@@ -153,8 +155,8 @@ void AgentCore::end_predecessors(int rank, Generation generation, const Error& w
     }
   }
   for (const auto& inbound : of_predecessor) inbound->close(why);
-  references_.worker_lost(rank, static_cast<std::uint16_t>(generation));
-  contexts_.worker_lost(rank, static_cast<std::uint16_t>(generation));
+  references_->worker_lost(rank, static_cast<std::uint16_t>(generation));
+  contexts_->worker_lost(rank, static_cast<std::uint16_t>(generation));
 }
 
 bool AgentCore::has_successor(const WorkerGeneration& worker) const {

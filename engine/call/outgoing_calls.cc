@@ -4,8 +4,6 @@
 #include <c10/core/StreamGuard.h>
 
 #include <weft/base/op.h>
-#include <weft/engine/autograd/context.h>
-#include <weft/engine/autograd/lost_gradients.h>
 #include <weft/engine/call/body.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
@@ -44,9 +42,9 @@ std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
 
 }  // namespace
 
-HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes,
+HeldBytes AgentCore::hold_back(const CallOptions& options, const Peer& worker, std::uint64_t bytes,
                                std::chrono::nanoseconds& left) {
-  if (!is_users(issue.kind)) return {};
+  if (!is_users(options.kind)) return {};
   const auto& all = worker.bytes();
   if (bytes <= kShortCall || !may_be_held_back() || loop_->inside()) {
     all->take_anyway(bytes);
@@ -57,7 +55,7 @@ HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint
   const auto begun = Deadline::Clock::now();
   ++held_back_;
   all->wait(turn);
-  thread_pool_->drive([&] { return turn.has_come || closed_; }, issue.deadline(), &turn);
+  thread_pool_->drive([&] { return turn.has_come || closed_; }, options.deadline(), &turn);
   --held_back_;
   if (!all->give_up(turn)) {
     if (left.count() > 0)
@@ -68,7 +66,7 @@ HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint
   if (closed_) throw why_gone();
   throw Error(
       Blame::Timeout,
-      "for " + weft::describe(issue.limit) + " its " + std::to_string(bytes) +
+      "for " + weft::describe(options.limit) + " its " + std::to_string(bytes) +
           " bytes have not been sent, since " + std::to_string(all->taken()) +
           " bytes of other calls to that worker are unanswered; it is too slow for so many, or "
           "raise rpc::Options::bytes_in_flight (" +
@@ -80,24 +78,25 @@ std::string AgentCore::in_words(const Function* function, const std::string& to)
          describe(parts_.self);
 }
 
-void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline,
-                            std::unique_ptr<PendingCall> pending, Leaving leaving,
-                            std::shared_ptr<autograd::Context> context,
-                            std::shared_ptr<rref::ForkWriter> forks,
+void AgentCore::add_waiting(std::uint64_t id, const Function& function, const CallOptions& options,
+                            Deadline deadline, std::unique_ptr<PendingCall> pending,
+                            Leaving leaving, std::shared_ptr<CallContext> context,
+                            std::shared_ptr<SentReferences> references,
                             std::shared_ptr<CallState> here) {
-  if (counts(issue.kind)) {
+  if (counts(options.kind)) {
     ++waiting_;
     ++issued_;
   }
-  const trace::About shown{.name = issue.function.name.c_str(),
+  const trace::About shown{.name = function.name.c_str(),
                            .sequence = id,
-                           .peer = issue.to.rank,
+                           .peer = options.to.rank,
                            .bytes = leaving.bytes};
-  calls_.add(id, {coarse_now(), std::move(pending), deadline, issue.limit, &issue.function,
-                  issue.to.rank, leaving.lane, issue.kind, std::move(context), std::move(forks),
-                  std::move(here), trace::Operation::begin(member_, trace::Kind::Call, shown),
-                  trace::Waiting(leaving.in_flight),
-                  /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
+  calls_.add(
+      id, {coarse_now(), std::move(pending), deadline, options.limit, &function, options.to.rank,
+           leaving.lane, options.kind, std::move(context), std::move(references), std::move(here),
+           trace::Operation::begin(member_, trace::Kind::Call, shown),
+           trace::Waiting(leaving.in_flight),
+           /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_)
@@ -218,7 +217,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
     if (call.pending) return late_reply_came(call, worker, std::move(message), lacking);
     if (is_forgotten &&
         message.head.kind != FrameKind::Failure) {  // references in it would stay for ever
-      rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
+      references_->give_back_reply(worker.rank, message.head.call);
     }
     return;
   }
@@ -236,41 +235,43 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
   auto traced = std::exchange(call.traced, {});
   traced.add(bytes_of(message));
   const auto context = call.context;
-  const auto given = call.forks;
+  const auto given = call.references;
   complete(std::move(call), [&](PendingCall& pending) {
     try {
       if (lacking != nullptr) throw *lacking;
-      rref::ForkReader forks(*this, worker.rank);
-      const c10::MultiStreamGuard streams(message.streams);
-      const auto enqueued = [&, storages = on_gpus(message.parts)] {
-        return parts_.devices->work(message.streams, storages);
+      const auto read = [&](ReceivedReferences& references) {
+        const c10::MultiStreamGuard streams(message.streams);
+        const auto enqueued = [&, storages = on_gpus(message.parts)] {
+          return parts_.devices->work(message.streams, storages);
+        };
+        codec::Reader reader(std::move(message.parts), &references);
+        if (context && !context->released()) {
+          reader.tensors().attach_gradients(
+              context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
+        }
+        reader.tensors().on_computed([&](const at::Tensor& result) {
+          contexts_->note_computed(result, describe(worker), function->name);
+        });
+        reader.read(message.body, [&](const msgpack::object& object) {
+          if (!failure) {
+            pending.succeed(object, std::ref(enqueued));  // which allocates nothing
+            return traced.end();
+          }
+          const auto record = object.as<FailureRecord>();
+          const Blame blame = blame_from(record.blame);
+          if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
+          if (record.what == static_cast<int>(Failure::Thrown)) {
+            throw RemoteError(worker.name, function->name, record.text, record.ranks);
+          }
+          if (record.what == static_cast<int>(Failure::NotCreated)) {
+            throw CreationError(Error(blame, record.text).with_ranks(record.ranks));
+          }
+          throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " +
+                                 describe(worker) + ": " + record.text)
+              .with_ranks(record.ranks);
+        });
       };
-      codec::Reader reader(std::move(message.parts), &forks);
-      if (context && !context->released()) {
-        reader.tensors().attach_gradients(
-            context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
-      }
-      reader.tensors().on_computed([&](const at::Tensor& result) {
-        autograd::warn_where_gradients_end(result, describe(worker), function->name);
-      });
-      reader.read(message.body, [&](const msgpack::object& object) {
-        if (!failure) {
-          pending.succeed(object, std::ref(enqueued));  // which allocates nothing
-          return traced.end();
-        }
-        const auto record = object.as<FailureRecord>();
-        const Blame blame = blame_from(record.blame);
-        if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
-        if (record.what == static_cast<int>(Failure::Thrown)) {
-          throw RemoteError(worker.name, function->name, record.text, record.ranks);
-        }
-        if (record.what == static_cast<int>(Failure::NotCreated)) {
-          throw CreationError(Error(blame, record.text).with_ranks(record.ranks));
-        }
-        throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " +
-                               describe(worker) + ": " + record.text)
-            .with_ranks(record.ranks);
-      });
+      references_->with_references_from(worker.rank, std::ref(read));
     } catch (...) {
       auto error = std::current_exception();
       if (!failure && lacking == nullptr) {
@@ -282,7 +283,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
       if (context)
         context->forget({parts_.self.rank, message.head.call,
                          /*reply=*/false});  // before it is known to have failed
-      if (!failure) rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
+      if (!failure) references_->give_back_reply(worker.rank, message.head.call);
       pending.fail(error);
     }
   });
@@ -292,21 +293,22 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
 // owners; what cannot be read, or was recorded in a context, ends where it was sent.
 void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message,
                                 const Error* lacking) {
-  const auto give_back = [&] {
-    rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
-  };
+  const auto give_back = [&] { references_->give_back_reply(worker.rank, message.head.call); };
   if (lacking != nullptr) return give_back();
   try {
-    rref::ForkReader forks(*this, worker.rank);
-    const c10::MultiStreamGuard streams(message.streams);
-    const bool failure = message.head.kind == FrameKind::Failure;
-    codec::Reader(std::move(message.parts), &forks)
-        .read(message.body, [&](const msgpack::object& object) {
-          if (!failure)
-            return call.pending->succeed(object, [] { return weft::detail::DeviceWorkRef(); });
-          if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) && call.forks)
-            call.forks->undo();
-        });
+    const auto read = [&](ReceivedReferences& references) {
+      const c10::MultiStreamGuard streams(message.streams);
+      const bool failure = message.head.kind == FrameKind::Failure;
+      codec::Reader(std::move(message.parts), &references)
+          .read(message.body, [&](const msgpack::object& object) {
+            if (!failure)
+              return call.pending->succeed(object, [] { return weft::detail::DeviceWorkRef(); });
+            if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) &&
+                call.references)
+              call.references->undo();
+          });
+    };
+    references_->with_references_from(worker.rank, std::ref(read));
   } catch (...) {
     return give_back();
   }

@@ -50,8 +50,8 @@ void AgentCore::tell_of_wait(const CallState& state, std::uint64_t call) {
   const Recipient to(state.caller.rank, state.generation);
   off_loop(to, Task([self = shared_from_this(), to, call, why] {
              try {
-               const Going going{to, kTelling, MessageKind::Shutdown, /*on_loop=*/true};
-               rpc::call<detail::FunctionBody<&internal::call_waits>>(self, going, {call, why})
+               const CallOptions options{to, kTelling, MessageKind::Shutdown, /*on_loop=*/true};
+               rpc::call<detail::FunctionBody<&internal::call_waits>>(self, options, {call, why})
                    .on_done_light([](const Future<void>&) {});
              } catch (const std::exception& error) {
                log::debug(std::string("a caller is not told that its call waits: ") + error.what());

@@ -5,8 +5,6 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
-#include <weft/engine/autograd/context.h>
-#include <weft/engine/autograd/lost_gradients.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/peer.h>
 #include <weft/engine/codec/sent_bytes.h>
@@ -450,15 +448,17 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
       std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state,
                                      weak_from_this(), head.call, answer_to(head), std::move(slot));
   try {
-    rref::ForkReader forks(*core, state->caller.rank);
-    const c10::MultiStreamGuard streams(state->streams);
-    codec::Reader reader(std::move(message.parts), &forks);
-    if (state->context) {
-      reader.tensors().attach_gradients(state->context->receiver(
-          {state->caller.rank, head.call, /*reply=*/false}, state->caller));
-    }
-    reader.read(message.body,
-                [&](const msgpack::object& object) { function->serve(served, object); });
+    const auto read = [&](ReceivedReferences& references) {
+      const c10::MultiStreamGuard streams(state->streams);
+      codec::Reader reader(std::move(message.parts), &references);
+      if (state->context) {
+        reader.tensors().attach_gradients(state->context->receiver(
+            {state->caller.rank, head.call, /*reply=*/false}, state->caller));
+      }
+      reader.read(message.body,
+                  [&](const msgpack::object& object) { function->serve(served, object); });
+    };
+    core->references().with_references_from(state->caller.rank, std::ref(read));
     if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
   } catch (...) {
     const Error error = to_error(std::current_exception(), Blame::Caller);
@@ -490,20 +490,19 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
-  const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, generation()));
-  const auto undo = [core, context, forks,
-                     message = autograd::MessageId{caller, call, /*reply=*/true}] {
-    forks->undo();
+  const auto references = core->references().references_to(Recipient(caller, generation()));
+  const auto undo = [core, context, references, message = MessageId{caller, call, /*reply=*/true}] {
+    references->undo();
     if (context) context->forget(message);
   };
   try {
-    codec::Writer writer(forks.get());
+    codec::Writer writer(references.get());
     const bool records =
         context && !context->released();  // whatever mode the thread is in that brings the result
     if (records) {
       writer.tensors().record_gradients();
     } else if (!state.no_grad) {
-      writer.tensors().tell_computed(&autograd::is_computed);
+      writer.tensors().tell_computed(core->contexts().is_computed());
     }
     if (config().debug == DebugLevel::Detail) writer.tensors().watch();
     auto message = writer.write(pack);
@@ -521,7 +520,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     head.call = call;
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
-    keep_given(call, forks);
+    keep_given(call, references);
     const bool sent =
         core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
           const auto watched = std::move(shared->message.watched);
@@ -559,34 +558,34 @@ void Inbound::check_unchanged(const Function& function, const codec::SentBytes& 
   }
 }
 
-void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks) {
-  if (forks->is_empty()) return;
+void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<SentReferences>& references) {
+  if (references->is_empty()) return;
   std::lock_guard lock(mutex_);
   if (given_.size() >= prune_at_) {
     std::erase_if(given_, [](const auto& one) { return one.second->is_over(); });
     prune_at_ = std::max<std::size_t>(64, 2 * given_.size());
   }
-  given_.insert_or_assign(call, forks);
+  given_.insert_or_assign(call, references);
 }
 
-std::vector<std::shared_ptr<rref::ForkWriter>> Inbound::take_given() {
-  std::vector<std::shared_ptr<rref::ForkWriter>> all;
+std::vector<std::shared_ptr<SentReferences>> Inbound::take_given() {
+  std::vector<std::shared_ptr<SentReferences>> all;
   std::lock_guard lock(mutex_);
-  for (auto& [call, forks] : given_) all.push_back(std::move(forks));
+  for (auto& [call, references] : given_) all.push_back(std::move(references));
   given_.clear();
   return all;
 }
 
 void Inbound::take_back(std::uint64_t call) {
-  std::shared_ptr<rref::ForkWriter> forks;
+  std::shared_ptr<SentReferences> references;
   {
     std::lock_guard lock(mutex_);
     const auto found = given_.find(call);
     if (found == given_.end()) return;
-    forks = std::move(found->second);
+    references = std::move(found->second);
     given_.erase(found);
   }
-  forks->undo();
+  references->undo();
 }
 
 void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,

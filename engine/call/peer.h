@@ -129,7 +129,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   // The caller could not read that reply: the references in it end.
   void take_back(std::uint64_t call);
   // The references in replies that may not have come.
-  std::vector<std::shared_ptr<rref::ForkWriter>> take_given();
+  std::vector<std::shared_ptr<SentReferences>> take_given();
 
  private:
   void arrived(const transport::Arrival& arrival);
@@ -151,7 +151,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void reply_refused(std::uint64_t call, MessageKind kind, const Error& why);
   void check_unchanged(const Function& function, const codec::SentBytes& sent) const;
   // Remembers the references in a reply until they are known to have come, or not.
-  void keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks);
+  void keep_given(std::uint64_t call, const std::shared_ptr<SentReferences>& references);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
   // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.
   std::shared_ptr<const DeviceMap> map_of_results(AgentCore& core);
@@ -175,9 +175,9 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   Generation generation_ = 0;
   // Of a lane for host memory that of a caller whose map has no GPUs; else known once it is needed.
   std::shared_ptr<const DeviceMap> map_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
-  std::unordered_map<std::uint64_t, std::shared_ptr<rref::ForkWriter>> given_;  // by call
-  std::size_t prune_at_ = 64;                                                   // of those
+  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;       // that run here
+  std::unordered_map<std::uint64_t, std::shared_ptr<SentReferences>> given_;  // by call
+  std::size_t prune_at_ = 64;                                                 // of those
 };
 
 // The body of a Hello.

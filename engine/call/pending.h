@@ -21,16 +21,11 @@
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
-namespace weft::autograd {
-class Context;
-}
-namespace weft::rref {
-class ForkWriter;
-}
-
 namespace weft::rpc {
 
+class CallContext;
 struct CallState;
+class SentReferences;
 
 // Who waits for one reply. Completed once.
 class PendingCall {
@@ -78,9 +73,9 @@ struct WaitingCall {
   int to = -1;             // the callee's rank
   std::uint64_t lane = 0;  // which of its connections, one after the other
   MessageKind kind = MessageKind::Call;
-  std::shared_ptr<autograd::Context> context;  // that it was made in
-  std::shared_ptr<rref::ForkWriter>
-      forks;  // the references in it; ended where the callee has not read them
+  std::shared_ptr<CallContext> context;  // that it was made in
+  std::shared_ptr<SentReferences>
+      references;  // the references in it; ended where the callee has not read them
   std::shared_ptr<CallState> here;  // where it runs on this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};

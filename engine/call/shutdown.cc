@@ -12,7 +12,6 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/future/thread_executor.h>
-#include <weft/engine/rref/control.h>
 #include <weft/engine/store/backoff.h>
 
 namespace weft::rpc {
@@ -234,8 +233,7 @@ Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
   awaits_verdict_ = true;
   Patience patience(parts_.options.wait_reports);
   while (!ends_by(verdict, patience.next())) {
-    if (!patience.is_over() || answers<detail::FunctionBody<&rref::internal::alive>>({kFirst}) ||
-        closed_)
+    if (!patience.is_over() || answers<detail::FunctionBody<&internal::alive>>({kFirst}) || closed_)
       continue;
     std::vector<int> lower;
     for (int rank = 1; rank < parts_.self.rank; ++rank) lower.push_back(rank);
@@ -280,7 +278,7 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
 // of no use to anybody.
 void AgentCore::report_held() const {
   constexpr std::size_t kMost = 20;
-  const auto held = references_.held();
+  const auto held = references_->held();
   if (held.empty()) return;
   std::string text = describe(parts_.self) + " shuts down while its program still holds " +
                      in_numbers(held.size(), "reference", "references") + " to " +

@@ -12,8 +12,8 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/call/thread_pool.h>
+#include <weft/engine/call/wait_all.h>
 #include <weft/engine/future/thread_executor.h>
-#include <weft/engine/rpc/wait_all.h>
 
 namespace weft::rpc {
 

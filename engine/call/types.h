@@ -103,6 +103,29 @@ enum class MessageKind {
   Shutdown
 };
 
+// One message of a call, as both of its sides know it: a call's number is unique at its caller.
+struct MessageId {
+  int caller = -1;  // rank
+  std::uint64_t call = 0;
+  bool reply = false;
+  friend auto operator<=>(const MessageId&, const MessageId&) = default;
+  WEFT_FIELDS(caller, call, reply)
+};
+
+// How one call is routed and limited.
+struct CallOptions {
+  Recipient to;
+  std::chrono::milliseconds limit{0};  // 0 = none
+  MessageKind kind = MessageKind::Call;
+  bool on_loop = false;  // the function is short and does not block: it runs in a turn of the loop
+  Place place = {};      // of the call in the user's program, where it is known
+  // The call's tensors go to the devices that those of the receiver's own calls came from: by the
+  // inverse of the receiver's device map.
+  bool back = false;
+
+  Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
+};
+
 // For tests: what goes wrong with the messages that one agent sends.
 struct Faults {
   std::map<MessageKind, int>

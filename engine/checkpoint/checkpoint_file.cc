@@ -6,8 +6,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include <openssl/evp.h>
-
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -63,34 +61,6 @@ std::string behind_links(std::filesystem::path path) {
 }
 
 }  // namespace
-
-// --- Digest
-// ----------------------------------------------------------------------------------------------------------
-
-void Digest::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
-
-Digest::Digest() : context_(EVP_MD_CTX_new()) {
-  if (context_ == nullptr || EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) != 1) {
-    throw Error(Blame::Unsupported, "this libcrypto has no SHA-256");
-  }
-}
-
-void Digest::add(const void* data, std::size_t bytes) {
-  EVP_DigestUpdate(context_.get(), data, bytes);
-}
-
-std::string Digest::text() {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> raw{};
-  unsigned int bytes = 0;
-  EVP_DigestFinal_ex(context_.get(), raw.data(), &bytes);
-  std::string text;
-  for (unsigned int i = 0; i < bytes; ++i) {
-    char two[3];
-    std::snprintf(two, sizeof two, "%02x", raw[i]);
-    text += two;
-  }
-  return text;
-}
 
 // --- Draft
 // -----------------------------------------------------------------------------------------------------------
@@ -219,7 +189,7 @@ Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'"
 
 void Reader::read(void* memory) {
   get(static_cast<char*>(memory), bytes_, 0);
-  Digest digest;
+  codec::Digest digest;
   digest.add(memory, bytes_);
   if (digest.text() != digest_)
     throw Error(Blame::Caller, named_ + " is damaged: its bytes are not those that were written");

@@ -9,24 +9,9 @@
 
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
-
-struct evp_md_ctx_st;
+#include <weft/engine/codec/digest.h>
 
 namespace weft::checkpoint {
-
-class Digest {
- public:
-  Digest();
-  void add(const void* data, std::size_t bytes);
-  // In hexadecimal. Nothing is added afterwards.
-  std::string text();
-
- private:
-  struct Free {
-    void operator()(evp_md_ctx_st* context) const;
-  };
-  std::unique_ptr<evp_md_ctx_st, Free> context_;
-};
 
 // Written beside the file as FILE.new and then put into its place: whenever this process ends, the
 // file is the old one or the new one, whole. What a killed process has left there the next one
@@ -55,7 +40,7 @@ class Draft {
   std::string file_;   // what links lead to
   std::string aside_;
   Descriptor aside_file_;
-  Digest digest_;
+  codec::Digest digest_;
   std::size_t bytes_ = 0;
   int failed_ = 0;  // errno of the first failure
 };

@@ -11,12 +11,24 @@
 #include <weft/engine/codec/msgpack.h>
 #include <weft/engine/codec/tensors.h>
 
-namespace weft::rref {
-class ForkWriter;
-class ForkReader;
-}  // namespace weft::rref
-
 namespace weft::codec {
+
+// The references to values elsewhere that a message carries. engine/rref packs and unpacks them;
+// the stream only carries these along.
+class ReferenceWriter {
+ public:
+  ReferenceWriter() = default;
+  ReferenceWriter(const ReferenceWriter&) = delete;
+  ReferenceWriter& operator=(const ReferenceWriter&) = delete;
+  virtual ~ReferenceWriter() = default;
+};
+class ReferenceReader {
+ public:
+  ReferenceReader() = default;
+  ReferenceReader(const ReferenceReader&) = delete;
+  ReferenceReader& operator=(const ReferenceReader&) = delete;
+  virtual ~ReferenceReader() = default;
+};
 
 // Containers (vectors, maps, structs, …) in one another: what comes from a peer is taken apart by
 // recursion.
@@ -30,9 +42,10 @@ struct Encoded {
 
 class WEFT_API Writer {
  public:
-  // `forks` is asked for the references in the message; null where it goes to nobody in particular,
-  // and has none.
-  explicit Writer(rref::ForkWriter* forks = nullptr) : tensors_(encoded_.body), forks_(forks) {}
+  // `references` takes the references in the message; null where the message has no receiver, and
+  // so no references.
+  explicit Writer(ReferenceWriter* references = nullptr)
+      : tensors_(encoded_.body), references_(references) {}
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
   // Runs the function, in which values are packed. Throws Caller for what cannot travel, and for
@@ -42,18 +55,18 @@ class WEFT_API Writer {
   // The one at work on this thread. Throws Caller where none is: "pack() outside of weft".
   static Writer& current();
   TensorWriter& tensors() { return tensors_; }
-  rref::ForkWriter* forks() const { return forks_; }
+  ReferenceWriter* references() const { return references_; }
 
  private:
   Encoded encoded_;
   TensorWriter tensors_;
-  rref::ForkWriter* forks_ = nullptr;
+  ReferenceWriter* references_ = nullptr;
 };
 
 class WEFT_API Reader {
  public:
-  explicit Reader(std::vector<Part> parts, rref::ForkReader* forks = nullptr)
-      : tensors_(std::move(parts)), forks_(forks) {}
+  explicit Reader(std::vector<Part> parts, ReferenceReader* references = nullptr)
+      : tensors_(std::move(parts)), references_(references) {}
   // Parses the body and runs the function on it. Throws Caller for bytes that are not what the
   // function takes them for, or that go on behind it.
   void read(std::span<const std::byte> body,
@@ -61,11 +74,11 @@ class WEFT_API Reader {
 
   static Reader& current();
   TensorReader& tensors() { return tensors_; }
-  rref::ForkReader* forks() const { return forks_; }
+  ReferenceReader* references() const { return references_; }
 
  private:
   TensorReader tensors_;
-  rref::ForkReader* forks_ = nullptr;
+  ReferenceReader* references_ = nullptr;
 };
 
 // The form of a message on its own (weft::encode): everything in one run of bytes. docs/wire.md.

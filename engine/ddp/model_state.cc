@@ -6,7 +6,7 @@
 #include <ATen/ops/empty.h>
 
 #include <weft/base/log.h>
-#include <weft/engine/checkpoint/checkpoint_file.h>
+#include <weft/engine/codec/digest.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/called_by.h>
@@ -83,7 +83,7 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
 
 // The ranks compare digests, since texts are long and nearly always equal.
 bool is_same_on_all(ProcessGroup& group, const std::string& text) {
-  checkpoint::Digest digest;
+  codec::Digest digest;
   digest.add(text.data(), text.size());
   const std::string own = digest.text();
   const auto length = static_cast<std::int64_t>(own.size());

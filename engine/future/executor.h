@@ -43,6 +43,8 @@ class ExecutionContext {
   ExecutionContext& operator=(const ExecutionContext&) = delete;
   virtual ~ExecutionContext() = default;
   virtual const std::shared_ptr<Executor>& executor() const = 0;
+  // The one in which this one was set, where it leaves that one in force; else null.
+  virtual const ExecutionContext* around() const { return nullptr; }
 };
 using ExecutionContextRef = std::shared_ptr<const ExecutionContext>;
 

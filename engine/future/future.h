@@ -38,9 +38,9 @@
 #include <weft/base/error.h>
 #include <weft/base/export.h>
 #include <weft/base/task.h>
-#include <weft/engine/future/device_work.h>
 #include <weft/engine/future/executor.h>
 #include <weft/engine/future/refusal.h>
+#include <weft/engine/tensor/device_work.h>
 
 namespace weft {
 

@@ -47,7 +47,13 @@ group::Rendezvous meet(const ProcessGroupOptions& options, Deadline deadline) {
   if (why_not && why_not->blame() == Blame::Caller) throw Error(*why_not);
   if (why_not) deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
   try {
-    return group::rendezvous(options, group::process_environment(), deadline);
+    return group::rendezvous({.init_method = options.init_method,
+                              .rank = options.rank,
+                              .world_size = options.world_size,
+                              .store = options.store,
+                              .group_name = options.group_name,
+                              .wait_reports = options.wait_reports},
+                             group::process_environment(), deadline);
   } catch (const Error&) {
     if (why_not) throw Error(*why_not);
     throw;

@@ -9,6 +9,7 @@
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/call/core.h>
@@ -48,13 +49,13 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
 Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
   const rpc::CallExecutionContext& here = rpc::current_call("step()");
   const auto core = here.core();
-  if (const auto context = core->contexts().find(id)) {
+  if (const auto context = autograd::contexts_of(*core).find(id)) {
     autograd::messages::hear_failed(core, context, failed);
     if (here.call().caller != core->self()) return step_for_another(core, optimizer, *context);
     optimizer->step(*context);  // on streams of the caller's, which wait for it
     return Future<void>::ready();
   }
-  if (!core->contexts().has_ended(id)) return Future<void>::ready();
+  if (!autograd::contexts_of(*core).has_ended(id)) return Future<void>::ready();
   throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " +
                                     autograd::to_text(id) +
                                     ", and its gradients with it: it has not stepped");
@@ -65,7 +66,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
                          std::vector<autograd::PassName> passes) {
   const rpc::CallExecutionContext& here = rpc::current_call("step()");
   const auto core = here.core();
-  const auto context = core->contexts().find(id);
+  const auto context = autograd::contexts_of(*core).find(id);
   if (!context) {
     throw Error(Blame::Cancelled,
                 describe(core->self()) + " has released autograd context " + autograd::to_text(id));
@@ -366,7 +367,7 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
 
 Fence LocalOptimizer::step(autograd::Context& context) {
   const auto core = context.core();
-  autograd::Contexts::Steps& steps = core->contexts().steps();
+  autograd::Contexts::Steps& steps = autograd::contexts_of(*core).steps();
   std::unique_lock<std::mutex> others;
   if (order_ == StepOrder::Locked) others = std::unique_lock(steps.mutex);
   std::lock_guard lock(mutex_);
@@ -383,7 +384,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
     last = last_ = core->devices().recorded(streams);
   };
-  core->contexts().steps_in(context.id());
+  autograd::contexts_of(*core).steps_in(context.id());
   try {
     optimizer_->step();
   } catch (...) {

@@ -64,8 +64,7 @@ std::optional<int> world_size_variable(const Environment& environment) {
 }
 
 // Takes what the options leave open from the URL, and what that does from the environment.
-Wanted wanted_of(const ProcessGroupOptions& options, const Url& url,
-                 const Environment& environment) {
+Wanted wanted_of(const RendezvousOptions& options, const Url& url, const Environment& environment) {
   Wanted wanted{options.rank, options.world_size, {}};
   const auto fill = [&](std::optional<int>& number, const char* name,
                         std::initializer_list<const char*> variables) {
@@ -677,7 +676,7 @@ Numbered::~Numbered() {
   if (!is_kept_ && meetings[name_] == value_) --meetings[name_];
 }
 
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment,
+Rendezvous rendezvous(const RendezvousOptions& options, const Environment& environment,
                       Deadline deadline, bool open) {
   Rendezvous result;
   const Url url = options.store ? Url() : Url::parse(options.init_method);

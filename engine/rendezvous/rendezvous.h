@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <weft/base/deadline.h>
-#include <weft/engine/group/process_group.h>
+#include <weft/base/patience.h>
 
 namespace weft::group {
 
@@ -33,6 +35,21 @@ class Numbered {
   bool is_kept_ = false;
 };
 
+// How this process is to find the others.
+struct RendezvousOptions {
+  // env://  file:///path  tcp://host:port  tcp://[multicast address]:port; ?rank=&world_size=
+  // override the environment.
+  std::string init_method = "env://";
+  // Override URL and environment.
+  std::optional<int> rank{}, world_size{};
+  // Stands in for init_method; needs rank and world_size.
+  c10::intrusive_ptr<c10d::Store> store{};
+  // Isolates jobs that share an address.
+  std::string group_name{};
+  // After how long a rank says on stderr that it waits for others.
+  WaitReports wait_reports = default_wait_reports();
+};
+
 constexpr int kAnyRank = -1;  // of a member that comes and goes, and was given none
 
 struct Rendezvous {
@@ -55,7 +72,7 @@ struct Rendezvous {
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
 // `open`: members come and go, and a rank that comes again finds those that are there; one without
 // a rank hosts no store.
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment,
+Rendezvous rendezvous(const RendezvousOptions& options, const Environment& environment,
                       Deadline deadline, bool open = false);
 
 // LOCAL_RANK, or what mpirun and srun set in its place.

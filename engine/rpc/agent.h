@@ -16,10 +16,10 @@
 #include <weft/base/export.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/types.h>
+#include <weft/engine/call/wait_all.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/script.h>
-#include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/rref.h>
 
 namespace weft::rpc {
@@ -34,7 +34,7 @@ class WEFT_API Agent {
   auto issue(const Destination& to, A&&... arguments) const {
     using Naming = detail::NamingOf<F>;
     using Body = detail::FunctionBody<Naming::function>;
-    return call<Body>(core_, going(to, Naming::on_loop),
+    return call<Body>(core_, call_options(to, Naming::on_loop),
                       typename Body::Arguments(std::forward<A>(arguments)...));
   }
 
@@ -73,7 +73,7 @@ class WEFT_API Agent {
       using Naming = detail::NamingOf<F>;
       using Body = detail::FunctionBody<Naming::function>;
       return RRef<typename Body::Result>(
-          create<Body>(core_, going(to, Naming::on_loop),
+          create<Body>(core_, call_options(to, Naming::on_loop),
                        typename Body::Arguments(std::forward<A>(arguments)...)));
     } else {
       std::terminate();
@@ -86,7 +86,7 @@ class WEFT_API Agent {
     if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
       using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
       return RRef<M>(create<Body>(
-          core_, going(to, false),
+          core_, call_options(to, false),
           typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
     } else {
       std::terminate();
@@ -189,7 +189,7 @@ class WEFT_API Agent {
                               std::vector<OperatorValue> arguments) const;
   RRef<at::Tensor> create_op(const std::string& name, const Destination& to,
                              std::vector<OperatorValue> arguments) const;
-  Going going(const Destination& to, bool on_loop) const;
+  CallOptions call_options(const Destination& to, bool on_loop) const;
   AgentCore& core() const;
   std::shared_ptr<AgentCore> core_;
   std::shared_ptr<const void> leave_when_dropped_;

@@ -7,6 +7,7 @@
 #include <weft/base/config.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/numbers.h>
@@ -14,7 +15,8 @@
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/engine/rendezvous/url.h>
-#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rpc/init.h>
+#include <weft/engine/rref/references.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/torch_cuda.h>
@@ -35,9 +37,9 @@ bool is_open(const Options& options, const group::Environment& environment) {
   return true;
 }
 
-ProcessGroupOptions meeting(const Options& options, bool open,
-                            const group::Environment& environment) {
-  ProcessGroupOptions meeting;
+group::RendezvousOptions meeting(const Options& options, bool open,
+                                 const group::Environment& environment) {
+  group::RendezvousOptions meeting;
   meeting.init_method = options.init_method;
   meeting.rank = options.rank;
   meeting.world_size = options.world_size;
@@ -106,7 +108,7 @@ void check_secret(const std::string& secret) {
 
 // Null where the rank is not known before the others are met.
 std::shared_ptr<const Presence> presence_of(const std::string& name,
-                                            const ProcessGroupOptions& meeting, bool open) {
+                                            const group::RendezvousOptions& meeting, bool open) {
   if (open && !meeting.rank) return nullptr;  // it takes a free one
   const auto url = group::Url::parse(meeting.init_method);
   const bool by_environment = !meeting.store && url.scheme == "env";
@@ -184,6 +186,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
       interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
   const auto store = parts.store;
   const auto kept = parts.kept;
+  parts.make_references = [](AgentCore& core) { return std::make_unique<rref::References>(core); };
+  parts.make_contexts = [](AgentCore& core) { return std::make_unique<autograd::Contexts>(core); };
   auto core = AgentCore::make(std::move(parts), address, deadline);
   const instruments::Participant participant{core->self().rank, open ? 0 : place.world_size,
                                              timeline};

@@ -36,9 +36,9 @@
 #include <weft/base/error.h>
 #include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
-#include <weft/engine/future/each_tensor.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/operators.h>
+#include <weft/engine/tensor/each_tensor.h>
 
 namespace torch::jit {
 struct CompilationUnit;

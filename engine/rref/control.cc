@@ -13,7 +13,7 @@ constexpr std::size_t kMostAtOnce =
 namespace internal {
 
 namespace {
-References& here(const char* what) { return rpc::current_call(what).core()->references(); }
+References& here(const char* what) { return references_of(*rpc::current_call(what).core()); }
 }  // namespace
 
 void fork(Id id, ForkId fork) {
@@ -33,12 +33,12 @@ void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> chi
   const auto& core = call.core();
   const int giver = call.call().caller.rank;
   for (const auto& [id, fork] : owned) {
-    if (core->references().has_or_ends(fork)) continue;
+    if (references_of(*core).has_or_ends(fork)) continue;
     control<&user_delete>(core, giver, rpc::MessageKind::UserDelete, {id, fork},
                           {.keeps_on = true});
   }
   for (const ForkId child : children) {
-    if (core->references().has_or_ends(child)) continue;
+    if (references_of(*core).has_or_ends(child)) continue;
     control<&child_accepted>(core, giver, rpc::MessageKind::ChildAccept, {child},
                              {.keeps_on = true});
   }
@@ -47,7 +47,6 @@ void take_back_reply(std::uint64_t call) {
   const auto& here_now = rpc::current_call("take_back_reply()");
   here_now.core()->take_back_reply(here_now.call().caller.rank, call);
 }
-void alive() {}
 
 }  // namespace internal
 
@@ -57,28 +56,28 @@ void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, 
   control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, why});
 }
 
-void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
-                   const std::vector<std::shared_ptr<ForkWriter>>& given) {
+void References::ask_which_arrived(int worker,
+                                   const std::vector<std::shared_ptr<rpc::SentReferences>>& sent) {
   std::vector<std::pair<Id, ForkId>> owned;
   std::vector<ForkId> children;
-  for (const auto& forks : given) {
-    if (forks) forks->list_open(owned, children);
+  for (const auto& forks : sent) {
+    if (forks) static_cast<const ForkWriter&>(*forks).list_open(owned, children);
   }
   const auto begin_of = [](const auto& all, std::size_t at) {
     return all.begin() + std::min(at, all.size());
   };
   for (std::size_t at = 0; at < std::max(owned.size(), children.size()); at += kMostAtOnce) {
-    control<&internal::give_back>(core, to, rpc::MessageKind::Fork,
+    control<&internal::give_back>(core_.shared_from_this(), worker, rpc::MessageKind::Fork,
                                   {{begin_of(owned, at), begin_of(owned, at + kMostAtOnce)},
                                    {begin_of(children, at), begin_of(children, at + kMostAtOnce)}},
                                   {.keeps_on = true});
   }
 }
 
-void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call) {
-  if (core->closed()) return;
-  control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call},
-                                      {.keeps_on = true});
+void References::give_back_reply(int callee, std::uint64_t call) {
+  if (core_.closed()) return;
+  control<&internal::take_back_reply>(core_.shared_from_this(), callee,
+                                      rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
 }
 
 std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
@@ -120,7 +119,7 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
                     " belongs to another agent of this process; send it with that one");
   }
   handle->require_created();
-  References& references = core_.references();
+  References& references = references_of(core_);
   const ForkId fork = references.next_id();
   const rpc::WorkerGeneration worker_generation{to_.rank,
                                                 static_cast<std::uint16_t>(to_.generation)};
@@ -137,7 +136,7 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
 
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned,
                            std::vector<ForkId>& children) const {
-  const References& references = core_.references();
+  const References& references = references_of(core_);
   std::lock_guard lock(mutex_);
   for (const auto& fork : forks_) {
     if (references.holds(fork.first, fork.second)) owned.push_back(fork);
@@ -162,8 +161,8 @@ void ForkWriter::undo() {
     owned.swap(forks_);
     children.swap(children_);
   }
-  for (const auto& [id, fork] : owned) core_.references().remove_fork(id, fork, to_.rank);
-  for (const ForkId child : children) core_.references().child_accepted(child);
+  for (const auto& [id, fork] : owned) references_of(core_).remove_fork(id, fork, to_.rank);
+  for (const ForkId child : children) references_of(core_).child_accepted(child);
 }
 
 std::shared_ptr<Handle> ForkReader::unpack(
@@ -176,7 +175,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
     throw Error(Blame::Caller,
                 "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();
-  References& references = core_.references();
+  References& references = references_of(core_);
   if (owner == core_.self().rank) {
     if (generation != core_.generation()) throw rpc::has_left({owner, generation});
     auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), generation},

@@ -27,8 +27,6 @@ void will_not_come(Id id, rpc::Outcome why);
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children);
 // From the caller of that call: it could not read the reply.
 void take_back_reply(std::uint64_t call);
-// Whether somebody is there.
-void alive();
 
 }  // namespace internal
 

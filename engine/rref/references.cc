@@ -62,7 +62,7 @@ void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
                std::shared_ptr<Owned> owned)
     : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
-  core_.lock()->references().hold_here(id_, owned_);
+  references_of(*core_.lock()).hold_here(id_, owned_);
 }
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
@@ -75,21 +75,21 @@ Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Memb
       created_(std::move(created)),
       origin_(origin) {
   const auto agent = core_.lock();
-  agent->references().enter(*this);
+  references_of(*agent).enter(*this);
   if (confirmed_.done()) return;
-  agent->references().count_pending(+1);
+  references_of(*agent).count_pending(+1);
   confirmed_.on_done_light([weak = core_](const Future<void>&) {
-    if (const auto alive = weak.lock()) alive->references().count_pending(-1);
+    if (const auto alive = weak.lock()) references_of(*alive).count_pending(-1);
   });
 }
 
 Handle::~Handle() {
   if (const auto core = core_.lock(); core && core->is_inherited()) return;
   if (is_owner()) {
-    if (const auto core = core_.lock()) core->references().release_here(id_);
+    if (const auto core = core_.lock()) references_of(*core).release_here(id_);
     return;
   }
-  if (const auto core = core_.lock()) core->references().forget(*this);
+  if (const auto core = core_.lock()) references_of(*core).forget(*this);
   confirmed_.on_done_light(
       [weak = core_, id = id_, fork = fork_, owner = to_owner()](const Future<void>&) {
         const auto core = weak.lock();
@@ -196,7 +196,7 @@ void References::expect(Id id, Entry& entry) {
   if (!entry.is_expected() || entry.expiry) return;
   entry.expiry =
       core_.loop()->at(Deadline::in(entry.patience), Task([weak = core_.weak_from_this(), id] {
-                         if (const auto core = weak.lock()) core->references().expire(id);
+                         if (const auto core = weak.lock()) references_of(*core).expire(id);
                        }));
 }
 
@@ -548,19 +548,31 @@ void References::close() {
   }
 }
 
-References::Counts References::counts() const {
-  Counts counts;
-  counts.pending_users = static_cast<std::size_t>(std::max(0, pending_users_.load()));
-  counts.owners = static_cast<std::size_t>(std::max(0, ending_.load()));
+void References::count(rpc::DebugInfo& info) const {
+  info.pending_users = static_cast<std::size_t>(std::max(0, pending_users_.load()));
+  info.owner_rrefs = static_cast<std::size_t>(std::max(0, ending_.load()));
   std::lock_guard lock(mutex_);
   for (const auto& [id, entry] : entries_) {
     if (entry.forks.empty()) continue;
-    ++counts.owners;
+    ++info.owner_rrefs;
     std::unordered_set<int> holders;
     for (const auto& [fork, holder] : entry.forks) holders.insert(holder.rank);
-    counts.forks += holders.size();
+    info.forks += holders.size();
   }
-  return counts;
+}
+
+std::shared_ptr<rpc::SentReferences> References::references_to(const rpc::Recipient& worker) {
+  return std::make_shared<ForkWriter>(core_, worker);
+}
+
+void References::with_references_from(int worker,
+                                      const std::function<void(rpc::ReceivedReferences&)>& read) {
+  ForkReader forks(core_, worker);
+  read(forks);
+}
+
+References& references_of(rpc::AgentCore& core) {
+  return static_cast<References&>(core.references());
 }
 
 }  // namespace weft::rref

@@ -24,6 +24,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/base/export.h>
+#include <weft/engine/call/extension.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/types.h>
 #include <weft/engine/codec/stream.h>
@@ -186,9 +187,17 @@ struct ReferenceRecord {
 
 class ForkWriter;
 
-class WEFT_API References {
+class WEFT_API References final : public rpc::ReferenceExtension {
  public:
   explicit References(rpc::AgentCore& core) : core_(core) {}
+
+  std::shared_ptr<rpc::SentReferences> references_to(const rpc::Recipient& worker) override;
+  void with_references_from(int worker,
+                            const std::function<void(rpc::ReceivedReferences&)>& read) override;
+  void ask_which_arrived(int worker,
+                         const std::vector<std::shared_ptr<rpc::SentReferences>>& sent) override;
+  void give_back_reply(int callee, std::uint64_t call) override;
+  void count(rpc::DebugInfo& info) const override;
 
   std::uint64_t next_id();
 
@@ -234,7 +243,7 @@ class WEFT_API References {
   void release_here(Id id);
 
   // --- as user, and as parent
-  // StoreResult the parent until the worker says that the owner knows the child.
+  // Keeps the parent until the worker says that the owner knows the child.
   void keep_parent(ForkId child, std::shared_ptr<Handle> parent,
                    const rpc::WorkerGeneration& receiver);
   void child_accepted(ForkId child);
@@ -243,22 +252,15 @@ class WEFT_API References {
   void enter(const Handle& user);
   void forget(const Handle& user);
   // Those that live, one a text, with where they came from.
-  std::vector<std::string> held() const;
+  std::vector<std::string> held() const override;
 
   // A worker cannot be reached any more: what it holds has ended.
   // Or it has left, and one of that life is its successor.
-  void worker_lost(int rank, std::optional<std::uint16_t> successor = std::nullopt);
+  void worker_lost(int rank, std::optional<std::uint16_t> successor) override;
   // Whether it holds anything, or its acceptance is waited for.
-  bool concerns(int rank) const;
+  bool concerns(int rank) const override;
   // The agent ends: values go, what waits for them fails.
-  void close();
-
-  struct Counts {
-    std::size_t owners = 0;
-    std::size_t forks = 0;
-    std::size_t pending_users = 0;
-  };
-  Counts counts() const;
+  void close() override;
 
  private:
   struct Entry {
@@ -315,6 +317,9 @@ class WEFT_API References {
   std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
 };
 
+// The agent's own.
+WEFT_API References& references_of(rpc::AgentCore& core);
+
 // Has the target keep its value, which is there when this is done.
 template <class T>
 Future<void> wait_for(References& references, const Target& target) {
@@ -324,7 +329,7 @@ Future<void> wait_for(References& references, const Target& target) {
 
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it;
 // known not to be `made` before that, where its original is not. Where it fails, the owner is told
-// that nothing will come. StoreResult the original meanwhile.
+// that nothing will come. Keeps the original meanwhile.
 WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
                                               const rpc::Member& owner, Id id, ForkId fork,
                                               const Future<rpc::Outcome>& asked,
@@ -334,26 +339,18 @@ WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCo
 // To the owner: no creation of that value will come.
 WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
                                  const rpc::Outcome& why);
-// Asks a worker which references have come of those in messages that may have been lost with a
-// connection; the others end.
-WEFT_API void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
-                            const std::vector<std::shared_ptr<ForkWriter>>& given);
-// To the callee: the reply could not be read, and the references in it end there.
-WEFT_API void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee,
-                              std::uint64_t call);
-
 // The references in one message that goes to a worker.
-class WEFT_API ForkWriter {
+class WEFT_API ForkWriter final : public rpc::SentReferences {
  public:
   ForkWriter(rpc::AgentCore& core, const rpc::Recipient& to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
   // The message will not go out: what was made for it ends. As the next, from every thread.
-  void undo();
+  void undo() override;
   // Before anybody else knows it.
-  bool is_empty() const { return forks_.empty() && children_.empty(); }
+  bool is_empty() const override { return forks_.empty() && children_.empty(); }
   // Adds those that have not ended: values owned here, and children of other owners'.
   void list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const;
-  bool is_over() const;
+  bool is_over() const override;
 
  private:
   rpc::AgentCore& core_;
@@ -364,14 +361,14 @@ class WEFT_API ForkWriter {
 };
 
 // Those in one message that came from a worker.
-class WEFT_API ForkReader {
+class WEFT_API ForkReader final : public rpc::ReceivedReferences {
  public:
   ForkReader(rpc::AgentCore& core, int from) : core_(core), from_(from) {}
   // `own` finds the value where this worker is the owner. Null for an empty RRef.
   std::shared_ptr<Handle> unpack(const msgpack::object& object, std::uint64_t type,
                                  const std::function<std::shared_ptr<Owned>(References&, Id)>& own);
   // Done when the owners know all the references that have come; a function starts then.
-  std::vector<Future<void>> take_unconfirmed() { return std::move(unconfirmed_); }
+  std::vector<Future<void>> take_unconfirmed() override { return std::move(unconfirmed_); }
 
  private:
   rpc::AgentCore& core_;

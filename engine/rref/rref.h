@@ -14,7 +14,8 @@
 #include <utility>
 
 #include <weft/engine/call/calls.h>
-#include <weft/engine/rpc/wait_all.h>
+#include <weft/engine/call/wait_all.h>
+#include <weft/engine/rref/creation.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft {
@@ -31,7 +32,7 @@ struct FetchBody {
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rpc::detail::references_of(core),
+    return wait_for<T>(rref::references_of(core),
                        std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
   static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
@@ -70,7 +71,7 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
         throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) +
                                        " is nobody's");
       }
-      References& references = rpc::detail::references_of(core);
+      References& references = rref::references_of(core);
       const bool is_announced = references.has_fork(id, fork);
       owned = references.adopt<T>(id, fork, rpc::made_by(fork));
       if (!is_announced)
@@ -96,7 +97,7 @@ struct CopyBody {
   static std::string name() { return "weft::RRef::copy_to"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rpc::detail::references_of(core),
+    return wait_for<T>(rref::references_of(core),
                        std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
   static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
@@ -110,11 +111,11 @@ struct CopyBody {
           *static_cast<const Arguments*>(arguments.get());
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
-      const rpc::Going going{{to, generation},
-                             rpc::detail::CoreCalls::time_left(),
-                             rpc::MessageKind::Create,
-                             /*on_loop=*/true};
-      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::current_core("copy_to()"), going,
+      const rpc::CallOptions options{{to, generation},
+                                     rpc::detail::CoreCalls::time_left(),
+                                     rpc::MessageKind::Create,
+                                     /*on_loop=*/true};
+      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::current_core("copy_to()"), options,
                                     {id, fork, T(*value)})
           .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
@@ -162,7 +163,7 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
   return result;
 }
 
-// StoreResult the reference until the call on its value has ended: before that call comes, nothing
+// Keeps the reference until the call on its value has ended: before that call comes, nothing
 // else may keep the value.
 template <class R>
 Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
@@ -201,7 +202,7 @@ class Methods {
       using Naming = rpc::detail::NamingOf<F>;
       using Body = rpc::detail::MethodBody<Naming::function, T>;
       const auto core = reference().usable();
-      auto made = rpc::create<Body>(core, going(*core, Naming::on_loop),
+      auto made = rpc::create<Body>(core, call_options(*core, Naming::on_loop),
                                     arguments_of<Body>(std::forward<A>(arguments)...));
       if (const auto& asked = made->created())
         static_cast<void>(until_answered(*asked, reference().handle()));
@@ -218,10 +219,10 @@ class Methods {
     using Body = rpc::detail::MethodBody<Naming::function, T>;
     const auto core = reference().usable();
     return unless_not_created(core, reference().handle(),
-                              rpc::call<Body>(core, going(*core, Naming::on_loop),
+                              rpc::call<Body>(core, call_options(*core, Naming::on_loop),
                                               arguments_of<Body>(std::forward<A>(arguments)...)));
   }
-  rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
+  rpc::CallOptions call_options(rpc::AgentCore& core, bool on_loop) const {
     const auto limit =
         rpc::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
     return {reference().handle()->to_owner(), limit, rpc::MessageKind::Call, on_loop};
@@ -324,13 +325,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
   RRef copy_to(const rpc::Destination& to) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       const auto core = usable();
-      auto going = rpc::detail::CoreCalls::going(*core, to);
-      rref::References& references = rpc::detail::references_of(*core);
+      auto options = rpc::detail::CoreCalls::call_options(*core, to);
+      rref::References& references = rref::references_of(*core);
       const rref::Id id = references.next_id();
-      if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
+      if (rpc::detail::CoreCalls::is_self(*core, options.to.rank)) {
         auto copy =
             std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::executor(*core), id);
-        fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
+        fetch(options.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
           try {
             if (const auto error = fetched.error()) std::rethrow_exception(error);
             copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
@@ -338,14 +339,14 @@ class RRef : public rref::Methods<T, RRef<T>> {
             copy->fail(std::current_exception());
           }
         });
-        return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
+        return RRef(rpc::detail::owner_handle(core, id, std::move(copy)));
       }
       const rref::ForkId fork = references.next_id();
-      const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, going.to);
-      going.to = handle_->to_owner();
-      going.kind = rpc::MessageKind::Create;
+      const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, options.to);
+      options.to = handle_->to_owner();
+      options.kind = rpc::MessageKind::Create;
       const auto asked = rpc::call<rref::CopyBody<T>>(
-          core, going, {handle_->id(), receiver.worker.rank, receiver.generation, id, fork});
+          core, options, {handle_->id(), receiver.worker.rank, receiver.generation, id, fork});
       const auto made = rref::unless_not_created(core, handle_, asked);
       return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
     } else {
@@ -407,10 +408,10 @@ class RRef : public rref::Methods<T, RRef<T>> {
 
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
-    const rref::Id id = rpc::detail::references_of(*core).next_id();
+    const rref::Id id = rref::references_of(*core).next_id();
     auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::executor(*core), id);
     owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
-    return rpc::detail::CoreCalls::owner_handle(core, id, std::move(owned));
+    return rpc::detail::owner_handle(core, id, std::move(owned));
   }
 
   Future<T> fetched(std::chrono::milliseconds timeout) const {
@@ -546,7 +547,8 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   struct pack<weft::RRef<T>> {
     weft::codec::Packer& operator()(weft::codec::Packer& packer,
                                     const weft::RRef<T>& reference) const {
-      auto* forks = weft::codec::Writer::current().forks();
+      auto* forks =
+          static_cast<weft::rref::ForkWriter*>(weft::codec::Writer::current().references());
       if (forks == nullptr) {
         throw weft::Error(weft::Blame::Caller,
                           "an RRef travels in calls only: it cannot be encoded on its own");
@@ -560,7 +562,8 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   struct convert<weft::RRef<T>> {
     const msgpack::object& operator()(const msgpack::object& object,
                                       weft::RRef<T>& reference) const {
-      auto* forks = weft::codec::Reader::current().forks();
+      auto* forks =
+          static_cast<weft::rref::ForkReader*>(weft::codec::Reader::current().references());
       if (forks == nullptr) {
         throw weft::Error(weft::Blame::Caller,
                           "an RRef travels in calls only: it cannot be decoded on its own");

@@ -15,7 +15,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/fence.h>
-#include <weft/engine/future/device_work.h>
+#include <weft/engine/tensor/device_work.h>
 #include <weft/transport/communicator.h>
 #include <weft/transport/connection.h>
 

@@ -23,7 +23,7 @@ c10::Device to_c10(const Device& device);
 transport::Elements elements_of(const at::Tensor& tensor);
 Slice slice_of(const at::Tensor& tensor);
 
-// StoreResult the tensors' memory alive.
+// Keeps the tensors' memory alive.
 Pin pin(at::Tensor tensor);
 Pin pin(std::vector<at::Tensor> tensors);
 

@@ -93,7 +93,7 @@ class FakeDriver {
   // --- holding back and failing; functions are named as &cuda::Driver::memcpy_async
   // -----------------------------------
 
-  // StoreResult the stream, or every operation of that function, from running until it is released.
+  // Keeps the stream, or every operation of that function, from running until it is released.
   void hold(const cuda::StreamRef& stream);
   void release(const cuda::StreamRef& stream);
   template <class F>

@@ -38,7 +38,7 @@ class FakeNccl {
 
   // How often a call must be asked for before it has settled; 0: calls settle at once. At first 2.
   void settle_after(int polls);
-  // StoreResult the calls that this rank makes from now on in progress until it is released, as if
+  // Keeps the calls that this rank makes from now on in progress until it is released, as if
   // a peer had to be connected.
   void hold(int rank);
   void release(int rank);

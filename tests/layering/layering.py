@@ -2,6 +2,8 @@
 """Fails when an include points the wrong way. Rules (docs/architecture.md):
 
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
+  inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
+  autograd < rpc < ddp < zero < checkpoint < optim < launch
   a transport backend never includes another backend (transport/mesh and transport/cuda_ipc are none: they work over connections)
   libtorch appears in engine/, transport/gloo/, examples/, tests/ and profiling/bench/ only
   Weft's own headers are written #include <weft/…>
@@ -12,6 +14,10 @@ import sys
 from pathlib import Path
 
 LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine"]
+ENGINE = [
+    *["tensor", "future", "codec", "store", "membership", "rendezvous", "instruments", "group", "call", "rref"],
+    *["autograd", "rpc", "ddp", "zero", "checkpoint", "optim", "launch"],
+]
 PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
 NO_BACKENDS = ("mesh", "cuda_ipc")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
@@ -24,6 +30,16 @@ def layer_of(path):
         if path == layer or path.startswith(layer + "/"):
             return index
     return PUBLIC
+
+
+def engine_folder_of(path):
+    """The place in ENGINE of a file below engine/; None for other files."""
+    parts = path.split("/")
+    if parts[0] != "engine" or len(parts) < 3:
+        return None
+    if parts[1] not in ENGINE:
+        sys.exit(f"layering: engine/{parts[1]}/ has no place in the order of engine's folders; add it to ENGINE in {__file__}")
+    return ENGINE.index(parts[1])
 
 
 def backend_of(path, root):
@@ -55,6 +71,9 @@ def violations_of(root, file):
         theirs = layer_of(target)
         if "/" in target and theirs > mine:
             yield f"{where}: {LAYERS[mine]}/ includes {target}, which is above it"
+        mine_folder, their_folder = engine_folder_of(path), engine_folder_of(target)
+        if mine_folder is not None and their_folder is not None and their_folder > mine_folder:
+            yield f"{where}: engine/{ENGINE[mine_folder]}/ includes {target}, which is above it"
         mine_backend, their_backend = backend_of(path, root), backend_of(target, root)
         if their_backend and mine < PUBLIC and their_backend != mine_backend:
             yield f"{where}: includes the backend {their_backend}; go through transport/registry.h"

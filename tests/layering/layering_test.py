@@ -20,6 +20,7 @@ VIOLATIONS = {
     "kernels/pack.cc": "#include <ATen/core/Tensor.h>\n",
     "transport/communicator.h": "#include <weft/transport/tcp/socket.h>\n",
     "engine/rpc/agent.h": "#include <weft/group.h>\n",
+    "engine/group/group.cc": "#include <weft/engine/rpc/agent.h>\n",
     "cuda/event.h": '#include "base/error.h"\n',
 }
 

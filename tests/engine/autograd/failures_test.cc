@@ -458,7 +458,7 @@ TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
     }
     AutogradContext context(agent);
     const auto y = agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
-    auto& contexts = rpc::detail::CoreCalls::of(agent)->contexts();
+    auto& contexts = autograd::contexts_of(*rpc::detail::CoreCalls::of(agent));
     EXPECT_TRUE(contexts.concerns(1));
     called = true;
     EXPECT_TRUE(comes_true([&] { return !contexts.concerns(1); }));

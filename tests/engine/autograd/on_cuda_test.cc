@@ -16,6 +16,7 @@
 
 #include <weft/autograd.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/rpc/init.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/settings.h>
 #include <weft/tests/harness/fake_torch_cuda.h>

@@ -59,7 +59,7 @@ at::Tensor sum_of(std::vector<at::Tensor> all) {
   return sum;
 }
 bool knows(std::uint64_t context) {
-  return rpc::this_agent().shared_core()->contexts().find(context) != nullptr;
+  return autograd::contexts_of(*rpc::this_agent().shared_core()).find(context) != nullptr;
 }
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 int number(int value) { return value; }
@@ -119,7 +119,7 @@ TEST_P(Recording, DA001_IdsBeginWithTheWorkerAndEndWithTheScope) {
       EXPECT_GT(id, last);
       last = id;
       EXPECT_EQ(error_of([] { AutogradContext::current(); }).blame(), Blame::Caller);
-      EXPECT_EQ(agent.shared_core()->contexts().find(id), nullptr);
+      EXPECT_EQ(autograd::contexts_of(*agent.shared_core()).find(id), nullptr);
     }
   });
 }

@@ -44,7 +44,7 @@ at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) {
 }
 // Without the context, which a call inside of it would bring along.
 bool has_gradient_of_weight(std::uint64_t id) {
-  const auto context = rpc::this_agent().shared_core()->contexts().find(id);
+  const auto context = autograd::contexts_of(*rpc::this_agent().shared_core()).find(id);
   return context && context->gradient(weight()).defined();
 }
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }

@@ -106,7 +106,9 @@ struct Net : torch::nn::Module {
 
 // As when its worker has lost whoever made it.
 void give_up(std::uint64_t context) {
-  rpc::current_call("give_up()").core()->contexts().release(context, "the test says so");
+  rpc::current_call("give_up()")
+      .autograd::contexts_of(*core())
+      .release(context, "the test says so");
 }
 
 }  // namespace optimized

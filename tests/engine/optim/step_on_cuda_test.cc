@@ -13,6 +13,7 @@
 
 #include <weft/cuda/memory.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/rpc/init.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/optim.h>

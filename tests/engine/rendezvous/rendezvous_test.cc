@@ -39,7 +39,7 @@ group::Environment environment(Variables variables) {
   };
 }
 
-Error refused(const ProcessGroupOptions& options, Variables variables = {},
+Error refused(const group::RendezvousOptions& options, Variables variables = {},
               milliseconds limit = milliseconds(200)) {
   return error_of(
       [&] { group::rendezvous(options, environment(std::move(variables)), Deadline::in(limit)); });
@@ -164,8 +164,7 @@ TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
     std::vector<group::Rendezvous> kept;
     for (const char* name : {"", "", "another", ""}) {
       const auto deadline = Deadline::in(seconds(20));
-      kept.push_back(
-          group::rendezvous({.group_name = name, .timeout = seconds(20)}, of_launcher, deadline));
+      kept.push_back(group::rendezvous({.group_name = name}, of_launcher, deadline));
       auto& store = *kept.back().store;
       store.setTimeout(seconds(20));
       const auto key = [&](int of) {
@@ -192,7 +191,7 @@ TEST(Env, BelowALauncherWhoTriesAgainMeetsInTheSamePlace) {
                    {"PMIX_NAMESPACE", "tries-of-weft-" + std::to_string(::getpid())}});
   const auto why_not = [&] {
     const Deadline deadline = Deadline::in(milliseconds(10));
-    return error_of([&] { group::rendezvous({.timeout = seconds(20)}, of_launcher, deadline); });
+    return error_of([&] { group::rendezvous({}, of_launcher, deadline); });
   };
   const Error first = why_not();
   EXPECT_EQ(first.blame(), Blame::Timeout) << first.what();
@@ -381,7 +380,7 @@ TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
 TEST(Tcp, WhoWaitsAtRankZerosStoreSaysWhatRankZeroHasJoinedThere) {
   const int port = launch::free_port();
   const auto options = [&](int rank, const std::string& group_name) {
-    return ProcessGroupOptions{
+    return group::RendezvousOptions{
         .init_method = address(port), .rank = rank, .world_size = 2, .group_name = group_name};
   };
   const auto host = group::rendezvous(options(0, "a"), environment({}), Deadline::in(seconds(30)));
@@ -412,7 +411,7 @@ int connections_to(int port) {
 TEST(Tcp, WhoComesAgainBeforeRankZeroWaitsOverOneConnection) {
   const int port = launch::free_port();
   const auto options = [&](int rank) {
-    return ProcessGroupOptions{.init_method = address(port), .rank = rank, .world_size = 2};
+    return group::RendezvousOptions{.init_method = address(port), .rank = rank, .world_size = 2};
   };
   const auto host = group::rendezvous(options(0), environment({}), Deadline::in(seconds(30)));
   group::rendezvous(options(1), environment({}), Deadline::in(seconds(30)));

@@ -11,7 +11,7 @@ namespace killed {
 
 using namespace weft;
 
-// StoreResult what it is given while it runs.
+// Keeps what it is given while it runs.
 int hold(RRef<int> given, std::string gate) {
   refs::number_behind(0, std::move(gate));
   return given.to_here();

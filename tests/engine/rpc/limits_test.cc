@@ -421,7 +421,7 @@ TEST_P(ForeignCalls, OfWhoAsksForASignOfLifeAreRefused) {
   ASSERT_TRUE(said);
   EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
   EXPECT_EQ(said->head.call, 1U);
-  stranger.call<&rref::internal::alive>(2, rpc::MessageKind::Shutdown);
+  stranger.call<&rpc::internal::alive>(2, rpc::MessageKind::Shutdown);
   EXPECT_TRUE(stranger.is_refused());
   EXPECT_EQ(agent.debug_info().calls_served, 0U);
 }

@@ -307,7 +307,7 @@ class LostControl : public testing::TestWithParam<Lost> {
     return message() ? links.there(index) : links.back(index);
   }
   static bool holds(const rpc::Agent& owner, rref::Id id, rref::ForkId fork) {
-    return owner.shared_core()->references().holds(id, fork);
+    return rref::references_of(*owner.shared_core()).holds(id, fork);
   }
   static void expect_nothing_left(const std::vector<rpc::Agent>& agents) {
     for (const auto& agent : agents) {
@@ -369,7 +369,7 @@ TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
   Links links;
   agents[0].sync<&refs::nothing>(1);
   const auto keeps_parent = [&](const RRef<int>& given) {
-    return agents[1].shared_core()->references().keeps_parent_of(given.handle()->fork());
+    return rref::references_of(*agents[1].shared_core()).keeps_parent_of(given.handle()->fork());
   };
   // The reference comes when the loss has been prepared, and not before.
   const auto there = links.there(0), back = links.back(0);

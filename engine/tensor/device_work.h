@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <weft/base/export.h>
-#include <weft/engine/future/each_tensor.h>
+#include <weft/engine/tensor/each_tensor.h>
 
 namespace weft::detail {
 

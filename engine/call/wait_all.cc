@@ -1,7 +1,7 @@
 #include <utility>
 #include <vector>
 
-#include <weft/engine/rpc/wait_all.h>
+#include <weft/engine/call/wait_all.h>
 
 namespace weft::rpc {
 

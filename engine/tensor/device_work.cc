@@ -5,7 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <weft/engine/future/device_work.h>
+#include <weft/engine/tensor/device_work.h>
 
 namespace weft::detail {
 

@@ -1,0 +1,15 @@
+// rpc::init with the GPUs to use, for tests that bring a driver of their own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::rpc {
+
+// As the public one.
+Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices);
+
+}  // namespace weft::rpc

@@ -1,0 +1,78 @@
+#include <weft/engine/call/core.h>
+#include <weft/engine/rref/control.h>
+#include <weft/engine/rref/creation.h>
+
+namespace weft::rpc::detail {
+
+std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
+                                           std::shared_ptr<rref::Owned> owned) {
+  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->generation()},
+                                        std::move(owned));
+}
+std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
+                                          rref::ForkId fork, const Member& owner,
+                                          const Future<void>& created, const rref::Origin& origin) {
+  return std::make_shared<rref::Handle>(core, id, fork, owner, created, created, origin);
+}
+void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
+                   const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const RemoteError&) {
+    return;  // it comes from there
+  } catch (const CreationError&) {
+    return;
+  } catch (...) {
+  }
+  rref::tell_will_not_come(core, owner, id, Outcome(to_error(why, Blame::Remote)));
+}
+namespace {
+class FinishLocally final : public Completion<void> {
+ public:
+  FinishLocally(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+      : core_(std::move(core)), function_(function), id_(id) {}
+  void succeed(std::monostate, DeviceWorkRef) override {
+    core_->complete_here(
+        id_, [](PendingCall& call) { static_cast<PendingResult<void>&>(call).set({}, nullptr); });
+  }
+  void fail(const std::exception_ptr& error) override {
+    CoreCalls::fail_here(*core_, function_, id_, error);
+  }
+
+ private:
+  const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
+  const std::uint64_t id_;
+};
+}  // namespace
+
+CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function,
+                              std::uint64_t id) {
+  return std::make_shared<FinishLocally>(core, function, id);
+}
+
+std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
+                                           const Function& function, const CallOptions& options,
+                                           const Packed& packed) {
+  rref::References& references = rref::references_of(*core);
+  const rref::Id id = references.next_id();
+  const rref::ForkId fork = references.next_id();
+  Promise<void> promise(core->thread_pool());
+  const auto created = promise.future();
+  const auto pack = [&](codec::Packer& packer) {
+    packer.pack_array(std::tuple_size_v<CreationArguments>);
+    packer.pack(id);
+    packer.pack(fork);
+    packed.pack(packer, packed.arguments);
+  };
+  const auto owner = core->send_call(function, options, pack,
+                                     std::make_unique<PendingResult<void>>(std::move(promise)));
+  created.on_done_light(
+      [weak = std::weak_ptr(core), to = options.to.rank, id](const Future<void>& ended) {
+        const auto alive = weak.lock();
+        if (const auto error = ended.error(); error && alive) will_not_come(alive, to, id, error);
+      });
+  return user_handle(core, id, fork, *owner, created, {function.name, -1, options.place});
+}
+
+}  // namespace weft::rpc::detail
