@@ -72,7 +72,7 @@ EventLoop::~EventLoop() {
   inner_->stop();
   if (!thread_.joinable()) return;
   if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // it ends with this turn
+    thread_.detach();  // the thread ends with this turn
   } else {
     thread_.join();
   }
@@ -86,7 +86,8 @@ void EventLoop::Inner::stop() {
   }
   mailbox->wake();
   std::vector<Task> dropped;
-  std::vector<std::shared_ptr<Entry>> ended;  // destroyed outside the lock: handlers own things
+  // Destroyed outside the lock, because handlers own objects.
+  std::vector<std::shared_ptr<Entry>> ended;
   std::lock_guard lock(mailbox->mutex);
   mailbox->closed = true;
   dropped.swap(mailbox->posted);
@@ -170,7 +171,7 @@ void EventLoop::when(const Fence& fence, Task task) {
   auto shared = std::make_shared<Task>(std::move(task));
   Task on_passed([mailbox = inner_->mailbox, shared] { mailbox->post([shared] { (*shared)(); }); });
   if (fence.source()->on_passed(on_passed)) return;
-  // Nobody calls back for this fence: look at it in every turn. The poller ends itself.
+  // No callback reports this fence, so a poller queries it in every turn. The poller ends itself.
   auto registration = std::make_shared<Registration>();
   auto poller = [registration, fence, shared] {
     if (!fence.query()) return false;
@@ -178,7 +179,7 @@ void EventLoop::when(const Fence& fence, Task task) {
     (*shared)();
     return true;
   };
-  // The entry is in the table only once `registration` is set.
+  // `registration` is set before the entry is in the table.
   auto entry = std::make_shared<Entry>();
   entry->mailbox = inner_->mailbox;
   entry->poller = std::move(poller);
@@ -212,7 +213,8 @@ void EventLoop::serve(const std::function<bool()>& until) {
 
 void EventLoop::close_inherited() noexcept {
   Mailbox& mailbox = *inner_->mailbox;
-  if (mailbox.inherited_closed.exchange(true)) return;  // their numbers may be others' by now
+  // The numbers may belong to other descriptors by now.
+  if (mailbox.inherited_closed.exchange(true)) return;
   for (std::size_t word = 0; word < mailbox.watched.size(); ++word) {
     for (std::uint64_t bits = mailbox.watched[word].load(std::memory_order_relaxed); bits != 0;
          bits &= bits - 1) {

@@ -1,6 +1,6 @@
-// How an EventLoop is made, for its two source files only: event_loop.cc (what others call) and
-// event_loop_turns.cc (who turns the loop, what a turn does, and how long whoever turned may
-// sleep).
+// The inside of EventLoop, for its two source files only: event_loop.cc has the functions that
+// others call; event_loop_turns.cc decides which thread turns the loop, what a turn does, and how
+// long the turning thread may sleep.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct EventLoop::Mailbox {
   void wake() const noexcept {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written =
-        ::write(wakeup.get(), &one, sizeof one);  // full means already woken
+        ::write(wakeup.get(), &one, sizeof one);  // a full counter has already woken the loop
   }
 
   void note_client() noexcept {
@@ -36,8 +36,8 @@ struct EventLoop::Mailbox {
     client_cpu.store(sched_getcpu(), std::memory_order_release);
   }
 
-  // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one
-  // wake-up is enough.
+  // Returns whether wake() must be called, and clears the flag, because one wake-up is enough.
+  // Requires mutex.
   bool take_sleeping() { return std::exchange(sleeping, false); }
 
   void post(Task task, bool ends_rest = true) {
@@ -54,8 +54,8 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
-  // An entry has died. What its handler owns may own this loop, so it is not kept until somebody
-  // else wakes it.
+  // Notes that an entry has ended. The loop is woken to destroy it, because what its handler owns
+  // may own this loop.
   void discard() {
     bool must_wake = false;
     {
@@ -66,7 +66,8 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
-  // Those beyond the highest number that has a bit stay open in a child.
+  // Notes a descriptor that close_inherited() must close. Numbers beyond the table are ignored, so
+  // those descriptors stay open in a forked child.
   void note_watched(int descriptor, bool is_watched) noexcept {
     const auto number = static_cast<std::size_t>(descriptor);
     if (number >= 64 * watched.size()) return;
@@ -74,26 +75,27 @@ struct EventLoop::Mailbox {
     is_watched ? watched[number / 64].fetch_or(bit) : watched[number / 64].fetch_and(~bit);
   }
 
-  std::array<std::atomic<std::uint64_t>, 512> watched{};  // descriptors: a bit each
+  std::array<std::atomic<std::uint64_t>, 512> watched{};  // one bit for each descriptor
   std::atomic<bool> inherited_closed{false};
-  const Descriptor epoll{
-      epoll_create1(EPOLL_CLOEXEC)};  // here, as registrations may outlive the loop
+  // In the mailbox, because registrations may outlive the loop.
+  const Descriptor epoll{epoll_create1(EPOLL_CLOEXEC)};
   const Descriptor wakeup{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  std::atomic<bool> garbage{false};     // an entry died and is still in a table
-  std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
-  std::atomic<bool> attended{false};    // a caller turns, and will see what is posted
-  std::atomic<std::thread::id> client;  // that posted last, or drove
-  std::atomic<int> client_cpu{-1};      // where that was; -1: seen
+  std::atomic<bool> garbage{false};     // an entry has ended and is still in a table
+  std::atomic<bool> has_posted{false};  // lets a turn skip the mutex
+  std::atomic<bool> attended{false};    // a caller turns the loop and will see posted work
+  std::atomic<std::thread::id> client;  // the thread that posted or drove last
+  std::atomic<int> client_cpu{-1};      // the processor it ran on; -1 once the loop has seen it
   std::mutex mutex;
-  std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
-  bool resting = false;            // it has
-  bool rests_long = false;         // and is to be told when the last of them goes
+  // Signalled when the loop's thread, which has given way to callers, may be needed.
+  std::condition_variable rested;
+  bool resting = false;     // the loop's thread has given way
+  bool rests_long = false;  // and must be told when the last caller leaves
   std::vector<Task> posted;
-  bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
-  bool sleeping = false;   // somebody is, or is about to be, inside epoll
-  bool recalled = false;   // whoever turns should look again before it sleeps
-  std::atomic<unsigned> recalls{
-      0};  // how many: one that comes before the loop's thread rests ends that rest too
+  bool is_urgent = false;  // a posted task ends the rest of the loop's thread
+  bool sleeping = false;   // a thread sleeps in epoll, or is about to
+  bool recalled = false;   // the turning thread must look again before it sleeps
+  // Counts calls of recall(): one made just before the loop's thread rests ends that rest too.
+  std::atomic<unsigned> recalls{0};
   bool closed = false;
 };
 
@@ -103,12 +105,12 @@ struct EventLoop::Entry {
   Task task;                                   // timers
   std::function<void(std::uint32_t)> handler;  // descriptors
   std::function<bool()> poller;                // pollers
-  std::function<bool()> park;                  // pollers, where it can be
+  std::function<bool()> park;                  // pollers; may be empty
   int descriptor = -1;
 };
 
 struct EventLoop::Inner {
-  static constexpr std::uint64_t kWakeupKey = 0;  // of the mailbox among the descriptors
+  static constexpr std::uint64_t kWakeupKey = 0;  // the mailbox's key among the descriptors
 
   explicit Inner(std::string given_name);
   Inner(const Inner&) = delete;
@@ -127,8 +129,8 @@ struct EventLoop::Inner {
   using Pollers = std::vector<std::shared_ptr<Entry>>;
 
   const std::string name;
-  const std::shared_ptr<Mailbox> mailbox =
-      std::make_shared<Mailbox>();  // its mutex guards the tables below as well
+  // Its mutex also guards the tables below.
+  const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
   std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
   std::atomic<Deadline::Clock::time_point> next_timer{Deadline::Clock::time_point::max()};
   std::shared_ptr<const Pollers> pollers =
@@ -145,7 +147,7 @@ struct EventLoop::Inner {
   struct Waiter;
   bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
                      Deadline deadline, const Wait& wait);
-  // All of these require turns_mutex.
+  // These four require turns_mutex.
   void call(Waiter& waiter);
   void call_all_of(const void* awaited);
   void call_done();
@@ -158,50 +160,53 @@ struct EventLoop::Inner {
   bool run_pollers();
   bool run_descriptors();
   enum class Turner {
-    Waits,
-    Leaves,
-    Serves
-  };  // a caller that goes on turning, one that goes, and the loop's thread
+    Waits,   // a caller that goes on turning
+    Leaves,  // a caller that leaves
+    Serves   // the loop's thread
+  };
   std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed, Turner who);
   bool would_hold_up_a_client(Turner who);
   void give_way();
   void sleep(std::chrono::nanoseconds wait) const;
 
-  // A thread inside drive() that sleeps while another one turns. Each has a condition of its own:
-  // what wakes one of many threads must not cost the others anything.
+  // A thread that sleeps inside drive() while another one turns. Each waiter has its own condition
+  // variable, so waking one of many threads costs the others nothing.
   struct Waiter {
     const std::function<bool()>& done;
     const Wait wait;
     std::list<Waiter*>::iterator place = {};
     std::unordered_multimap<const void*, Waiter*>::iterator named = {};
     std::condition_variable changed = {};
-    bool is_called = false;  // and is in neither table any more
+    bool is_called = false;  // and removed from both tables
   };
 
-  std::mutex turns_mutex;      // of who may turn
+  std::mutex turns_mutex;      // guards the members that decide which thread turns
   std::list<Waiter*> waiters;  // in the order in which they began to wait
-  std::unordered_multimap<const void*, Waiter*>
-      awaiting;    // the same by what they await; null: done() is asked
-  Wait turns_for;  // of the caller that turns
+  // The same waiters by what they await; null: their done() is called.
+  std::unordered_multimap<const void*, Waiter*> awaiting;
+  Wait turns_for;  // the wait of the caller that turns
   bool turning = false;
-  std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
+  // Threads inside drive(). This and `stopping` change under turns_mutex.
+  std::atomic<int> callers{0};
   std::atomic<bool> stopping{false};
-  std::atomic<bool> standing_by{false};  // the loop's thread sleeps in epoll outside a turn
-  Deadline::Clock::time_point standing_by_until;  // then
-  Deadline::Clock::time_point callers_left =
-      Deadline::Clock::time_point();  // when the last caller went
+  std::atomic<bool> standing_by{false};  // the loop's thread sleeps in epoll, outside a turn
+  Deadline::Clock::time_point standing_by_until;  // the end of that sleep
+  // When the last caller left.
+  Deadline::Clock::time_point callers_left = Deadline::Clock::time_point();
   std::atomic<std::thread::id> turner;
 
-  // Of whoever turns.
+  // Used only by the thread that turns.
   std::shared_ptr<const Pollers> polled = pollers;
-  Deadline::Clock::time_point now = Deadline::Clock::now();  // as of some turns ago
+  Deadline::Clock::time_point now = Deadline::Clock::now();  // as of a few turns ago
   Deadline::Clock::time_point last_progress;
-  bool progressed_since_clock = false;  // a turn may take longer than anybody spins
-  int served_on = -1;                   // the processor
-  std::thread::id client;               // as last seen
+  // Progress since the clock was last read. `now` is too old for last_progress: one turn may take
+  // longer than kSpin.
+  bool progressed_since_clock = false;
+  int served_on = -1;      // the processor on which the loop's thread turned last
+  std::thread::id client;  // the last client that the loop has seen
   int client_cpu = -1;
   Deadline::Clock::time_point client_until;
-  Deadline::Clock::time_point crowded_until;  // other threads want the processor
+  Deadline::Clock::time_point crowded_until;  // other threads want the processor until then
   int turns_since_look = 0;
   int turns_since_clock = 0;
 };

@@ -18,27 +18,32 @@ namespace {
 using Clock = Deadline::Clock;
 using std::chrono::nanoseconds;
 
-constexpr auto kSpin =
-    std::chrono::microseconds(100);  // after progress, with pollers or with a caller that waits
-constexpr auto kShareAfter =
-    std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
-constexpr auto kTaken =
-    std::chrono::microseconds(2);  // the processor, by another thread: it is not back sooner
-constexpr auto kCrowded = std::chrono::milliseconds(10);  // after that: a caller leaves it at once
-// Between looks, with pollers that cannot be parked: a quarter of the time in which there was
-// nothing, within these.
+// How long a loop with pollers, or with a waiting caller, spins after progress.
+constexpr auto kSpin = std::chrono::microseconds(100);
+// After this part of kSpin a caller yields the processor to other threads.
+constexpr auto kShareAfter = std::chrono::microseconds(15);
+// A sched_yield that takes this long means that another thread took the processor.
+constexpr auto kTaken = std::chrono::microseconds(2);
+// For this long after that, a caller yields as soon as it is idle.
+constexpr auto kCrowded = std::chrono::milliseconds(10);
+// The pause between calls of a poller without park(): a quarter of the idle time, within these
+// limits.
 constexpr auto kShortestPollPause = std::chrono::microseconds(20);
 constexpr auto kLongestPollPause = std::chrono::microseconds(100);
-constexpr auto kShortSleep = std::chrono::milliseconds(1);  // less is to end when it should
-constexpr auto kGiveWay =
-    std::chrono::microseconds(500);  // how long the loop's thread leaves the turns to callers
-constexpr auto kLongestRest = std::chrono::milliseconds(8);  // while a caller stays
-constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
-constexpr int kTurnsPerLook = 64;  // at the descriptors, while pollers are spun on
-constexpr int kTurnsPerClock =
-    16;  // a turn that finds nothing takes as long as asking for the time
+// Shorter sleeps must end on time, without timer slack.
+constexpr auto kShortSleep = std::chrono::milliseconds(1);
+// How long the loop's thread leaves the turns to callers.
+constexpr auto kGiveWay = std::chrono::microseconds(500);
+// The longest rest of the loop's thread while callers stay.
+constexpr auto kLongestRest = std::chrono::milliseconds(8);
+// How long a client is assumed to compute on the processor where it was seen.
+constexpr auto kComputes = std::chrono::milliseconds(10);
+// While the loop spins on pollers, it looks at the descriptors once in this many turns.
+constexpr int kTurnsPerLook = 64;
+// The clock is read once in this many turns: a turn that finds nothing costs as much as reading it.
+constexpr int kTurnsPerClock = 16;
 
-// Spinning keeps whoever is waited for from running where there is one processor only.
+// With one processor only, spinning keeps the awaited thread from running.
 const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 
 }  // namespace
@@ -74,7 +79,7 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   return done();
 }
 
-// Returns false where the deadline was first.
+// Returns false if the deadline passed first. Requires turns_mutex.
 bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock,
                                      const std::function<bool()>& done, Deadline deadline,
                                      const Wait& wait) {
@@ -103,7 +108,7 @@ void EventLoop::Inner::call_all_of(const void* awaited) {
   for (auto [next, end] = awaiting.equal_range(awaited); next != end;) call(*(next++)->second);
 }
 
-// Wakes the threads that have not told what they wait for.
+// Wakes the threads without `awaited` whose done() is true.
 void EventLoop::Inner::call_done() {
   for (auto [next, end] = awaiting.equal_range(nullptr); next != end;) {
     Waiter& waiter = *(next++)->second;
@@ -111,8 +116,8 @@ void EventLoop::Inner::call_done() {
   }
 }
 
-// Nobody turns any more. The youngest waiter goes on: where calls are nested its result is the next
-// one. It turns, or leaves drive() and passes the turn on itself.
+// Called when no thread turns any more. Wakes the youngest waiter: where calls are nested, its
+// result arrives first. That thread turns, or leaves drive() and passes the turn on itself.
 void EventLoop::Inner::pass_turn_on() {
   call_done();
   if (!waiters.empty()) call(*waiters.back());
@@ -134,14 +139,15 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock,
     }
     sleep(time_to_wait(deadline, progressed, Turner::Waits));
   }
-  mailbox->attended.store(
-      false, std::memory_order_relaxed);  // the mutex is taken before anybody relies on it
+  // Relaxed is enough: the mutex is locked before any thread relies on it.
+  mailbox->attended.store(false, std::memory_order_relaxed);
   turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
   turning = false;
 }
 
-// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
+// Called when the last caller leaves. Wakes the loop's thread if it rests or sleeps longer than
+// what happened meanwhile allows.
 void EventLoop::Inner::hand_over() {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
@@ -174,7 +180,8 @@ void EventLoop::Inner::recall(const void* awaited) {
   {
     std::lock_guard lock(turns_mutex);
     call_all_of(awaited);
-    if (turns_for.awaited != awaited || inside()) return;  // whoever turns asks after each turn
+    // The turning thread checks after each turn.
+    if (turns_for.awaited != awaited || inside()) return;
   }
   bool must_wake = false;
   {
@@ -203,10 +210,10 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
   }
 }
 
-// Who serves has woken while callers turn, or soon after: the next caller is likely to come, and
-// taking turns from each other would cost both a wake-up. Posted work ends the rest where nobody
-// else does it. Returns how long the next one may be: a caller that stays is looked after less and
-// less often, and says so when it goes.
+// Rests while callers turn, and shortly after: the next caller probably follows soon, and taking
+// the turns from each other would cost both threads a wake-up. Posted work ends the rest if no
+// caller runs it. Returns how long the next rest may be: while callers stay, the loop's thread
+// looks less and less often, and the last caller wakes it when it leaves.
 nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
   std::unique_lock lock(mailbox->mutex);
   if (mailbox->closed || mailbox->recalls != recalls || (mailbox->is_urgent && callers == 0))
@@ -218,7 +225,7 @@ nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
   return is_called || callers == 0 ? kGiveWay : std::min<nanoseconds>(2 * most, kLongestRest);
 }
 
-// Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over
+// Turns until there is nothing to do, then sleeps outside the turn, so that a caller can take over
 // without a wake-up.
 void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   nanoseconds wait(0);
@@ -249,7 +256,8 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
 void EventLoop::Inner::sweep() {
   if (!mailbox->garbage.load(std::memory_order_relaxed) || !mailbox->garbage.exchange(false))
     return;
-  std::vector<std::shared_ptr<Entry>> dead;  // destroyed outside the lock: handlers own things
+  // Destroyed outside the lock, because handlers own objects.
+  std::vector<std::shared_ptr<Entry>> dead;
   const auto take = [&dead](const std::shared_ptr<Entry>& entry) {
     if (entry->live) return false;
     dead.push_back(entry);
@@ -294,7 +302,8 @@ bool EventLoop::Inner::run_posted() {
   }
   for (Task& task : tasks) {
     task();
-    task = Task();  // what a task held is gone when the next one says that it has run
+    // The next task may report that this one has run: what it held must be gone by then.
+    task = Task();
   }
   return !tasks.empty();
 }
@@ -318,7 +327,8 @@ bool EventLoop::Inner::run_timers() {
 
 bool EventLoop::Inner::run_pollers() {
   if (pollers_changed.load(std::memory_order_acquire) && pollers_changed.exchange(false)) {
-    std::shared_ptr<const Pollers> before;  // destroyed outside the lock: handlers own things
+    // Destroyed outside the lock, because handlers own objects.
+    std::shared_ptr<const Pollers> before;
     std::lock_guard lock(mailbox->mutex);
     before = std::exchange(polled, pollers);
   }
@@ -329,8 +339,8 @@ bool EventLoop::Inner::run_pollers() {
   return progressed;
 }
 
-// Whether the thread that serves spins, or would, on the processor of the one that called the loop:
-// it interrupts that one, which waits until it sleeps again.
+// True if the serving thread spins, or would spin, on the processor of the client. Spinning would
+// interrupt the client, which then waits until the serving thread sleeps again.
 bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
   if (mailbox->client_cpu.load(std::memory_order_relaxed) >= 0) {
     client_cpu = mailbox->client_cpu.exchange(-1, std::memory_order_acquire);
@@ -342,9 +352,9 @@ bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
   return client_cpu == sched_getcpu() && client != std::this_thread::get_id();
 }
 
-// How long whoever turned may sleep: not at all while there is something to do or to spin for. What
-// it returns above zero holds as long as nobody is woken: from then on posted work, earlier timers
-// and parked pollers bring a wake-up.
+// Returns how long the turning thread may sleep: zero while there is something to do or to spin
+// for. A value above zero is valid until a wake-up: from now on, posted work, earlier timers and
+// parked pollers cause one.
 nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turner who) {
   progressed_since_clock |= progressed;
   if (progressed) return nanoseconds(0);
@@ -353,9 +363,9 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   const auto spins_on = [&] {
     const auto idle = now - last_progress;
     if (!spins || idle >= kSpin) return false;
-    // Where there are more threads than processors, one of them may be what a caller waits for. Who
-    // serves goes on: those that it would make room for are its own agent's, and wait for what it
-    // brings.
+    // With more threads than processors, one of them may be the thread that a caller waits for, so
+    // a caller yields. The serving thread does not yield: the threads that would run belong to its
+    // own agent and wait for what this thread delivers.
     if (who == Turner::Waits && (idle >= kShareAfter || now < crowded_until)) give_way();
     return true;
   };
@@ -384,13 +394,14 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
       return nanoseconds(0);
     }
   }
-  turns_since_look = kTurnsPerLook;  // after a sleep the descriptors and the clock come first
+  // The first turn after a sleep looks at the descriptors and the clock.
+  turns_since_look = kTurnsPerLook;
   turns_since_clock = kTurnsPerClock;
   if (until == Clock::time_point::max()) return nanoseconds::max();
   return std::max(nanoseconds(0), nanoseconds(until - now));
 }
 
-// To any thread that is ready. One that takes the processor will not be the last, as with more
+// Yields to any thread that is ready. If one takes the processor, others will follow, as with more
 // ranks than processors.
 void EventLoop::Inner::give_way() {
   const auto before = Clock::now();
@@ -399,7 +410,7 @@ void EventLoop::Inner::give_way() {
   if (now - before >= kTaken) crowded_until = now + kCrowded;
 }
 
-// epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
+// epoll_wait's timeout is in milliseconds; ppoll on the epoll descriptor has nanoseconds.
 void EventLoop::Inner::sleep(nanoseconds wait) const {
   if (wait.count() == 0) return;
   pollfd self{mailbox->epoll.get(), POLLIN, 0};
@@ -416,9 +427,11 @@ bool EventLoop::Inner::run_descriptors() {
   const int count = epoll_wait(mailbox->epoll.get(), events, 64, 0);
   bool progressed = false;
   for (int i = 0; i < count; ++i) {
-    const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
+    // epoll_event is packed: a reference into it may be misaligned.
+    const std::uint64_t key = events[i].data.u64;
     if (key == kWakeupKey) {
-      if (standing_by) continue;  // it is for the thread that sleeps, which must find it there
+      // The wake-up is for the sleeping thread, so its counter stays set.
+      if (standing_by) continue;
       std::uint64_t ignored = 0;
       [[maybe_unused]] const auto got = ::read(mailbox->wakeup.get(), &ignored, sizeof ignored);
       continue;
