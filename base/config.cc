@@ -100,8 +100,9 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
 }
 
 const Config& config() {
-  static constinit ForkMutex mutex(
-      ForkOrder::Config);  // a process forked meanwhile would wait for a static variable for ever
+  // Not the initialisation of a static variable: a process forked during it would wait for it
+  // forever.
+  static constinit ForkMutex mutex(ForkOrder::Config);
   static constinit std::atomic<const Config*> read{nullptr};
   if (const Config* const known = read.load(std::memory_order_acquire)) return *known;
   std::lock_guard lock(mutex);
@@ -114,7 +115,7 @@ const Config& config() {
 
 std::vector<std::string> unknown_variables(const char* const* environment) {
   std::set<std::string, std::less<>> known{
-      "WEFT_IN_GUEST"};  // and of the project's own tests and benches
+      "WEFT_IN_GUEST"};  // read by the project's own tests and benches
   static_cast<void>(Config::from([&](const char* name) {
     known.insert(name);
     return nullptr;

@@ -1,7 +1,6 @@
-// What the environment sets by variables of Weft's own, read once. The table is
-// docs/environment.md. Elsewhere only what belongs to others is read: the rendezvous' variables
-// (RANK, MASTER_ADDR, …), TMPDIR, those of mpirun; and weft-run asks whether its workers have been
-// given some of these.
+// Weft's own environment variables, read once; docs/environment.md lists them. Other code reads
+// only variables that belong to others: the rendezvous' (RANK, MASTER_ADDR, …), TMPDIR, those of
+// mpirun. weft-run also checks whether its workers' environment sets some of these.
 #pragma once
 
 #include <functional>
@@ -33,21 +32,21 @@ struct Config {
   std::string metrics_address;             // WEFT_METRICS
   std::string status_file;                 // WEFT_STATUS_FILE, from weft-run
 
-  // Reads the variables through `variable` (null = not set). A value that is none of the allowed
-  // ones is a Caller error that lists them. Values are case-insensitive.
+  // Reads the variables through `variable` (null: not set). A value outside the allowed ones throws
+  // a Caller error that lists them. Values are case-insensitive.
   static Config from(const std::function<const char*(const char*)>& variable);
 };
 
-// This process's Config. The first call reads the environment and throws what Config::from throws;
-// so does every later one.
+// This process's Config. The first call reads the environment and throws the errors of
+// Config::from; after a failure, every later call does so too.
 const Config& config();
 
-// The variables of an environment ("NAME=value", null-terminated) that begin with WEFT_ and that
-// Weft does not read.
+// Returns the variables of an environment ("NAME=value", null-terminated) that begin with WEFT_ and
+// that Weft does not read.
 std::vector<std::string> unknown_variables(const char* const* environment);
 
-// Called before anybody is waited for: throws what config() throws, and warns once of unknown
-// variables, which may be misspelt. Of the ranks of one machine only the first warns.
+// Called before the first wait for another rank or worker: throws what config() throws, and warns
+// once about unknown variables, which may be misspelt. Of a machine's ranks only the first warns.
 void check_environment();
 
 }  // namespace weft

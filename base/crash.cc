@@ -32,19 +32,19 @@ namespace weft::crash {
 namespace {
 
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-// The demangler needs much of it for names such as libtorch's; what is not used is never there.
+// The demangler needs much stack for names such as libtorch's; unused pages are never allocated.
 constexpr std::size_t kStackBytes = 1 << 20;
-constexpr unsigned kSecondsForStack =
-    30;  // it takes one where libtorch is loaded, and more on a machine that is overloaded
+// With libtorch loaded it takes 1 s, and longer on an overloaded machine.
+constexpr unsigned kSecondsForStack = 30;
 constexpr unsigned kSecondsForMore = 10;
 
 std::atomic<bool> reports{false};
 std::atomic<bool> installing{false};
 std::atomic<AtCrash> more{nullptr};
-std::atomic<pid_t> crashed{0};  // the thread
-std::array<char, 16> rank{};    // as RANK says; the environment may be damaged later
+std::atomic<pid_t> crashed{0};  // the thread that crashed first
+std::array<char, 16> rank{};    // from RANK; read early, because a crash may damage the environment
 
-// Not by config(), which may throw, and this is before main.
+// Does not use config(), which may throw, because this runs before main.
 bool variable_is(const char* value) noexcept {
   const char* const text = std::getenv("WEFT_CRASH_TRACE");
   return text != nullptr && ::strcasecmp(text, value) == 0;
@@ -64,7 +64,7 @@ std::string_view name_of(int number) {
 struct Registers {
   std::uintptr_t instruction = 0;
   std::uintptr_t stack = 0;
-  std::uintptr_t link = 0;  // where the processor keeps the address to return to in a register
+  std::uintptr_t link = 0;  // the return address, on processors that keep it in a register
 };
 
 Registers registers_of(const void* context) {
@@ -100,10 +100,10 @@ void write_cause(Text& text, int number, const siginfo_t& about, const Registers
   text << "\n";
 }
 
-// A process with this one's memory and none of its threads. Without the handlers that programs give
-// fork(), which take locks that this thread may hold; and without the C library's bookkeeping: a
-// lock that this thread holds is its own there as well. No SIGCHLD tells of it, and no wait() of
-// the program's finds it.
+// Makes a process with this one's memory and none of its other threads. It runs no fork() handlers
+// of the program, because they take locks that this thread may hold; and none of the C library's
+// bookkeeping, so a lock that this thread holds is still its own in the copy. The program gets no
+// SIGCHLD for the copy, and none of its wait() calls finds it.
 pid_t copy_process() {
   return static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
 }
@@ -114,14 +114,14 @@ void set_to_default(int number) {
   ::sigaction(number, &action, nullptr);
 }
 
-// True if `task` has run to its end in a copy of this process in time, and has returned true.
+// Runs `task` in a copy of this process. True if it returned true within the time limit.
 template <class Task>
 bool in_copy(unsigned seconds, const Task& task) {
   const pid_t copy = copy_process();
   if (copy < 0) return false;
   if (copy == 0) {
     ForkMutex::switch_all_off();
-    ::prctl(PR_SET_DUMPABLE, 0);  // a crash of its own leaves no core dump
+    ::prctl(PR_SET_DUMPABLE, 0);  // a crash of the copy leaves no core dump
     for (const int number : kSignals) set_to_default(number);
     set_to_default(SIGALRM);
     sigset_t none;
@@ -175,16 +175,16 @@ void on_crash(int number, siginfo_t* about, void* context) {
   if (crashed.compare_exchange_strong(nobody, self)) {
     report(number, *about, context);
   } else if (nobody != self) {
-    for (;;) ::pause();  // another thread reports, and ends the process
+    for (;;) ::pause();  // another thread reports and ends the process
   }
   for (const int any : kSignals) set_to_default(any);
-  // A signal that a process has sent is sent again, and arrives when this handler returns; a fault
-  // happens again then.
+  // A signal that a process has sent is sent again and arrives when this handler returns; a fault
+  // occurs again when it returns.
   if (about->si_code <= 0) ::syscall(SYS_tgkill, ::getpid(), self, number);
   errno = before;
 }
 
-// Gives the stack back when the thread ends.
+// Frees the handler's stack when the thread ends.
 struct HandlerStack {
   void* memory = nullptr;
   ~HandlerStack() {
@@ -197,7 +197,7 @@ struct HandlerStack {
 };
 thread_local HandlerStack handler_stack;
 
-// Before main: a program may crash before it joins anything.
+// Runs before main, because a program may crash before it joins anything.
 const bool kAtStart = [] {
   const bool is_wanted = variable_is("on");
   if (is_wanted) report_crashes();
@@ -210,7 +210,7 @@ void prepare_thread() noexcept {
   if (!reports.load(std::memory_order_acquire) || handler_stack.memory != nullptr) return;
   stack_t present{};
   if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0)
-    return;  // the program's own
+    return;  // the program has set its own
   void* const memory = ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) return;
@@ -229,12 +229,12 @@ void report_crashes() noexcept {
   if (!installing.exchange(true) && !variable_is("off")) {
     if (const char* const number = std::getenv("RANK"))
       std::strncpy(rank.data(), number, rank.size() - 1);
-    Stack warm_up;  // the first one loads what the unwinder needs
+    Stack warm_up;  // the first unwind loads what the unwinder needs
     struct sigaction action {};
     action.sa_sigaction = on_crash;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    ::sigfillset(
-        &action.sa_mask);  // the report is not cut short by the signal that ends the other ranks
+    // Keeps the signal that ends the other ranks from cutting the report short.
+    ::sigfillset(&action.sa_mask);
     for (const int number : kSignals) {
       struct sigaction present {};
       if (::sigaction(number, nullptr, &present) != 0) continue;

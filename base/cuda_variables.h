@@ -1,10 +1,11 @@
-// Two variables that CUDA's driver reads once, when it starts.
+// Two environment variables that the CUDA driver reads once, when it starts.
 //
 // CUDA_DEVICE_MAX_CONNECTIONS: a stream that waits for a flag holds back every stream that shares
-// its hardware queue, and there are 8 queues unless this says otherwise. CUDA_MODULE_LOADING: the
-// first launch of a kernel may load its module, for which the driver waits until the GPU has done
-// all that is queued; behind a stream that waits for a flag of Weft's it would wait for ever, with
-// every other call into the driver behind it.
+// its hardware queue, and there are only 8 queues by default.
+//
+// CUDA_MODULE_LOADING: the first launch of a kernel may load its module, and to load a module the
+// driver waits until the GPU has finished all queued work. If a stream waits for one of Weft's
+// flags, that wait never ends and blocks every other driver call.
 #pragma once
 
 #include <cstdlib>
@@ -12,9 +13,8 @@
 
 namespace weft {
 
-// Sets both, unless the program's environment has them. Returns those that it set, as a user would
-// write them
-// ("CUDA_MODULE_LOADING=EAGER …"), or "".
+// Sets each variable that the environment does not set. Returns those that it set, as a user would
+// write them ("CUDA_MODULE_LOADING=EAGER …"), or "".
 inline std::string set_cuda_variables() {
   std::string set;
   const auto keep_or_set = [&](const char* name, const char* value) {

@@ -1,5 +1,5 @@
-// A point in time by which something must have happened. Made once at the edge and handed down, so
-// that a chain of calls shares one limit.
+// A point in time by which something must have happened. It is made once, by the outermost caller,
+// and passed down, so that a chain of calls shares one limit.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// The time to within some milliseconds, for a tenth of what steady_clock::now() costs.
+// Returns the time to within a few milliseconds, at a tenth of the cost of steady_clock::now().
 inline std::chrono::steady_clock::time_point coarse_now() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -19,7 +19,7 @@ inline std::chrono::steady_clock::time_point coarse_now() {
                                                std::chrono::nanoseconds(now.tv_nsec));
 }
 
-// How a limit reads in a message: "300 ms", "1.5 s", "30 min".
+// Formats a limit for a message: "300 ms", "1.5 s", "30 min".
 WEFT_API std::string describe(std::chrono::milliseconds duration);
 
 class Deadline {
@@ -28,13 +28,13 @@ class Deadline {
 
   static Deadline never() { return Deadline(Clock::time_point::max()); }
   static Deadline at(Clock::time_point point) { return Deadline(point); }
-  // never() for what is longer than a clock can tell: milliseconds::max() is what people write for
+  // Returns never() if the clock cannot represent the result: users write milliseconds::max() for
   // "no limit".
   template <class Rep, class Period>
   static Deadline in(std::chrono::duration<Rep, Period> duration) {
     using Duration = std::chrono::duration<Rep, Period>;
     const auto now = Clock::now();
-    // Compared in the duration's own unit: milliseconds::max() is no number of nanoseconds.
+    // Compared in the duration's own unit: milliseconds::max() overflows as nanoseconds.
     if (duration >= std::chrono::floor<Duration>(Clock::time_point::max() - now)) return never();
     return Deadline(now + std::chrono::duration_cast<Clock::duration>(duration));
   }

@@ -1,4 +1,4 @@
-// Owns a file descriptor; and which errno says that the system has none to give.
+// Owns a file descriptor, and recognises errno values for a shortage of descriptors or memory.
 #pragma once
 
 #include <cerrno>
@@ -28,8 +28,8 @@ class Descriptor {
   int number_ = -1;
 };
 
-// Whether an errno says that the process or the system has no descriptor or memory left at present:
-// later it may have.
+// True if the errno means that the process or the system is temporarily out of descriptors or
+// memory.
 inline bool is_shortage(int number) {
   return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
 }

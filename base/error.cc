@@ -38,7 +38,7 @@ constexpr int kMostNested = 8;
 
 std::string cut(std::string_view text) {
   if (text.size() <= kMostText) return std::string(text);
-  // Appended, as g++ 12 takes the same by operator+ for a copy out of bounds.
+  // Uses append(), because g++ 12 warns about a copy out of bounds with operator+.
   std::string shorter;
   shorter.append(text.substr(0, kMostText));
   shorter.append("… (the first ").append(std::to_string(kMostText)).append(" of ");
@@ -136,7 +136,7 @@ Error to_error(const std::exception_ptr& caught, Blame otherwise) {
 std::string text_of(const std::exception& error) {
   std::string text;
   const std::exception* now = &error;
-  std::exception_ptr nested;  // holds *now, but for the first
+  std::exception_ptr nested;  // owns *now, except the first
   for (int depth = 1;; ++depth) {
     const char* const what = now->what();
     text += what != nullptr ? cut(what) : type_name(typeid(*now)) + ", whose what() is null";

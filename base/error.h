@@ -1,6 +1,6 @@
-// The one error type. Errors are values sorted by what the caller should do about them, not by who
-// failed: set-up throws them, data calls deliver them through the Op, the public API throws when a
-// failed operation is waited for. Copyable, usable from every thread.
+// The one error type. A Blame sorts errors by the caller's best reaction, not by the part that
+// failed. Set-up throws errors; data calls deliver them through the Op; the public API throws when
+// a caller waits for a failed operation. Errors can be copied, and any thread may use them.
 #pragma once
 
 #include <exception>
@@ -21,14 +21,14 @@ enum class Blame {
   PeerLost,     // a rank died or cannot be reached: rebuild the group
   Unsupported,  // this backend cannot do it: choose another
   Device,       // a GPU or NIC failed; its context is lost
-  Cancelled,    // somebody withdrew the operation
-  Remote,       // the called function threw on the other side
+  Cancelled,    // the operation was withdrawn
+  Remote,       // the called function threw on the other worker
 };
 
 WEFT_API std::string_view name(Blame blame);
 
-// Where an error was made. Filled in by the default argument of a constructor or a check function.
-// (std::source_location is missing from clang 14.)
+// Where an error was made: filled in by the default argument of a constructor or a check function.
+// (clang 14 has no std::source_location.)
 struct Place {
   const char* file = "";
   int line = 0;
@@ -46,19 +46,19 @@ class WEFT_API Error : public std::runtime_error {
   // errno, CUresult, ncclResult_t …, as the text says; 0 if there is none.
   int native_code() const noexcept { return native_code_; }
   Place place() const noexcept { return place_; }
-  // The message without blame and place, for building a longer one.
+  // The message without blame and place, for use in a longer message.
   const std::string& text() const noexcept { return text_; }
 
-  // The ranks that are lost or missing, as the text names them: ranks of the group that throws
-  // this, of workers where an agent does. Ascending; empty where the error is about none, or it is
-  // not known which.
+  // The lost or missing ranks that the text names, ascending: ranks of the group that throws the
+  // error, or ranks of workers if an agent does. Empty if the error is about no rank, or it is not
+  // known which.
   std::vector<int> ranks() const { return ranks_; }
 
-  // The same error seen one level up: "context: text".
+  // The same error one level up: "context: text".
   Error within(const std::string& context) const;
-  // The same error with another text, which says more.
+  // The same error with a more detailed text.
   Error with_text(const std::string& text) const;
-  // The same error, about these ranks.
+  // The same error with these ranks.
   Error with_ranks(std::vector<int> ranks) const;
 
  private:
@@ -73,22 +73,23 @@ class WEFT_API Error : public std::runtime_error {
 WEFT_API Error system_error(Blame blame, const std::string& text, int number,
                             Place place = Place::current());
 
-// What was caught, as an Error: itself, or any other exception as `otherwise` with its text.
+// Converts a caught exception: an Error stays as it is; any other exception becomes `otherwise`
+// with its text.
 WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 
-// Gives the text of whatever was thrown: of an exception and of those nested in it, of a
-// std::string or a char*; else it names the type. An exception whose what() is null gets its type's
-// name, and a long text is cut.
+// Returns the text of any thrown object: of an exception and the exceptions nested in it, of a
+// std::string or a char*; for anything else the name of its type. An exception with a null what()
+// is described by its type's name. Long texts are cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
 WEFT_API std::string text_of(const std::exception& error);
 
-// "rank 1", "ranks 0, 2", as ranks stand in errors; "" for none.
+// Formats ranks for errors: "rank 1", "ranks 0, 2"; "" for none.
 WEFT_API std::string ranks_text(const std::vector<int>& ranks);
 // "rank 1 has", "ranks 0, 2 have".
 WEFT_API std::string ranks_have(const std::vector<int>& ranks);
 
-// A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a
-// user or peer can cause.
+// Reports a broken invariant of Weft itself: prints the text and the place, and aborts. Never use
+// it for something that a user or peer can cause.
 [[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());
 
 }  // namespace weft

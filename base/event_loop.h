@@ -30,8 +30,9 @@ class EventLoop {
  public:
   // A timer, a watched descriptor or a poller. Destroying the registration ends it and never
   // blocks. A handler that another thread is running at that moment finishes; so a handler must own
-  // what it touches, and it may own the registration's owner. The loop destroys the handler, and
-  // what it owns, in its next turn, which follows at once. A registration may outlive its loop.
+  // the objects that it touches, and it may own the registration's owner. The loop destroys the
+  // handler, with these objects, in its next turn, which follows at once. A registration may
+  // outlive its loop.
   class [[nodiscard]] Registration {
    public:
     Registration() = default;

@@ -54,8 +54,8 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
-  // Notes that an entry has ended. The loop is woken to destroy it, because what its handler owns
-  // may own this loop.
+  // Notes that an entry has ended, and wakes the loop to destroy it, because its handler may own
+  // this loop.
   void discard() {
     bool must_wake = false;
     {

@@ -146,8 +146,8 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock,
   turning = false;
 }
 
-// Called when the last caller leaves. Wakes the loop's thread if it rests or sleeps longer than
-// what happened meanwhile allows.
+// Called when the last caller leaves. Wakes the loop's thread if it rests, or sleeps longer than
+// the work that has arrived meanwhile allows.
 void EventLoop::Inner::hand_over() {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);

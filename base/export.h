@@ -1,6 +1,6 @@
-// WEFT_API marks what libweft.so exports: what users call, and what the templates and inline
-// functions of public headers call. Every other symbol of Weft is hidden (cmake/libweft.map). A
-// class whose objects are thrown has the mark too.
+// WEFT_API marks what libweft.so exports: what users call, what templates and inline functions of
+// public headers call, and classes whose objects are thrown. All other symbols of Weft are hidden
+// (cmake/libweft.map).
 #pragma once
 
 #define WEFT_API [[gnu::visibility("default")]]

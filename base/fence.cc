@@ -12,15 +12,15 @@ void HostFlag::raise() noexcept {
     word_->store(value_, std::memory_order_seq_cst);
     tasks.swap(tasks_);
   }
-  // Whoever goes to sleep counts itself first and then looks at the word: one of the two sees the
-  // other. A word that other flags share may have their sleepers.
+  // A thread that goes to sleep counts itself first and then reads the word, so either it sees the
+  // new word or this thread sees its count. A shared word may have sleepers that other flags count.
   if (word_ != &own_word_ || sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(word_);
   raised();
   for (Task& task : tasks) task();
 }
 
 bool HostFlag::synchronize(Deadline deadline) const noexcept {
-  // A wake-up across cores costs 20 to 40 µs on a virtual machine, so look for a moment before
+  // A wake-up across cores costs 20 to 40 µs on a virtual machine, so spin for a moment before
   // sleeping.
   constexpr int kSpins = 400;
   for (int i = 0; i < kSpins; ++i) {

@@ -16,19 +16,19 @@ namespace {
 
 std::atomic<bool> off{false};
 
-// The mutexes that have been locked once, in no order. A table, and no lock of its own: who locks
-// one for the first time may hold others, for which fork() waits.
+// The mutexes that have been locked at least once, in no order. The table has no lock of its own,
+// because a thread that locks a mutex for the first time may hold others that fork() waits for.
 constexpr std::size_t kMost = 64;
 constinit std::array<std::atomic<ForkMutex*>, kMost> table{};
 
-constinit std::mutex forking;  // of the next two
+constinit std::mutex forking;  // guards held and held_count
 constinit std::array<ForkMutex*, kMost> held{};
 constinit std::size_t held_count = 0;
 
 }  // namespace
 
-// When this library is loaded: a fork() that has begun runs no handlers that are registered after
-// that, so with the first lock it would be too late.
+// Registered when the library is loaded, because a running fork() does not call handlers that are
+// registered after it began. With the first lock it would be too late.
 const int ForkMutex::registered_ = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
 
 void ForkMutex::enroll() {
@@ -61,7 +61,7 @@ void ForkMutex::unlock_all() {
 }
 
 void ForkMutex::unlock_in_child() {
-  // One that was first locked while this process was made may be held by a thread that is not here.
+  // A thread that does not exist here may hold a mutex that was first locked during the fork.
   for (const std::atomic<ForkMutex*>& place : table) {
     ForkMutex* const one = place.load();
     const auto end = held.begin() + held_count;

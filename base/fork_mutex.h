@@ -1,10 +1,10 @@
-// A mutex of the whole process that fork() never leaves locked in the child. fork() waits for all
-// of them, takes them in their order, and releases them in both processes: what one guards is whole
-// in the child, whatever other threads did.
+// A mutex for the whole process that fork() never leaves locked in the child. fork() locks all of
+// them in order and unlocks them in both processes, so the data that a mutex guards is consistent
+// in the child, even if other threads were changing it.
 //
-// For variables of static storage (they need no constructor to run), which a child uses as well. An
-// object's own mutex needs this only where a child uses the object; groups and agents it does not
-// use. A thread that holds one does not fork.
+// For static variables that a child also uses (it needs no constructor at run time). An object's
+// own mutex needs this only if a child uses the object; a child does not use groups and agents. A
+// thread must not fork while it holds one.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,15 @@
 
 namespace weft {
 
-// A thread that holds one may lock those that stand behind it.
+// A thread that holds one may lock only those listed after it.
 enum class ForkOrder {
-  Engine,     // what makes groups and agents
-  Transport,  // what connects them
+  Engine,     // creation of groups and agents
+  Transport,  // their connections
   Timeline,
-  Dump,  // the files
+  Dump,  // the flight recorder's files
   Jobs,
   Names,
-  Counts,   // depths of queues, progress, what lives for ever
+  Counts,   // depths of queues, progress, memory kept for good
   Capture,  // of log messages
   Log,
   Config,
@@ -31,7 +31,7 @@ class ForkMutex {
   constexpr explicit ForkMutex(ForkOrder order) : order_(order) {}
   ForkMutex(const ForkMutex&) = delete;
   ForkMutex& operator=(const ForkMutex&) = delete;
-  // For as long as the process.
+  // A ForkMutex lives as long as the process.
   ~ForkMutex() = default;
 
   void lock() {
@@ -42,21 +42,21 @@ class ForkMutex {
     if (!is_off()) mutex_.unlock();
   }
 
-  // Before anything else in a copy of a process that has crashed: threads that are not there may
-  // hold any of them, and there is nobody to exclude.
+  // Turns locking off. Called first in the copy of a crashed process: threads that the copy does
+  // not have may hold any of these mutexes, and no other thread is there to exclude.
   static void switch_all_off() noexcept;
 
  private:
   static bool is_off() noexcept;
   static void unlock_in_child();
-  static const int registered_;  // 0: the three above are called by fork()
+  static const int registered_;  // 0 if fork() calls lock_all, unlock_all and unlock_in_child
   void enroll();
   static void lock_all();
   static void unlock_all();
 
   std::mutex mutex_;
   const ForkOrder order_;
-  std::atomic<bool> enrolled_{false};  // once it has been locked: fork() then knows of it
+  std::atomic<bool> enrolled_{false};  // locked at least once, so fork() knows it
 };
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Blocking on a 32-bit word with a deadline. (std::atomic::wait has none.)
+// Blocks on a 32-bit word with a deadline, which std::atomic::wait does not have.
 #pragma once
 
 #include <atomic>
@@ -8,13 +8,13 @@
 
 namespace weft {
 
-// Blocks while *word == value, until woken or the deadline passes. May return early: check the word
-// again.
+// Blocks while *word == value, until woken or until the deadline passes. It may return early, so
+// check the word again.
 void futex_wait(const std::atomic<std::uint32_t>* word, std::uint32_t value,
                 Deadline deadline) noexcept;
 void futex_wake_all(const std::atomic<std::uint32_t>* word) noexcept;
 
-// A processor's hint inside a spin loop.
+// Tells the processor that this is a spin loop.
 inline void spin_pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

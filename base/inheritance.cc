@@ -39,7 +39,8 @@ void MadeIn::throw_inherited(const std::string& what) const {
 }
 
 void keep_inherited(std::shared_ptr<const void> object) {
-  static auto* const mutex = new std::mutex;  // what is static ends before some objects do
+  // Never destroyed: static variables end before some objects.
+  static auto* const mutex = new std::mutex;
   static auto* const kept = new std::vector<std::shared_ptr<const void>>;
   std::lock_guard lock(*mutex);
   kept->push_back(std::move(object));

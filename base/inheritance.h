@@ -1,6 +1,6 @@
-// Tells objects that they are a copy in a forked child. A child that was forked has a copy of them,
-// but none of the threads that they rely on, and it shares their connections: what it sent there
-// would be taken for its parent's. So it neither uses nor ends them.
+// Lets an object detect that it is a copy in a forked child. The child has none of the threads that
+// the object relies on, and it shares the object's connections: the peer would take what the child
+// sends for its parent's. So a child neither uses nor ends such objects.
 #pragma once
 
 #include <memory>
@@ -10,26 +10,27 @@
 
 namespace weft {
 
-// A member of such an object. Usable from every thread.
+// A member of such an object. Any thread may use it.
 class MadeIn {
  public:
-  // By this process.
+  // Records that this process made the object.
   MadeIn();
-  // Whether this process is a child that was forked after the object was made.
+  // True if this process is a child that was forked after the object was made.
   bool is_inherited() const noexcept;
-  // Throws Caller, of a use where it is; `what` names the object: "agent worker0 (rank 0)".
+  // Throws Caller for a use of an inherited object; `what` names the object: "agent worker0 (rank
+  // 0)".
   [[noreturn]] void throw_inherited(const std::string& what) const;
 
  private:
-  unsigned forks_;  // that lead from the first process to the one that made it
+  unsigned forks_;  // forks_before() of the process that made the object
   pid_t process_;
 };
 
-// How many forks lead from the first process to this one.
+// Returns how many forks lead from the first process to this one.
 unsigned forks_before() noexcept;
 
-// Keeps an inherited object until the process ends, whose destructor would wait for threads that
-// are not there.
+// Keeps an inherited object until the process ends, because its destructor would wait for threads
+// that do not exist.
 void keep_inherited(std::shared_ptr<const void> object);
 
 }  // namespace weft

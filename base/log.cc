@@ -30,11 +30,11 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   broken("no such LogLevel");
 }
 
-// Held while a line is written as well: what spdlog and the C library's clock lock meanwhile is
-// free in a forked process.
+// Also held while a line is written, so that locks inside spdlog and the C library's clock are free
+// in a forked process.
 constinit ForkMutex logger_mutex(ForkOrder::Log);
-std::atomic<spdlog::logger*> made{
-    nullptr};  // never destroyed: threads may log while the process ends
+// Never destroyed, because threads may log while the process ends.
+std::atomic<spdlog::logger*> made{nullptr};
 
 // Requires logger_mutex.
 spdlog::logger* make_logger() {
@@ -77,7 +77,7 @@ void write(LogLevel level, std::string_view text) noexcept {
       to.log(to_spdlog(level), "{} | {}", label, spdlog::string_view_t(text.data(), text.size()));
     }
   } catch (...) {
-    // A message that cannot be written is not worth ending a run for.
+    // A message that cannot be written must not end a run.
   }
 }
 

@@ -1,5 +1,5 @@
-// One line a message to stderr: "weft 12:34:56.789 W rank 1 | text". Level by WEFT_LOG. Usable from
-// every thread.
+// Writes each message as one line to stderr: "weft 12:34:56.789 W rank 1 | text". WEFT_LOG sets the
+// level. Any thread may log.
 #pragma once
 
 #include <functional>
@@ -18,12 +18,12 @@ inline void warn(std::string_view text) noexcept { write(LogLevel::Warn, text); 
 inline void info(std::string_view text) noexcept { write(LogLevel::Info, text); }
 inline void debug(std::string_view text) noexcept { write(LogLevel::Debug, text); }
 
-// Sets what stands before the bar in this thread's messages ("rank 1"); threads that a rank starts
-// set it again.
+// Sets the text before the bar in this thread's messages ("rank 1"). Threads that a rank starts set
+// it again.
 void set_thread_label(std::string label);
 
-// Sends messages to `sink` instead of stderr until the object goes; tests count unexpected errors
-// with it. Messages of every level pass, whatever WEFT_LOG says.
+// Sends messages of every level, regardless of WEFT_LOG, to `sink` instead of stderr until it is
+// destroyed. Tests use it to count unexpected errors.
 class Capture {
  public:
   explicit Capture(std::function<void(LogLevel, std::string_view)> sink);

@@ -12,14 +12,15 @@ bool LoopFlag::synchronize(Deadline deadline) const noexcept {
           "EventLoop::when");
       return false;
     }
-    // Who raises the flag raises it first and then looks at this: one of the two sees the other.
+    // raise() raises the flag first and then reads is_driven_for_, so either this thread sees the
+    // flag or raise() sees this store.
     is_driven_for_.store(true, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (loop->drive([this] { return query(); }, deadline)) return true;
     if (deadline.passed()) return query();
   }
-  return HostFlag::synchronize(
-      deadline);  // the loop has ended, or does: whoever it dropped raises the flag
+  // The loop has ended or is ending: the operations that it dropped raise the flag.
+  return HostFlag::synchronize(deadline);
 }
 
 void LoopFlag::raised() const noexcept {

@@ -1,5 +1,5 @@
-// A flag that a loop's handlers raise. Who blocks on it turns that loop itself meanwhile: being
-// woken by the loop's thread instead would cost 40 µs.
+// A flag that a loop's handlers raise. A thread that blocks on it turns the loop itself meanwhile,
+// because a wake-up by the loop's thread would cost 40 µs.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,13 @@ class LoopFlag final : public HostFlag {
  public:
   explicit LoopFlag(std::weak_ptr<EventLoop> loop) : loop_(std::move(loop)) {}
 
-  // As HostFlag's where the loop is gone. False at once, with an error in the log, inside the
-  // loop's own turn: only what comes after that turn can raise the flag.
+  // Like HostFlag's if the loop has been destroyed. Inside the loop's own turn it logs an error and
+  // returns false at once, because only work after that turn can raise the flag.
   bool synchronize(Deadline deadline) const noexcept override;
 
  private:
-  // Outside the loop, by a thread that handles another's message: tells who drives that.
+  // If a thread outside the loop raises the flag (one that handles another loop's message), this
+  // wakes the thread that drives the loop for it.
   void raised() const noexcept override;
 
   std::weak_ptr<EventLoop> loop_;

@@ -7,7 +7,7 @@ namespace weft {
 
 namespace {
 
-thread_local int endings = 0;  // which this thread is inside of
+thread_local int endings = 0;  // the number of State::end calls that this thread is inside
 
 struct InsideEnding {
   InsideEnding() { ++endings; }
@@ -22,10 +22,10 @@ bool Op::ending() { return endings > 0; }
 
 struct Op::State {
   Fence done;
-  std::shared_ptr<HostFlag> flag;  // null where done is an event
+  std::shared_ptr<HostFlag> flag;  // null if `done` is an event
   std::atomic<bool> finished{false};
   std::atomic<int> source_rank{-1};
-  mutable std::mutex mutex;  // of what follows
+  mutable std::mutex mutex;  // guards the members below
   std::optional<Error> error;
   Pin pin;
   std::vector<Task> tasks;
@@ -51,8 +51,8 @@ struct Op::State {
 
 void keep_for_good(Pin memory) noexcept {
   static constinit ForkMutex mutex(ForkOrder::Counts);
-  static auto* const kept =
-      new std::vector<Pin>;  // never destroyed, and reachable for who looks for leaks
+  // Never destroyed, and reachable, so that leak checkers do not report it.
+  static auto* const kept = new std::vector<Pin>;
   std::lock_guard lock(mutex);
   kept->push_back(std::move(memory));
 }

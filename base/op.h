@@ -1,6 +1,6 @@
-// The result of every data call: (Slice, Pin, …, Fence ready) -> Op, noexcept. done() says when the
-// bytes are there, or may be reused; error() says, once done() has passed, whether they are good. A
-// failed Op still passes its fence, so no stream ever hangs on it. The Pin of the call is held
+// The result of every data call: (Slice, Pin, …, Fence ready) -> Op, noexcept. The fence done()
+// passes when the bytes have arrived or may be reused; after that, error() says whether they are
+// good. A failed Op also passes its fence, so no stream ever hangs on it. The call's Pin is held
 // until done() has passed.
 #pragma once
 
@@ -20,26 +20,27 @@ class Completion;
 
 class Op {
  public:
-  // Done, without error.
+  // An Op that is done, without error.
   Op() = default;
-  // Done, with an error.
+  // An Op that is done, with an error.
   static Op failed(Error error);
 
   Fence done() const;
-  // Meaningful once done() has passed; may be known earlier (a communicator that was aborted).
+  // Meaningful once done() has passed. It may be set earlier, for example if the communicator was
+  // aborted.
   std::optional<Error> error() const;
-  // Who sent, for a receive from any source; -1 for other operations. Meaningful once done() has
-  // passed.
+  // The rank that sent, for a receive from any source; -1 for other operations. Meaningful once
+  // done() has passed.
   int source_rank() const;
 
-  // Runs the task when the producer says how the operation ended, on that thread; at once if it
-  // has. Where done() is an event that is a moment after it has passed, when a loop notices; the
-  // task costs no polling of its own.
+  // Runs the task when the producer reports how the operation ended, on the thread that reports it;
+  // at once if the operation has ended. If done() is an event, the report follows shortly after the
+  // event, when a loop notices it; the task adds no polling of its own.
   void on_ended(Task task) const;
-  // Whether the producer has said so. Asks no device.
+  // True if the producer has reported the end. Queries no device.
   bool ended() const;
-  // Whether this thread runs such tasks at the moment. It is a backend's then, and must not be made
-  // to wait for operations.
+  // True if this thread is running such tasks. It then belongs to a backend and must not wait for
+  // operations.
   static bool ending();
 
  private:
@@ -49,24 +50,26 @@ class Op {
   std::shared_ptr<State> state_;
 };
 
-// Until the process ends: somebody may still write there, and cannot be stopped.
+// Keeps the memory until the process ends, because something that cannot be stopped may still write
+// to it.
 void keep_for_good(Pin memory) noexcept;
 
-// The producer's side of one Op. The first of finish() and fail() decides; later calls do nothing.
+// The producer's side of one Op. The first finish() or fail() decides; later calls do nothing.
 // Copies share the Op.
 class Completion {
  public:
-  // done() is a flag that finish() and fail() raise.
+  // done() becomes a flag that finish() and fail() raise.
   explicit Completion(Pin pin, std::shared_ptr<HostFlag> flag = std::make_shared<HostFlag>());
-  // done() is given (a recorded event): finish() only releases the Pin, fail() records the error.
+  // done() becomes `done` (a recorded event): finish() only releases the Pin, fail() records the
+  // error.
   Completion(Pin pin, Fence done);
 
   Op op() const;
   void set_source_rank(int rank) noexcept;
   bool finish() noexcept;
   bool fail(Error error) noexcept;
-  // The Pin stays for good, however the operation ends: what works on the memory could not be
-  // stopped.
+  // Keeps the Pin until the process ends, however the operation ends, for memory that something
+  // still works on and cannot be stopped.
   void keep_pin() noexcept;
   bool finished() const noexcept;
 

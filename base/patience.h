@@ -1,5 +1,5 @@
-// When somebody who waits for another rank or worker says so: nobody waits in silence, and nobody
-// fills the log either. One thread at a time.
+// Decides when a wait for another rank or worker is reported: no wait stays silent, and none fills
+// the log. For one thread at a time.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-// After how long a wait is reported on stderr. Ascending; empty: never.
+// The waiting times after which a wait is reported on stderr, ascending. Empty: never.
 using WaitReports = std::vector<std::chrono::milliseconds>;
 inline WaitReports default_wait_reports() {
   using namespace std::chrono_literals;
@@ -27,12 +27,12 @@ class Patience {
   explicit Patience(WaitReports reports, Clock::time_point since = Clock::now())
       : reports_(std::move(reports)), since_(since) {}
 
-  // Whether another of the times has passed, since the last call that said so.
+  // True if another of the times has passed since the last call that returned true.
   bool is_over() {
     const auto passed = reports_passed(reports_, waited());
     return passed > std::exchange(told_, std::max(told_, passed));
   }
-  // The next of the times; never() behind the last one.
+  // The next of the times; never() after the last one.
   Deadline next() const {
     return told_ < reports_.size() ? Deadline::at(since_ + reports_[told_]) : Deadline::never();
   }
@@ -40,7 +40,7 @@ class Patience {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since_);
   }
 
-  // How many of the times are over.
+  // Returns how many of the times have passed.
   static std::size_t reports_passed(const WaitReports& reports, std::chrono::milliseconds waited) {
     std::size_t passed = 0;
     while (passed < reports.size() && reports[passed] <= waited) ++passed;
@@ -53,7 +53,7 @@ class Patience {
   std::size_t told_ = 0;
 };
 
-// "10 s", "2 min": a wait to the second, as it is reported.
+// Formats a wait for a report, to the second: "10 s", "2 min".
 inline std::string describe_wait(std::chrono::milliseconds waited) {
   using std::chrono::seconds;
   return describe(waited < seconds(10)

@@ -1,4 +1,4 @@
-// Either a value or an Error, for calls whose failure is ordinary (parsing what a peer sent).
+// Either a value or an Error, for calls that fail in ordinary operation (parsing a peer's bytes).
 // value() throws the error.
 #pragma once
 

@@ -1,20 +1,21 @@
-// Tells a process that has run out of a resource which one, and how to get more.
+// Tells the user which resource the process has run out of, and how to get more.
 #pragma once
 
 #include <string>
 
 namespace weft {
 
-// " (this process may have 64 descriptors open: …)" for EMFILE, "" for other numbers. Errors of
-// system_error() have it.
+// Returns " (this process may have 64 descriptors open: …)" for EMFILE, "" for other numbers.
+// Errors of system_error() include it.
 std::string remedy_for(int number);
 
-// How many descriptors this process may still open by its own limit; `most` where it is more than
-// that.
+// Returns how many descriptors this process may still open by its own limit, but no more than
+// `most`.
 int descriptors_left(int most);
 
-// Throws Busy, with EMFILE and the remedy, where fewer than `count` descriptors are left: for what
-// calls a library that would wait, abort or blame the network. `who` needs them: "rank 0 needs …".
+// Throws Busy, with EMFILE and the remedy, if fewer than `count` descriptors are left. Call it
+// before a library that would otherwise wait, abort or blame the network. `who` is the subject of
+// the error: "rank 0 needs …".
 void require_descriptors(int count, const std::string& who);
 
 }  // namespace weft

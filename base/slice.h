@@ -1,4 +1,4 @@
-// Memory that is named but not owned, on any device, and what keeps it alive.
+// Names memory on any device without owning it, and keeps it alive.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct Slice {
   std::size_t bytes = 0;
   Device device;
 
-  // The part [offset, offset + count) of it; the caller checks the range.
+  // Returns the part [offset, offset + count); the caller checks the range.
   Slice part(std::size_t offset, std::size_t count) const {
     return {static_cast<std::byte*>(data) + offset, count, device};
   }

@@ -23,7 +23,7 @@ namespace weft::crash {
 
 namespace {
 
-// /proc/self/maps as it was when this was made.
+// The contents of /proc/self/maps when the object was made.
 class Modules {
  public:
   Modules() noexcept {
@@ -65,7 +65,8 @@ class Modules {
       std::from_chars(dash + 1, last, end, 16);
       const auto slash = line.find('/');
       const std::string_view file = slash == std::string_view::npos ? "" : line.substr(slash);
-      if (file != first_file) {  // a module's mappings follow each other, the first at its base
+      // A module's mappings follow each other; the first begins at its base.
+      if (file != first_file) {
         first_file = file;
         base = begin;
       }
@@ -93,7 +94,8 @@ void write_place(Text& text, const Modules& modules, std::uintptr_t address) noe
 
 #ifdef WEFT_HAVE_BACKTRACE
 
-constexpr std::size_t kLongestName = 4096;  // the demangler takes 70 bytes of stack for each byte
+// In bytes: the demangler uses 70 bytes of stack for each byte of a name.
+constexpr std::size_t kLongestName = 4096;
 
 void write_name(Text& text, const char* name) noexcept {
   const auto append = [](const char* part, std::size_t bytes, void* to) {
@@ -105,14 +107,14 @@ void write_name(Text& text, const char* name) noexcept {
   if (!is_demangled) text << name;
 }
 
-// One address, which is several frames where functions are inlined.
+// One address. Where functions are inlined it stands for several frames.
 struct Symbol {
   Text& text;
   int& number;
   const Modules& modules;
   std::uintptr_t address = 0;
   bool is_named = false;
-  const char* file = nullptr;  // where lines are known and functions are not
+  const char* file = nullptr;  // may be known where the function is not
   int line = 0;
 
   void write(const char* function) noexcept {
@@ -123,7 +125,7 @@ struct Symbol {
     text << " (";
     write_place(text, modules, address);
     text << ")\n";
-    text.flush();  // what is read next may be damaged
+    text.flush();  // the next frame's data may be damaged
   }
 };
 
@@ -197,7 +199,7 @@ Stack::Stack() noexcept {
         int is_exact = 0;
         const std::uintptr_t address = _Unwind_GetIPInfo(frame, &is_exact);
         if (stack.count_ == stack.frames_.size() || address == 0) return _URC_END_OF_STACK;
-        // A return address may be the next function's: the call stands before it.
+        // A return address may lie in the next function; the call is just before it.
         stack.frames_[stack.count_++] = is_exact != 0 ? address : address - 1;
         return _URC_NO_REASON;
       },

@@ -1,5 +1,5 @@
-// The stack of a thread as text, for processes that have crashed: neither allocates from the heap
-// nor takes a lock but the loader's, and works in signal handlers.
+// Writes a thread's stack as text, for processes that have crashed. It works in signal handlers: it
+// allocates nothing from the heap and takes no lock except the loader's.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace weft::crash {
 
-// Text for a descriptor, written when there is a buffer full of it and at the end.
+// Text for a descriptor, written when the buffer is full and at the end.
 class Text {
  public:
   explicit Text(int descriptor) noexcept : descriptor_(descriptor) {}
@@ -30,16 +30,16 @@ class Text {
 
 constexpr std::size_t kMostFrames = 128;
 
-// The addresses of instructions, the innermost first. From a signal handler they lead on into what
-// the signal interrupted.
+// The addresses of a stack's instructions, innermost first. In a signal handler they include the
+// stack that the signal interrupted.
 class Stack {
  public:
-  // Unwinds the calling thread. Reads its memory, and crashes where that is damaged.
+  // Unwinds the calling thread. It reads the stack's memory and crashes if that is damaged.
   Stack() noexcept;
-  // Of an instruction that no function has, as after a call of a null pointer, and the address to
-  // which it would have returned.
+  // The stack of an instruction outside every function, as after a call of a null pointer, and the
+  // address to which that call would have returned.
   Stack(std::uintptr_t address, std::uintptr_t caller) noexcept;
-  // Leaves out the frames before the one at `address`. False if that is not among them.
+  // Drops the frames before the one at `address`. Returns false if there is no such frame.
   bool begin_at(std::uintptr_t address) noexcept;
   std::span<const std::uintptr_t> frames() const noexcept {
     return {frames_.data() + first_, count_ - first_};
@@ -53,11 +53,11 @@ class Stack {
 };
 
 enum class Names {
-  Functions,  // where the binaries or their debug files tell them
+  Functions,  // if the binaries or their debug files contain them
   Modules,    // files and offsets only
 };
 
-// A line for each frame.
+// Writes one line for each frame.
 void write_stack(Text& text, const Stack& stack, Names names) noexcept;
 
 }  // namespace weft::crash

@@ -1,5 +1,5 @@
-// A move-only callable without arguments: what loops run and fences call. (std::move_only_function
-// is C++23.)
+// A move-only callable without arguments, for loops to run and fences to call.
+// (std::move_only_function is C++23.)
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ class Task {
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, Task> &&
            std::is_invocable_v<std::remove_cvref_t<F>&>) Task(F&& function)
-      // Not make_unique: it would be one more type for each function, dear to compile where a call
-      // makes several.
+      // Not make_unique: it would instantiate one more function for each type, which is slow to
+      // compile where one call makes several tasks.
       : body_(new Body<std::remove_cvref_t<F>>(std::forward<F>(function))) {}
 
   explicit operator bool() const { return body_ != nullptr; }

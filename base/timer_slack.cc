@@ -4,8 +4,8 @@
 
 namespace weft {
 
-// 1 is the least: 0 stands for what the thread began with. (One of a real-time policy has none, and
-// says 0.)
+// 1 ns is the least: 0 would restore the thread's initial slack. (A thread with a real-time policy
+// has no slack and reports 0.)
 NoTimerSlack::NoTimerSlack() noexcept : former_(prctl(PR_GET_TIMERSLACK)) {
   prctl(PR_SET_TIMERSLACK, 1UL);
 }

@@ -1,11 +1,11 @@
-// How late the kernel may end a thread's sleep, so that it wakes for several at once: 50 µs, unless
-// told otherwise.
+// Timer slack: how late the kernel may end a thread's sleep, so that one wake-up serves several
+// threads. The default is 50 µs.
 #pragma once
 
 namespace weft {
 
-// While it lives, this thread's sleeps end when they should. Two system calls, so for sleeps of
-// microseconds.
+// While it lives, this thread's sleeps end on time. It costs two system calls, so it is for sleeps
+// of microseconds.
 class NoTimerSlack {
  public:
   NoTimerSlack() noexcept;
@@ -14,7 +14,7 @@ class NoTimerSlack {
   NoTimerSlack& operator=(const NoTimerSlack&) = delete;
 
  private:
-  int former_;  // nanoseconds; -1 where the kernel or a sandbox does not tell
+  int former_;  // nanoseconds; -1 if the kernel or a sandbox does not report it
 };
 
 }  // namespace weft

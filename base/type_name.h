@@ -1,4 +1,4 @@
-// How C++ spells a type, for messages: "weft::Error".
+// The name of a type as C++ spells it, for messages: "weft::Error".
 #pragma once
 
 #include <string>
