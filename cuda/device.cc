@@ -53,7 +53,7 @@ Device::~Device() {
     events_.reset();
     driver_->event_destroy(never_recorded_);
   } catch (const Error&) {
-    // The context has ended, and the events with it.
+    // The context has ended, and its events with it.
   }
   driver_->device_primary_ctx_release(native_);
 }
@@ -106,7 +106,7 @@ void Device::fail(CUresult result, std::string_view what, Place place) {
 void Device::lose(CUresult cause) noexcept {
   int expected = CUDA_SUCCESS;
   if (!lost_.compare_exchange_strong(expected, cause, std::memory_order_acq_rel)) return;
-  // The driver shuts down with the process, and there is nobody left to tell.
+  // The driver shuts down with the process, so no caller is left to tell.
   if (cause != CUDA_ERROR_DEINITIALIZED) log::error(lost()->text());
 }
 
@@ -118,7 +118,7 @@ std::optional<Error> Device::lost() const {
                cause.text() + "; its context cannot be repaired, start the process again", result);
 }
 
-// By calls that are not checked: what fails here may come from there.
+// Does not use check(), which may itself have called probe().
 bool Device::probe() noexcept {
   if (is_lost()) return false;
   CUcontext former = nullptr;

@@ -31,7 +31,8 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// The name of the first function that the library lacks; null if it has all of them.
+// Fills the table. Returns the name of the first function that the library lacks; null if it has
+// all.
 const char* fill(Driver& driver, void* library) {
   const char* missing = nullptr;
   const auto resolve = [&](auto& slot, const char* symbol) {
@@ -50,7 +51,8 @@ const char* fill(Driver& driver, void* library) {
 
 Result<std::shared_ptr<const Driver>> Driver::open(const char* library) {
   const std::string name = library;
-  // Never closed: the driver has threads of its own, and libtorch or NCCL may use the same library.
+  // Never closed, because the driver has its own threads, and libtorch or NCCL may use the same
+  // library.
   void* const opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     std::string why = dlerror();
@@ -80,7 +82,7 @@ Error error_of(const Driver& driver, CUresult result, std::string_view what, Pla
   const char* text = nullptr;
   std::string whole(what);
   whole += ": ";
-  // Both leave null for a code that a newer driver invented.
+  // Both return null for a code that only a newer driver knows.
   if (driver.get_error_name(result, &name) == CUDA_SUCCESS && name != nullptr) {
     whole += name;
   } else {

@@ -1,9 +1,9 @@
-// Every function of the CUDA driver that Weft uses, in one table filled by dlopen: a program built
-// with CUDA starts on a machine without it, and the tests fill the same table with a fake. Nothing
-// else in Weft calls CUDA.
+// Every function of the CUDA driver that Weft uses, in one table filled by dlopen. So a program
+// built with CUDA starts on a machine without it, and the tests fill the same table with a fake. No
+// other part of Weft calls CUDA.
 //
-// A Driver is immutable and usable from every thread. It is handed to whoever needs it; there is no
-// global one.
+// A Driver is immutable, and any thread may use it. There is no global one: it is passed to the
+// code that needs it.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,8 @@ namespace weft::cuda {
   function(ipc_get_event_handle, cuIpcGetEventHandle)          \
   function(ipc_open_event_handle, cuIpcOpenEventHandle)
 
-// Memory behind virtual addresses, and sharing that. Weft itself makes none. mem_unmap blocks the host as mem_free does.
+// Memory behind virtual addresses, and sharing of such memory. Weft itself allocates none.
+// mem_unmap blocks the host as mem_free does.
 #define WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                          \
   function(mem_create, cuMemCreate)                                           \
   function(mem_release, cuMemRelease)                                         \
@@ -45,14 +46,15 @@ namespace weft::cuda {
   function(mem_export_to_shareable_handle, cuMemExportToShareableHandle)      \
   function(mem_import_from_shareable_handle, cuMemImportFromShareableHandle)
 
-// Memory that a network card reads and writes (rdma.h).
+// Memory that a NIC reads and writes (rdma.h).
 #define WEFT_CUDA_RDMA_FUNCTIONS(function)                                   \
   function(mem_get_handle_for_address_range, cuMemGetHandleForAddressRange) \
   function(flush_gpu_direct_rdma_writes, cuFlushGPUDirectRDMAWrites)
 
-// function(member, symbol): cuda.h's macros turn each symbol into the versioned one that its prototype belongs to
-// (cuStreamDestroy is cuStreamDestroy_v2), for the pointer's type and for the name that is looked up alike. The last three
-// block the host without a limit: they are for benches and for places that may block, never for a data path.
+// function(member, symbol): cuda.h's macros turn each symbol into its versioned name
+// (cuStreamDestroy into cuStreamDestroy_v2), both for the pointer's type and for the name that is
+// looked up. The last three block the host without a limit: they are for benches and for places
+// that may block, never for a data path.
 #define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                       \
   WEFT_CUDA_IPC_FUNCTIONS(function)                                                \
   WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                                     \
@@ -116,35 +118,34 @@ struct Driver {
   WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_CUDA_MEMBER)
 #undef WEFT_CUDA_MEMBER
 
-  // Opens the library, looks every function up and calls cuInit. Where that fails: Unsupported,
-  // with the reason. Starts the driver's threads, so not before a fork.
+  // Opens the library, looks up every function and calls cuInit. Returns Unsupported with the
+  // reason if any of that fails. Starts the driver's threads, so do not call it before a fork.
   static Result<std::shared_ptr<const Driver>> open(const char* library = "libcuda.so.1");
 };
 
-// "what: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code as native_code(). Out of memory
-// is Busy; an argument that the driver refuses is Caller; what it lacks is Unsupported; everything
-// else is Device.
+// Makes an error such as "what: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code as
+// native_code(). Out of memory is Busy; an argument that the driver refuses is Caller; a missing
+// ability is Unsupported; everything else is Device.
 Error error_of(const Driver& driver, CUresult result, std::string_view what,
                Place place = Place::current());
 
-// Throws that error unless the call succeeded. Device::check, which names the device as well, is
-// the usual one.
+// Throws error_of() unless the call succeeded. Prefer Device::check, which also names the device.
 inline void check(const Driver& driver, CUresult result, std::string_view what,
                   Place place = Place::current()) {
   if (result != CUDA_SUCCESS) throw error_of(driver, result, what, place);
 }
 
-// Whether this error ends the context: every later call on the device returns it again.
-// (CUDA_ERROR_UNKNOWN may do so, but is also what the driver says of a single descriptor that it
-// cannot import: Device::check asks the context then.)
+// True if this error ends the context, so that every later call on the device returns it again.
+// (CUDA_ERROR_UNKNOWN may end the context, but the driver also returns it for a single descriptor
+// that it cannot import; so Device::check probes the context then.)
 bool is_sticky(CUresult result);
-// Whether the call is not allowed because a stream is being captured into a graph: the program's
-// mistake, as no device fails by it.
+// True if the call is not allowed because a stream is being captured into a graph: a mistake of the
+// program, not a failure of the device.
 bool is_of_capture(CUresult result);
 
-// While it lives, what this thread does breaks no capture into a graph. Without it, asking an event
-// that has nothing to do with the capture, or allocating, ends the capture of whichever thread is
-// at it (cuThreadExchangeStreamCaptureMode).
+// While it lives, calls on this thread do not break a capture into a graph
+// (cuThreadExchangeStreamCaptureMode). Without it, an allocation, or a query of an event outside
+// the capture, ends the capture of any thread.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver) noexcept : driver_(driver) { exchange(); }
@@ -156,7 +157,7 @@ class RelaxedCapture {
   void exchange() noexcept { driver_.thread_exchange_stream_capture_mode(&mode_); }
 
   const Driver& driver_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the one that it was
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // after exchange(): the former mode
 };
 
 }  // namespace weft::cuda

@@ -1,5 +1,5 @@
-// Events: points in a stream that other streams wait for and the host asks about. Used through the
-// Fence that cuda::record(stream) gives (fence.h).
+// Events: points in a stream that other streams wait for and the host queries. They are used
+// through the Fence that cuda::record(stream) returns (fence.h).
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace weft::cuda {
 
-// Somebody's event. Copies freely; the event and the device must outlive it.
+// A view of an event. It can be copied freely; the event and the device must outlive it.
 class EventRef {
  public:
   EventRef(Device& device, CUevent native) noexcept : device_(&device), native_(native) {}
@@ -20,13 +20,13 @@ class EventRef {
   Device& device() const noexcept { return *device_; }
   CUevent native() const noexcept { return native_; }
 
-  // Captures what is enqueued on the stream now; the stream must be on the event's device (Caller
-  // otherwise). Streams that already wait for an earlier record go on waiting for that one; whoever
-  // asks the event itself is told of the new one only.
+  // Captures the work that is enqueued on the stream now. The stream must be on the event's device
+  // (otherwise Caller). Streams that already wait for an earlier record keep waiting for that one;
+  // queries see only the new one.
   void record(const StreamRef& stream) const;
-  // Makes the stream, of any device, wait for the last record. Does nothing if there was none.
+  // Makes a stream of any device wait for the last record. Does nothing if there was none.
   void wait(const StreamRef& stream) const;
-  // Whether the work of the last record is done; true before the first one. True as well, with
+  // True if the work of the last record is done; also before the first record. Also true, with
   // Device::lost() set, once the context has ended: that work will never run.
   bool query() const noexcept;
 
@@ -35,17 +35,17 @@ class EventRef {
   CUevent native_;
 };
 
-// The time between the passing of two events of one device that were made with Timing::On and have
-// passed. The driver gives it as a float of milliseconds: half a microsecond at best, more between
-// events that lie far apart.
+// Returns the time between two events of one device that were made with Timing::On and have passed.
+// The driver returns it as a float of milliseconds: the resolution is half a microsecond at best,
+// and coarser for events that are far apart.
 std::chrono::nanoseconds elapsed(const EventRef& from, const EventRef& to);
 
-// An event of our own. The device must outlive it.
+// An event that this object owns. The device must outlive it.
 class Event : public EventRef {
  public:
-  enum class Timing { Off, On };  // without times recording and waiting are faster
+  enum class Timing { Off, On };  // recording and waiting are faster with Off
   explicit Event(Device& device, Timing timing = Timing::Off);
-  // Streams that wait for it go on waiting; does not block.
+  // Does not block; streams that wait for the event keep waiting.
   ~Event();
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
@@ -54,18 +54,18 @@ class Event : public EventRef {
   void destroy() noexcept;
 };
 
-// Creating an event takes microseconds, so they are used again. An event comes back when nobody can
-// ask for it any more: recording it anew would change the answer. One per Device; usable from every
-// thread.
+// Creating an event takes microseconds, so events are reused. Release an event only when no code
+// can query it any more, because a new record would change the result. One pool per Device; any
+// thread may use it.
 class EventPool {
  public:
   explicit EventPool(Device& device, Event::Timing timing = Event::Timing::Off)
       : device_(device), timing_(timing) {}
 
-  // One that nobody uses; made if there is none.
+  // Returns an unused event; creates one if the pool is empty.
   Event acquire();
   void release(Event event) noexcept;
-  // Makes sure that so many are there, so that acquire() calls no driver.
+  // Creates events until the pool has this many, so that acquire() does not call the driver.
   void reserve(std::size_t events);
   std::size_t idle() const;
 

@@ -38,7 +38,7 @@ void EventFence::wait(const StreamRef& stream) const {
   try {
     event_.wait(stream);
   } catch (const Error&) {
-    if (!query()) throw;  // passed as well: the event's context has ended
+    if (!query()) throw;  // the fence has passed, because the event's context has ended
   }
 }
 

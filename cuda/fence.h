@@ -12,44 +12,44 @@
 
 namespace weft::cuda {
 
-// A fence that passes when everything enqueued on the stream so far has run. Enqueues one event;
-// the host does not wait. Throws Device if the context has ended.
+// Returns a fence that passes when everything enqueued on the stream so far has run. Enqueues one
+// event; the host does not wait. Throws Device if the context has ended.
 //
-// On a stream that is being captured into a graph nothing runs, now or later: what was enqueued
-// runs whenever the graph is launched. Streams wait for the fence as a part of the capture; for the
-// host it passes when the capture ends.
+// On a stream that is being captured into a graph, the enqueued work does not run now but at each
+// launch of the graph. Streams wait for the fence as a part of the capture; for the host it passes
+// when the capture ends.
 Fence record(const StreamRef& stream);
-// Whether the fence was recorded on a stream that was being captured.
+// True if the fence was recorded on a stream that was being captured.
 bool is_captured(const Fence& fence) noexcept;
 
-// What such a fence watches: an event of the device's pool, which goes back when the last copy of
-// the fence is gone. (Streams that wait for it do not need it any longer: cuStreamWaitEvent
-// captured the record when it was called.) Passes also when the context ends, see Device::lost().
-// Usable from every thread.
+// What such a fence watches: an event from the device's pool. It returns to the pool when the last
+// copy of the fence is destroyed; streams that wait for it no longer need it, because
+// cuStreamWaitEvent captured the record. The fence also passes when the context ends, see
+// Device::lost(). Any thread may use it.
 class EventFence final : public Fence::Source {
  public:
-  // Takes an event and records it.
+  // Takes an event from the pool and records it.
   explicit EventFence(const StreamRef& stream);
   ~EventFence() override;
   bool is_captured() const noexcept { return captured_.has_value(); }
 
   bool query() const noexcept override;
-  // Polls; nobody on the host is told when an event passes.
+  // Polls, because the driver does not signal the host when an event passes.
   bool synchronize(Deadline deadline) const noexcept override;
-  // cuStreamWaitEvent; the stream may be of another device. The driver is not asked first whether
-  // the event has passed, which takes it longer than the wait, but where a capture is involved: one
-  // may not wait for what was enqueued outside.
+  // Calls cuStreamWaitEvent; the stream may be of another device. It does not first query whether
+  // the event has passed, because the query takes longer than the wait. The exception is a capture,
+  // which may not wait for work that was enqueued outside it.
   void wait(const StreamRef& stream) const override;
-  // Always false: whoever wants to be told polls, see EventLoop::when.
+  // Always returns false: such a fence is polled, see EventLoop::when.
   bool on_passed(Task& task) const override;
 
  private:
   std::shared_ptr<Device> device_;
-  // The stream, if it was being captured. It is asked in the event's place, which would end the
-  // capture, and lives until the fence has passed.
+  // The stream, if it was being captured. Fences query the stream and not the event, because
+  // querying the event would end the capture. The stream must live until the fence has passed.
   std::optional<StreamRef> captured_;
   Event event_;
-  mutable std::atomic<bool> passed_{false};  // saves the driver's call once known
+  mutable std::atomic<bool> passed_{false};  // once true, saves the call of the driver
 };
 
 }  // namespace weft::cuda

@@ -29,7 +29,7 @@ class FlagWords {
   FlagPool::Usage usage() const;
 
   Device& device() const { return *device_; }
-  // Remembers whose streams may be looking at the words when the pages are freed.
+  // Remembers a device whose streams may still read the words when the pages are freed.
   void note_waiter(Device& device);
 
  private:
@@ -38,23 +38,23 @@ class FlagWords {
   std::shared_ptr<Device> device_;
   mutable std::mutex mutex_;
   std::vector<PinnedSlab> pages_;
-  std::vector<FlagSlot> free_;      // value: of the last use
-  std::vector<FlagSlot> unraised_;  // given back before the stream that raises them came to it
+  std::vector<FlagSlot> free_;      // with the value of the last use
+  std::vector<FlagSlot> unraised_;  // given back before the stream raised them
   std::vector<std::weak_ptr<Device>> other_waiters_;
 };
 
 namespace {
 
-// The pages when all flags are raised. Streams may still be on their way to the waits, so nothing
-// is freed before all that may look has been drained; what fails is tried again by whoever reclaims
-// next.
+// The pages, once all flags are raised. Streams may not yet have reached their waits, so every
+// device that may read the words is drained before anything is freed. If that fails, the next
+// reclaim tries again.
 struct Pages {
-  Device& device;  // whose retirement has them
+  Device& device;  // the device whose retirement keeps the pages
   std::vector<std::weak_ptr<Device>> other_waiters;
   std::vector<std::byte*> all;
 
   static void drain(Device& waiter) {
-    if (waiter.is_lost()) return;  // its streams wait for nothing any more
+    if (waiter.is_lost()) return;  // its streams no longer wait
     DeviceGuard guard(waiter);
     waiter.check(waiter.driver().ctx_synchronize(), "cuCtxSynchronize");
   }
@@ -64,7 +64,7 @@ struct Pages {
     for (const auto& other : other_waiters) {
       if (const auto waiter = other.lock()) drain(*waiter);
     }
-    if (device.is_lost()) return;  // nothing of it can be freed
+    if (device.is_lost()) return;  // memory of a lost device cannot be freed
     DeviceGuard guard(device);
     for (; !all.empty(); all.pop_back())
       device.check(device.driver().mem_free_host(all.back()), "cuMemFreeHost");
@@ -116,8 +116,8 @@ FlagSlot FlagWords::take() {
 
 void FlagWords::give_back(FlagSlot slot) noexcept {
   std::lock_guard lock(mutex_);
-  // A word that a stream has yet to write to must not serve a later flag: the late write would
-  // count it down.
+  // A word that a stream has yet to write must not serve a later flag, because the late write would
+  // lower it.
   (slot.raised() ? free_ : unraised_).push_back(slot);
 }
 
@@ -158,7 +158,7 @@ void MappedFlag::wait(const StreamRef& stream) const {
 
 namespace {
 
-// The other direction: a stream raises, the host polls.
+// The other direction: a stream raises the flag, the host polls it.
 class StreamFlag final : public Fence::Source {
  public:
   StreamFlag(std::shared_ptr<FlagWords> words, const StreamRef& stream)
@@ -168,7 +168,7 @@ class StreamFlag final : public Fence::Source {
     try {
       write_value(stream, slot_.address, slot_.value);
     } catch (...) {
-      slot_.word->store(slot_.value, std::memory_order_release);  // nobody else will
+      slot_.word->store(slot_.value, std::memory_order_release);  // the stream will not
       words_->give_back(slot_);
       throw;
     }
@@ -178,13 +178,13 @@ class StreamFlag final : public Fence::Source {
 
   bool query() const noexcept override {
     if (slot_.raised()) return true;
-    // The word alone would never tell that the context has ended.
+    // The word alone would never show that the context has ended.
     constexpr std::uint32_t kProbeEvery = 256;
     const bool ask =
         polls_.fetch_add(1, std::memory_order_relaxed) % kProbeEvery == kProbeEvery - 1;
     if (ask ? raiser_->probe() : !raiser_->is_lost()) return false;
-    slot_.word->store(slot_.value,
-                      std::memory_order_release);  // for streams of other devices that wait for it
+    // Releases streams of other devices that wait for the word.
+    slot_.word->store(slot_.value, std::memory_order_release);
     return true;
   }
   bool synchronize(Deadline deadline) const noexcept override {

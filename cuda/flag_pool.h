@@ -1,11 +1,11 @@
 // Flags in mapped pinned memory, in both directions: the host raises one and streams wait for it,
-// or a stream raises one and the host polls it (a load, where asking an event is a call of the
-// driver).
+// or a stream raises one and the host polls it. Polling is a load, where querying an event is a
+// call of the driver.
 //
-// A word of the pool only ever counts up. Its n-th flag is raised when the word reaches n, and
-// waits compare in cyclic order (Compare::GreaterOrEqual): a stream that comes to its wait long
-// after the word has gone on to serve other flags still finds it satisfied. So the slot of a raised
-// flag is used again at once, whatever still waits for it, and nothing is ever reset.
+// A word of the pool only counts up. Its n-th flag is raised when the word reaches n, and waits
+// compare in cyclic order (Compare::GreaterOrEqual). So a stream that reaches its wait long after
+// the word has begun to serve other flags still finds it satisfied, the slot of a raised flag is
+// reused at once even while streams wait for it, and nothing is ever reset.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@
 
 namespace weft::cuda {
 
-// The words, shared by the pool and the flags.
+// The words; the pool and the flags share them.
 class FlagWords;
 
-// The use of one word for one flag: raised when *word has reached value.
+// One word's use for one flag, which is raised when *word has reached value.
 struct FlagSlot {
   std::atomic<std::uint32_t>* word = nullptr;
   CUdeviceptr address = 0;
@@ -32,18 +32,18 @@ struct FlagSlot {
   }
 };
 
-// A HostFlag that streams can wait for: the done() of an Op that host code finishes. Kernels must
-// be loaded before a stream waits (Library::preload), see stream_memops.h. Made by a FlagPool.
-// Usable from every thread.
+// A HostFlag that streams can wait for: the done() of an Op that host code finishes. Load all
+// kernels before a stream waits (Library::preload), see stream_memops.h. A FlagPool makes it; any
+// thread may use it.
 class MappedFlag final : public HostFlag {
  public:
   MappedFlag(std::shared_ptr<FlagWords> words, FlagSlot slot);
-  // Raises it if nobody did, because a stream may wait for it; if one does, that is logged as the
-  // error it is.
+  // Raises the flag if it is not raised, because a stream may wait for it; logs an error if one
+  // does.
   ~MappedFlag() override;
 
-  // cuStreamWaitValue32; the stream may be of any device. Unsupported where that has no stream
-  // memory operations.
+  // Calls cuStreamWaitValue32; the stream may be of any device. Throws Unsupported if that device
+  // has no stream memory operations.
   void wait(const StreamRef& stream) const override;
 
  private:
@@ -52,23 +52,23 @@ class MappedFlag final : public HostFlag {
   mutable std::atomic<bool> awaited_{false};
 };
 
-// Usable from every thread. Flags and fences may outlive it.
+// Any thread may use it. Flags and fences may outlive it.
 class FlagPool {
  public:
   explicit FlagPool(Device& device);
 
-  // A flag for the host to raise. Calls the driver only when all slots are taken.
+  // Returns a flag for the host to raise. Calls the driver only if all slots are taken.
   std::shared_ptr<MappedFlag> make();
 
-  // Enqueues the raising of a flag on the stream: the fence passes when all that was enqueued
-  // before has run, and with it what that wrote to host memory is visible. Like cuda::record, but
-  // cheaper to poll and dearer for streams to wait for. Passes also when the context ends, see
-  // Device::lost().
+  // Enqueues the raising of a flag on the stream: the returned fence passes when all work enqueued
+  // before has run, and then that work's writes to host memory are visible. Compared with
+  // cuda::record, it is cheaper to poll and costlier for streams to wait for. It also passes when
+  // the context ends, see Device::lost().
   Fence signal(const StreamRef& stream);
 
   struct Usage {
     std::size_t slots = 0;
-    std::size_t free = 0;  // to be taken at once
+    std::size_t free = 0;  // available without a call of the driver
   };
   Usage usage() const;
 

@@ -171,7 +171,7 @@ OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle,
     result = open();
   }
   device.check(result, "cuIpcOpenMemHandle");
-  // The sender's word for it is not taken.
+  // Measured here, because the size that a peer states is not trusted.
   const CUresult measured = driver.mem_get_address_range(nullptr, &bytes_, base_);
   if (measured == CUDA_SUCCESS) return;
   driver.ipc_close_mem_handle(base_);
@@ -185,7 +185,7 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
   const Driver& driver = device.driver();
   const RelaxedCapture relaxed(driver);
   CUmemGenericAllocationHandle handle = 0;
-  // The driver takes the number for a pointer.
+  // The driver takes the descriptor's number as a pointer.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));
   device.check(driver.mem_import_from_shareable_handle(&handle, number,
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
@@ -193,7 +193,7 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
   CUresult result = driver.mem_address_reserve(&base_, bytes, 0, 0, 0);
   const char* what = "cuMemAddressReserve for memory that was shared";
   if (result == CUDA_SUCCESS) {
-    // Refused where the memory has less: the sender's word for it is not taken.
+    // The driver refuses if the memory is smaller: the size that a peer states is not trusted.
     result = driver.mem_map(base_, bytes, 0, handle, 0);
     what = "cuMemMap of memory that was shared";
     if (result == CUDA_SUCCESS) {
@@ -206,7 +206,7 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
     }
     if (result != CUDA_SUCCESS) driver.mem_address_free(base_, bytes);
   }
-  driver.mem_release(handle);  // what is mapped stays
+  driver.mem_release(handle);  // the mapping keeps the memory
   device.check(result, what);
 }
 

@@ -1,5 +1,5 @@
-// What processes call GPUs, and memory and events that they open, among each other. Without the
-// driver's types, so that what a peer sends can be decoded where there is no CUDA.
+// The names by which processes identify GPUs, and open each other's memory and events. They do not
+// use the driver's types, so that a process without CUDA can decode what a peer sends.
 #pragma once
 
 #include <array>

@@ -41,7 +41,8 @@ Kernel Library::kernel(const std::string& name) {
   DeviceGuard guard(device_);
   check(driver, driver.library_get_kernel(&entry.native, native_, name.c_str()),
         "cuLibraryGetKernel of '" + name + "'");
-  // The driver has no function for their number: it refuses the first index behind the last.
+  // The driver has no function for the number of parameters, but it refuses the first index past
+  // the last one.
   for (;;) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
@@ -86,7 +87,7 @@ void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Di
                                    " bytes, its parameter has " + std::to_string(expected[i]));
   }
   DeviceGuard guard(stream.device());
-  // cuLaunchKernel takes a CUkernel in the place of a CUfunction and launches it in the stream's
+  // cuLaunchKernel also takes a CUkernel in place of a CUfunction and launches it in the stream's
   // context.
   const CUresult result = stream.driver().launch_kernel(
       reinterpret_cast<CUfunction>(kernel.native()), grid.x, grid.y, grid.z, block.x, block.y,

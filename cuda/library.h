@@ -1,5 +1,5 @@
-// Kernels from an embedded image, launched through the driver's table: no CUDA runtime, so the fake
-// driver of the tests sees every launch.
+// Kernels from an embedded image, launched through the driver's table. They do not use the CUDA
+// runtime, so the tests' fake driver sees every launch.
 //
 //   Library library(device, image);
 //   library.preload(device);
@@ -27,12 +27,12 @@ struct Dim3 {
   unsigned z = 1;
 };
 
-// One kernel of a library, for every device. Copies freely; the library must outlive it.
+// One kernel of a library, for every device. It can be copied freely; the library must outlive it.
 class Kernel {
  public:
   const char* name() const { return entry_->name.c_str(); }
   CUkernel native() const { return entry_->native; }
-  // The sizes of its parameters, in bytes.
+  // The sizes of the parameters, in bytes.
   const std::vector<std::size_t>& parameters() const { return entry_->parameters; }
 
  private:
@@ -46,28 +46,28 @@ class Kernel {
   const Entry* entry_;
 };
 
-// A cubin, fatbin or PTX (which ends with a zero byte), for all devices of the driver. Belongs to
-// no device and no context. (But the driver tells of a kernel's parameters only where some context
-// is current: that is what the device is for.) kernel() and preload() are for set-up, by one thread
-// at a time; kernels may be launched from every thread.
+// A cubin, a fatbin or PTX (which ends with a zero byte), for all devices of the driver. It belongs
+// to no device and no context; the constructor takes a device only because the driver describes a
+// kernel's parameters only while some context is current. kernel() and preload() are for set-up, by
+// one thread at a time; any thread may launch kernels.
 class Library {
  public:
-  // Copies the image; loads nothing onto a device yet. Throws Unsupported when there is no code for
-  // the GPUs present, Caller when the image is none. The device must outlive it.
+  // Copies the image; loads nothing onto a device yet. Throws Unsupported if the image has no code
+  // for the present GPUs, Caller if it is not an image. The device must outlive the library.
   Library(Device& device, std::span<const std::byte> image);
-  // Unloads the code, which may wait for the devices that have it; none of the kernels may be
-  // running. One that dies before its process is better handed to Device::retirement().
+  // Unloads the code, which may wait for the devices that have it; no kernel may be running. A
+  // library that ends before its process is better handed to Device::retirement().
   ~Library();
   Library(Library&& other) noexcept;
   Library& operator=(Library&&) = delete;
 
-  // The kernel with this name as it is in the image: extern "C", or mangled. Throws Caller if there
-  // is none.
+  // Returns the kernel with this name as in the image: extern "C", or mangled. Throws Caller if
+  // there is none.
   Kernel kernel(const std::string& name);
 
-  // Loads every kernel of the library onto the device. The driver otherwise loads a kernel at its
-  // first launch and then waits for the device under a lock, which never ends if a stream of it
-  // waits for a flag. So this comes first, at set-up; it may block.
+  // Loads every kernel of the library onto the device. Otherwise the driver loads a kernel at its
+  // first launch and, under a lock, waits for the device, which never ends if one of its streams
+  // waits for a flag. So call this first, at set-up; it may block.
   void preload(Device& device) const;
 
  private:
@@ -76,15 +76,15 @@ class Library {
   std::unordered_map<std::string, Kernel::Entry> kernels_;
 };
 
-// The launch without types: `parameters` points to one pointer for each parameter, `sizes` to their
-// sizes.
+// A launch without types: `parameters` has one pointer for each parameter, `sizes` the sizes that
+// they point to.
 void launch_untyped(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block,
                     unsigned shared_bytes, std::span<void* const> parameters,
                     std::span<const std::size_t> sizes);
 
-// Enqueues the kernel on the stream. The arguments are copied before this returns; each must have
-// exactly the size of the kernel's parameter (Caller otherwise): a literal 1 is an int and no
-// std::size_t. Memory they point to must live until the stream has passed the kernel.
+// Enqueues the kernel on the stream. The arguments are copied before this returns. Each must have
+// exactly the size of the kernel's parameter (otherwise Caller): a literal 1 is an int and not a
+// std::size_t. Memory that they point to must live until the stream has executed the kernel.
 template <class... Arguments>
 void launch(const StreamRef& stream, const Kernel& kernel, Dim3 grid, Dim3 block,
             unsigned shared_bytes, const Arguments&... arguments) {

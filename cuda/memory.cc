@@ -19,7 +19,7 @@ std::string text_of(const Slice& slice) {
   return describe(slice.device) + text;
 }
 
-// Under a guard. The driver knows pinned memory and no other host memory.
+// Requires a DeviceGuard. The driver knows pinned memory but no other host memory.
 void require_pinned(const StreamRef& stream, const Slice& slice, const char* what) {
   if (!slice.device.is_host()) return;
   unsigned type = 0;

@@ -1,5 +1,4 @@
-// Device memory and what is done with it in the order of a stream. (Pinned host memory is in
-// pinned.h.)
+// Device memory, and copies and fills in stream order. (Pinned host memory is in pinned.h.)
 #pragma once
 
 #include <cstddef>
@@ -11,14 +10,14 @@
 
 namespace weft::cuda {
 
-// Where device memory comes from. One of our own keeps what was freed for the next allocation (the
-// driver's default pool returns it at every synchronisation) and never makes a stream wait for
-// another one to get at freed memory: behind a stream that waits for a flag that would hang. Usable
-// from every thread; the device must outlive it.
+// A pool of device memory. Unlike the driver's default pool, which returns freed memory at every
+// synchronisation, it keeps freed memory for the next allocation. It also never makes a stream wait
+// for another stream to reuse freed memory, because that would hang behind a stream that waits for
+// a flag. Any thread may use it; the device must outlive it.
 class MemoryPool {
  public:
   explicit MemoryPool(Device& device);
-  // Memory that is still allocated stays valid; the driver frees the pool with the last of it.
+  // Memory that is still allocated stays valid; the driver frees the pool with the last allocation.
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
@@ -31,24 +30,24 @@ class MemoryPool {
   CUmemoryPool native_ = nullptr;
 };
 
-// Device memory that is allocated and freed in the order of a stream: valid for what is enqueued on
-// that stream after the constructor, and for other streams behind a fence recorded there. Does not
-// block. Moves from one thread to another, used by one at a time.
+// Device memory that is allocated and freed in stream order: valid for work enqueued on that stream
+// after the constructor, and for other streams behind a fence recorded there. Does not block. It
+// may move between threads, but only one thread may use it at a time.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // From the driver's default pool, or from the given one (of the same device). Throws Busy when
-  // there is no room.
+  // Allocates from the driver's default pool, or from the given one (of the same device). Throws
+  // Busy if the device has no room.
   DeviceMemory(const StreamRef& stream, std::size_t bytes);
   DeviceMemory(const StreamRef& stream, std::size_t bytes, const MemoryPool& pool);
-  // Enqueues the freeing on the stream, behind everything there. Work on other streams must have
-  // been waited for.
+  // Enqueues the freeing on the stream, after everything there. Wait for work on other streams
+  // first.
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
 
-  // Frees on that stream instead, of the same device: where the memory is used last, or because the
-  // first stream ends.
+  // Makes the destructor free on another stream of the same device: because the memory is used last
+  // there, or because the first stream ends.
   void set_stream(const StreamRef& stream);
 
   Slice slice() const;
@@ -64,12 +63,12 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// Enqueues a copy between any two of host and devices. Both have the same number of bytes (Caller
-// otherwise), and host memory is pinned: with pageable memory the driver would make the host wait,
-// so that is a Caller error as well. Both must live until the stream has passed the copy.
+// Enqueues a copy between host and devices in any combination. Throws Caller if the sizes differ,
+// or if host memory is not pinned, because the driver would make the host wait for pageable memory.
+// Both slices must live until the stream has executed the copy.
 void copy(const StreamRef& stream, Slice to, Slice from);
 
-// Enqueues the filling of device or pinned memory with one byte.
+// Enqueues a fill of device or pinned memory with one byte.
 void fill(const StreamRef& stream, Slice slice, unsigned char byte);
 
 }  // namespace weft::cuda

@@ -18,7 +18,7 @@ constexpr std::size_t kSmallestBlock = 256;
 // 640 …
 std::size_t size_class(std::size_t bytes) {
   if (bytes <= kSmallestBlock) return kSmallestBlock;
-  const int shift = std::bit_width(bytes - 1) - 3;  // of the step
+  const int shift = std::bit_width(bytes - 1) - 3;  // log2 of the step
   return ((bytes - 1) >> shift << shift) + (std::size_t{1} << shift);
 }
 
@@ -43,9 +43,9 @@ PinnedSlab::PinnedSlab(Device& device, std::size_t bytes) : device_(device), byt
 
 PinnedSlab::~PinnedSlab() {
   if (data_ == nullptr) return;
-  // The retirement belongs to the device, so the device is there when the task runs.
+  // The device owns the retirement, so it exists when the task runs.
   device_.retirement().retire(Fence(), [&device = device_, data = data_] {
-    if (device.is_lost()) return;  // nothing of it can be freed
+    if (device.is_lost()) return;  // memory of a lost device cannot be freed
     DeviceGuard guard(device);
     RelaxedCapture relaxed(device.driver());
     device.check(device.driver().mem_free_host(data), "cuMemFreeHost");

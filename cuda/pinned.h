@@ -1,7 +1,7 @@
 // Pinned host memory: page-locked, mapped into every GPU's address space, portable between
 // contexts. Asynchronous copies and stream memory operations need it. Allocating it takes
-// milliseconds and freeing it waits for the whole device, so it comes in slabs that are kept and
-// given out in blocks.
+// milliseconds and freeing it waits for the whole device, so a pool keeps it in slabs and hands out
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@
 
 namespace weft::cuda {
 
-// Memory straight from the driver, for those who give it out in parts. The device must outlive it.
+// Memory directly from the driver, for code that hands it out in parts. The device must outlive it.
 class PinnedSlab {
  public:
-  // May block: milliseconds, and on some drivers until the device is idle. Throws Busy when the
+  // May block: for milliseconds, and on some drivers until the device is idle. Throws Busy if the
   // host has no room.
   PinnedSlab(Device& device, std::size_t bytes);
   // Hands the memory to the device's retirement. Nothing may still be using it.
@@ -29,9 +29,10 @@ class PinnedSlab {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  // Where the devices see it.
+  // The address at which devices see the memory.
   CUdeviceptr address() const { return address_; }
-  // Leaves the freeing (cuMemFreeHost) to the caller, who has more to wait for.
+  // Leaves the freeing (cuMemFreeHost) to the caller, which must first wait for more than this
+  // device.
   std::byte* release() noexcept { return std::exchange(data_, nullptr); }
 
  private:
@@ -43,21 +44,21 @@ class PinnedSlab {
 
 class PinnedMemory;
 
-// Usable from every thread. Blocks may outlive the pool; the slabs are retired when the last of
-// both is gone.
+// Any thread may use it. Blocks may outlive the pool; the slabs are retired when the pool and all
+// blocks are gone.
 class PinnedPool {
  public:
   static constexpr std::size_t kSlabBytes = std::size_t{8} << 20;
 
   explicit PinnedPool(Device& device, std::size_t slab_bytes = kSlabBytes);
 
-  // A block of at least so many bytes, aligned to 64. Blocks only when the pool must grow, see
-  // PinnedSlab. The contents are whatever the last user left.
+  // Returns a block of at least `bytes` bytes, aligned to 64. Blocks only if the pool must grow,
+  // see PinnedSlab. The contents are unspecified.
   PinnedMemory allocate(std::size_t bytes);
 
   struct Usage {
     std::size_t pinned_bytes = 0;  // of all slabs
-    std::size_t used_bytes = 0;    // of all blocks given out, rounded up to their sizes
+    std::size_t used_bytes = 0;    // of all blocks in use, rounded up to their size classes
   };
   Usage usage() const;
 
@@ -67,8 +68,8 @@ class PinnedPool {
   std::shared_ptr<State> state_;
 };
 
-// One block. It goes back to its pool at once when destroyed, so a copy that is still under way
-// must keep it: as the Pin of its Op (std::make_shared<PinnedMemory>(std::move(block)) is one).
+// One block. Its destructor returns it to the pool at once, so a copy that is under way must keep
+// it, for example as the Pin of its Op: std::make_shared<PinnedMemory>(std::move(block)).
 class PinnedMemory {
  public:
   PinnedMemory() = default;

@@ -1,4 +1,4 @@
-// How the host waits for what nobody tells it about: an event, or a word that a GPU writes.
+// Waits on the host for something that is not signalled: an event, or a word that a GPU writes.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace weft::cuda {
 
-// Asks passed() until it is true or the deadline comes; returns which. Spins for a moment, then
-// asks ever more rarely, at least every 200 µs.
+// Calls passed() until it is true or the deadline passes; returns false at the deadline. Spins
+// briefly, then polls at growing intervals of at most 200 µs.
 template <class Passed>
 bool poll_until(const Passed& passed, Deadline deadline) noexcept {
   constexpr int kSpins = 200;

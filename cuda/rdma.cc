@@ -7,7 +7,8 @@ namespace weft::cuda {
 
 namespace {
 
-constexpr auto kCopy = std::chrono::seconds(60);  // for a copy that waits for nothing
+// The limit for a copy, which waits for no other work.
+constexpr auto kCopy = std::chrono::seconds(60);
 
 }  // namespace
 
@@ -15,8 +16,8 @@ DmaBuf::DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes) {
   if (!device.properties().dma_buf) {
     throw Error(Blame::Unsupported, describe(device.id()) + " exports no memory as dma-buf");
   }
-  // The driver takes whole pages only. Others may lie in the first and the last one, whose bytes
-  // nobody asks for.
+  // The driver exports whole pages only. The first and the last page may also contain other memory,
+  // whose bytes are never used.
   const auto page = static_cast<CUdeviceptr>(::sysconf(_SC_PAGESIZE));
   const CUdeviceptr begin = address / page * page;
   const CUdeviceptr end = (address + bytes + page - 1) / page * page;
@@ -53,7 +54,8 @@ void flush_remote_writes(Device& device) {
 void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes) {
   DeviceGuard guard(device);
   const RelaxedCapture relaxed(device.driver());
-  const Stream stream(device, Priority::High);  // not behind what the program has enqueued
+  // So that it does not queue behind the program's work.
+  const Stream stream(device, Priority::High);
   device.check(
       device.driver().memcpy_async(reinterpret_cast<CUdeviceptr>(to),
                                    reinterpret_cast<CUdeviceptr>(from), bytes, stream.native()),
@@ -61,7 +63,7 @@ void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes
   const bool in_time = record(stream).synchronize(Deadline::in(kCopy));
   if (const auto lost = device.lost()) throw *lost;
   if (in_time) return;
-  // Nothing takes a copy back.
+  // An enqueued copy cannot be withdrawn.
   throw Error(Blame::Timeout,
               "a copy of " + std::to_string(bytes) + " bytes on " + describe(device.id()) +
                   " has not ended after " + describe(std::chrono::milliseconds(kCopy)) +

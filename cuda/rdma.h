@@ -1,5 +1,5 @@
-// Memory of a GPU that a network card reads and writes itself (GPUDirect RDMA). (reference: the
-// CUDA driver API, cuMemGetHandleForAddressRange and cuFlushGPUDirectRDMAWrites.)
+// GPU memory that a NIC reads and writes directly (GPUDirect RDMA). (Reference: the CUDA driver
+// API, cuMemGetHandleForAddressRange and cuFlushGPUDirectRDMAWrites.)
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,17 @@
 
 namespace weft::cuda {
 
-// What a card's driver registers: the pages of the host's size that some memory of a GPU lies in.
-// It keeps the memory from being given to others, also when it is freed meanwhile; a registration
-// does so on its own, and needs this no longer.
+// A dma-buf for a NIC's driver to register: the host-sized pages that contain a piece of GPU
+// memory. It keeps the memory from being reused, even after the program frees it. A registration
+// does the same by itself, so this object is not needed after registering.
 class DmaBuf {
  public:
-  // Of one allocation. Throws Unsupported where the GPU or this kind of memory cannot be exported.
+  // Exports memory of one allocation. Throws Unsupported if the GPU or this kind of memory cannot
+  // be exported.
   DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes);
 
   int descriptor() const { return descriptor_.get(); }
-  // How far behind its begin `address` lies.
+  // The offset of `address` from the begin of the dma-buf.
   std::size_t offset() const { return offset_; }
 
  private:
@@ -26,13 +27,13 @@ class DmaBuf {
   std::size_t offset_ = 0;
 };
 
-// What cards have written into the GPU's memory is seen by what runs there afterwards. Costs
-// nothing where that is so anyway (RemoteWrites::Ordered). Throws Device.
+// Makes what NICs have written to GPU memory visible to work that starts on the GPU afterwards.
+// Does nothing if the GPU guarantees that itself (RemoteWrites::Ordered). Throws Device.
 void flush_remote_writes(Device& device);
 
-// Copies between memory of the GPU and of the host, or within either, and waits until that is done:
-// for what happens seldom. Throws Device; Timeout where it has not ended after a minute, which may
-// still happen then.
+// Copies between GPU and host memory, or within either, and waits for the copy; meant for rare use.
+// Throws Device; Timeout if the copy has not ended after a minute, in which case it may still
+// happen.
 void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes);
 
 }  // namespace weft::cuda

@@ -31,7 +31,7 @@ Round run_passed(std::mutex& mutex, std::vector<Item>& items) {
   Round round;
   if (ready.empty()) return round;
   trace::Range range(reclaiming);
-  // One that fails must not keep the others from being freed.
+  // A task that fails must not keep the others from running.
   for (Item& item : ready) {
     ++round.ran;
     try {
@@ -54,7 +54,7 @@ void Retirement::retire(Fence last_use, Task free) noexcept {
 std::size_t Retirement::reclaim() { return run_passed(mutex_, items_).ran; }
 
 bool Retirement::reclaim_all(Deadline deadline) {
-  // Freeing one may retire others.
+  // A task may retire others.
   for (;;) {
     std::vector<Fence> fences;
     {
@@ -65,7 +65,8 @@ bool Retirement::reclaim_all(Deadline deadline) {
     const bool passed = std::all_of(fences.begin(), fences.end(),
                                     [&](const Fence& f) { return f.synchronize(deadline); });
     const Round round = run_passed(mutex_, items_);
-    // What fails and comes again would be tried for ever.
+    // Stops if all tasks failed: tasks that retire themselves again would otherwise be tried
+    // forever.
     const bool stuck = round.failed > 0 && round.failed == round.ran;
     if (!passed || stuck || deadline.passed()) return passed && pending() == 0;
   }

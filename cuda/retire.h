@@ -1,6 +1,6 @@
-// What cannot be given up at once: the driver's calls that free pinned memory or unload code wait
-// for the whole device, and a destructor must not. Its owner hands the freeing over with the fence
-// of the last use; it runs later, from a place that may block.
+// Frees CUDA resources later. The driver's calls that free pinned memory or unload code wait for
+// the whole device, and a destructor must not wait. The owner instead hands over a task that frees
+// the resource, with the fence of its last use; the task runs later, in a place that may block.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,24 @@
 
 namespace weft::cuda {
 
-// One per Device. Usable from every thread.
+// One per Device. Any thread may use it.
 class Retirement {
  public:
-  // Keeps the task until the fence has passed and somebody reclaims. Never blocks: for destructors.
-  // The task should not own its device, and the fence of an event does: such a device lives until
-  // somebody reclaims. One that fails is logged and dropped; it may retire itself again.
+  // Keeps the task until the fence has passed and reclaim() or reclaim_all() is called. Never
+  // blocks, so destructors may call it. The task should not own its device; the fence of an event
+  // does own it, and then the device lives until the task has run. A task that throws is logged and
+  // dropped; it may retire itself again.
   void retire(Fence last_use, Task free) noexcept;
 
-  // Runs the tasks whose fences have passed; returns how many. May block until everything on the
+  // Runs the tasks whose fences have passed; returns their number. May block until all work on the
   // device has finished, so call it where no stream waits for this thread: between steps, at
   // shutdown, before a memory budget is exceeded.
   std::size_t reclaim();
-  // The same for all of them, and what they retire, waiting for their fences; false if the deadline
-  // came first, or what is left has failed.
+  // Runs all tasks, and those that they retire, and waits for their fences. Returns false if the
+  // deadline passed first, or if the remaining tasks have failed.
   [[nodiscard]] bool reclaim_all(Deadline deadline);
 
-  // How many tasks wait here.
+  // Returns the number of tasks that have not run.
   std::size_t pending() const;
 
  private:

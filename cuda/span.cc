@@ -12,15 +12,17 @@ namespace {
 using trace::timeline::DeviceSpan;
 
 constexpr int kRounds = 8;
-constexpr std::int64_t kPatience =
-    20'000'000;  // nanoseconds, for one round: the device may be busy
-constexpr std::int64_t kBaseLasts =
-    5'000'000'000;  // nanoseconds: the time between two events is a float
-constexpr std::int64_t kResolution =
-    1'000;  // nanoseconds, of events (the driver says about half a microsecond)
-constexpr std::size_t kMostEnded = 1 << 16;  // that wait to be collected
+// In nanoseconds: the limit for one round, because the device may be busy.
+constexpr std::int64_t kPatience = 20'000'000;
+// In nanoseconds: the age at which a base is renewed, because the time between two events is a
+// float.
+constexpr std::int64_t kBaseLasts = 5'000'000'000;
+// In nanoseconds: the resolution of events (about half a microsecond, by the driver's
+// documentation).
+constexpr std::int64_t kResolution = 1'000;
+constexpr std::size_t kMostEnded = 1 << 16;  // the most spans that wait to be collected
 
-// The device lives while it is asked; it does not live for being asked.
+// Does not keep the device alive, except while it collects.
 class OfDevice final : public trace::timeline::Source {
  public:
   explicit OfDevice(std::weak_ptr<Device> device) : device_(std::move(device)) {}
@@ -48,7 +50,7 @@ Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] cons
                  [[maybe_unused]] int rank,
                  [[maybe_unused]] std::optional<trace::Arrow> from) noexcept {
   Span made;
-#if WEFT_TRACE_ENABLED  // else there are no ranges of threads either
+#if WEFT_TRACE_ENABLED  // without it there are no ranges of threads either
   if (!trace::timeline::on()) return made;
   try {
     Device& device = stream.device();
@@ -86,7 +88,7 @@ void Span::end(const StreamRef& stream) noexcept {
 Spans::Spans(Device& device) : device_(device), events_(device, Event::Timing::On) {}
 Spans::~Spans() = default;
 
-// The first one is recorded where the first span begins; what its host time was is found later.
+// Records the first base where the first span begins; its host time is found later.
 std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
   bool is_new = false;
   {
@@ -103,7 +105,7 @@ std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
   return base_;
 }
 
-// Finds the host time of a base that has passed; false where the device has no time for that now.
+// Finds the host time of a base that has passed. Returns false if the device is too busy now.
 bool Spans::locate(Base& base) {
   const Stream stream(device_, Priority::High);
   const Event probe = events_.acquire();
@@ -126,7 +128,7 @@ bool Spans::locate(Base& base) {
   return base.host.has_value();
 }
 
-// After a while a new one, recorded on an idle stream, where it passes at once.
+// Replaces an old base by a new one, recorded on an idle stream, where it passes at once.
 void Spans::renew(std::shared_ptr<Base>& base) {
   if (!base->host || trace::now() - base->begun < kBaseLasts) return;
   auto made = std::make_shared<Base>(events_.acquire());
@@ -145,7 +147,7 @@ void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept
       ended.swap(ended_);
     }
     std::vector<std::shared_ptr<Span::Begun>> later;
-    bool is_busy = false;  // the device has no time to be held against the host's clock
+    bool is_busy = false;  // the device is too busy to compare its clock with the host's
     for (const auto& one : ended) {
       Base& base = *one->base;
       const bool passed = one->last.query() && base.event.query();

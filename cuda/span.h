@@ -1,15 +1,15 @@
-// What a stream does between two points, for the timeline: two events with times, and the device's
-// clock held against the host's. Without a timeline nothing is recorded. Nothing here blocks or
-// throws: what cannot be recorded is not shown.
+// Records for the timeline what a stream does between two points: two timed events, with the
+// device's clock related to the host's. Records nothing without a timeline. Never blocks or throws:
+// a span that cannot be recorded is not shown.
 //
 //   cuda::Span span = cuda::Span::begin(stream, "pack", trace::Layer::Kernels, bytes);
 //   …  // enqueue
 //   span.end(stream);
 //
-// A device has no clock that the host can read: what it tells is how much time lies between two
-// events. So one event is the base of those that follow, and its host time is found with a few
-// more, on a stream that is idle: the host's clock is read before such an event is recorded and
-// after it has been seen to pass; it passed between the two.
+// The host cannot read a device's clock: the device reports only the time between two events. So
+// one event is the base of the events after it, and its host time is found with a few probe events
+// on an idle stream: the host's clock is read before a probe is recorded and after it is seen to
+// have passed; the probe passed between the two.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ namespace weft::cuda {
 
 class Span {
  public:
-  Span() = default;  // none; ending it does nothing
-  // The stream comes to it after what is enqueued now. None without a timeline, and where the
-  // stream is being captured: a graph is no moment. `text` has static lifetime; `rank` -1: of no
-  // known one. `from` arrives at it: what brought it about was the range that this thread is in,
-  // unless the caller knows of an earlier one.
+  Span() = default;  // no span; end() does nothing
+  // Begins a span after the work that is enqueued now. Returns no span without a timeline, or while
+  // the stream is being captured, because a graph runs at other times. `text` must have static
+  // lifetime; `rank` -1 means unknown. The arrow `from` ends at the span: it starts at the cause,
+  // which is the range that this thread is in unless the caller knows an earlier one.
   static Span begin(const StreamRef& stream, const char* text, trace::Layer layer,
                     std::uint64_t bytes = 0, int rank = -1,
                     std::optional<trace::Arrow> from = std::nullopt) noexcept;
-  // The stream has done it after what is enqueued now. Without a call it is not shown.
+  // Ends the span after the work that is enqueued now. Without this call the span is not shown.
   void end(const StreamRef& stream) noexcept;
 
  private:
@@ -43,7 +43,7 @@ class Span {
   std::shared_ptr<Begun> begun_;
 };
 
-// The spans of one device. Usable from every thread.
+// The spans of one device. Any thread may use it.
 class Spans {
  public:
   explicit Spans(Device& device);
@@ -51,19 +51,20 @@ class Spans {
   Spans(const Spans&) = delete;
   Spans& operator=(const Spans&) = delete;
 
-  // Those that have ended since; by the timeline's thread, as trace::timeline::Source says. Waits
-  // for the device for some tens of milliseconds at most, to hold the clocks against each other.
+  // Passes the spans that have ended since the last call to `take`. Called on the timeline's
+  // thread, as trace::timeline::Source requires. Waits for the device for some tens of milliseconds
+  // at most, to compare the clocks.
   void collect(const std::function<void(const trace::timeline::DeviceSpan&)>& take) noexcept;
 
  private:
   friend class Span;
-  // An event that is the origin of later ones' times.
+  // An event from which the times of later events are measured.
   struct Base {
     explicit Base(Event given) : event(std::move(given)) {}
     Event event;
-    std::int64_t begun = 0;            // when it was made
+    std::int64_t begun = 0;            // when it was made, by the host's clock
     std::optional<std::int64_t> host;  // when it passed, by the host's clock
-    std::int64_t error = 0;            // of that
+    std::int64_t error = 0;            // the error of `host`, in nanoseconds
   };
   std::shared_ptr<Base> base_for(const StreamRef& stream);
   bool locate(Base& base);
@@ -71,10 +72,10 @@ class Spans {
 
   Device& device_;
   EventPool events_;
-  std::mutex mutex_;            // of what follows
-  std::shared_ptr<Base> base_;  // of what begins now
+  std::mutex mutex_;            // guards the members below
+  std::shared_ptr<Base> base_;  // the base for spans that begin now
   std::vector<std::shared_ptr<Span::Begun>> ended_;
-  bool asked_ = false;  // the timeline knows of this device
+  bool asked_ = false;  // the timeline knows this device
 };
 
 }  // namespace weft::cuda

@@ -1,8 +1,7 @@
-// A stream, as view and as owner. What is enqueued on a stream runs in the order of the calls;
-// nothing here makes the host wait for it (record(stream).synchronize(deadline) in fence.h does).
+// Streams, as a view and as an owner. Work enqueued on a stream runs in the order of the calls.
+// Nothing here makes the host wait for it; record(stream).synchronize(deadline) in fence.h does.
 //
-// Enqueuing is safe from every thread, but two threads that enqueue on one stream get an order
-// nobody chose.
+// Any thread may enqueue work, but two threads that enqueue on one stream get an arbitrary order.
 #pragma once
 
 #include <memory>
@@ -11,8 +10,8 @@
 
 namespace weft::cuda {
 
-// Somebody's stream: Weft's own or the native handle of a libtorch stream. Null is the device's
-// legacy default stream (which libtorch uses unless told otherwise). Copies freely; the stream and
+// A view of a stream: Weft's own, or the native handle of a libtorch stream. Null is the device's
+// legacy default stream, which libtorch uses by default. It can be copied freely; the stream and
 // the device must outlive it.
 class StreamRef {
  public:
@@ -22,9 +21,10 @@ class StreamRef {
   const Driver& driver() const noexcept { return device_->driver(); }
   CUstream native() const noexcept { return native_; }
 
-  // Whether everything that was enqueued has run. Throws Device if the context has ended.
+  // True if everything that was enqueued has run. Throws Device if the context has ended.
   bool query() const;
-  // Whether what is enqueued goes into a graph at present (cuStreamBeginCapture) and nothing runs.
+  // True if the stream is being captured into a graph (cuStreamBeginCapture), so that enqueued work
+  // does not run.
   bool is_capturing() const noexcept;
 
   friend bool operator==(const StreamRef&, const StreamRef&) = default;
@@ -36,20 +36,21 @@ class StreamRef {
 
 enum class Priority { Normal, High };
 
-// A stream of our own. Never synchronises with the legacy default stream.
+// A stream that this object owns. It never synchronises with the legacy default stream.
 class Stream : public StreamRef {
  public:
-  // High: its kernels are scheduled before those of other streams; what is running is not
+  // High: its kernels are scheduled before those of other streams; running kernels are not
   // interrupted.
   explicit Stream(Device& device, Priority priority = Priority::Normal);
-  // What is enqueued still runs; does not wait for it. Views of the stream end here.
+  // Enqueued work still runs, and the destructor does not wait for it. Views of the stream become
+  // invalid.
   ~Stream();
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&& other) noexcept;
 
  private:
   void destroy() noexcept;
-  std::shared_ptr<Device> owner_;  // keeps the context; null when moved from
+  std::shared_ptr<Device> owner_;  // keeps the context; null once moved from
 };
 
 }  // namespace weft::cuda

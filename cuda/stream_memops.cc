@@ -27,7 +27,7 @@ void require_flush(const Device& device) {
   }
 }
 
-// The driver's "not supported" says neither what nor what to do.
+// The driver's "not supported" does not say what is missing or what to do.
 void check(const StreamRef& stream, CUresult result, std::string_view what) {
   if (result == CUDA_ERROR_NOT_SUPPORTED) {
     throw Error(Blame::Unsupported,
@@ -81,7 +81,7 @@ void MemOpBatch::submit(const StreamRef& stream) const {
   DeviceGuard guard(stream.device());
   for (std::size_t done = 0; done < operations_.size();) {
     const std::size_t count = std::min(kLargestBatch, operations_.size() - done);
-    // The driver takes them as non-const and uses a field of them.
+    // The driver takes the operations as non-const and writes to one of their fields.
     std::vector<CUstreamBatchMemOpParams> part(
         operations_.begin() + static_cast<std::ptrdiff_t>(done),
         operations_.begin() + static_cast<std::ptrdiff_t>(done + count));
