@@ -1,5 +1,5 @@
 // The argument checks of both implementations. On a GPU a wrong address ends the whole context, so
-// everything that can be seen beforehand is refused here, as a Caller error that names the call and
+// this refuses every mistake that can be seen beforehand, as a Caller error that names the call and
 // the slice.
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace weft::kernels {
 
-// A complex type's parts; any other type itself.
+// Returns the type of a complex type's parts; any other type itself.
 constexpr Dtype real_of(Dtype dtype) {
   if (dtype == Dtype::ComplexFloat32) return Dtype::Float32;
   return dtype == Dtype::ComplexFloat64 ? Dtype::Float64 : dtype;
 }
 
-// A pair of types as a cast runs: complex elements as twice as many real ones, complex128 that is
-// only copied as twice as many 8-byte words.
+// The pair of types with which a cast runs: complex elements as twice as many real ones; complex128
+// that is only copied as twice as many 8-byte words.
 struct CastTypes {
   Dtype from, to;
   std::size_t from_bytes, to_bytes;  // of one element
@@ -31,7 +31,7 @@ struct CastTypes {
 // The call whose arguments are checked.
 struct Call {
   const char* name;
-  Device device;  // where every slice must lie
+  Device device;  // the device that every slice must be on
 
   CastTypes cast_types(Dtype from, Dtype to, double scale) const;
   void check_pairs(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,

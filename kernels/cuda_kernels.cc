@@ -16,7 +16,7 @@ namespace weft::kernels {
 
 namespace {
 
-// The kernels' places in the vector of loaded ones, and their names.
+// The kernels' indices in the vector of loaded kernels, and their names.
 #define WEFT_INDEX_SINGLE(name, ...) k_##name,
 #define WEFT_INDEX_BOTH(name, ...) k_##name, k_##name##_many,
 enum KernelIndex : unsigned {
@@ -100,7 +100,7 @@ class CudaKernels::Executor {
         launch_.arrays[array][i] = arrays.begin()[array];
     }
 
-    // Enqueues what was added since the last time.
+    // Enqueues the tensors added since the last call.
     void launch() {
       if (launch_.segments == 0) return;
       if (launch_.segments <= Small::kSegments) {
@@ -128,7 +128,7 @@ class CudaKernels::Executor {
     }
 
     const Executor& executor_;
-    Large launch_;  // 32 KiB, of which only the used part is ever touched
+    Large launch_;  // 32 KiB, of which only the used part is touched
   };
 
   template <class Operation>

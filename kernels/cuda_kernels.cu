@@ -3,8 +3,8 @@
 #include <weft/kernels/kernel_list.h>
 #include <weft/kernels/segments.h>
 
-// __grid_constant__ keeps the parameter where it is: without it, indexing it makes every thread
-// copy it to local memory.
+// __grid_constant__ keeps the parameter in place: without it, indexing makes every thread copy it
+// to local memory.
 #define WEFT_DEFINE_KERNEL(name, Launch, ...)                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) \
       weft_##name(const __grid_constant__ Launch<__VA_ARGS__> launch) {       \

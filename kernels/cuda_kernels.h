@@ -1,10 +1,9 @@
-// The operations of kernels.h on one GPU, in the order of a stream. Nothing here makes the host
-// wait: a call checks its arguments, enqueues, and returns. The memory must live until the stream
-// has passed the work.
+// The operations of kernels.h on one GPU, in stream order. Nothing here makes the host wait: a call
+// checks its arguments, enqueues, and returns. The memory must live until the stream has executed
+// the work.
 //
-// One launch takes any number of tensors up to what its parameter holds (cast, pack and unpack
-// 1168; sgd_step 908 to 1168, adamw_step 628 to 742); more of them take more launches, in the same
-// order.
+// One launch takes as many tensors as its parameter holds (cast, pack and unpack 1168; sgd_step 908
+// to 1168, adamw_step 628 to 742). More tensors take more launches, in the same order.
 #pragma once
 
 #include <cstddef>
@@ -22,22 +21,22 @@
 
 namespace weft::kernels {
 
-// The kernels, loaded on one device. Usable from every thread.
+// The kernels, loaded on one device. Any thread may use them.
 class CudaKernels {
  public:
-  // Loads every kernel now, which may block: the driver would otherwise load each at its first
-  // launch, and wait for the device meanwhile, for ever if a stream waits for a flag there. Throws
+  // Loads every kernel now, which may block. Otherwise the driver would load each kernel at its
+  // first launch and wait for the device, forever if a stream waits for a flag there. Throws
   // Unsupported if there is no code for this GPU.
   explicit CudaKernels(std::shared_ptr<cuda::Device> device);
-  // What was enqueued must have passed. The code is retired, not unloaded here.
+  // All enqueued work must have run. The code is retired, not unloaded here.
   ~CudaKernels();
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
 
   cuda::Device& device() const { return *device_; }
 
-  // Each as in kernels.h; slices lie on this device, as does the stream. Throw Caller, and Device
-  // if the context has ended.
+  // Each as in kernels.h; the slices and the stream must be on this device. Throw Caller, and
+  // Device if the context has ended.
   void cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,
             Dtype to_dtype, double scale, const cuda::StreamRef& stream) const;
   void pack(std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype, double scale,

@@ -1,10 +1,10 @@
-// The element functions of the data path: what happens to one element of each array. One CPU loop
+// The element functions of the data path: each combines one element of each array. One CPU loop
 // (host_loop.h) and one CUDA grid (segments.h) run them, so both give the same result bit for bit
-// (NaN payloads aside). To keep that so, these sources are compiled without contraction of a * b +
-// c into one rounding (kernels/CMakeLists.txt).
+// (except NaN payloads). For that, these sources are compiled without contracting a * b + c into
+// one rounding (kernels/CMakeLists.txt).
 //
-// An operation is a struct with the list of its arrays, inputs first, its scalars, and operator()
-// over one element of each.
+// An operation is a struct with the list of its arrays (inputs first), its scalars, and an
+// operator() over one element of each array.
 #pragma once
 
 #include <cmath>
@@ -37,7 +37,7 @@ struct ArrayList {
   static constexpr unsigned kCount = sizeof...(Arrays);
 };
 
-// What elements of T are computed in.
+// The type in which elements of T are computed.
 template <class T>
 using Compute = decltype(widen(T{}));
 
@@ -52,7 +52,7 @@ struct Cast {
   }
 };
 
-// Bytes as they are; T is an unsigned integer of the element's size.
+// Copies bytes; T is an unsigned integer of the element's size.
 template <class T>
 struct Copy {
   using Arrays = ArrayList<In<T>, Out<T>>;
@@ -78,8 +78,8 @@ WEFT_HOST_DEVICE T sum(T a, T b) {
 
 template <class T>
 WEFT_HOST_DEVICE T product(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {  // 1u: two uint16 would be promoted to int, and overflow
-                                          // it
+  // With 1u, because two uint16 would be promoted to int, which would overflow.
+  if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(1u * static_cast<std::make_unsigned_t<T>>(a) *
                           static_cast<std::make_unsigned_t<T>>(b));
   } else {
@@ -92,7 +92,7 @@ WEFT_HOST_DEVICE Complex<T> product(Complex<T> a, Complex<T> b) {
   return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
 }
 
-// A NaN on either side is the result, as in torch.minimum and torch.maximum.
+// Returns NaN if either side is NaN, as torch.minimum and torch.maximum do.
 template <class T>
 WEFT_HOST_DEVICE T minimum(T a, T b) {
   if constexpr (std::is_integral_v<T>) {

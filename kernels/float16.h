@@ -1,11 +1,11 @@
-// The two 16-bit floating-point types as bits, and their conversions: round to nearest even,
-// subnormals kept, NaN stays NaN (its payload is not defined). Branch-free on the host, so that
-// loops over them vectorise; one instruction on a GPU.
+// The two 16-bit floating-point types as bits, and their conversions: they round to nearest even
+// and keep subnormals; NaN stays NaN (its payload is undefined). The conversions have no branches
+// on the host, so loops over them vectorise; on a GPU each is one instruction.
 #pragma once
 
 #include <cstdint>
 
-// What every element function is: usable on both sides, and inlined into the loop that calls it.
+// Marks every element function: usable on host and device, and inlined into the loop that calls it.
 #if defined(__CUDACC__)
 #define WEFT_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -45,8 +45,8 @@ WEFT_HOST_DEVICE float widen(Half value) {
   const std::uint32_t shifted = (bits & 0x7fffu) << 13;
   const std::uint32_t exponent = shifted & kExponent;
   const std::uint32_t normal = shifted + kRebias;
-  // A subnormal is read as 2^-14 * (1 + fraction), from which the 1 is taken away again: exact, and
-  // no fp32 subnormal is involved, so it holds under flush-to-zero as well.
+  // A subnormal is read as 2^-14 * (1 + fraction), and then 2^-14 is subtracted again. That is
+  // exact and uses no fp32 subnormal, so it also works under flush-to-zero.
   constexpr std::uint32_t kSmallest = 113u << 23;  // 2^-14
   const std::uint32_t subnormal = bits_of(float_of(normal + (1u << 23)) - float_of(kSmallest));
   const std::uint32_t special = normal + kRebias;  // infinity and NaN
@@ -80,12 +80,12 @@ struct Narrow<Half> {
 #else
     const std::uint32_t bits = bits_of(value);
     const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
-    constexpr std::int32_t kTooLarge =
-        143 << 23;  // 2^16; what rounds up to it carries into infinity by itself
+    // 2^16; smaller values that round up to it carry into infinity by themselves.
+    constexpr std::int32_t kTooLarge = 143 << 23;
     constexpr std::int32_t kSmallestNormal = 113 << 23;
     constexpr std::int32_t kInfinity = 255 << 23;
     const std::int32_t normal = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // Adding 0.5 lets the adder round at 2^-24, fp16's last place below 2^-14.
+    // Adding 0.5 makes the adder round at 2^-24, fp16's last place below 2^-14.
     const auto subnormal =
         static_cast<std::int32_t>(bits_of(float_of(static_cast<std::uint32_t>(magnitude)) + 0.5f)) -
         (126 << 23);
@@ -96,7 +96,7 @@ struct Narrow<Half> {
         static_cast<std::uint16_t>(static_cast<std::uint32_t>(result) | (bits >> 16 & 0x8000u))};
 #endif
   }
-  // By way of fp32, as libtorch: rounds twice.
+  // Converts through fp32, as libtorch does, and so rounds twice.
   WEFT_HOST_DEVICE static Half from(double value) { return from(static_cast<float>(value)); }
 };
 

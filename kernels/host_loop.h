@@ -1,5 +1,6 @@
-// The one CPU implementation: a loop over elements, compiled for every processor and for those with
-// AVX2 and F16C, which is chosen at run time. Both give the same bits: neither contracts a * b + c.
+// The one CPU implementation: a loop over elements, compiled once for every processor and once for
+// those with AVX2 and F16C; the choice is made at run time. Both give the same bits, because
+// neither contracts a * b + c.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 
 #include <weft/kernels/elements.h>
 
-// Promises the vectoriser that no element depends on an earlier one: true also where an output is
-// one of the inputs.
+// Promises the vectoriser that no element depends on an earlier one. That is also true if an output
+// is one of the inputs.
 #if defined(__clang__)
 #define WEFT_INDEPENDENT_ELEMENTS _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -24,7 +25,8 @@
 
 namespace weft::kernels {
 
-// By value, so that the scalars are known not to change when an array is written.
+// Takes the operation by value, so that the compiler knows that writing an array does not change
+// the scalars.
 template <class Operation, class... T>
 inline __attribute__((always_inline)) void element_loop(const Operation operation,
                                                         std::size_t elements, T*... arrays) {
@@ -38,14 +40,14 @@ void run_anywhere(const Operation& operation, std::size_t elements, T*... arrays
 }
 
 #if defined(__x86_64__)
-// Every processor with AVX2 has F16C, but a virtual machine may be shown one without the other.
+// Every processor with AVX2 has F16C, but a virtual machine may expose one without the other.
 inline const bool kHasAvx2AndF16c = [] {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }();
 
-// The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and
-// after.
+// Maps an operation over fp16 or bf16 to the equal one over fp32, whose arrays are converted before
+// and after.
 template <class T>
 using Widened =
     std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
@@ -60,11 +62,11 @@ struct Staged<Reduce<op, T>> {
   using Type = Reduce<op, Widened<T>>;
 };
 
-constexpr std::size_t kGroup =
-    64;  // elements: a constant number of whole vectors, few enough to stay near
+// In elements: a constant number of whole vectors, few enough to stay in the cache.
+constexpr std::size_t kGroup = 64;
 
-// A group of one array as the staged operation sees it: in place, or, for fp16, converted by the
-// processor's own instructions. The vectoriser does not know them, and needs five times as long for
+// A group of one array as the staged operation sees it: in place or, for fp16, converted by the
+// processor's own instructions. The vectoriser does not use these, and takes five times as long for
 // the integer arithmetic in float16.h.
 template <class Array, class T = typename Array::Element>
 struct Stage {
@@ -76,7 +78,7 @@ struct Stage {
 template <class Array>
 struct Stage<Array, Half> {
   alignas(32) float group[kGroup];
-  Stage() {}  // leaves the group as it is; `= default` would let std::tuple zero it
+  Stage() {}  // leaves the group uninitialised; `= default` would let std::tuple zero it
 
   __attribute__((target("avx2,f16c"))) void load(const Half* array) {
     if constexpr (!Array::kRead) return;
@@ -94,8 +96,8 @@ struct Stage<Array, Half> {
   }
 };
 
-// The vectoriser knows these conversions, but gives up a loop that has several of them beside other
-// work.
+// The vectoriser handles these conversions, but gives up on a loop that mixes several of them with
+// other work.
 template <class Array>
 struct Stage<Array, BFloat16> {
   alignas(32) float group[kGroup];
@@ -121,7 +123,8 @@ __attribute__((target("avx2,f16c"))) void run_with_avx2(const Operation& operati
   if constexpr (std::is_same_v<StagedOperation, Operation>) {
     element_loop(operation, elements, arrays...);
   } else {
-    const auto staged = __builtin_bit_cast(StagedOperation, operation);  // the scalars are the same
+    // Both have the same scalars.
+    const auto staged = __builtin_bit_cast(StagedOperation, operation);
     const std::size_t grouped = elements / kGroup * kGroup;
     std::tuple<Stage<Arrays>...> stages;
     for (std::size_t done = 0; done < grouped; done += kGroup) {

@@ -1,6 +1,7 @@
 #include <weft/kernels/kernel_image.h>
 
-// WEFT_KERNEL_IMAGE is the fatbin's path, from CMake. cuLibraryLoadData reads it as 8-byte words.
+// WEFT_KERNEL_IMAGE is the fatbin's path, set by CMake. The image is aligned because
+// cuLibraryLoadData reads it as 8-byte words.
 asm(R"(
   .pushsection .rodata
   .balign 16

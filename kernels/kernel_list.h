@@ -1,6 +1,6 @@
-// Every CUDA kernel: its name without the prefix weft_, and its operation. The .cu files define
-// them from these lists, CudaKernels loads and launches them by these names, and tests run them on
-// the host.
+// Every CUDA kernel: its name without the prefix weft_, and its operation. The .cu files define the
+// kernels from these lists, CudaKernels loads and launches them by these names, and tests run them
+// on the host.
 //
 // Kernels of the first two lists come in two sizes: name (few segments, a small parameter) and
 // name_many.

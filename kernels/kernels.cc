@@ -9,7 +9,7 @@ namespace weft::kernels {
 
 namespace {
 
-// Runs each tensor at once, on the calling thread.
+// Runs each tensor immediately, on the calling thread.
 struct HostExecutor {
   template <class Operation>
   struct Batch {

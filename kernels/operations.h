@@ -1,9 +1,11 @@
-// What the CPU and the CUDA implementation share: the checks, the choice of the operation for given
-// element types, and the walk over the tensors. Each entry point takes an Executor, which has
-//   Device device() const                   where every slice must lie
-//   auto batch(Operation)                   with add(elements, {pointer per array}) and launch()
-//   auto launches(trace::Name, bytes) const what shows the launches of one call in the timeline,
-//   while it lives
+// The code that the CPU and the CUDA implementation share: the checks, the choice of the operation
+// for given element types, and the loop over the tensors. Each entry point takes an Executor, which
+// has
+//   Device device() const                     the device that every slice must be on
+//   auto batch(Operation) const               an object with add(elements, {pointer per array})
+//                                             and launch()
+//   auto launches(trace::Name, bytes) const   an object that shows the launches of one call in
+//                                             the timeline while it lives
 #pragma once
 
 #include <cmath>
@@ -32,7 +34,7 @@ struct Type {
   using type = T;
 };
 
-// Calls function with the Type of a floating-point dtype; false for the others.
+// Calls `function` with the Type of a floating-point dtype. Returns false for other dtypes.
 template <class Function>
 bool with_float(Dtype dtype, Function&& function) {
   switch (dtype) {
@@ -44,7 +46,7 @@ bool with_float(Dtype dtype, Function&& function) {
   }
 }
 
-// Calls function with the unsigned integer of so many bytes.
+// Calls `function` with the Type of the unsigned integer of `bytes` bytes.
 template <class Function>
 void with_unsigned(std::size_t bytes, Function&& function) {
   switch (bytes) {
@@ -55,7 +57,7 @@ void with_unsigned(std::size_t bytes, Function&& function) {
   }
 }
 
-// Calls function with the Cast or Copy of a checked pair.
+// Calls `function` with the Cast or Copy of a checked pair.
 template <class Function>
 void with_cast(const CastTypes& types, double scale, Function&& function) {
   if (types.is_copy)
@@ -132,7 +134,7 @@ void scale(Executor executor, Slice slice, Dtype dtype, double factor) {
   const Call call{"scale", executor.device()};
   call.check_pairs({&slice, 1}, dtype, {&slice, 1}, dtype);
   const CastTypes types = call.cast_types(dtype, dtype, factor);
-  if (types.is_copy) return;  // by 1
+  if (types.is_copy) return;  // a factor of 1
   with_cast(types, factor, [&](auto operation) {
     auto batch = executor.batch(operation);
     batch.add(slice.bytes / types.from_bytes, {slice.data, slice.data});
@@ -140,9 +142,9 @@ void scale(Executor executor, Slice slice, Dtype dtype, double factor) {
   });
 }
 
-// Calls function with the Reduce of a supported pair. Bools are bytes of 0 or 1, so the bitwise
-// operators are their logic. Signed integers share the unsigned ones' code where the result has the
-// same bits; complex sums are sums of their parts.
+// Calls `function` with the Reduce of a supported pair. Bools are bytes of 0 or 1, so the bitwise
+// operators serve as the logical ones. Signed integers share the unsigned ones' code if the result
+// has the same bits; complex sums are sums of the parts.
 template <ReduceOp op, class Function>
 void with_reduce(Dtype dtype, Function&& function) {
   constexpr bool kOrdered = op == ReduceOp::Min || op == ReduceOp::Max;
@@ -202,7 +204,7 @@ void reduce(Executor executor, Slice out, Slice a, Slice b, Dtype dtype, ReduceO
   });
 }
 
-// Calls function with the Types of parameter and gradient of a checked pair.
+// Calls `function` with the Types of parameter and gradient of a checked pair.
 template <class Function>
 void with_optimizer_types(Dtype dtype, Dtype gradient_dtype, Function&& function) {
   with_float(dtype, [&]<class P>(Type<P>) {
@@ -260,7 +262,7 @@ void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype
   });
 }
 
-// The bias corrections are taken in fp64, as libtorch does.
+// The bias corrections are computed in fp64, as in libtorch.
 template <class P>
 AdamScalars<P> adam_scalars(const AdamWOptions& options, std::int64_t step) {
   using Scalar = typename AdamScalars<P>::Scalar;
@@ -279,8 +281,8 @@ AdamScalars<P> adam_scalars(const AdamWOptions& options, std::int64_t step) {
           .maximize = options.maximize};
 }
 
-// The smallest step count above `after` among the tensors. Parameters that once had no gradient lag
-// behind the others.
+// Returns the smallest step count above `after` among the tensors. Parameters that had no gradient
+// in some step lag behind the others.
 inline std::optional<std::int64_t> next_step(std::span<const AdamWTensor> tensors,
                                              std::int64_t after) {
   std::optional<std::int64_t> next;

@@ -1,9 +1,8 @@
-// What an optimizer step is given. The meaning of every option is torch.optim's; the names are its
-// too.
+// The arguments of an optimizer step. Options have the names and meanings of torch.optim.
 //
-// Parameters and state are of one type, fp16, bf16, fp32 or fp64; gradients of the same, or of fp16
-// or bf16 where parameters are fp32. A parameter without a gradient is simply left out of the call:
-// its decay, momentum and step count then rest.
+// Parameters and state have one type: fp16, bf16, fp32 or fp64. Gradients have the same type, or
+// fp16 or bf16 with fp32 parameters. To skip a parameter without a gradient, leave it out of the
+// call: its decay, momentum and step count then do not change.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,8 @@ namespace weft::kernels {
 struct SgdTensor {
   Slice parameter, gradient;
   Slice momentum_buffer;  // unused when momentum is 0
-  bool first_step =
-      false;  // the buffer holds nothing yet: it takes the gradient as it is, undampened
+  // The buffer has no value yet: it becomes the gradient, undampened.
+  bool first_step = false;
 };
 
 struct SgdOptions {
@@ -31,8 +30,8 @@ struct SgdOptions {
 struct AdamWTensor {
   Slice parameter, gradient;
   Slice exp_avg, exp_avg_sq;  // zero before step 1
-  Slice max_exp_avg_sq;       // the same; unused without amsgrad
-  std::int64_t step = 1;      // which step of this parameter it is, counted from 1
+  Slice max_exp_avg_sq;       // zero before step 1; unused without amsgrad
+  std::int64_t step = 1;      // the number of this parameter's step, from 1
 };
 
 struct AdamWOptions {
@@ -43,7 +42,7 @@ struct AdamWOptions {
   double weight_decay = 1e-2;
   bool amsgrad = false;
   bool maximize = false;
-  bool decoupled_weight_decay = true;  // false: Adam, where the decay is added to the gradient (L2)
+  bool decoupled_weight_decay = true;  // false: Adam, which adds the decay to the gradient (L2)
 };
 
 }  // namespace weft::kernels

@@ -1,21 +1,21 @@
 // The element functions of the optimizer steps: SGD and Adam as torch::optim computes them, in one
-// pass over memory. The order of operations is libtorch's, so that fp32 and fp64 results differ
-// from it by no more than its own fused multiply-adds; fp16 and bf16 are computed in fp32 and
-// rounded once when stored (libtorch's fused kernels do the same, its C++ optimizers round after
-// every operation).
+// pass over memory. Operations are in libtorch's order, so fp32 and fp64 results differ from
+// libtorch's only by its fused multiply-adds. fp16 and bf16 are computed in fp32 and rounded once
+// when stored, as in libtorch's fused kernels; libtorch's C++ optimizers round after every
+// operation.
 #pragma once
 
 #include <weft/kernels/elements.h>
 
 namespace weft::kernels {
 
-// P: parameter and state, G: gradient.
+// P: type of parameter and state; G: type of the gradient.
 template <class P>
 struct SgdScalars {
   using Scalar = Compute<P>;
   Scalar lr, weight_decay, momentum, undampened;  // undampened = 1 - dampening
   bool nesterov, maximize;
-  bool first_step;  // the momentum buffer is undefined as yet and takes the gradient
+  bool first_step;  // the momentum buffer has no value yet and becomes the gradient
 };
 
 template <class P, class G>
@@ -51,12 +51,12 @@ struct SgdMomentum : SgdScalars<P> {
   }
 };
 
-// Of one step: the bias corrections are worked out by the host, in fp64, as libtorch does.
+// The scalars of one step. The host computes the bias corrections in fp64, as libtorch does.
 template <class P>
 struct AdamScalars {
   using Scalar = Compute<P>;
-  Scalar decay;  // what the parameter is multiplied by first: 1 - lr * weight_decay; 1 for L2
-  Scalar l2;     // times the parameter is added to the gradient: weight_decay for L2; else 0
+  Scalar decay;         // first multiplies the parameter: 1 - lr * weight_decay; 1 for L2
+  Scalar l2;            // times the parameter, added to the gradient: weight_decay for L2; else 0
   Scalar beta1, rest1;  // rest = 1 - beta
   Scalar beta2, rest2;
   Scalar correction2;  // sqrt(1 - beta2^step)

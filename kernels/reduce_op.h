@@ -1,4 +1,5 @@
-// How collectives combine the elements of several ranks, and which element types an operator takes.
+// How collectives combine the elements of several ranks, and which element types an operator
+// supports.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,12 @@ namespace weft {
 // The numbers go on the wire: append, never renumber.
 enum class ReduceOp : std::uint8_t {
   Sum = 0,  // of bools: logical or
-  Avg = 1,  // Sum, and then a division by the number of ranks, which is the caller's (see
-            // kernels/kernels.h)
+  // Sum, then a division by the number of ranks, which the caller does (kernels/kernels.h).
+  Avg = 1,
   Product = 2,
-  Min = 3,  // a NaN wins, as in torch.minimum (Gloo's own do not see to that: docs/api-changes.md);
-            // of bools: logical and
+  // A NaN wins, as in torch.minimum (not in Gloo's own reductions: docs/api-changes.md). Of bools:
+  // logical and.
+  Min = 3,
   Max = 4,
   BitAnd = 5,
   BitOr = 6,
@@ -38,9 +40,9 @@ constexpr std::string_view name(ReduceOp op) {
 
 namespace kernels {
 
-// Every operator over integers and bool except Avg (the mean of integers is not an integer;
-// libtorch refuses it as well), every operator but the bitwise ones over floating point, Sum, Avg
-// and Product over complex, none over float8.
+// True if the operator supports the type. Integers and bool: every operator except Avg (the mean of
+// integers is not an integer; libtorch refuses it too). Floating point: every operator except the
+// bitwise ones. Complex: Sum, Avg and Product. float8: none.
 constexpr bool supports(ReduceOp op, Dtype dtype) {
   switch (dtype) {
     case Dtype::Float8E4M3:

@@ -1,13 +1,13 @@
 // The one CUDA implementation: a grid over the elements of many tensors, in one launch. The host
 // fills a Launch, which is the kernel's only parameter; every block runs run_block. All of it is
-// plain code for both sides, so tests run the same grid on the host.
+// plain code for both host and device, so tests run the same grid on the host.
 //
 // A segment is one tensor of each array. Segments are cut into chunks of kChunk elements; block b
-// takes the chunks b, b + blocks, … and finds each one's segment by binary search. Neighbouring
-// threads touch neighbouring addresses, 16 bytes at a time for the widest array where all of a
-// segment's addresses allow it, else element by element. About 64 bytes a thread are loaded before
-// the first is used; with 1024 threads a processor this is 64 KiB in flight, twice of what covers
-// HBM's latency on an H200 (4.8 TB/s times 1 µs over 132 processors = 36 KiB).
+// takes the chunks b, b + blocks, … and finds each chunk's segment by binary search. Neighbouring
+// threads access neighbouring addresses: 16 bytes at a time for the widest array if all addresses
+// of the segment are aligned for that, else one element at a time. A thread loads about 64 bytes
+// before it uses the first; with 1024 threads a processor, 64 KiB are in flight, about twice the 36
+// KiB that cover HBM's latency on an H200 (4.8 TB/s times 1 µs over 132 processors).
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@
 
 namespace weft::kernels {
 
-constexpr unsigned kThreads = 256;  // of a block
-constexpr unsigned kBlocksPerProcessor =
-    4;  // resident at least: what __launch_bounds__ asks of the registers
-constexpr std::size_t kFewBytes =
-    4096;  // a small parameter is copied faster, and pre-12.1 drivers take no larger one
-constexpr std::size_t kManyBytes =
-    32764;  // the most a kernel takes since CUDA 12.1 (compute capability 7.0)
+constexpr unsigned kThreads = 256;  // in a block
+// The least number of resident blocks; __launch_bounds__ limits the registers for it.
+constexpr unsigned kBlocksPerProcessor = 4;
+// A small parameter is copied faster, and drivers before CUDA 12.1 accept no larger one.
+constexpr std::size_t kFewBytes = 4096;
+// The largest parameter of a kernel since CUDA 12.1 (compute capability 7.0).
+constexpr std::size_t kManyBytes = 32764;
 
 template <class Operation, unsigned kCapacity>
 struct Launch {
@@ -39,19 +39,19 @@ struct Launch {
 
   Operation operation;
   std::uint32_t segments;
-  std::uint32_t chunks;                // in all
-  std::uint32_t chunk_end[kCapacity];  // chunks of segments 0 to i
+  std::uint32_t chunks;                // of all segments
+  std::uint32_t chunk_end[kCapacity];  // the number of chunks of segments 0 to i
   std::uint64_t elements[kCapacity];
   void* arrays[kArrays][kCapacity];
 };
 
-// How many segments fit a parameter of so many bytes.
+// Returns how many segments fit a parameter of `bytes` bytes.
 template <class Operation>
 constexpr unsigned capacity(std::size_t bytes) {
   constexpr std::size_t kPerSegment =
       sizeof(std::uint32_t) + sizeof(std::uint64_t) + Operation::Arrays::kCount * sizeof(void*);
-  constexpr std::size_t kFixed =
-      sizeof(Launch<Operation, 2>) - 2 * kPerSegment;  // 2: no padding within the arrays
+  // With 2 segments the arrays have no padding.
+  constexpr std::size_t kFixed = sizeof(Launch<Operation, 2>) - 2 * kPerSegment;
   return static_cast<unsigned>((bytes - kFixed) / kPerSegment) & ~1u;
 }
 template <class Operation>
@@ -61,7 +61,7 @@ using FewLaunch = Launch<Operation, capacity<Operation>(kFewBytes)>;
 template <class Operation>
 using ManyLaunch = Launch<Operation, capacity<Operation>(kManyBytes)>;
 
-// What a thread moves of one array at once.
+// The elements of one array that a thread moves at once.
 template <class T, unsigned kCount>
 struct alignas(sizeof(T) * kCount) Vector {
   T values[kCount];
@@ -79,18 +79,18 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
      ...);
     return widest;
   }();
-  static constexpr unsigned kVector =
-      kWidest == 1 ? 8 : 16 / kWidest;  // elements; 16 bytes would not fit the registers
+  // In elements. For 1-byte elements, 16 bytes would not fit the registers.
+  static constexpr unsigned kVector = kWidest == 1 ? 8 : 16 / kWidest;
   static constexpr unsigned kReads = (0u + ... + (Arrays::kRead ? 1u : 0u));
-  static constexpr unsigned kUnroll =
-      kReads >= 4 ? 1 : 4 / kReads;  // vectors that a thread loads before it uses one
-  // The same in single elements, where a segment is not aligned; more than 16 would not fit the
+  // The number of vectors that a thread loads before it uses one.
+  static constexpr unsigned kUnroll = kReads >= 4 ? 1 : 4 / kReads;
+  // The same in single elements, for a segment that is not aligned; more than 16 would not fit the
   // registers.
   static constexpr unsigned kSingles =
       kUnroll * kVector < 16 / kReads ? kUnroll * kVector : 16 / kReads;
   static constexpr unsigned kChunk = kThreads * kVector * 4;  // elements
 
-  // One array's share of a thread; a distinct type for each array.
+  // One thread's share of one array; a distinct type for each array.
   template <std::size_t kIndex, class Array, unsigned kCount>
   struct Share {
     Vector<typename Array::Element, kCount> vector;
@@ -111,7 +111,7 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
     if constexpr (Array::kWritten) static_cast<V*>(array)[at] = share.vector;
   }
 
-  // `count` vectors from the addresses, by all threads of the block.
+  // Runs `count` vectors from the addresses on all threads of the block.
   template <unsigned kCount>
   WEFT_HOST_DEVICE static void run_vectors(const Operation& operation,
                                            void* const (&addresses)[sizeof...(I)],
@@ -137,7 +137,7 @@ struct Block<Operation, ArrayList<Arrays...>, std::index_sequence<I...>> {
     }
   }
 
-  // One chunk: elements [first, first + count) of a segment.
+  // Runs one chunk: elements [first, first + count) of a segment.
   template <class Launch>
   WEFT_HOST_DEVICE static void run_chunk(const Launch& launch, std::uint32_t segment,
                                          std::uint64_t first, std::uint32_t count,
@@ -159,13 +159,13 @@ template <class Operation>
 using BlockOf = Block<Operation, typename Operation::Arrays,
                       std::make_index_sequence<std::size_t{Operation::Arrays::kCount}>>;
 
-// The number of chunks of a segment.
+// Returns the number of chunks of a segment.
 template <class Operation>
 constexpr std::uint64_t chunks_of(std::uint64_t elements) {
   return (elements + BlockOf<Operation>::kChunk - 1) / BlockOf<Operation>::kChunk;
 }
 
-// What thread `thread` of block `block` of `blocks` does.
+// Runs thread `thread` of block `block` of `blocks`.
 template <class Operation, unsigned kCapacity>
 WEFT_HOST_DEVICE void run_block(const Launch<Operation, kCapacity>& launch, std::uint32_t block,
                                 std::uint32_t blocks, std::uint32_t thread) {
@@ -173,7 +173,7 @@ WEFT_HOST_DEVICE void run_block(const Launch<Operation, kCapacity>& launch, std:
   for (std::uint32_t chunk = block; chunk < launch.chunks; chunk += blocks) {
     std::uint32_t low = 0;
     std::uint32_t high = launch.segments - 1;
-    while (low < high) {  // the first segment that ends behind the chunk
+    while (low < high) {  // the first segment that ends after the chunk
       const std::uint32_t middle = (low + high) / 2;
       if (launch.chunk_end[middle] > chunk) {
         high = middle;

@@ -2,7 +2,7 @@
 #pragma once
 
 // clang-format off
-// First, since a compiler prints through which files it came to the sentence of an error.
+// Included first, to keep short the list of including files that a compiler prints above its error.
 #include <weft/engine/codec/refusals.h>
 // clang-format on
 

@@ -1,5 +1,5 @@
-// Looking inside an agent, and breaking its messages on purpose: rpc::DebugInfo, rpc::Faults,
-// rpc::MessageKind. Marking training steps for whoever looks at the job: begin_step.
+// Inspecting an agent and injecting faults into its messages: rpc::DebugInfo, rpc::Faults,
+// rpc::MessageKind. Marking training steps for those who watch the job: begin_step.
 #pragma once
 
 #include <weft/engine/call/types.h>

@@ -1,4 +1,4 @@
-// Collectives that autograd sees: weft::functional::all_reduce and its like.
+// Collectives that autograd differentiates through: weft::functional::all_reduce and others.
 #pragma once
 
 #include <weft/engine/group/functional.h>

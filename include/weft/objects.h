@@ -1,4 +1,4 @@
-// Collectives of values: weft::all_gather_object and its like.
+// Collectives of values: weft::all_gather_object and others.
 #pragma once
 
 #include <weft/engine/group/objects.h>

@@ -1,5 +1,5 @@
 // Optimizers and averaging over several processes: DistributedOptimizer, ZeroRedundancyOptimizer,
-// average_parameters, PeriodicAverager; and with fused steps: FusedSGD, FusedAdamW.
+// average_parameters, PeriodicAverager. Optimizers with fused steps: FusedSGD, FusedAdamW.
 #pragma once
 
 #include <weft/autograd.h>
