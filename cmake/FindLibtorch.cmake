@@ -1,14 +1,17 @@
-# Finds libtorch inside a torch wheel or a libtorch archive. Makes these targets:
+# Finds libtorch inside a torch wheel or a libtorch archive. Defines these targets:
 #
 #   weft::libtorch        headers, libtorch_cpu and libc10
-#   weft::libtorch_cuda   and libtorch_cuda, where the wheel has it and there is a CUDA toolkit: for programs that use CUDA's
-#                         part of libtorch themselves, tests and benches; no library of Weft links it
+#   weft::libtorch_cuda   the same and libtorch_cuda, if the wheel has it and there is a CUDA
+#                         toolkit. For programs that use the CUDA part of libtorch themselves: tests
+#                         and benches. No library of Weft links it.
 #
-# Not find_package(Torch): that one insists on a whole CUDA toolkit when the wheel was built with CUDA, and links
-# libtorch_cuda into everything, which costs each process 0.2 s and 350 MiB at start. Weft opens libtorch_cuda at run time
-# where there is a GPU (engine/tensor/torch_cuda.h). A program may use both: the libraries are the same files.
+# It does not use find_package(Torch), which requires a whole CUDA toolkit if the wheel was built
+# with CUDA, and links libtorch_cuda into everything, which costs each process 0.2 s and 350 MiB at
+# start. Weft opens libtorch_cuda at run time if there is a GPU (engine/tensor/torch_cuda.h). A
+# program may use both: the libraries are the same files.
 #
-# Input: WEFT_TORCH_ROOT, or Torch_DIR, or a torch folder on CMAKE_PREFIX_PATH, or the python3 on PATH that can import torch.
+# Input: WEFT_TORCH_ROOT, or Torch_DIR, or a torch folder on CMAKE_PREFIX_PATH, or the python3 on
+# PATH that can import torch.
 
 set(hints ${WEFT_TORCH_ROOT})
 if(Torch_DIR)
@@ -37,7 +40,8 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Libtorch
   REQUIRED_VARS Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY Libtorch_INCLUDE_DIR VERSION_VAR Libtorch_VERSION)
 
-# The releases whose headers Weft compiles with; engine/tensor/torch_releases.h holds what differs between them.
+# The releases whose headers Weft compiles with. engine/tensor/torch_releases.h handles the
+# differences between them.
 set(Libtorch_OLDEST 2.11)
 set(Libtorch_NEWEST 2.15)
 if(Libtorch_FOUND AND Libtorch_VERSION VERSION_LESS Libtorch_OLDEST)
@@ -50,8 +54,8 @@ if(Libtorch_FOUND AND Libtorch_MINOR_RELEASE VERSION_GREATER Libtorch_NEWEST)
     "${Libtorch_NEWEST}). If it does not compile or its tests fail, give -DWEFT_TORCH_ROOT=<folder of one of these>.")
 endif()
 
-# libtorch's functions take std::string and std::list, of which libstdc++ has two forms and libc++ a third: with another form
-# than libtorch's the program does not link, or worse.
+# libtorch's functions take std::string and std::list, of which libstdc++ has two layouts and libc++
+# a third. A program with another layout than libtorch's does not link, or misbehaves.
 if(Libtorch_FOUND)
   file(STRINGS "${Libtorch_C10_LIBRARY}" cxx11_symbols REGEX "_ZN3c10.*__cxx11" LIMIT_COUNT 1)
   if(NOT cxx11_symbols)
@@ -85,7 +89,7 @@ if(Libtorch_FOUND AND NOT TARGET weft::libtorch)
   target_link_libraries(weft::libtorch INTERFACE weft::libtorch_cpu weft::libtorch_c10)
   if(Libtorch_CUDA_LIBRARY AND Libtorch_C10_CUDA_LIBRARY AND TARGET CUDA::cudart)
     add_library(weft::libtorch_cuda INTERFACE IMPORTED)
-    # What libtorch_cuda itself needs it finds when it is loaded.
+    # libtorch_cuda finds its own dependencies when it is loaded.
     target_link_options(weft::libtorch_cuda INTERFACE LINKER:--allow-shlib-undefined)
     target_link_libraries(weft::libtorch_cuda INTERFACE
       "${Libtorch_CUDA_LIBRARY}" "${Libtorch_C10_CUDA_LIBRARY}" weft::libtorch CUDA::cudart)

@@ -1,14 +1,16 @@
-# cmake --install: the library, headers and the programs, so that a user's find_package(weft) gives the target weft::weft. The
-# folder may be moved: the library and CMake's files name no place in it.
+# cmake --install installs the library, the headers and the programs, so that a user's
+# find_package(weft) provides the target weft::weft. The folder may be moved, because neither the
+# library nor CMake's files contain its path.
 include(CMakePackageConfigHelpers)
 
-# Neither tests nor examples, for ./dev install.
+# For ./dev install: builds what is installed, without tests and examples.
 add_custom_target(installed)
 
 set(programs weft-run weft-agent weft-info weft-debug weft-timeline)
 add_dependencies(installed weft ${programs})
 install(TARGETS weft EXPORT weft LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# These find the libtorch that they were built with; libweft.so does so where the user's program has not loaded one.
+# The programs find the libtorch that they were built with; so does libweft.so if the user's program
+# has not loaded one.
 cmake_path(GET Libtorch_CPU_LIBRARY PARENT_PATH folder)
 set_target_properties(weft weft-agent weft-info PROPERTIES INSTALL_RPATH "${folder}")
 install(TARGETS ${programs} DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -18,7 +20,7 @@ configure_package_config_file(cmake/weftConfig.cmake.in "${PROJECT_BINARY_DIR}/w
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/weftConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/weftConfig.cmake" "${PROJECT_BINARY_DIR}/weftConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake" DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
-# The public headers, and those of the tree that they include.
+# The public headers, and the headers of the tree that they include.
 install(CODE "
 set(source \"${PROJECT_SOURCE_DIR}\")
 set(destination \"${CMAKE_INSTALL_INCLUDEDIR}\")

@@ -1,4 +1,5 @@
-# What to build, and with what. AUTO prints what it chose; ON and missing is an error that says what to install.
+# Options: what to build, and with which dependencies. AUTO prints its choice; ON without the
+# dependency is an error that says what to install.
 
 option(WEFT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(WEFT_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
@@ -20,7 +21,8 @@ foreach(option CUDA NCCL GLOO VERBS MPI TRACE METRICS SYMBOLS)
   endif()
 endforeach()
 
-# weft_decide(<option> <found> <hint>): settles WEFT_<option> to ON or OFF from what was found; WEFT_<option>_WHY says why.
+# weft_decide(<option> <found> <hint>): sets WEFT_<option> to ON or OFF, and WEFT_<option>_WHY to
+# the reason.
 function(weft_decide option found hint)
   if(WEFT_${option} STREQUAL "ON" AND NOT found)
     message(FATAL_ERROR "WEFT_${option}=ON, but it cannot be built here: ${hint}")
@@ -44,24 +46,26 @@ if(PROJECT_IS_TOP_LEVEL)
   if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
   endif()
-  # Full debug information doubles the time to compile a file that includes libtorch; line numbers are enough for traces.
+  # Full debug information doubles the time to compile a file that includes libtorch; line numbers
+  # are enough for stack traces.
   string(REPLACE "-g" "-g1" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
 endif()
 
 find_program(WEFT_CCACHE ccache)
 if(WEFT_CCACHE AND PROJECT_IS_TOP_LEVEL)
-  # The sloppiness is what ccache's manual asks for with precompiled headers.
+  # ccache's manual requires this sloppiness for precompiled headers.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${WEFT_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${WEFT_CCACHE})
 endif()
 
-# Much faster than GNU ld, and each test and example is a program of its own.
+# lld is much faster than GNU ld, and each test and example is a separate program.
 find_program(WEFT_LLD ld.lld)
 if(WEFT_LLD AND PROJECT_IS_TOP_LEVEL)
   add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>)
 endif()
 
-# --- CUDA: headers for the driver's types, nvcc for the kernels. Nothing of it is linked: libcuda is opened at run time.
+# --- CUDA: headers for the driver's types, and nvcc for the kernels. No CUDA library is linked:
+# libcuda is opened at run time.
 set(cuda_found FALSE)
 set(cuda_hint "no nvcc of CUDA 13 found; ./dev --cuda pip installs one, or give -DCMAKE_CUDA_COMPILER")
 if(NOT WEFT_CUDA STREQUAL "OFF")
@@ -82,7 +86,8 @@ if(WEFT_CUDA)
   find_package(CUDAToolkit REQUIRED)
 endif()
 
-# --- NCCL: its header only; libnccl.so.2 is opened at run time and may be another release (transport/nccl/library.h).
+# --- NCCL: its header only. libnccl.so.2 is opened at run time and may be another release
+# (transport/nccl/library.h).
 set(nccl_found FALSE)
 set(nccl_install "install the nvidia-nccl-cu13 wheel or libnccl-dev, of NCCL 2.28 or newer, and give -DNCCL_ROOT")
 set(nccl_hint "it needs CUDA and nccl.h; ${nccl_install}")
@@ -95,13 +100,14 @@ if(WEFT_CUDA AND NOT WEFT_NCCL STREQUAL "OFF")
       set(nccl_found TRUE)
     else()
       set(nccl_hint "${WEFT_NCCL_INCLUDE_DIR}/nccl.h is of NCCL ${nccl_version}, which is too old; ${nccl_install}")
-      unset(WEFT_NCCL_INCLUDE_DIR CACHE)  # the next configure looks again
+      unset(WEFT_NCCL_INCLUDE_DIR CACHE)  # makes the next configure look again
     endif()
   endif()
 endif()
 weft_decide(NCCL ${nccl_found} "${nccl_hint}")
 
-# --- MPI: Open MPI's headers only; libmpi.so.40 is opened at run time. No other MPI has the same handles.
+# --- MPI: Open MPI's headers only. libmpi.so.40 is opened at run time; other MPIs have different
+# handles.
 set(mpi_found FALSE)
 if(NOT WEFT_MPI STREQUAL "OFF")
   find_path(WEFT_MPI_INCLUDE_DIR mpi-ext.h HINTS ${MPI_ROOT}/include
@@ -123,7 +129,7 @@ if(NOT Libtorch_FOUND)
 endif()
 weft_decide(GLOO ${Libtorch_HAS_GLOO} "this libtorch was built without c10d's Gloo")
 
-# --- RDMA: the header of libibverbs only; the library is opened at run time.
+# --- RDMA: the header of libibverbs only. The library is opened at run time.
 set(verbs_found FALSE)
 if(NOT WEFT_VERBS STREQUAL "OFF")
   find_path(WEFT_VERBS_INCLUDE_DIR infiniband/verbs.h)
@@ -133,7 +139,8 @@ if(NOT WEFT_VERBS STREQUAL "OFF")
 endif()
 weft_decide(VERBS ${verbs_found} "no infiniband/verbs.h; install libibverbs-dev")
 
-# --- Names of functions in the stacks of ranks that crash: libbacktrace, which Debian and Ubuntu ship with g++, and its demangler.
+# --- Function names in the stacks of ranks that crash: libbacktrace, which Debian and Ubuntu ship
+# with g++, and its demangler.
 set(symbols_found FALSE)
 if(NOT WEFT_SYMBOLS STREQUAL "OFF")
   foreach(what libbacktrace.a include)
@@ -164,11 +171,11 @@ if(NOT WEFT_METRICS STREQUAL "OFF")
 endif()
 weft_decide(METRICS ${metrics_found} "no prometheus/exposer.h; install prometheus-cpp-dev")
 
-# --- Ranges: for the timeline, and by NVTX for tools where its headers are.
+# --- Ranges: for the timeline and, if NVTX's headers are present, for NVIDIA's tools.
 weft_decide(TRACE TRUE "")
 set(WEFT_NVTX OFF)
 if(WEFT_TRACE)
-  # The torch wheel for CUDA brings nvidia-nvtx, which a build without a toolkit can use as well.
+  # The torch wheel for CUDA brings nvidia-nvtx, which a build without a toolkit can use too.
   find_path(WEFT_NVTX_INCLUDE_DIR nvtx3/nvtx3.hpp
     HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NVTX_ROOT}/include ${Libtorch_ROOT}/../nvidia/cu13/include)
   if(WEFT_NVTX_INCLUDE_DIR)
@@ -181,5 +188,5 @@ endif()
 find_package(Threads REQUIRED)
 find_package(spdlog REQUIRED)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# No source is a module; CMake would start clang-scan-deps for every file.
+# No source is a module; without this, CMake would run clang-scan-deps on every file.
 set(CMAKE_CXX_SCAN_FOR_MODULES OFF)

@@ -1,50 +1,56 @@
-# The functions by which every folder declares what it builds.
+# The functions with which every folder declares its targets.
 
-# Headers are written #include <weft/cuda/stream.h>: in the tree through this link to the root, and the public ones
-# (<weft/group.h>) through include/. After an install both lie under include/weft.
+# Sources write #include <weft/cuda/stream.h>. In the tree, this link to the root resolves it, and
+# include/ the public headers (<weft/group.h>). After an install, both are under include/weft.
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/weft" SYMBOLIC)
 
-# Warnings, sanitizers, tracing and the layout of paths in messages: for our own sources only.
+# Warnings, sanitizers, tracing and the form of paths in messages, for Weft's own sources only.
 add_library(weft_flags INTERFACE)
 target_compile_features(weft_flags INTERFACE cxx_std_20)
-if(WEFT_TRACE)  # for all, so that a precompiled header fits whatever target uses it
+# Set for all targets, so that they can share precompiled headers.
+if(WEFT_TRACE)
   target_compile_definitions(weft_flags INTERFACE WEFT_TRACE_ENABLED=1)
 endif()
 target_compile_options(weft_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Wno-missing-field-initializers>"
   "$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=;-ffile-prefix-map=${PROJECT_BINARY_DIR}/include/weft/=>"
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${WEFT_WARNINGS_AS_ERRORS}>>:-Werror>")
-# Clang reports a deprecated function that libstdc++ 12 itself calls in std::stable_sort and its like; g++ does not.
+# Clang warns about a deprecated function that libstdc++ 12 itself calls in std::stable_sort and
+# similar functions; g++ does not.
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wno-deprecated-declarations>")
-# g++ warns of a class of WEFT_API with a member of a type that is hidden; no user of the class sees that type.
+# g++ warns about a WEFT_API class with a member of a hidden type; users of the class never see that
+# type.
 target_compile_options(weft_flags INTERFACE "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-attributes>")
-# GCC else collects its own garbage over and over while it reads libtorch.
+# Without this, g++ runs its garbage collector again and again while it reads libtorch.
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:SHELL:--param ggc-min-heapsize=1000000>")
 if(WEFT_SANITIZE)
   target_compile_options(weft_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${WEFT_SANITIZE};-fno-omit-frame-pointer;-g1>")
-  # Two checks that clang adds to undefined: the first takes a stand-in for a function of NCCL or CUDA for another function, the second
-  # opens a pipe at each check, and takes an object for none where no descriptor is left.
+  # Turns off two checks that clang adds to undefined. The first reports the fakes of NCCL's and
+  # CUDA's functions, because it takes them for other functions. The second opens a pipe at each
+  # check, and reports valid objects if no descriptor is left.
   target_compile_options(weft_flags INTERFACE
     "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-fno-sanitize=function,vptr>")
   target_link_options(weft_flags INTERFACE "-fsanitize=${WEFT_SANITIZE}")
 endif()
 
-# Parsed once for each library, and once for all tests without libtorch. Sources still include what they use: the preset
-# "optimized" compiles each header alone.
+# Precompiled once for each library, and once for all tests without libtorch. Sources still include
+# the headers that they use: the preset "optimized" compiles each header alone.
 set(WEFT_STANDARD_HEADERS
   <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <deque> <exception> <functional> <map> <memory> <mutex>
   <optional> <set> <span> <sstream> <string> <string_view> <thread> <tuple> <type_traits> <unordered_map> <unordered_set> <utility>
   <variant> <vector>)
-# Clang else stores the time in a precompiled header, and ccache would not recognise it when it is made again.
+# Without this, clang stores the time in a precompiled header, and ccache does not recognise it when
+# it is built again.
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:SHELL:-Xclang -fno-pch-timestamp>")
 
-# weft_library(<name> SOURCES … HEADERS … [LINKS …] [PRIVATE_LINKS …]): one layer's archive, target weft::<name>. Tests link these;
-# users link weft::weft, which has the objects of all (engine/CMakeLists.txt).
+# weft_library(<name> SOURCES … HEADERS … [LINKS …] [PRIVATE_LINKS …]): one layer's archive, target
+# weft::<name>. Tests link these archives; users link weft::weft, which contains the objects of all
+# layers (engine/CMakeLists.txt).
 function(weft_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS;LINKS;PRIVATE_LINKS")
   if(arg_UNPARSED_ARGUMENTS)

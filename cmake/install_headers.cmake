@@ -1,5 +1,6 @@
-# Runs when Weft is installed: copies include/weft and the headers of the tree that those include, directly or not, from the
-# folder ${source} to ${destination} below the prefix. Other headers stay out: libweft.so exports nothing of theirs.
+# Runs when Weft is installed: copies include/weft, and the headers of the tree that those include
+# directly or indirectly, from the folder ${source} to ${destination} below the prefix. Other
+# headers are left out, because libweft.so exports none of their symbols.
 file(GLOB left RELATIVE "${source}/include" "${source}/include/weft/*.h")
 set(seen ${left})
 while(left)
