@@ -24,7 +24,7 @@ std::string name_of(const testing::TestInfo& test) {
   return std::string(test.test_suite_name()) + "." + test.name();
 }
 
-// Those of this program that end so and are to run, from the current one on.
+// The tests that are to run and whose names end with `end`, from the current one on.
 std::vector<std::string> tests_from_here(const std::string& end) {
   const auto& all = *testing::UnitTest::GetInstance();
   const std::string here = name_of(*all.current_test_info());
@@ -58,7 +58,7 @@ std::string log_of(const std::string& folder, int rank) {
   return folder + "/rank" + std::to_string(rank) + ".log";
 }
 
-// What a rank leaves behind of a test.
+// A rank's result of a test, written to a file.
 class Report {
  public:
   Report(const std::filesystem::path& folder, int rank) : path_(report_of(folder, rank)) {}
@@ -67,7 +67,7 @@ class Report {
     auto draft = path_;
     draft += ".draft";
     std::ofstream(draft) << (failed ? "failed" : "passed");
-    std::filesystem::rename(draft, path_);  // appears whole
+    std::filesystem::rename(draft, path_);  // the file appears complete
   }
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
@@ -101,7 +101,7 @@ void Again::be(int rank, const std::function<void(int, const std::string&)>& bod
   const Report report(folder, rank);
   try {
     body(rank, folder);
-  } catch (const std::exception& error) {  // the log says so before the report does
+  } catch (const std::exception& error) {  // logged before the report appears
     ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
   }
 }
@@ -126,7 +126,7 @@ void Again::start() {
 void Again::wait_for(const std::string& test) {
   const auto folder = folder_of(folder_->path(), test);
   std::filesystem::create_directories(folder);
-  const std::ofstream begin(begin_of(folder));  // the file is what counts
+  const std::ofstream begin(begin_of(folder));  // only the file's existence matters
   const Deadline deadline = Deadline::in(options_.limit);
   const bool is_last = tests_from_here(tests_).size() == 1;
   for (;;) {
@@ -150,7 +150,7 @@ void Again::wait_for(const std::string& test) {
   if (is_last) children_.reset();
 }
 
-// The next test has ranks of its own.
+// Fails the current test and ends the ranks; the next test starts new ones.
 void Again::fail(const std::string& why) {
   children_->end_all(std::chrono::seconds(1));
   std::string text = why;

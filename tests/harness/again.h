@@ -1,6 +1,7 @@
-// Ranks that share one GPU: processes of their own, as each GPU wants it. Streams that wait for a
-// rank block whoever shares a process with it: libtorch's default stream and its thread for a GPU's
-// gradients are one for all, and the driver, where it waits, lets no other thread in.
+// Ranks that share one GPU, as separate processes, because ranks in one process would block each
+// other there: a stream that waits for a rank also holds up libtorch's default stream and its one
+// thread for a GPU's gradients, which all ranks of a process share; and a thread that waits inside
+// the driver keeps all other threads out of it.
 #pragma once
 
 #include <chrono>
@@ -15,28 +16,28 @@
 
 namespace weft::harness {
 
-// This program again, once for each rank, for all tests of some name: what a process loads at its
-// start is loaded once. The processes run these tests in their order, each when this one has come
-// to it, which says how it ended.
+// Runs this program again, once for each rank, for all tests with some name ending, so that each
+// process loads its libraries once. The processes run these tests in order, each when this process
+// has reached it, and this process reports how it ended.
 class Again {
  public:
   struct Options {
-    // "NAME=value", behind this process's own.
+    // "NAME=value", added to this process's own.
     std::function<std::vector<std::string>(int rank)> variables = [](int) {
       return std::vector<std::string>();
     };
     std::chrono::seconds limit{60};  // for each test
   };
 
-  // Of the tests that are to run, those whose name ends so.
+  // `tests`: the ending of the names of the tests that the ranks run.
   Again(int ranks, std::string tests) : Again(ranks, std::move(tests), Options()) {}
   Again(int ranks, std::string tests, Options options);
 
-  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test).
-  // Elsewhere starts the ranks, if they are not there, and waits for the end of that; each failure
-  // is one of the current test's, with what the ranks have printed.
+  // Call it once in a test. In a rank, calls body(rank, a folder that the ranks share for this
+  // test). Elsewhere, starts the ranks if needed and waits until they have finished this test; each
+  // failure becomes a failure of the current test, with the ranks' output.
   void run(const std::function<void(int rank, const std::string& folder)>& body);
-  // Whether this process is a rank.
+  // True if this process is a rank.
   static bool is_rank();
 
  private:
@@ -48,14 +49,14 @@ class Again {
   const int ranks_;
   const std::string tests_;
   const Options options_;
-  // While the ranks run.
+  // Set while the ranks run.
   std::unique_ptr<Folder> folder_;
   std::unique_ptr<launch::Children> children_;
   std::vector<pid_t> processes_;
-  std::vector<std::optional<int>> ends_;  // their statuses
+  std::vector<std::optional<int>> ends_;  // exit statuses
 };
 
-// The only test of that in its program: this one.
+// Runs the ranks for the current test only.
 void run_again(int ranks, const std::function<void(int rank, const std::string& folder)>& body);
 
 }  // namespace weft::harness

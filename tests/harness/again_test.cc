@@ -1,4 +1,5 @@
-// Ranks that are this program again: what they do in each test is this process's test.
+// Tests of ranks that run this program again: their results are the results of this process's
+// tests.
 #include <cstdlib>
 
 #include <gtest/gtest-spi.h>
@@ -19,7 +20,7 @@ Again& shared() {
   return again;
 }
 
-// Each has what it is given, and hears of the other.
+// Expects that each rank has its own variables, and that each sees the other.
 void expect_both(int rank, const std::string& folder) {
   EXPECT_EQ(std::getenv("NUMBER"), std::to_string(rank));
   FileBootstrap store(folder);
@@ -27,7 +28,7 @@ void expect_both(int rank, const std::string& folder) {
   EXPECT_TRUE(store.get("from" + std::to_string(1 - rank), Deadline::in(kSoon)).empty());
 }
 
-int seen = 0;  // in a rank
+int seen = 0;  // counted in a rank
 
 TEST(Again, TheFirstOfTheSameRanks) {
   shared().run([](int rank, const std::string& folder) {
@@ -54,7 +55,7 @@ TEST(Again, TheSecondOfTheSameRanks) {
   });
 }
 
-// What the test says whose rank 1 does that.
+// Expects that a test in which rank 1 runs `of_rank_1` fails with `text`.
 void expect_failure(const std::function<void()>& of_rank_1, const char* text,
                     std::chrono::seconds limit = kSoon) {
   const auto run = [&] {

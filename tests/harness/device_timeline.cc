@@ -20,7 +20,7 @@ std::pair<int, int> row_of(const Json& event) {
   return {event.at("pid").get<int>(), event.at("tid").get<int>()};
 }
 
-// The ranges of a thread's row that are open at that time, the outermost first.
+// The ranges of a thread's row that are open at that time, outermost first.
 std::string ranges_at(const Json& events, const Json& tip) {
   std::vector<std::string> open;
   for (const Json& event : events) {
@@ -76,7 +76,7 @@ std::vector<DeviceTimeline::Shown> DeviceTimeline::read(const std::string& part)
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("[\"D\"")) continue;
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_discarded()) break;  // it is being written
+    if (json.is_discarded()) break;  // the line is still being written
     spans.push_back({.device = json.at(1),
                      .rank = json.at(8),
                      .name = json.at(5),

@@ -1,5 +1,5 @@
-// A timeline of a test's own, with one rank, and what stands in it of GPUs (cuda/span.h): also of
-// fake ones, which must live until ended() has returned. One at a time.
+// A timeline for one test, with one rank, and the GPU spans in it (cuda/span.h). Fake GPUs must
+// live until ended() has returned. One at a time.
 #pragma once
 
 #include <cstddef>
@@ -24,17 +24,17 @@ class DeviceTimeline {
     std::string name;
     std::string layer;
     std::uint64_t bytes = 0;
-    std::int64_t begin = 0;  // as trace::now()
+    std::int64_t begin = 0;  // in the time of trace::now()
     std::int64_t end = 0;
     std::int64_t error = 0;
   };
-  // Ends the timeline when it has so many (ctest's time limit ends the waiting); all there are
-  // then, by their beginnings.
+  // Waits until the timeline has `count` spans and ends it. Returns all spans, sorted by their
+  // begin. (ctest's time limit ends the wait.)
   std::vector<Shown> ended(std::size_t count);
   // The same, each as "copy to host: 4 bytes".
   std::vector<std::string> names(std::size_t count);
-  // After ended(): its arrows to what GPUs did, each as "outer range > inner range -> copy to
-  // host", sorted. An arrow that begins in no range has nothing before its "->".
+  // After ended(): the timeline's arrows to GPU spans, sorted, each as "outer range > inner range
+  // -> copy to host". An arrow that starts in no range has nothing before its "->".
   std::vector<std::string> arrows() const;
 
  private:

@@ -1,4 +1,5 @@
-// Elements of every dtype as doubles, for tests: what a fake reduces and what a claim expects.
+// Converts elements of every dtype to and from double, for the fakes' reductions and the tests'
+// expectations.
 #pragma once
 
 #include <cmath>
@@ -24,7 +25,7 @@ struct Float8 {
                                            : std::ldexp(1 + fraction, exponent - kBias);
     return (bits & 0x80) != 0 ? -magnitude : magnitude;
   }
-  // The nearest finite one.
+  // Returns the nearest finite value.
   static Float8 nearest(double number) {
     constexpr int kLargest = kMantissaBits == 3 ? 0x7e : 0x7b;  // E4M3 has no infinity, E5M2 has
     Float8 best;
@@ -39,8 +40,8 @@ struct Float8 {
 using Float8E4M3 = Float8<3, 7>;
 using Float8E5M2 = Float8<2, 15>;
 
-// Calls `body` with a value of the type that the dtype's elements have in memory; of complex
-// numbers, their parts'.
+// Calls `body` with a value of the type that the dtype's elements have in memory; for complex
+// numbers, of the type of their parts.
 template <class Body>
 auto with_type(Dtype dtype, const Body& body) {
   switch (dtype) {
@@ -69,7 +70,7 @@ inline bool is_complex(Dtype dtype) {
   return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
 }
 
-// The index-th number in the memory; complex numbers count as two.
+// Returns the index-th number in the memory; a complex number counts as two.
 inline double load(Dtype dtype, const void* data, std::size_t index) {
   return with_type(dtype, [&](auto value) {
     using T = decltype(value);
@@ -100,7 +101,7 @@ inline void store(Dtype dtype, void* data, std::size_t index, double number) {
   });
 }
 
-// How many numbers so many bytes hold.
+// Returns how many numbers fit `bytes` bytes.
 inline std::size_t numbers_in(Dtype dtype, std::size_t bytes) {
   return bytes / (is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype));
 }

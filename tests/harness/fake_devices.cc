@@ -1,4 +1,4 @@
-// The fake driver's devices and contexts, and what every call goes through.
+// The fake driver's devices and contexts, and the checks that every call passes.
 #include <algorithm>
 #include <cstring>
 
@@ -10,8 +10,8 @@ namespace weft::harness {
 
 namespace {
 
-// What is current on this thread. The fake driver that set it is noted, so that the next one starts
-// with nothing current.
+// The context that is current on this thread. It names the fake driver that set it, so the next
+// fake driver starts with no current context.
 struct Current {
   const FakeState* driver = nullptr;
   FakeContext* context = nullptr;
@@ -189,7 +189,7 @@ CUresult FakeState::device_primary_ctx_release(CUdevice device) {
   if (--here->retained > 0) return CUDA_SUCCESS;
   complain_of_hung(here);
   lose(*here, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  // What runs on another thread at this moment still uses the context's memory.
+  // An operation that another thread is running still uses the context's memory.
   std::unique_lock lock(mutex, std::adopt_lock);
   changed.wait(lock, [this, here] {
     return std::none_of(streams.begin(), streams.end(),

@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<FakeState*> active{nullptr};
 
-// The function that stands in the table for one of FakeState's.
+// The table's entry for one function of FakeState.
 template <auto Method, Function Which>
 struct Entry;
 template <class... Arguments, CUresult (FakeState::*Method)(Arguments...), Function Which>
@@ -38,8 +38,7 @@ cuda::Driver make_table() {
 static_assert(sizeof(cuda::Driver) == kFunctions * sizeof(void*),
               "FakeDriver::index_of counts pointers");
 
-// Under the lock. The stream that the view names, which tests may ask for whatever context is
-// current.
+// Returns the stream that the view names, whatever context is current. Requires FakeState::mutex.
 FakeStream& stream_of(FakeState& state, const cuda::StreamRef& view) {
   FakeContext* const context = state.primary.at(static_cast<std::size_t>(view.device().index()));
   if (context != nullptr && view.native() == nullptr) return *state.legacy_streams.at(context);
@@ -51,7 +50,7 @@ FakeStream& stream_of(FakeState& state, const cuda::StreamRef& view) {
 }  // namespace
 
 const char* name(Function function) {
-  // Without the versions that cuda.h's macros add: the operand of # is not expanded.
+  // The names lack the versions that cuda.h's macros add, because the operand of # is not expanded.
 #define WEFT_FAKE_NAME(member, symbol) #symbol,
   static constexpr const char* kNames[] = {WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_FAKE_NAME)};
 #undef WEFT_FAKE_NAME

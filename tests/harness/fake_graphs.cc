@@ -1,5 +1,5 @@
-// The fake driver's graphs: what streams enqueue between cuStreamBeginCapture and
-// cuStreamEndCapture, and its launches.
+// The fake driver's graphs: the work that streams enqueue between cuStreamBeginCapture and
+// cuStreamEndCapture, and launches of it.
 #include <algorithm>
 
 #include <weft/tests/harness/fake_state.h>
@@ -10,7 +10,8 @@ namespace {
 
 thread_local CUstreamCaptureMode mode_of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-// What the driver calls potentially unsafe: it happens at once, and no launch would repeat it.
+// The functions that the driver calls potentially unsafe: they act at once, and a launch would not
+// repeat them.
 bool is_unsafe(Function function) {
   switch (function) {
     case Function::event_query:
@@ -24,7 +25,7 @@ bool is_unsafe(Function function) {
     case Function::ipc_close_mem_handle:
     case Function::mem_host_alloc:
     case Function::mem_free_host:
-    // Of virtual memory nothing is said, so all.
+    // The documentation says nothing about virtual memory, so all its functions count.
     case Function::mem_create:
     case Function::mem_release:
     case Function::mem_address_reserve:
@@ -164,7 +165,7 @@ CUresult FakeState::launch(FakeGraph& graph, FakeStream& stream) {
         branch = streams.emplace_back(std::make_unique<FakeStream>()).get();
         branch->context = node.stream->context;
         branch->number = static_cast<int>(streams.size());
-        branch->destroyed = true;  // nobody has its handle
+        branch->destroyed = true;  // no caller has its handle
       }
       on = branch;
     }

@@ -1,5 +1,5 @@
-// The fake driver's sharing between processes. There is one process only, which may be allowed to
-// play both.
+// The fake driver's sharing between processes. There is only one process, which may be allowed to
+// act as both.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +31,7 @@ std::pair<std::uint64_t, std::uint64_t> get(const Handle& handle) {
 CUresult FakeState::device_get_uuid(CUuuid* uuid, CUdevice device) {
   std::memset(uuid, 0, sizeof *uuid);
   uuid->bytes[0] = static_cast<char>(device + 1);
-  const pid_t process = getpid();  // the devices of another process's driver are others
+  const pid_t process = getpid();  // devices of another process's driver are different ones
   std::memcpy(uuid->bytes + 4, &process, sizeof process);
   return CUDA_SUCCESS;
 }
@@ -68,8 +68,8 @@ CUresult FakeState::mem_free(CUdeviceptr address) {
   }
   const CUresult waited =
       block_until([this, context] { return idle(*context); }, *context, Function::mem_free);
-  if (waited == CUDA_SUCCESS)
-    unmap(*found);  // stricter than the driver, for whom it lives on where it is open
+  // Stricter than the driver, which keeps the memory alive where it is open.
+  if (waited == CUDA_SUCCESS) unmap(*found);
   return waited;
 }
 
@@ -101,7 +101,7 @@ CUresult FakeState::ipc_open_mem_handle(CUdeviceptr* address, CUipcMemHandle han
                                         unsigned flags) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
-  if (!options.is_two_processes) return CUDA_ERROR_INVALID_CONTEXT;  // this process made it
+  if (!options.is_two_processes) return CUDA_ERROR_INVALID_CONTEXT;  // this process made the memory
   if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
   const auto [base, id] = get(handle);
   const auto found = allocations.find(base);
@@ -153,10 +153,9 @@ CUresult FakeState::ipc_open_event_handle(CUevent* native, CUipcEventHandle hand
   return CUDA_SUCCESS;
 }
 
-// --- memory for network cards
-// ------------------------------------------------------------------------------------------
+// --- memory for NICs
 
-// The descriptor is of a file that says where the memory lies, for the card that is fake as well.
+// The descriptor's file says where the memory is, for the fake NIC.
 CUresult FakeState::mem_get_handle_for_address_range(void* handle, CUdeviceptr address,
                                                      std::size_t bytes, CUmemRangeHandleType type,
                                                      unsigned long long flags) {

@@ -1,5 +1,5 @@
-// The fake driver's libraries and kernels: any image will do, its kernels are those that the test
-// defined.
+// The fake driver's libraries and kernels: any image is accepted, and its kernels are those that
+// the test has defined.
 #include <algorithm>
 #include <cstring>
 
@@ -140,7 +140,7 @@ CUresult FakeState::launch_kernel(CUfunction handle, unsigned grid_x, unsigned g
     if (waited != CUDA_SUCCESS) return waited;
     loaded.push_back(context);
   }
-  // The parameters as they are now; the caller's are gone when the kernel runs.
+  // Copies the parameters now, because the caller's are gone when the kernel runs.
   auto copies = std::make_shared<std::vector<std::vector<std::byte>>>();
   for (std::size_t i = 0; i < kernel->definition->sizes.size(); ++i) {
     const auto* const bytes = static_cast<const std::byte*>(parameters[i]);

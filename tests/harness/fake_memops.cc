@@ -34,7 +34,7 @@ CUresult FakeState::enqueue_wait(CUstream stream, Function function, CUdeviceptr
     return check_use(word, sizeof(std::uint32_t), "a stream waiting for a word");
   };
   const auto passes = [this, word, value, flags] {
-    // A word that was freed is found out by `use`.
+    // `use` reports a word that was freed.
     if (allocation_of(word)->state != Allocation::State::Live) return true;
     return compares(__atomic_load_n(reinterpret_cast<const std::uint32_t*>(word), __ATOMIC_ACQUIRE),
                     value, flags);

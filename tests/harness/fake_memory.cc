@@ -1,5 +1,5 @@
-// The fake driver's memory: every allocation in pages of its own with a guard page behind it, and
-// unreadable once freed.
+// The fake driver's memory: every allocation has its own pages with a guard page after them, and
+// becomes unreadable once freed.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace weft::harness {
 
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // the driver's
+constexpr std::size_t kAlignment = 256;  // the driver's alignment
 constexpr int kNobodyWroteThis = 0xa5;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
@@ -39,7 +39,7 @@ Allocation* FakeState::allocate(Allocation::Kind kind, Allocation::State state,
   if (mapping == MAP_FAILED || seen == MAP_FAILED) return nullptr;
   mprotect(static_cast<std::byte*>(seen) + usable, page, PROT_NONE);
   const std::ptrdiff_t behind = static_cast<std::byte*>(seen) - static_cast<std::byte*>(mapping);
-  // At the end of its pages, so that what runs over it faults.
+  // At the end of its pages, so that an overrun faults.
   std::byte* const data = static_cast<std::byte*>(mapping) + usable - room;
   std::memset(data + behind, kNobodyWroteThis, room);
   const auto base = reinterpret_cast<std::uintptr_t>(data);
@@ -47,7 +47,7 @@ Allocation* FakeState::allocate(Allocation::Kind kind, Allocation::State state,
                                 behind, ++allocated});
 }
 
-// One that was freed, as another allocation.
+// Reuses a freed allocation for a new one.
 Allocation* FakeState::allocate_again(FakeContext* context, std::size_t bytes) {
   for (auto& [base, allocation] : allocations) {
     const bool fits = allocation.state == Allocation::State::Freed && allocation.shareable &&
@@ -68,7 +68,7 @@ std::byte* FakeState::behind(CUdeviceptr address) {
   return reinterpret_cast<std::byte*>(address) + (found == nullptr ? 0 : found->behind);
 }
 
-// The addresses stay taken until the driver ends, so that they are recognised.
+// The addresses stay reserved until the driver ends, so that uses of them are recognised.
 void FakeState::unmap(Allocation& allocation) {
   allocation.state = Allocation::State::Freed;
   madvise(allocation.mapping, allocation.mapping_bytes, MADV_DONTNEED);
@@ -136,7 +136,6 @@ CUresult FakeState::check_use(CUdeviceptr address, std::size_t bytes, const char
 }
 
 // --- pinned host memory
-// ----------------------------------------------------------------------------------------------------
 
 CUresult FakeState::mem_host_alloc(void** memory, std::size_t bytes, unsigned flags) {
   CUresult error = CUDA_SUCCESS;
@@ -200,7 +199,6 @@ CUresult FakeState::pointer_get_attribute(void* value, CUpointer_attribute attri
 }
 
 // --- device memory
-// -----------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream,
                                    Function function) {
@@ -282,7 +280,7 @@ CUresult FakeState::mem_pool_destroy(CUmemoryPool handle) {
   FakePool* const pool = object_of(pools, handle);
   if (pool == nullptr || pool->destroyed)
     return refuse(CUDA_ERROR_INVALID_VALUE, "a pool was destroyed that is not there");
-  pool->destroyed = true;  // its allocations stay
+  pool->destroyed = true;  // its allocations stay valid
   return CUDA_SUCCESS;
 }
 
@@ -292,7 +290,6 @@ CUresult FakeState::mem_pool_set_attribute(CUmemoryPool handle, CUmemPool_attrib
 }
 
 // --- copies
-// --------------------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
                                  CUstream stream) {
@@ -301,8 +298,8 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
   if (found == nullptr) return error;
   const bool pageable = allocation_of(to) == nullptr || allocation_of(from) == nullptr;
   for (const CUdeviceptr address : {to, from}) {
-    if (allocation_of(address) == nullptr)
-      continue;  // memory that the driver does not know is pageable
+    // Memory that the driver does not know is pageable.
+    if (allocation_of(address) == nullptr) continue;
     const CUresult checked = check_range(address, bytes, "a copy", stream);
     if (checked != CUDA_SUCCESS) return checked;
   }
@@ -324,7 +321,7 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
   const CUresult result =
       enqueue(stream, {Function::memcpy_async, name(Function::memcpy_async), run});
   if (result != CUDA_SUCCESS || !pageable) return result;
-  // The driver stages pageable memory itself and lets the host wait for that.
+  // The driver stages pageable memory itself and makes the host wait for that.
   const auto target = found->enqueued;
   return block_until([found, target] { return found->finished >= target; }, *found->context,
                      Function::memcpy_async);

@@ -24,12 +24,12 @@ enum class Call : std::size_t {
 constexpr auto kCalls = static_cast<std::size_t>(Call::Count);
 static_assert(sizeof(Library) == kCalls * sizeof(void*), "FakeNccl::index_of counts pointers");
 
-// Which of its operations a rank has come to, in the order in which its stream does: a graph brings
-// the same ones again.
+// Counts the operations that a rank's stream has reached, in stream order: a graph brings the same
+// operations again.
 struct Counters {
   std::mutex mutex;
   std::size_t collectives = 0;
-  std::map<std::pair<bool, int>, std::size_t> messages;  // sent to, or received from, a peer
+  std::map<std::pair<bool, int>, std::size_t> messages;  // by direction (true: sent) and peer
 };
 
 struct FakeComm {
@@ -37,23 +37,23 @@ struct FakeComm {
   std::size_t world_number = 0;
   int rank = 0;
   int size = 0;
-  std::shared_ptr<std::atomic<bool>> aborted =
-      std::make_shared<std::atomic<bool>>(false);  // its kernels look at it
+  // The communicator's kernels read it.
+  std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
   bool freed = false;
   bool in_progress = false;
   bool initialising = false;
-  int polls = 0;                                         // until it has settled
-  std::vector<std::pair<FakeCall, cudaStream_t>> begun;  // what goes onto the stream then
+  int polls = 0;                                         // polls until it settles
+  std::vector<std::pair<FakeCall, cudaStream_t>> begun;  // enqueued on the stream when it settles
   std::shared_ptr<Counters> counters = std::make_shared<Counters>();
 };
 
-// What streams complain about, which may outlive the FakeNccl.
+// Complaints of streams, which may outlive the FakeNccl.
 struct LateComplaints {
   std::mutex mutex;
   std::vector<std::string> texts;
 };
 
-// The group that a thread is in.
+// The group call that a thread is in.
 struct Group {
   int depth = 0;
   std::vector<std::tuple<FakeComm*, FakeCall, cudaStream_t>> calls;
@@ -77,7 +77,7 @@ class FakeNcclState {
     int after;
   };
 
-  // Counts the call; the error to return at once, if there is one.
+  // Counts the call. Returns the error that the call must return at once, if a test set one.
   ncclResult_t enter(Call which) {
     ++calls[static_cast<std::size_t>(which)];
     for (auto failure = failures.begin(); failure != failures.end(); ++failure) {
@@ -172,8 +172,8 @@ class FakeNcclState {
 
   FakeDriver& driver;
   std::mutex mutex;
-  std::vector<std::unique_ptr<FakeComm>>
-      comms;                            // freed ones stay, so that a stale handle is recognised
+  // Freed communicators stay, so that a stale handle is recognised.
+  std::vector<std::unique_ptr<FakeComm>> comms;
   std::map<std::size_t, Birth> births;  // by the number in the unique id
   std::array<int, kCalls> calls{};
   std::vector<Failure> failures;
@@ -188,7 +188,7 @@ namespace {
 
 std::atomic<FakeNcclState*> active{nullptr};
 
-// Runs a function of the table on the active state.
+// Runs `body` on the active state, under its mutex.
 template <class Body>
 ncclResult_t on_state(const Body& body) {
   FakeNcclState* const state = active.load();

@@ -1,17 +1,15 @@
 // NCCL over the fake CUDA driver: the same table (transport/nccl/library.h), for ranks that are
-// threads of one process. Kernels are operations on the fake driver's streams: one that says the
-// rank has come, with a copy of its input, and one that waits for the others and writes the output.
-// So an operation hangs its stream as long as a peer has not come, and a receive as long as its
-// send has not.
+// threads of one process. A kernel is two operations on a fake driver's stream: the first marks the
+// rank as arrived and copies its input, the second waits for the others and writes the output. So
+// an operation hangs its stream until all peers have arrived, and a receive until its send has.
 //
-// Every communicator is non-blocking: a call is in progress until it was asked for a few times, or
-// as long as a test holds it. What the real library answers with garbage, a hang or a crash is a
-// complaint: a call before the last one has settled, ranks that disagree about an operation, a
-// handle that was freed. Complaints that no test took fail it when the FakeNccl ends, and so do
-// communicators that nobody freed.
+// Every communicator is non-blocking: a call is in progress until it has been polled a few times,
+// or as long as a test holds it. Misuse that the real library answers with garbage, a hang or a
+// crash is a complaint: a call before the last one has settled, ranks that disagree about an
+// operation, a handle that was freed. Complaints that no test has taken fail the test when the
+// FakeNccl is destroyed; so do communicators that were not freed.
 //
-// One at a time, as the FakeDriver, which must outlive it. Every function may be called from every
-// thread.
+// One at a time, like the FakeDriver, which must outlive it. Any thread may call every function.
 #pragma once
 
 #include <memory>
@@ -36,29 +34,32 @@ class FakeNccl {
 
   std::shared_ptr<const Library> library() const;
 
-  // How often a call must be asked for before it has settled; 0: calls settle at once. At first 2.
+  // Sets how often a call must be polled before it settles; 0: calls settle at once. The default is
+  // 2.
   void settle_after(int polls);
-  // Keeps the calls that this rank makes from now on in progress until it is released, as if
-  // a peer had to be connected.
+  // Keeps the calls that this rank makes from now on in progress until it is released, as if a peer
+  // were still connecting.
   void hold(int rank);
   void release(int rank);
-  // The rank's communicators report the error from now on.
+  // Makes the rank's communicators report the error from now on.
   void fail_async(int rank, ncclResult_t result);
-  // The n-th call of that function from now on (1: the next) fails with `result` and does nothing.
+  // Makes the n-th call of the function from now on (1: the next) fail with `result` and do
+  // nothing.
   template <class F>
   void fail(F Library::*function, ncclResult_t result, int nth = 1) {
     fail_function(index_of(function), result, nth);
   }
-  // How often the function was called.
+  // Returns how often the function was called.
   template <class F>
   int calls(F Library::*function) const {
     return calls_of(index_of(function));
   }
 
-  // Communicators that are neither destroyed nor aborted; how many were ended by ncclCommAbort.
+  // alive() counts the communicators that are neither destroyed nor aborted; aborted() counts those
+  // that ncclCommAbort ended.
   int alive() const;
   int aborted() const;
-  // Those that are alive may stay so: their device is lost.
+  // Allows living communicators to stay, because their device is lost.
   void forget_alive();
   std::vector<std::string> take_complaints();
 

@@ -36,7 +36,7 @@ double combine(ncclRedOp_t op, double a, double b) {
   }
 }
 
-// Elements [begin, begin + count) of all inputs, reduced in the order of the ranks.
+// Reduces elements [begin, begin + count) of all inputs, in the order of the ranks.
 void reduce_into(void* to, const FakeCall& call, std::size_t begin,
                  const std::vector<std::vector<std::byte>>& inputs) {
   const Dtype dtype = dtype_of(call.type);
@@ -105,7 +105,7 @@ std::string FakeWorld::arrive(int rank, const Placed& placed) {
 bool FakeWorld::complete(int rank, const Placed& placed) {
   std::lock_guard lock(mutex_);
   switch (placed.call.kind) {
-    case Kind::Send: return true;  // NCCL has buffers
+    case Kind::Send: return true;  // NCCL buffers sends
     case Kind::Recv: return messages_[{placed.call.root, rank}].contains(placed.number);
     default: return meetings_[placed.number].arrived == ranks_;
   }

@@ -1,5 +1,5 @@
-// What the ranks of one fake NCCL communicator share: the operations in which they meet, and the
-// messages between them. Only fake_nccl*.cc includes this.
+// The state that the ranks of one fake NCCL communicator share: the operations in which they meet,
+// and their messages. Only fake_nccl*.cc includes this.
 #pragma once
 
 #include <map>
@@ -23,24 +23,24 @@ struct FakeCall {
   std::size_t count = 0;
   ncclDataType_t type = ncclUint8;
   ncclRedOp_t op = ncclSum;
-  int root = 0;  // the peer of a message
+  int root = 0;  // or the peer of a message
 };
 
-// A call with its place in the order: of the collectives, or of the messages of a pair.
+// A call and its number: among the collectives, or among the messages of a pair.
 struct Placed {
   FakeCall call;
   std::size_t number = 0;
 };
 
-// Under its own lock; called by streams, so nothing here calls the driver.
+// It has its own lock. Streams call it, so nothing here calls the driver.
 class FakeWorld {
  public:
   explicit FakeWorld(int ranks) : ranks_(ranks) {}
 
-  // The rank's stream has come to the operation: its input is copied. Returns what ranks disagree
-  // about, if they do.
+  // Copies the rank's input when its stream reaches the operation. Returns how ranks disagree, or
+  // "".
   std::string arrive(int rank, const Placed& placed);
-  // Whether the output can be written.
+  // True if the output can be written.
   bool complete(int rank, const Placed& placed);
   void finish(int rank, const Placed& placed);
 
@@ -56,8 +56,8 @@ class FakeWorld {
   const int ranks_;
   std::mutex mutex_;
   std::map<std::size_t, Meeting> meetings_;
-  std::map<std::pair<int, int>, std::map<std::size_t, Message>>
-      messages_;  // by sender and receiver
+  // By sender and receiver.
+  std::map<std::pair<int, int>, std::map<std::size_t, Message>> messages_;
 };
 
 }  // namespace weft::harness

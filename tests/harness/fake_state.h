@@ -1,4 +1,4 @@
-// The inside of the fake driver: one lock, the objects behind the handles, and one member function
+// The inside of the fake driver: one mutex, the objects behind the handles, and one member function
 // for each function of the table. Only fake_*.cc includes this.
 #pragma once
 
@@ -27,7 +27,7 @@ const char* name(Function function);
 
 using Clock = std::chrono::steady_clock;
 
-// Whether this thread runs a host function or a kernel, which must not call CUDA.
+// True while this thread runs a host function or a kernel, which must not call CUDA.
 extern thread_local bool inside_host_function;
 
 // A primary context, from the first retain to the last release. Its objects die with it.
@@ -38,7 +38,7 @@ struct FakeContext {
   CUresult lost = CUDA_SUCCESS;
 };
 
-// One entry of a stream's queue. `ready` is asked under the lock; `run` is called without it.
+// One entry of a stream's queue. `ready` is called with the mutex locked, `run` without.
 struct Operation {
   Function function;
   std::string text;
@@ -50,17 +50,17 @@ struct Operation {
 struct FakeStream;
 struct Record;
 
-// How much of each stream of a capture something comes behind.
+// For each stream of a capture: how many of its operations come before something.
 using Reach = std::map<const FakeStream*, std::size_t>;
 
-// A sequence from cuStreamBeginCapture to cuStreamEndCapture, and then the graph.
+// A capture from cuStreamBeginCapture to cuStreamEndCapture, and after that the graph.
 struct FakeGraph {
   enum class Kind { Work, Record, Wait };
   struct Node {
     Kind kind;
     FakeStream* stream;
-    Operation operation;             // of Work
-    std::shared_ptr<Record> record;  // which it passes, or waits for; each launch has its own
+    Operation operation;             // for Work
+    std::shared_ptr<Record> record;  // passed or awaited by the node; each launch has its own
   };
   FakeStream* origin = nullptr;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -68,14 +68,14 @@ struct FakeGraph {
   bool ended = false;
   bool invalidated = false;
   std::vector<Node> nodes;
-  std::map<FakeStream*, Reach> reaches;  // of the streams in it
-  std::map<FakeStream*, FakeStream*>
-      branches;  // where a launch runs what was not captured from the origin
+  std::map<FakeStream*, Reach> reaches;  // of the captured streams
+  // The streams on which a launch runs work that was not captured from the origin.
+  std::map<FakeStream*, FakeStream*> branches;
 };
 
 struct FakeStream {
   FakeContext* context = nullptr;
-  std::shared_ptr<FakeGraph> capture;  // that it is in
+  std::shared_ptr<FakeGraph> capture;  // the capture that it is in
   int number = 0;                      // for messages
   std::deque<Operation> queue;
   std::uint64_t enqueued = 0;
@@ -83,17 +83,17 @@ struct FakeStream {
   bool running = false;
   bool held = false;
   bool destroyed = false;
-  std::thread worker;  // with Options::threads, from the first operation on
+  std::thread worker;  // with Options::threads, from the first operation
 };
 
-// What one cuEventRecord captured. Streams and the event hold it, so a later record changes nothing
-// for who waits already.
+// The state that one cuEventRecord captured. Streams and the event share it, so a later record
+// changes nothing for streams that already wait.
 struct Record {
   std::atomic<bool> done{false};
-  Clock::time_point passed;  // before done
+  Clock::time_point passed;  // set before `done`
   FakeContext* context = nullptr;
   std::shared_ptr<FakeGraph> capture;  // of a record in a capture, which is never done
-  Reach reach;                         // of it
+  Reach reach;                         // in that capture
 };
 
 struct FakeEvent {
@@ -102,45 +102,44 @@ struct FakeEvent {
   bool destroyed = false;
   bool interprocess = false;
   bool timed = false;
-  FakeEvent* original = nullptr;  // of one that was opened by its handle
+  FakeEvent* original = nullptr;  // set for an event that was opened by its handle
 };
 
 struct Allocation {
   enum class Kind { Device, Pinned };
   enum class State {
-    Coming,
+    Coming,  // the stream has not yet reached the allocation
     Live,
     Freed
-  };  // Coming: the stream has not reached the allocation yet
+  };
   Kind kind;
   State state;
   FakeContext* context;
   std::uintptr_t base;
   std::size_t bytes;
-  bool freeing = false;  // the freeing is enqueued
+  bool freeing = false;  // a free is enqueued
   void* mapping;
   std::size_t mapping_bytes;
-  std::ptrdiff_t behind =
-      0;  // from there to a mapping of the same bytes, where that one is out of reach
-  std::uint64_t id = 0;    // never given twice
-  bool shareable = false;  // by cuMemAlloc; what comes from a pool is not
+  // The offset to a second mapping of the same bytes, if the first is out of reach.
+  std::ptrdiff_t behind = 0;
+  std::uint64_t id = 0;    // never used twice
+  bool shareable = false;  // true for cuMemAlloc, not for pools
   int opened = 0;          // by "other processes"
-  // Where it is mapped to virtual addresses: what is, and the GPUs that may touch it.
+  // For memory mapped to virtual addresses: its handle, and the GPUs that may access it.
   CUmemGenericAllocationHandle mapped = 0;
   std::vector<int> users;
 };
 
-// Memory of cuMemCreate: a file. Remembered when it is gone, because what was exported of it may be
-// imported late.
+// Memory of cuMemCreate: a file. It is kept after the memory is gone, because an exported
+// descriptor may be imported late.
 struct FakePhysical {
   int device = 0;
   std::size_t bytes = 0;
   bool exportable = false;
-  std::pair<std::uint64_t, std::uint64_t> file;  // which one it is: device and inode
+  std::pair<std::uint64_t, std::uint64_t> file;  // identifies the file: device and inode
 };
 
-// What the driver gives out for such memory. A number comes again once neither references nor
-// mappings are left.
+// The handle of such memory. Its number is reused once it has neither references nor mappings.
 struct FakeHandle {
   const FakePhysical* memory = nullptr;  // null: free
   int file = -1;
@@ -148,11 +147,11 @@ struct FakeHandle {
   int mappings = 0;
 };
 
-// Virtual addresses, which stay taken when they are freed.
+// Reserved virtual addresses. They stay reserved after they are freed.
 struct FakeReservation {
   std::size_t bytes = 0;
   bool freed = false;
-  std::ptrdiff_t behind = 0;  // from there to where the bytes may be touched
+  std::ptrdiff_t behind = 0;  // the offset to where the bytes are accessible
 };
 
 struct FakePool {
@@ -176,7 +175,7 @@ struct KernelDefinition {
 struct FakeKernel {
   FakeLibrary* library = nullptr;
   const KernelDefinition* definition = nullptr;
-  std::vector<FakeContext*> loaded;  // contexts that have its code
+  std::vector<FakeContext*> loaded;  // contexts that have loaded its code
 };
 
 // A kernel in one context.
@@ -190,7 +189,7 @@ class FakeState {
   explicit FakeState(const FakeDriver::Options& options);
   ~FakeState();
 
-  // --- the table's functions; called under the lock, which those that block give up meanwhile ---
+  // --- the table's functions; they require `mutex`, and those that block unlock it meanwhile ---
   CUresult init(unsigned flags);
   CUresult driver_get_version(int* version);
   CUresult get_error_name(CUresult error, const char** text);
@@ -283,23 +282,25 @@ class FakeState {
                                  std::size_t* bytes);
   CUresult func_load(CUfunction function);
 
-  // --- what the functions share; under the lock unless said otherwise ---
+  // --- shared by the functions; they require `mutex` unless noted otherwise ---
 
-  // Counts the call; the error to return at once, if there is one.
+  // Counts the call. Returns the error that the call must return at once, if there is one.
   CUresult enter(Function function);
   void complain(const std::string& text) { complaints.push_back(text); }
-  // Refuses a call as the driver does, and remembers why it was wrong.
+  // Refuses a call as the driver does, and records why it was wrong.
   CUresult refuse(CUresult result, const std::string& why);
 
-  // The thread's current context; null with the error to return if there is none or it has ended.
+  // Returns the thread's current context; null, with the error to return, if there is none or it
+  // has ended.
   FakeContext* current(CUresult& error);
-  // The object behind a handle, alive and of the current context; null with the error to return.
+  // Returns the object behind a handle, which must be alive and of the current context; else null,
+  // with the error to return.
   FakeStream* find(CUstream handle, CUresult& error);
   FakeEvent* find(CUevent handle, CUresult& error);
   FakeLibrary* find(CUlibrary handle, CUresult& error);
 
-  // Graphs. A call that ends captures: those of this thread, and of others, that the thread's mode
-  // does not spare.
+  // Graphs. check_captures() ends the captures that a call breaks: of this thread, and of other
+  // threads unless this thread's mode spares them.
   CUresult begin_capture(FakeStream& stream, CUstreamCaptureMode mode);
   CUresult end_capture(FakeStream& stream, std::shared_ptr<FakeGraph>& graph);
   CUresult launch(FakeGraph& graph, FakeStream& stream);
@@ -310,37 +311,41 @@ class FakeState {
 
   CUresult enqueue(CUstream handle, Operation operation);
   CUresult enqueue(FakeStream& stream, Operation operation);
-  // Whether the next operation may run now.
+  // True if the next operation may run now.
   bool ready(const FakeStream& stream) const;
-  // Runs it; gives up the lock meanwhile.
+  // Runs the next operation; unlocks the mutex meanwhile. False if there is none to run.
   bool step(FakeStream& stream, std::unique_lock<std::mutex>& lock);
   std::size_t run_all(std::unique_lock<std::mutex>& lock);
   bool idle(const FakeStream& stream) const { return stream.queue.empty() && !stream.running; }
   bool idle(const FakeContext& context) const;
-  // The host waits, as in cuCtxSynchronize. A wait that can never end is a complaint and an error.
+  // Makes the host wait, as in cuCtxSynchronize. A wait that can never end is a complaint and an
+  // error.
   CUresult block_until(const std::function<bool()>& done, const FakeContext& context,
                        Function function);
-  // The context has ended: drops what is queued there. Whoever waits for it elsewhere goes on.
+  // Ends the context and drops its queued work. Streams of other contexts that wait for it
+  // continue.
   void lose(FakeContext& context, CUresult result);
   void work(FakeStream& stream);
-  // What is enqueued, for messages; empty if nothing is.
+  // Describes the enqueued work, for messages; empty if there is none.
   std::string describe_pending() const;
-  // Complains about every stream of the context (null: all) that waits for what nobody did.
+  // Complains about every stream of the context (null: all) that waits for something that will
+  // never happen.
   void complain_of_hung(const FakeContext* context);
   CUresult enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value,
                         unsigned flags);
   CUresult enqueue_write(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value);
   CUresult check_word(CUdeviceptr word, CUstream stream);
 
-  // The allocation that holds the address, freed ones included; null if there is none.
+  // Returns the allocation, freed or not, that contains the address; null if there is none.
   Allocation* allocation_of(CUdeviceptr address);
   Allocation* allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context,
                        std::size_t bytes);
   Allocation* allocate_again(FakeContext* context, std::size_t bytes);
   std::byte* behind(CUdeviceptr address);
   void unmap(Allocation& allocation);
-  // At the call: whether [address, address + bytes) lies in one allocation, or in what is mapped to
-  // adjacent addresses and the stream's GPU may touch. At the run: whether that is usable.
+  // check_range() checks at the call that [address, address + bytes) is inside one allocation, or
+  // inside memory at adjacent virtual addresses that the stream's GPU may access. check_use()
+  // checks when the operation runs that the memory is usable.
   CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what, CUstream stream);
   CUresult check_use(CUdeviceptr address, std::size_t bytes, const char* what);
   // Virtual memory.
@@ -348,7 +353,7 @@ class FakeState {
   CUmemGenericAllocationHandle give_handle(const FakePhysical* memory, int file);
   void drop_if_unused(FakeHandle& handle);
   FakeReservation* reservation_of(CUdeviceptr address, std::size_t bytes, CUdeviceptr& base);
-  // Every mapping that begins in the range, live ones only.
+  // Returns every live mapping that begins in the range.
   std::vector<Allocation*> mapped_in(CUdeviceptr address, std::size_t bytes);
   CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream,
                           Function function);
@@ -364,7 +369,7 @@ class FakeState {
   struct Failure {
     Function function;
     CUresult result;
-    int after;  // calls until it strikes
+    int after;  // the number of calls until it fails
   };
   std::vector<Failure> failures;
   int host_blocks = 0;
@@ -378,7 +383,7 @@ class FakeState {
   std::vector<std::unique_ptr<FakeStream>> streams;
   std::map<FakeContext*, FakeStream*> legacy_streams;
   std::vector<std::unique_ptr<FakeEvent>> events;
-  std::vector<std::shared_ptr<FakeGraph>> captures;  // that have not ended
+  std::vector<std::shared_ptr<FakeGraph>> captures;  // captures that have not ended
   std::map<std::uintptr_t, Allocation> allocations;  // by base
   std::uint64_t allocated = 0;
   std::vector<std::unique_ptr<FakePhysical>> physical;
@@ -391,7 +396,7 @@ class FakeState {
   std::vector<std::unique_ptr<FakeFunction>> functions;
 };
 
-// The object of a list that the handle points to; null if it is not one of them.
+// Returns the object of the list that the handle points to; null if there is none.
 template <class Object, class Handle>
 Object* object_of(const std::vector<std::unique_ptr<Object>>& list, Handle handle) {
   for (const auto& object : list) {

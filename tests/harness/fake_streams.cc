@@ -1,14 +1,14 @@
-// The fake driver's streams and events: queues of operations, and who may run when.
+// The fake driver's streams and events: queues of operations, and the rules for which may run when.
 #include <weft/tests/harness/fake_state.h>
 
 namespace weft::harness {
 
 namespace {
 
-constexpr auto kPoll =
-    std::chrono::microseconds(100);  // a word in memory, or a delay, changes without notice
+// Polls, because a word in memory or a delay changes without notice.
+constexpr auto kPoll = std::chrono::microseconds(100);
 
-// Marks the thread as one that must not call CUDA, while a host function or a kernel runs on it.
+// Marks the thread as one that must not call CUDA while it runs a host function or a kernel.
 struct HostFunctionScope {
   HostFunctionScope() { inside_host_function = true; }
   ~HostFunctionScope() { inside_host_function = false; }
@@ -44,8 +44,7 @@ FakeEvent* FakeState::find(CUevent handle, CUresult& error) {
   return nullptr;
 }
 
-// --- the engine
-// ------------------------------------------------------------------------------------------------------
+// --- running
 
 CUresult FakeState::enqueue(CUstream handle, Operation operation) {
   CUresult error = CUDA_SUCCESS;
@@ -108,7 +107,7 @@ std::size_t FakeState::run_all(std::unique_lock<std::mutex>& lock) {
   std::size_t steps = 0;
   for (bool progress = true; progress;) {
     progress = false;
-    // By index: an operation may make a stream.
+    // By index, because an operation may make a stream.
     for (std::size_t i = 0; i < streams.size(); ++i) {
       if (step(*streams[i], lock)) {
         ++steps;
@@ -144,7 +143,7 @@ CUresult FakeState::block_until(const std::function<bool()>& done, const FakeCon
   std::unique_lock lock(mutex, std::adopt_lock);
   const auto limit = Clock::now() + options.longest_block;
   while (!done() && context.lost == CUDA_SUCCESS && Clock::now() < limit) {
-    // A thread that blocks while the test steps the streams has to step them itself.
+    // If the test steps the streams, a thread that blocks must step them itself.
     if (options.threads || run_all(lock) == 0) changed.wait_for(lock, kPoll);
   }
   lock.release();
@@ -189,7 +188,6 @@ void FakeState::complain_of_hung(const FakeContext* context) {
 }
 
 // --- streams
-// -----------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::stream_create_with_priority(CUstream* stream, unsigned flags, int) {
   CUresult error = CUDA_SUCCESS;
@@ -242,7 +240,6 @@ CUresult FakeState::launch_host_func(CUstream stream, CUhostFn function, void* d
 }
 
 // --- events
-// --------------------------------------------------------------------------------------------------------------
 
 CUresult FakeState::event_create(CUevent* event, unsigned flags) {
   CUresult error = CUDA_SUCCESS;
@@ -260,7 +257,7 @@ CUresult FakeState::event_destroy(CUevent handle) {
   CUresult error = CUDA_SUCCESS;
   FakeEvent* const event = find(handle, error);
   if (event == nullptr) return error;
-  event->destroyed = true;  // who waits holds the record
+  event->destroyed = true;  // waiting streams hold the record
   return CUDA_SUCCESS;
 }
 
@@ -342,7 +339,7 @@ CUresult FakeState::stream_wait_event(CUstream stream, CUevent handle, unsigned)
   const FakeEvent* event = find(handle, error);
   if (event == nullptr) return error;
   if (event->original != nullptr) event = event->original;
-  if (!event->last) return CUDA_SUCCESS;  // an empty set of work
+  if (!event->last) return CUDA_SUCCESS;  // an event without a record is no work
   if (found->capture || event->last->capture) return wait_captured(*found, event->last);
   return enqueue(stream, {Function::stream_wait_event, name(Function::stream_wait_event), nullptr,
                           [record = event->last] {

@@ -21,13 +21,14 @@ namespace weft::harness {
 
 namespace {
 
-// What is current on this thread: c10 asks for it by thread, and only one Guard lives.
+// The current device and streams of this thread: c10 keeps them by thread, and only one Guard
+// lives.
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
 
-// What libtorch asks whether there are GPUs, on whose streams autograd's nodes would run.
+// libtorch asks these hooks whether there are GPUs, on whose streams autograd's nodes would run.
 struct Hooks final : at::CUDAHooksInterface {
-  void init() const override {}  // libtorch's allocator, before the first tensor
+  void init() const override {}  // initialises libtorch's allocator before the first tensor
   bool isBuilt() const override { return c10::impl::hasDeviceGuardImpl(c10::kCUDA); }
   bool hasCUDA() const override { return isBuilt(); }
 };
@@ -122,9 +123,9 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   mutable std::atomic<int> recorded_{0};
 };
 
-// Memory for the current stream of the current device, which is freed in that stream's order: what
-// libtorch's allocator would do with it later. Use on other streams must be over by then, recorded
-// or not.
+// Allocates memory for the current stream of the current device and frees it in that stream's
+// order, as libtorch's allocator would do later. Use on other streams must be over by then, whether
+// recorded or not.
 class FakeTorchCuda::Allocator final : public c10::Allocator {
  public:
   Allocator(std::shared_ptr<Guard> guard, Memory kind) : guard_(std::move(guard)), kind_(kind) {}
@@ -133,7 +134,7 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, [](void*) {}, device};
     return on(guard_->getStream(device), bytes);
   }
-  // For that stream.
+  // Allocates for that stream.
   c10::DataPtr on(const c10::Stream& stream, std::size_t bytes) {
     const cuda::StreamRef view = guard_->view(stream);
     if (kind_ == Memory::Shareable) {
@@ -168,7 +169,7 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
 FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver, Memory memory)
     : guard_(std::make_shared<Guard>(driver)),
       allocator_(std::make_shared<Allocator>(guard_, memory)) {
-  // They stay: libtorch looks for them once in a process, at its first question.
+  // Never unregistered: libtorch looks for hooks once in a process, when it first asks.
   if (!at::CUDAHooksRegistry()->Has("CUDAHooks")) {
     at::CUDAHooksRegistry()->Register(
         "CUDAHooks", [](at::CUDAHooksArgs) -> std::unique_ptr<at::CUDAHooksInterface> {

@@ -1,10 +1,9 @@
-// libtorch's side of a GPU, over a FakeDriver: while it lives, c10 finds streams, events and memory
-// for CUDA devices, and there are tensors that say they lie on one. There are no kernels: such
-// tensors can be named, sliced and sent, not computed with; work on them is enqueued through the
-// driver.
+// libtorch's CUDA interface over a FakeDriver: while it lives, c10 finds streams, events and memory
+// for CUDA devices, and tensors can be on them. There are no kernels: such tensors can be named,
+// sliced and sent, but not computed with; work on them is enqueued through the driver.
 //
-// One at a time, the first before libtorch has been asked whether it has CUDA, and not where
-// libtorch has a real GPU.
+// One at a time. Make the first one before libtorch is asked whether it has CUDA, and do not use it
+// if libtorch has a real GPU.
 #pragma once
 
 #include <memory>
@@ -20,23 +19,25 @@ namespace weft::harness {
 
 class FakeTorchCuda {
  public:
-  // Pooled memory is freed in its stream's order, and the driver shares none of it. Shareable
-  // memory is what libtorch's allocator takes, which other processes may open.
+  // Pooled memory is freed in stream order, and the driver does not share it. Shareable memory is
+  // the kind that libtorch's allocator uses, and other processes may open it.
   enum class Memory { Pooled, Shareable };
   explicit FakeTorchCuda(const FakeDriver& driver, Memory memory = Memory::Pooled);
   ~FakeTorchCuda();
   FakeTorchCuda(const FakeTorchCuda&) = delete;
   FakeTorchCuda& operator=(const FakeTorchCuda&) = delete;
 
-  // An uninitialised, contiguous tensor on a device, allocated for its current stream; the
-  // FakeDriver lets the host read and write it.
+  // Returns an uninitialised, contiguous tensor on a device, allocated for its current stream. With
+  // the FakeDriver the host can read and write it.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type, int device = 0);
-  // A stream of libtorch's pool, and the driver's view of any of libtorch's streams.
+  // new_stream() returns a stream of libtorch's pool, view() the driver's view of any libtorch
+  // stream.
   c10::Stream new_stream(int device = 0);
   cuda::StreamRef view(const c10::Stream& stream);
-  // The stream of a device that is current on this thread.
+  // Returns the device's current stream on this thread.
   c10::Stream current(int device = 0);
-  // How often a tensor's memory was reported to libtorch's allocator as used on another stream.
+  // Returns how often a tensor's memory was reported to libtorch's allocator as used on another
+  // stream.
   int recorded_uses() const;
 
   class Guard;

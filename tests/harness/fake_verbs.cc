@@ -50,7 +50,7 @@ struct Pair : ibv_qp {
   }
 };
 
-// A request that is carried out later, with what it carries in itself.
+// A request that is executed later, with a copy of its inline payload.
 struct Held {
   Pair* pair = nullptr;
   ibv_send_wr request{};
@@ -64,24 +64,24 @@ struct FakeVerbs::World {
   ibv_device device{};
   ibv_context context{};
   std::shared_ptr<Library> library = std::make_shared<Library>();
-  std::mutex mutex;  // of the regions, and of what is refused
+  std::mutex mutex;  // guards regions and refused
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
-  std::mutex saying;  // of the next two
+  std::mutex saying;  // guards said and unacknowledged
   std::deque<ibv_async_event> said;
   std::size_t unacknowledged = 0;
   int ports = 1;
-  std::uint32_t spoken_to = 0;  // who gets the following again and again
+  std::uint32_t spoken_to = 0;  // the queue pair that receives `spoken` repeatedly
   std::vector<std::byte> spoken;
   std::size_t left_to_send = 0;
   std::map<FakeVerbs::Thing, int> refused;
   std::vector<std::unique_ptr<Queue>> stuck;
-  std::size_t held_for = 0;  // polls that find nothing
+  std::size_t held_for = 0;  // empty polls until held requests are executed
   std::uint32_t next = 1;
   bool is_limited = false;
   bool refuses_dma_bufs = false;
-  std::pair<std::uint64_t, std::uint64_t> read_only;  // from and to
+  std::pair<std::uint64_t, std::uint64_t> read_only;  // begin and end
   std::function<std::byte*(const void*)> behind;
   std::function<void()> at_registration;
   std::function<void()> in_write;
@@ -101,7 +101,8 @@ struct FakeVerbs::World {
 namespace {
 
 using World = FakeVerbs::World;
-World* the_world = nullptr;  // of the test that runs: the table's functions are plain ones
+// The running test's world; global, because the table's functions are plain functions.
+World* the_world = nullptr;
 
 int refusal(FakeVerbs::Thing thing) {
   std::lock_guard lock(the_world->mutex);
@@ -254,7 +255,7 @@ ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
     errno = EOPNOTSUPP;
     return nullptr;
   }
-  std::uint64_t where[2];  // as the fake driver wrote them: address and bytes
+  std::uint64_t where[2];  // address and bytes, as the fake driver wrote them
   if (::pread(file, where, sizeof where, 0) != sizeof where) return nullptr;
   if (offset > where[1] || bytes > where[1] - offset || address != where[0] + offset) {
     errno = EINVAL;
@@ -276,7 +277,7 @@ int dereg_mr(ibv_mr* region) {
 
 ibv_comp_channel* create_channel(ibv_context*) {
   auto* const channel = new ibv_comp_channel{};
-  channel->fd = ::eventfd(0, EFD_CLOEXEC);  // never rings: who parks is woken by something else
+  channel->fd = ::eventfd(0, EFD_CLOEXEC);  // never signalled: something else wakes a parked loop
   return channel;
 }
 
@@ -375,7 +376,8 @@ FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
 }
 
 FakeVerbs::~FakeVerbs() {
-  for (const auto& [number, pair] : world_->pairs) delete pair;  // that could not be destroyed
+  // Pairs that could not be destroyed.
+  for (const auto& [number, pair] : world_->pairs) delete pair;
   ::close(world_->context.async_fd);
   the_world = nullptr;
 }

@@ -1,6 +1,6 @@
-// The fake driver's virtual memory: what cuMemCreate makes is a file in memory, which is mapped
-// where addresses were reserved. So what is exported is a descriptor of that file, and opens the
-// same bytes wherever it is passed to.
+// The fake driver's virtual memory: cuMemCreate makes a file in memory, which is mapped at reserved
+// addresses. An exported descriptor is that file's, so it opens the same bytes wherever it is
+// passed.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ namespace weft::harness {
 
 namespace {
 
-constexpr std::size_t kGranularity = 2 << 20;  // as GPUs have it; the files have holes
+constexpr std::size_t kGranularity = 2 << 20;  // the granularity of GPUs; the files are sparse
 
 std::pair<std::uint64_t, std::uint64_t> file_of(int descriptor) {
   struct stat about {};
@@ -32,7 +32,6 @@ void* map_at(CUdeviceptr address, std::size_t bytes, int protection, int file) {
 }  // namespace
 
 // --- handles
-// -------------------------------------------------------------------------------------------------------------
 
 FakeHandle* FakeState::find_handle(CUmemGenericAllocationHandle handle) {
   if (handle == 0 || handle > handles.size()) return nullptr;
@@ -40,7 +39,8 @@ FakeHandle* FakeState::find_handle(CUmemGenericAllocationHandle handle) {
   return found.memory == nullptr || found.references == 0 ? nullptr : &found;
 }
 
-// The lowest number that is free, so that one which nobody holds stands for other memory soon.
+// Gives out the lowest free number, so that a number that is no longer held soon stands for other
+// memory.
 CUmemGenericAllocationHandle FakeState::give_handle(const FakePhysical* memory, int file) {
   std::size_t place = 0;
   while (place < handles.size() && handles[place].memory != nullptr) ++place;
@@ -133,7 +133,7 @@ CUresult FakeState::mem_import_from_shareable_handle(CUmemGenericAllocationHandl
     return memory->file == file;
   };
   const auto memory = std::find_if(physical.rbegin(), physical.rend(), is_it);
-  if (memory == physical.rend()) return CUDA_ERROR_UNKNOWN;  // as the driver says, and goes on
+  if (memory == physical.rend()) return CUDA_ERROR_UNKNOWN;  // as the driver does, which continues
   const int own = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (own < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *handle = give_handle(memory->get(), own);
@@ -141,7 +141,6 @@ CUresult FakeState::mem_import_from_shareable_handle(CUmemGenericAllocationHandl
 }
 
 // --- addresses
-// -----------------------------------------------------------------------------------------------------------
 
 FakeReservation* FakeState::reservation_of(CUdeviceptr address, std::size_t bytes,
                                            CUdeviceptr& base) {
@@ -180,7 +179,7 @@ CUresult FakeState::mem_address_reserve(CUdeviceptr* address, std::size_t bytes,
     *address = base;
     return CUDA_SUCCESS;
   }
-  // With room to align them, and a page behind that is never mapped.
+  // Reserves room for alignment, and a page at the end that is never mapped.
   const auto reserve = [&]() -> CUdeviceptr {
     if (bytes > SIZE_MAX - kGranularity - page) return 0;
     void* const room = ::mmap(nullptr, bytes + kGranularity + page, PROT_NONE,
@@ -229,7 +228,7 @@ CUresult FakeState::mem_map(CUdeviceptr address, std::size_t bytes, std::size_t 
   if (is_taken || !mapped_in(address, bytes).empty()) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "memory was mapped over other memory");
   }
-  // No complaint: a peer may have said how much there is.
+  // No complaint, because the size may come from a peer.
   if (bytes == 0 || bytes % kGranularity != 0 || bytes > found->memory->bytes)
     return CUDA_ERROR_INVALID_VALUE;
   const bool is_hidden = reservation->behind != 0;
@@ -238,7 +237,8 @@ CUresult FakeState::mem_map(CUdeviceptr address, std::size_t bytes, std::size_t 
       MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // What was unmapped here before is not told from this one any more.
+  // Forgets memory that was unmapped here before, because it cannot be told apart from this memory
+  // any more.
   std::erase_if(allocations, [&](const auto& entry) {
     return entry.first < address + bytes && entry.first + entry.second.bytes > address &&
            entry.second.mapped != 0;

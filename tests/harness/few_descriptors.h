@@ -1,4 +1,4 @@
-// A process that has run out of descriptors, or nearly so.
+// For tests in which the process has run out of descriptors, or nearly so.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace weft::harness {
 
-// While it lives this process may open `left` descriptors more.
+// While it lives, this process may open only `left` more descriptors.
 class FewDescriptors {
  public:
   explicit FewDescriptors(int left) {

@@ -1,4 +1,4 @@
-// A Bootstrap for ranks that are processes of one machine: a folder with a file for each key.
+// A Bootstrap for ranks that are processes of one machine: a folder with one file for each key.
 #pragma once
 
 #include <filesystem>
@@ -30,9 +30,9 @@ class FileBootstrap : public transport::Bootstrap {
       file.write(reinterpret_cast<const char*>(value.data()),
                  static_cast<std::streamsize>(value.size()));
     }
-    std::filesystem::rename(draft, path);  // appears whole
+    std::filesystem::rename(draft, path);  // the file appears complete
   }
-  // Looks again and again: nobody tells a process of another's files.
+  // Polls, because a process is not notified of another one's files.
   Bytes get(const std::string& key, Deadline deadline) override {
     while (!exists(key)) {
       if (deadline.passed()) throw Error(Blame::Timeout, "nobody set '" + key + "'");

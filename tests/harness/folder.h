@@ -1,4 +1,4 @@
-// A folder of a test's own, which goes with the object.
+// A folder for one test. The destructor removes it.
 #pragma once
 
 #include <cerrno>

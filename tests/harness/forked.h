@@ -1,4 +1,4 @@
-// Children that a test forks, of a process that has agents or groups.
+// Children that a test forks from a process that has agents or groups.
 #pragma once
 
 #include <csignal>
@@ -13,8 +13,8 @@
 
 namespace weft::harness {
 
-// Runs the body in a forked child, which then ends by exit(). Fails the test unless it ends well,
-// within a time.
+// Runs `body` in a forked child, which then ends by exit(). Fails the test unless the child
+// succeeds within a time limit.
 inline void expect_child_to_end_well(const std::function<void()>& body) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

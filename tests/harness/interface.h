@@ -1,5 +1,5 @@
-// Where tests listen: WEFT_TEST_INTERFACE puts a real link between two ends of one machine
-// (tests/guest).
+// The interface on which tests listen. With WEFT_TEST_INTERFACE, the two ends on one machine
+// communicate over a real link (tests/guest).
 #pragma once
 
 #include <cstdlib>

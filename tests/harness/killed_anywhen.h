@@ -1,4 +1,4 @@
-// For tests that kill one of several processes at an instant that nobody has chosen.
+// For tests that kill one of several processes at a random instant.
 #pragma once
 
 #include <chrono>
@@ -14,13 +14,14 @@
 
 namespace weft::harness {
 
-// What carries the bytes, and the seed of all that is random.
+// The transport, and the seed of all random numbers.
 using KilledCase = std::tuple<std::string, int>;
 inline std::string killed_name(const ::testing::TestParamInfo<KilledCase>& one) {
   return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
 }
 
-// Kills the victim within `limit` after all have said "ready"; the others must end well.
+// Kills the victim at a random time within `limit` after all ranks have said "ready"; the others
+// must succeed.
 inline void kill_anywhen(Processes& processes, int ranks, int victim, int seed,
                          std::chrono::microseconds limit) {
   for (int rank = 0; rank < ranks; ++rank) processes.wait_for(rank, "ready");

@@ -8,8 +8,8 @@
 #include <weft/tests/harness/sanitized.h>
 
 #ifdef WEFT_TEST_SANITIZED
-extern "C" std::size_t
-__sanitizer_get_current_allocated_bytes();  // its header comes with clang only
+// Declared here, because only clang has its header.
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 
 namespace weft::harness {

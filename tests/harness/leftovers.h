@@ -1,14 +1,15 @@
-// What a long run must not leave behind in this process.
+// Counts resources that a long run must not leak in this process.
 #pragma once
 
 #include <cstddef>
 
 namespace weft::harness {
 
-// Bytes that the program has allocated and not given back. (Not the resident set: that of a
-// sanitizer only grows.)
+// Returns the bytes that the program has allocated and not freed. (Not the resident set, which only
+// grows under a sanitizer.)
 std::size_t live_bytes();
-// Counted one thread at a time: counting takes one itself.
+// Returns the number of open descriptors. Threads count one after another, because counting itself
+// uses a descriptor.
 std::ptrdiff_t open_descriptors();
 
 }  // namespace weft::harness

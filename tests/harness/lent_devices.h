@@ -1,4 +1,5 @@
-// What agents hold of a FakeDriver, some of them for a moment after their handles have gone.
+// The devices of a FakeDriver that agents hold, some of them for a moment after their handles are
+// destroyed.
 #pragma once
 
 #include <chrono>
@@ -19,7 +20,7 @@ namespace weft::harness {
 
 class LentDevices {
  public:
-  // `here`: what the agent says its process is; null: this one.
+  // `here`: the identity that the agent claims for its process; null: this process's.
   std::shared_ptr<tensor::CudaDevices> lend(
       const FakeDriver& driver,
       std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
@@ -28,7 +29,7 @@ class LentDevices {
     lent_.push_back(devices);
     return devices;
   }
-  // Before the driver goes.
+  // Call it before the driver is destroyed.
   void wait_until_given_back() {
     const Deadline deadline = Deadline::in(std::chrono::seconds(20));
     for (const auto& one : lent_) {
@@ -42,7 +43,8 @@ class LentDevices {
   std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
 };
 
-// Agents that take each other for other processes read each other's memory where it is.
+// Returns an identity that differs for each rank, so that agents take each other for other
+// processes and read each other's memory in place.
 inline std::shared_ptr<const transport::cuda_ipc::Identity> other_process(int rank) {
   auto here =
       std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());

@@ -1,5 +1,5 @@
-// What tests do with connections: patterns of bytes that are told from each other, and a Mailbox
-// that keeps whatever comes.
+// Tools for tests of connections: distinguishable patterns of bytes, and a Mailbox that keeps
+// received messages.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace weft::harness {
 
-// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where
+// How long a test waits for something that must happen. WEFT_TEST_PATIENCE_S makes it longer where
 // packets are lost (tests/guest).
 inline std::chrono::seconds longest_wait() {
   const char* const given = std::getenv("WEFT_TEST_PATIENCE_S");
@@ -29,7 +29,7 @@ inline std::chrono::seconds longest_wait() {
 }
 inline Deadline patience() { return Deadline::in(longest_wait()); }
 
-// Bytes that differ between seeds, and between places of one.
+// Returns bytes that differ between seeds, and between positions of one seed.
 inline std::vector<std::byte> pattern(std::uint32_t seed, std::size_t bytes) {
   std::vector<std::byte> result(bytes);
   std::uint64_t state = (std::uint64_t{seed} + 1) * 0x9e3779b97f4a7c15u;
@@ -55,7 +55,7 @@ struct Letter {
   bool was_in_place = false;
 };
 
-// Receives all that comes on a connection, and keeps it. Its functions are for the test's thread,
+// Receives all messages of a connection and keeps them. Its functions are for the test's thread,
 // which turns the loop while it waits.
 class Mailbox {
  public:
@@ -71,7 +71,7 @@ class Mailbox {
                         }});
   }
 
-  // The next letter. A test that waits for one that does not come fails here.
+  // Returns the next letter. Fails the test if none arrives.
   Letter next() {
     const bool came = loop_->drive([this] { return count() > taken_ || closed(); }, patience());
     std::lock_guard lock(kept_->mutex);
@@ -82,7 +82,7 @@ class Mailbox {
     }
     return std::move(*kept_->whole[taken_++]);
   }
-  // Blocks until the lane has ended; says why.
+  // Blocks until the connection has ended; returns its error.
   Error wait_closed() {
     EXPECT_TRUE(loop_->drive([this] { return closed().has_value(); }, patience()))
         << "the lane does not end";
@@ -96,7 +96,7 @@ class Mailbox {
     std::lock_guard lock(kept_->mutex);
     return kept_->closings;
   }
-  // How many letters have come whole, taken ones as well.
+  // Returns how many letters have arrived completely, including taken ones.
   std::size_t count() const {
     std::lock_guard lock(kept_->mutex);
     return kept_->whole.size();
@@ -134,7 +134,7 @@ class Mailbox {
   std::size_t taken_ = 0;
 };
 
-// The error of an operation, which must end and must have one.
+// Returns the error of an operation, which must end and must have failed.
 inline Error failure_of(const Op& op) {
   EXPECT_TRUE(op.done().synchronize(patience())) << "an operation does not end";
   const auto error = op.error();

@@ -29,7 +29,7 @@ class MemoryBootstrap : public transport::Bootstrap {
     }
     return values_.at(key);
   }
-  // As c10d's stores: the counter is its decimal digits.
+  // As in c10d's stores, the counter is stored as decimal digits.
   long add(const std::string& key, long amount) override {
     long sum = 0;
     {

@@ -1,5 +1,5 @@
-// A ByteStream that costs next to nothing, so that what is left is the connection's own: it takes
-// whatever is written, and has come whatever was given to it.
+// A ByteStream that costs almost nothing, so that a bench measures only the connection: it accepts
+// all writes, and delivers the bytes that the caller hands to it.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class MemoryStream final : public transport::ByteStream {
   std::optional<Error> end() const noexcept override { return std::nullopt; }
   void finish_writing() noexcept override {}
 
-  // On the loop: these bytes have come now. They stay the caller's.
+  // Delivers these bytes. Call it on the loop; the caller keeps the bytes alive.
   void deliver(Bytes bytes) {
     come_ = bytes;
     readable_();

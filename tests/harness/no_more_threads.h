@@ -1,4 +1,4 @@
-// For tests of what happens where no thread can be started.
+// For tests in which no thread can be started.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace weft::harness {
 
-// While it lives, no thread can be made: the stacks are as large as the address space.
+// While it lives, no thread can be started, because stacks are as large as the address space.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -32,7 +32,7 @@ class NoMoreThreads {
   pthread_attr_t before_;
 };
 
-// Some systems and sanitizers make threads with stacks of any size.
+// Some systems and sanitizers start threads with stacks of any size.
 inline bool can_make_threads() {
   try {
     std::thread([] {}).join();

@@ -13,11 +13,10 @@ namespace weft::harness {
 
 namespace {
 
-// What the injection knows of this process. Never destroyed: threads may trace while the process
-// ends.
+// The injection's state. Never destroyed, because threads may trace while the process ends.
 struct Tool {
   std::mutex mutex;
-  NvtxRecording recording;  // a domain's handle is a place in its list, from 1
+  NvtxRecording recording;  // a domain's handle is its index in the list, from 1
   std::set<std::string> strings;
   std::map<std::string, std::vector<nvtxPayloadSchemaEntry_t>> entries;  // by domain
   std::map<std::string, std::uint64_t> schemas;
@@ -27,13 +26,13 @@ Tool& tool() {
   return made;
 }
 
-// The rest under the mutex.
+// The functions below require Tool::mutex.
 
 std::string name_of(nvtxDomainHandle_t domain) {
   return tool().recording.domains.at(reinterpret_cast<std::uintptr_t>(domain) - 1);
 }
 
-// A string as it was registered: "weft.cuda copy".
+// Returns a registered string without its domain.
 std::string text_of(nvtxDomainHandle_t domain, nvtxStringHandle_t handle) {
   if (handle == nullptr) return "";
   const std::string& text = *reinterpret_cast<const std::string*>(handle);
@@ -42,7 +41,7 @@ std::string text_of(nvtxDomainHandle_t domain, nvtxStringHandle_t handle) {
   return text.substr(text.find(' ') + 1);
 }
 
-// Decodes a payload by the schema that was registered, as a tool does.
+// Decodes a payload by the registered schema, as a tool does.
 std::map<std::string, std::string> decode(nvtxDomainHandle_t domain,
                                           const nvtxPayloadData_t& data) {
   EXPECT_EQ(data.schemaId, tool().schemas.at(name_of(domain)));
@@ -80,8 +79,7 @@ void record(const char* kind, nvtxDomainHandle_t domain, const nvtxEventAttribut
   tool().recording.events.push_back(std::move(seen));
 }
 
-// --- what the injection puts into NVTX's tables
-// -------------------------------------------------------------------------
+// --- the functions that the injection puts into NVTX's tables
 
 nvtxDomainHandle_t on_domain(const char* name) {
   std::lock_guard lock(tool().mutex);

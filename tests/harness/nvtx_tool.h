@@ -1,5 +1,5 @@
-// A tool that NVTX's calls of this process reach, as Nsight Systems would be: an injection that
-// writes down what comes. One for a process, and for all of its threads.
+// A tool that receives this process's NVTX calls, as Nsight Systems would: an injection that
+// records them. One for the process and all of its threads.
 #pragma once
 
 #include <map>
@@ -11,21 +11,21 @@ namespace weft::harness {
 struct NvtxRecording {
   struct Event {
     std::string text;  // "push weft.cuda copy", "pop weft.cuda"
-    std::map<std::string, std::string>
-        fields;  // of its payload, decoded by the schema that was registered
+    // The fields of its payload, decoded by the registered schema.
+    std::map<std::string, std::string> fields;
   };
   std::vector<std::string> domains;
-  std::map<std::string, int> registered;  // "weft.cuda copy", and how often
+  std::map<std::string, int> registered;  // how often each string was registered: "weft.cuda copy"
   std::vector<Event> events;
 
   std::vector<std::string> texts() const;
-  // The payloads of events with that text, in their order.
+  // Returns the payloads of the events with that text, in order.
   std::vector<std::map<std::string, std::string>> payloads(const std::string& text) const;
 };
 
-// Before something is first traced: NVTX looks for a tool once.
+// Call it before anything is traced, because NVTX looks for a tool only once.
 void attach_nvtx_tool();
-// What has come since the last time. (The domains stay.)
+// Returns the calls recorded since the last time. (The domains stay.)
 NvtxRecording take_nvtx_recording();
 
 }  // namespace weft::harness

@@ -22,8 +22,8 @@ namespace weft::harness {
 
 namespace {
 
-// Ends the process, with a word about who hangs and where, when its time is over. By a signal:
-// threads may all be stuck.
+// Aborts the process at its time limit, and prints what hangs and where. It uses a signal, because
+// all threads may be stuck.
 class Watchdog {
  public:
   explicit Watchdog(const std::string& who) {
@@ -48,7 +48,7 @@ class Watchdog {
   }
 };
 
-// A rank in a process of its own: its failures become its exception.
+// Runs a rank in its own process; failed expectations become an exception.
 void guarded(const std::string& who, const std::function<void()>& body) {
   {
     const Watchdog watchdog(who);
@@ -59,9 +59,10 @@ void guarded(const std::string& who, const std::function<void()>& body) {
     throw Error(Blame::Remote, who + " has failed expectations (above)");
 }
 
-int report_descriptor = -1;  // in a forked rank
+int report_descriptor = -1;  // set in a forked rank
 
-// Tests ask libtorch for GPUs, which starts CUDA's driver, before they make their first group.
+// Set early: tests ask libtorch for GPUs, which starts the CUDA driver, before they make their
+// first group.
 [[maybe_unused]] const std::string kSetForCuda = set_cuda_variables();
 
 }  // namespace
@@ -115,8 +116,8 @@ std::string LogWatch::text() const {
 void run_threads(int ranks, const std::function<void(int)>& body) {
   const Watchdog watchdog("a rank of " + std::to_string(ranks) + " threads");
   LogWatch watch;
-  // Of several threads that are the first to use MKL's tanh some get results that are right to 16
-  // bits only; libtorch alone shows it.
+  // If several threads are the first to use MKL's tanh, some get results that are right to 16 bits
+  // only. libtorch alone shows it too. So this thread uses it first.
   at::linspace(0, 1, 12).tanh_();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -165,7 +166,7 @@ void meet(ProcessGroup& group) {
   store->set(place + "/" + std::to_string(group.rank()), std::string("here"));
   for (int rank = 0; rank < group.size(); ++rank)
     store->wait({place + "/" + std::to_string(rank)}, kLimit);
-  // Rank 0 may host the store, and must not end while others look into it.
+  // Rank 0 may host the store, so it must not end while others still use it.
   if (group.rank() != 0)
     return store->set(place + "/through/" + std::to_string(group.rank()), std::string("it is"));
   for (int rank = 1; rank < group.size(); ++rank)
@@ -252,7 +253,7 @@ void Processes::signal(int rank, int number) {
 void Processes::expect_success(const std::set<int>& but) {
   std::size_t left = ranks_.size() - but.size();
   while (left > 0) {
-    const auto ended = children_.wait(std::chrono::hours(1));  // each rank has a watchdog
+    const auto ended = children_.wait(std::chrono::hours(1));  // each rank has its own watchdog
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (ranks_[i].process != ended.process) continue;
       ranks_[i].running = false;

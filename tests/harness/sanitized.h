@@ -1,9 +1,9 @@
-// Whether a sanitizer runs here: then times and address space are not those of the program.
+// Says whether a sanitizer is on: then times and address space differ from the plain program's.
 #pragma once
 
 namespace weft::harness {
 
-// g++ says it by a macro, clang by a feature.
+// g++ defines a macro, clang has a feature.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kAddressSanitized = true;
 #elif defined(__has_feature)

@@ -53,14 +53,15 @@ void print_thread(const char* id) {
 
 void prepare_stacks() {
   void* frame = nullptr;
-  ::backtrace(&frame, 1);  // loads its library
+  ::backtrace(&frame, 1);  // loads the library that backtrace() needs
   struct sigaction action {};
   action.sa_handler = print_own;
   action.sa_flags = SA_RESTART;
   ::sigaction(signal_to_print(), &action, nullptr);
 }
 
-// Without opendir(), which takes memory: who hangs may hold its lock.
+// Does not use opendir(), which allocates memory: a thread that hangs may hold the allocator's
+// lock.
 void print_stacks() {
   const int folder = ::open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;

@@ -1,13 +1,14 @@
-// Where each thread of this process stands, for who hangs: addresses, which addr2line -Cfie PROGRAM
-// gives the names of.
+// Prints the stack of each thread of this process, to diagnose hangs. It prints addresses;
+// addr2line -Cfie PROGRAM translates them to names.
 #pragma once
 
 namespace weft::harness {
 
-// Once, before print_stacks(): what a signal's handler must not be the first to do.
+// Call once, before print_stacks(): does the steps that a signal handler must not be the first to
+// do.
 void prepare_stacks();
-// To stderr; a thread that takes no signal within a moment is named alone. To be called from a
-// signal's handler.
+// Prints all stacks to stderr, with only the number of a thread that does not react to a signal for
+// a moment. Call it from a signal handler.
 void print_stacks();
 
 }  // namespace weft::harness

@@ -19,14 +19,14 @@ TEST(Stacks, EachThreadSaysWhereItStands) {
     while (!over) ::usleep(1000);
   });
   while (thread == 0) std::this_thread::yield();
-  // What a thread has said, up to the next one's.
+  // The output of one thread, up to the next one's.
   std::string text;
   const auto said_by = [&text](int which) {
     const auto from = text.find("thread " + std::to_string(which) + "\n");
     if (from == std::string::npos) return std::string();
     return text.substr(from, text.find("thread ", from + 1) - from);
   };
-  const auto says_where = [&] {  // between two sleeps it stands elsewhere
+  const auto says_where = [&] {  // between two sleeps the thread is elsewhere
     testing::internal::CaptureStderr();
     print_stacks();
     text = testing::internal::GetCapturedStderr();

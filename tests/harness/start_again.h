@@ -1,6 +1,6 @@
-// A test with several processes whose first one has used CUDA, so that it must not fork: it starts
-// its program again, with the same test as its only one, which finds out from its environment that
-// it is one of them.
+// For a test with several processes whose first one has used CUDA and so must not fork: it starts
+// its program again with only the same test. The new process learns from its environment that it is
+// one of the others.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@
 
 namespace weft::harness {
 
-// Its output goes to the log; the variables ("NAME=value") come behind this process's own. The
-// tests are a filter of GoogleTest's; none: the current one. Throws Busy.
+// Starts this program again. Its output goes to `log`; `more_variables` ("NAME=value") are added to
+// this process's own. `tests` is a filter of GoogleTest; if empty, the current test. Throws Busy.
 inline pid_t start_again(const std::string& log, const std::vector<std::string>& more_variables,
                          const std::string& tests = {}) {
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
