@@ -53,9 +53,9 @@ bool variable_is(const char* value) noexcept {
 std::string_view name_of(int number) {
   switch (number) {
     case SIGSEGV: return "SIGSEGV, invalid access to memory";
-    case SIGBUS: return "SIGBUS, access to memory that its file or device does not give";
-    case SIGFPE: return "SIGFPE, arithmetic without a result";
-    case SIGILL: return "SIGILL, an instruction that this processor does not have";
+    case SIGBUS: return "SIGBUS, access to memory that its file or device does not back";
+    case SIGFPE: return "SIGFPE, invalid arithmetic";
+    case SIGILL: return "SIGILL, illegal instruction";
     case SIGABRT: return "SIGABRT, abort() or a failed check";
     default: return "a signal";
   }
@@ -154,8 +154,7 @@ void report(int number, const siginfo_t& about, const void* context) {
     write_cause(text, number, about, at);
   }
   if (!in_copy(kSecondsForStack, [&] { return write_frames(at, Names::Functions); })) {
-    Text(STDERR_FILENO)
-        << "weft: the symbols could not be read to their end; the stack without them:\n";
+    Text(STDERR_FILENO) << "weft: reading the symbols failed; the stack without them:\n";
     if (!in_copy(kSecondsForStack, [&] { return write_frames(at, Names::Modules); })) {
       Text(STDERR_FILENO)
           << "weft: the stack is damaged, or the process cannot be copied (ulimit -u, pids.max)\n";

@@ -127,7 +127,7 @@ Error to_error(const std::exception_ptr& caught, Blame otherwise) {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return {otherwise, "this process could get no more memory (std::bad_alloc)"};
+    return {otherwise, "this process is out of memory (std::bad_alloc)"};
   } catch (...) {
     return {otherwise, text_of(caught)};
   }
@@ -139,7 +139,7 @@ std::string text_of(const std::exception& error) {
   std::exception_ptr nested;  // owns *now, except the first
   for (int depth = 1;; ++depth) {
     const char* const what = now->what();
-    text += what != nullptr ? cut(what) : type_name(typeid(*now)) + ", whose what() is null";
+    text += what != nullptr ? cut(what) : type_name(typeid(*now)) + " with a null what()";
     const auto* const outer = dynamic_cast<const std::nested_exception*>(now);
     if (outer == nullptr || !outer->nested_ptr() || depth == kMostNested) return text;
     nested = outer->nested_ptr();
@@ -164,8 +164,8 @@ std::string text_of(const std::exception_ptr& caught) {
   } catch (const char* thrown) {
     return thrown != nullptr ? cut(thrown) : "a null char*";
   } catch (...) {
-    return "something that is no std::exception, but " +
-           type_name(*abi::__cxa_current_exception_type());
+    return "an object of type " + type_name(*abi::__cxa_current_exception_type()) +
+           ", which is not a std::exception";
   }
 }
 

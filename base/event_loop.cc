@@ -61,8 +61,8 @@ EventLoop::EventLoop(const std::string& name, Thread thread)
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
                        "event loop '" + inner_->name +
-                           "' gets no thread; allow this user, or the container, more of them "
-                           "(ulimit -u, pids.max)",
+                           "' cannot start its thread; allow this user, or the container, more "
+                           "threads (ulimit -u, pids.max)",
                        error.code().value());
   }
   pthread_setname_np(thread_.native_handle(), inner_->name.c_str());

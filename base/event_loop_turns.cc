@@ -51,8 +51,8 @@ const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline,
                              const void* awaited) {
   if (inside()) {
-    throw Error(Blame::Caller, "a handler on loop '" + name +
-                                   "' blocks on something that only this loop can bring about");
+    throw Error(Blame::Caller,
+                "a handler on loop '" + name + "' waits for something that only this loop can do");
   }
   Wait wait{awaited, {}};
   if (awaited != nullptr) wait.since = coarse_now();

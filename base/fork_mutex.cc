@@ -32,7 +32,7 @@ constinit std::size_t held_count = 0;
 const int ForkMutex::registered_ = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
 
 void ForkMutex::enroll() {
-  if (registered_ != 0) broken("pthread_atfork has no memory");
+  if (registered_ != 0) broken("pthread_atfork is out of memory");
   for (std::atomic<ForkMutex*>& place : table) {
     ForkMutex* known = nullptr;
     if (!place.compare_exchange_strong(known, this) && known != this) continue;

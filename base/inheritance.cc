@@ -32,10 +32,10 @@ bool MadeIn::is_inherited() const noexcept {
 void MadeIn::throw_inherited(const std::string& what) const {
   throw Error(
       Blame::Caller,
-      what + " belongs to process " + std::to_string(process_) + ", from which this one, " +
+      what + " belongs to process " + std::to_string(process_) + "; this process, " +
           std::to_string(::getpid()) +
-          ", was forked: it can be dropped here, not used. Fork before it is made, or start the "
-          "program that the child runs with exec (posix_spawn)");
+          ", was forked from it and may destroy the object, but not use it. Fork before the object "
+          "is made, or start the child's program with exec (posix_spawn)");
 }
 
 void keep_inherited(std::shared_ptr<const void> object) {

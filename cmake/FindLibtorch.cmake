@@ -59,8 +59,8 @@ endif()
 if(Libtorch_FOUND)
   file(STRINGS "${Libtorch_C10_LIBRARY}" cxx11_symbols REGEX "_ZN3c10.*__cxx11" LIMIT_COUNT 1)
   if(NOT cxx11_symbols)
-    message(FATAL_ERROR "the libtorch in ${Libtorch_ROOT} was built with another C++ ABI (libstdc++'s before C++11, or libc++); Weft needs "
-      "one of libstdc++'s C++11 ABI. All torch wheels since 2.7 are, and the libtorch archives named cxx11-abi.")
+    message(FATAL_ERROR "the libtorch in ${Libtorch_ROOT} was built with another C++ ABI (libstdc++'s before C++11, or libc++); Weft "
+      "needs libstdc++'s C++11 ABI, which all torch wheels since 2.7 have, and the libtorch archives named cxx11-abi.")
   endif()
   include(CheckCXXSourceCompiles)
   set(CMAKE_REQUIRED_QUIET TRUE)

@@ -115,7 +115,7 @@ std::optional<Error> Device::lost() const {
   if (result == CUDA_SUCCESS) return std::nullopt;
   const Error cause = error_of(*driver_, result, describe(id()) + " is lost");
   return Error(Blame::Device,
-               cause.text() + "; its context cannot be repaired, start the process again", result);
+               cause.text() + "; its context cannot be repaired; restart the process", result);
 }
 
 // Does not use check(), which may itself have called probe().

@@ -175,12 +175,12 @@ OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle,
   const CUresult measured = driver.mem_get_address_range(nullptr, &bytes_, base_);
   if (measured == CUDA_SUCCESS) return;
   driver.ipc_close_mem_handle(base_);
-  device.check(measured, "cuMemGetAddressRange of memory that was opened");
+  device.check(measured, "cuMemGetAddressRange of opened memory");
 }
 
 OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::size_t bytes)
     : device_(device.shared_from_this()), bytes_(bytes), is_mapped_(true) {
-  if (bytes == 0) throw Error(Blame::Caller, "memory of no bytes cannot be opened");
+  if (bytes == 0) throw Error(Blame::Caller, "shared memory of 0 bytes cannot be opened");
   DeviceGuard guard(device);
   const Driver& driver = device.driver();
   const RelaxedCapture relaxed(driver);
@@ -191,17 +191,17 @@ OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::si
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                "cuMemImportFromShareableHandle");
   CUresult result = driver.mem_address_reserve(&base_, bytes, 0, 0, 0);
-  const char* what = "cuMemAddressReserve for memory that was shared";
+  const char* what = "cuMemAddressReserve for shared memory";
   if (result == CUDA_SUCCESS) {
     // The driver refuses if the memory is smaller: the size that a peer states is not trusted.
     result = driver.mem_map(base_, bytes, 0, handle, 0);
-    what = "cuMemMap of memory that was shared";
+    what = "cuMemMap of shared memory";
     if (result == CUDA_SUCCESS) {
       CUmemAccessDesc access{};
       access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.index()};
       access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
       result = driver.mem_set_access(base_, bytes, &access, 1);
-      what = "cuMemSetAccess to memory that was shared";
+      what = "cuMemSetAccess to shared memory";
       if (result != CUDA_SUCCESS) driver.mem_unmap(base_, bytes);
     }
     if (result != CUDA_SUCCESS) driver.mem_address_free(base_, bytes);

@@ -39,7 +39,8 @@ void require_pinned(const StreamRef& stream, const Slice& slice, const char* wha
 CUmemoryPool native_for(const StreamRef& stream, const MemoryPool& pool) {
   if (&pool.device() != &stream.device()) {
     throw Error(Blame::Caller, "memory from a pool of " + describe(pool.device().id()) +
-                                   " asked for on a stream of " + describe(stream.device().id()));
+                                   " was requested on a stream of " +
+                                   describe(stream.device().id()));
   }
   return pool.native();
 }

@@ -14,7 +14,7 @@ constexpr auto kCopy = std::chrono::seconds(60);
 
 DmaBuf::DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes) {
   if (!device.properties().dma_buf) {
-    throw Error(Blame::Unsupported, describe(device.id()) + " exports no memory as dma-buf");
+    throw Error(Blame::Unsupported, describe(device.id()) + " cannot export memory as a dma-buf");
   }
   // The driver exports whole pages only. The first and the last page may also contain other memory,
   // whose bytes are never used.
@@ -67,7 +67,7 @@ void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes
   throw Error(Blame::Timeout,
               "a copy of " + std::to_string(bytes) + " bytes on " + describe(device.id()) +
                   " has not ended after " + describe(std::chrono::milliseconds(kCopy)) +
-                  " and may still be made: the GPU hangs, do not use that memory again");
+                  " and may still happen: the GPU hangs; do not use that memory again");
 }
 
 }  // namespace weft::cuda

@@ -35,11 +35,10 @@ std::size_t Call::elements_of(const Slice& slice, Dtype dtype, const char* what,
   }
   if (slice.bytes % size_of(dtype) != 0) {
     refuse(text_of(what, index) + " has " + std::to_string(slice.bytes) +
-           " bytes, no whole number of " + text_of(dtype) + " elements");
+           " bytes, not a whole number of " + text_of(dtype) + " elements");
   }
   if (reinterpret_cast<std::uintptr_t>(slice.data) % size_of(dtype) != 0) {
-    refuse(text_of(what, index) + " does not start at a multiple of an element of " +
-           text_of(dtype));
+    refuse(text_of(what, index) + " is not aligned to an element of " + text_of(dtype));
   }
   return slice.bytes / size_of(dtype);
 }
@@ -62,9 +61,9 @@ CastTypes Call::cast_types(Dtype from, Dtype to, double scale) const {
   const bool both_complex = real_from != from && real_to != to;
   const bool both_real = real_from == from && real_to == to;
   if (!is_float(real_from) || !is_float(real_to) || !(both_complex || both_real)) {
-    refuse("no conversion from " + text_of(from) + " to " + text_of(to) + " with a scale of " +
+    refuse("cannot convert " + text_of(from) + " to " + text_of(to) + " with a scale of " +
            std::to_string(scale) +
-           "; there are fp16, bf16, fp32 and fp64 to each other, complex to complex, and copies "
+           "; supported: fp16, bf16, fp32 and fp64 to each other, complex to complex, and copies "
            "(same type, scale 1)");
   }
   return {real_from, real_to, size_of(real_from), size_of(real_to), false};
@@ -73,7 +72,7 @@ CastTypes Call::cast_types(Dtype from, Dtype to, double scale) const {
 void Call::check_pairs(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,
                        Dtype to_dtype) const {
   if (from.size() != to.size()) {
-    refuse(std::to_string(from.size()) + " slices to read and " + std::to_string(to.size()) +
+    refuse(std::to_string(from.size()) + " slices to read but " + std::to_string(to.size()) +
            " to write");
   }
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -108,7 +107,7 @@ void Call::check_optimizer_types(Dtype dtype, Dtype gradient_dtype) const {
   const bool half = gradient_dtype == Dtype::Float16 || gradient_dtype == Dtype::BFloat16;
   if (is_float(dtype) && (gradient_dtype == dtype || (dtype == Dtype::Float32 && half))) return;
   refuse("parameters of " + text_of(dtype) + " with gradients of " + text_of(gradient_dtype) +
-         "; there are fp16, bf16, fp32 and fp64 with gradients of their own type, and fp32 with "
+         "; supported: fp16, bf16, fp32 and fp64 with gradients of their own type, and fp32 with "
          "fp16 or bf16");
 }
 

@@ -165,7 +165,7 @@ CudaKernels::Executor CudaKernels::on(const cuda::StreamRef& stream) const {
   if (&stream.device() == device_.get()) return {kernels_, stream};
   throw Error(Blame::Caller, "these kernels are loaded on " + describe(device_->id()) +
                                  ", the stream is of " + describe(stream.device().id()) +
-                                 "; every device needs a CudaKernels of its own");
+                                 "; each device needs its own CudaKernels");
 }
 
 void CudaKernels::cast(std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to,

@@ -655,7 +655,8 @@ TEST(EventLoop, ThatGetsNoThreadIsRefusedWithBusy) {
   }
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->blame(), Blame::Busy);
-  EXPECT_NE(refused->text().find("'test' gets no thread"), std::string::npos) << refused->text();
+  EXPECT_NE(refused->text().find("'test' cannot start its thread"), std::string::npos)
+      << refused->text();
 }
 
 TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {

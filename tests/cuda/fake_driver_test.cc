@@ -319,8 +319,8 @@ TEST_F(Fake, ComplainsOfMisuseOfVirtualAddresses) {
   EXPECT_EQ(driver.mem_release(held + 7), CUDA_ERROR_INVALID_VALUE);
   EXPECT_THAT(fake.take_complaints(),
               ElementsAre(HasSubstr("over other memory"), HasSubstr("not reserved"),
-                          HasSubstr("not mapped so"), HasSubstr("not mapped so"),
-                          HasSubstr("with memory mapped"), HasSubstr("not reserved so"),
+                          HasSubstr("not one mapping"), HasSubstr("not one mapping"),
+                          HasSubstr("with memory mapped"), HasSubstr("not a reservation"),
                           HasSubstr("not by cuMemAlloc"), HasSubstr("freed twice"),
                           HasSubstr("runs over the end"), HasSubstr("cuMemSetAccess"),
                           HasSubstr("nobody holds")));

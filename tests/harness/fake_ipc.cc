@@ -164,7 +164,7 @@ CUresult FakeState::mem_get_handle_for_address_range(void* handle, CUdeviceptr a
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || address % page != 0 ||
       bytes == 0 || bytes % page != 0) {
-    return refuse(CUDA_ERROR_INVALID_VALUE, "a dma-buf of what are no whole pages");
+    return refuse(CUDA_ERROR_INVALID_VALUE, "a dma-buf of memory that is not whole pages");
   }
   if (!options.dma_buf) return CUDA_ERROR_NOT_SUPPORTED;
   const auto covers = [&](const auto& entry) {

@@ -391,7 +391,7 @@ FakeNccl::FakeNccl(FakeDriver& driver)
 }
 
 FakeNccl::~FakeNccl() {
-  EXPECT_EQ(alive(), 0) << "communicators that nobody freed";
+  EXPECT_EQ(alive(), 0) << "communicators that were not freed";
   active = nullptr;
   for (const std::string& complaint : take_complaints())
     ADD_FAILURE() << "fake NCCL: " << complaint;

@@ -147,7 +147,7 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
     return {address, memory.release(), &release, stream.device()};
   }
   void copy_data(void*, const void*, std::size_t) const override {
-    throw std::logic_error("nobody copies so");
+    throw std::logic_error("the fake allocator does not copy");
   }
 
  private:

@@ -200,7 +200,8 @@ CUresult FakeState::mem_address_free(CUdeviceptr address, std::size_t bytes) {
   if (current(error) == nullptr) return error;
   const auto found = reservations.find(address);
   if (found == reservations.end() || found->second.freed || found->second.bytes != bytes) {
-    return refuse(CUDA_ERROR_INVALID_VALUE, "addresses were freed that are not reserved so");
+    return refuse(CUDA_ERROR_INVALID_VALUE,
+                  "addresses were freed that are not a reservation of this size");
   }
   if (!mapped_in(address, bytes).empty()) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "addresses were freed with memory mapped to them");
@@ -266,7 +267,8 @@ CUresult FakeState::mem_unmap(CUdeviceptr address, std::size_t bytes) {
   };
   const auto found = mapped_in(address, bytes);
   if (found.size() != 1 || !is_it(found[0])) {
-    return refuse(CUDA_ERROR_INVALID_VALUE, "memory was unmapped that is not mapped so");
+    return refuse(CUDA_ERROR_INVALID_VALUE,
+                  "memory was unmapped that is not one mapping of this size");
   }
   const auto is_idle = [this] {
     return std::all_of(primary.begin(), primary.end(),

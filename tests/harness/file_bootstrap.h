@@ -35,7 +35,7 @@ class FileBootstrap : public transport::Bootstrap {
   // Polls, because a process is not notified of another one's files.
   Bytes get(const std::string& key, Deadline deadline) override {
     while (!exists(key)) {
-      if (deadline.passed()) throw Error(Blame::Timeout, "nobody set '" + key + "'");
+      if (deadline.passed()) throw Error(Blame::Timeout, "no rank set '" + key + "'");
       std::this_thread::yield();
     }
     std::ifstream file(path_of(key), std::ios::binary);

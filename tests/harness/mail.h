@@ -85,8 +85,8 @@ class Mailbox {
   // Blocks until the connection has ended; returns its error.
   Error wait_closed() {
     EXPECT_TRUE(loop_->drive([this] { return closed().has_value(); }, patience()))
-        << "the lane does not end";
-    return closed().value_or(Error(Blame::Cancelled, "the lane has not ended"));
+        << "the connection does not end";
+    return closed().value_or(Error(Blame::Cancelled, "the connection has not ended"));
   }
   std::optional<Error> closed() const {
     std::lock_guard lock(kept_->mutex);

@@ -25,7 +25,7 @@ class MemoryBootstrap : public transport::Bootstrap {
     if (deadline.is_never()) {
       changed_.wait(lock, there);
     } else if (!changed_.wait_until(lock, deadline.point(), there)) {
-      throw Error(Blame::Timeout, "nobody set '" + key + "'");
+      throw Error(Blame::Timeout, "no rank set '" + key + "'");
     }
     return values_.at(key);
   }

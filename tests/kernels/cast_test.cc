@@ -144,7 +144,7 @@ TEST(Cast, RefusesWhatHasNoConversion) {
     return "";
   };
   EXPECT_THAT(refusal(Dtype::Int32, Dtype::Float32, 1),
-              HasSubstr("cast: no conversion from int32 to float32"));
+              HasSubstr("cast: cannot convert int32 to float32"));
   EXPECT_THAT(refusal(Dtype::Int32, Dtype::Int32, 0.5),
               HasSubstr("int32 to int32 with a scale of 0.5"));
   EXPECT_THAT(refusal(Dtype::ComplexFloat32, Dtype::Float32, 1), HasSubstr("complex64 to float32"));

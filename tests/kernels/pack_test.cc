@@ -121,9 +121,9 @@ TEST_F(PackRefuses, ATooSmallBuffer) {
 
 TEST_F(PackRefuses, PartsOfElements) {
   EXPECT_THAT(refusal({slice_of(values_), slice_of(values_).part(0, 6)}, slice_of(flat_)),
-              HasSubstr("slice 1 has 6 bytes, no whole number of float32 elements"));
+              HasSubstr("slice 1 has 6 bytes, not a whole number of float32 elements"));
   EXPECT_THAT(refusal({slice_of(values_).part(2, 8)}, slice_of(flat_)),
-              HasSubstr("slice 0 does not start at a multiple of an element"));
+              HasSubstr("slice 0 is not aligned to an element"));
 }
 
 TEST_F(PackRefuses, MemoryOfAnotherDevice) {

@@ -194,7 +194,7 @@ TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
     ASSERT_TRUE(failed.done().synchronize(Deadline::in(std::chrono::seconds(60))));
     ASSERT_TRUE(failed.error());
     EXPECT_EQ(failed.error()->blame(), Blame::Busy) << failed.error()->what();
-    EXPECT_NE(failed.error()->text().find("could get no more memory"), std::string::npos)
+    EXPECT_NE(failed.error()->text().find("is out of memory"), std::string::npos)
         << failed.error()->what();
   }
 }
