@@ -91,13 +91,13 @@ class EventLoop {
   // True if this thread is inside a turn of this loop.
   bool inside() const;
   // Turns the loop on this thread until done() is true or the deadline passes; returns done().
-  // Something that happens on this loop must make done() true. Several threads call done(). Throws
-  // Caller inside a turn.
+  // Something that happens on this loop must make done() true. done() may be called on several
+  // threads. Throws Caller inside a turn.
   //
   // While another thread turns the loop, this one sleeps. It is woken when the turns pass to it,
   // and when done() is true: the turning thread calls done() after each turn. Where many threads
-  // may wait, pass an address as `awaited`: then no thread calls done() on this thread's behalf,
-  // and the code that makes done() true calls recall(awaited).
+  // may wait, pass an address as `awaited`: then no other thread calls done() for this one, and the
+  // code that makes done() true calls recall(awaited).
   bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never(),
              const void* awaited = nullptr);
   // One thread's wait in drive().

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #ifdef WEFT_HAVE_BACKTRACE
-#define HAVE_DECL_BASENAME 1  // libiberty else declares it as C
+#define HAVE_DECL_BASENAME 1  // without this, libiberty declares basename() as C
 #include <backtrace.h>
 #include <libiberty/demangle.h>
 #endif

@@ -26,7 +26,7 @@ Blame blame_of(CUresult result) {
   }
 }
 
-// "12.4" from 12040.
+// Returns "12.4" for 12040.
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
