@@ -14,8 +14,8 @@ const Slice& of(std::span<const Slice> slices, int rank) {
   return slices[static_cast<std::size_t>(rank)];
 }
 
-// Calls function(peer) for the others, in the order of their ranks; or beginning behind this rank,
-// where all would otherwise send to the same one first.
+// Call function(peer) for all other ranks: the first in the order of ranks, the second starting
+// after this rank, so that not all ranks send to the same one first.
 template <class Function>
 void for_each_peer(const Job& job, Function&& function) {
   for (int peer = 0; peer < job.ranks; ++peer) {
@@ -33,8 +33,8 @@ void copy_own(Plan& plan, const Slice& to, const Slice& from) {
 
 double scale_of(const Job& job) { return job.call.op == ReduceOp::Avg ? 1.0 / job.ranks : 1; }
 
-// Memory cut into blocks, one for each owner, and these into chunks. A block without bytes has one
-// chunk without bytes, so that every rank hears of every other.
+// Memory cut into blocks, one for each owner, and blocks cut into chunks. An empty block has one
+// empty chunk, so that every rank hears from every other.
 struct Cut {
   std::byte* data;
   std::size_t bytes;
@@ -44,7 +44,7 @@ struct Cut {
   Cut(const Slice& slice, int blocks, std::size_t chunk)
       : data(address(slice)), bytes(slice.bytes), block_bytes(0), chunk_bytes(chunk) {
     const auto count = static_cast<std::size_t>(blocks);
-    block_bytes = ((bytes + count - 1) / count + 63) / 64 * 64;  // whole elements, whole lines
+    block_bytes = ((bytes + count - 1) / count + 63) / 64 * 64;  // whole elements and cache lines
   }
 
   std::size_t begin(int block) const {
@@ -62,12 +62,12 @@ struct Cut {
   }
 };
 
-// The steps of the last kWindow chunks for each peer, which the next one waits for.
+// For each peer, the steps of the last kWindow chunks. A chunk waits for the step of the chunk
+// kWindow before it.
 class Window {
  public:
   explicit Window(int ranks) : steps_(static_cast<std::size_t>(ranks) * kWindow, Plan::kNone) {}
-  // The slot of that chunk; before it is set it holds the step of the chunk that was kWindow
-  // earlier.
+  // The slot of a chunk. Until it is set, it holds the step of the chunk kWindow before.
   Index& at(int peer, std::size_t chunk) {
     return steps_[static_cast<std::size_t>(peer) * kWindow + chunk % kWindow];
   }
@@ -76,15 +76,15 @@ class Window {
   std::vector<Index> steps_;
 };
 
-// Sends, but not before the step of that window has been done.
+// Adds a send that waits for the step in its slot of the window, and puts itself there.
 Index send_in_window(Plan& plan, Window& window, int peer, std::size_t chunk, const Slice& slice) {
   const Index step = plan.send(peer, address(slice), slice.bytes);
   plan.after(window.at(peer, chunk), step);
   return window.at(peer, chunk) = step;
 }
 
-// Everybody sends to everybody, and reduces in the order of the ranks, so that all have the same
-// bits. What is sent is a copy: the result may be there before all of it has left.
+// Every rank sends to every other and reduces in the order of ranks, so that all results are
+// bitwise equal. A rank sends a copy, because the result may be written before all sends are done.
 void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   std::byte* const data = address(job.data);
   const std::size_t bytes = job.data.bytes;
@@ -100,9 +100,10 @@ void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
 }
 
-// Chunk by chunk: the peers' parts go to their owners, this rank's is reduced straight out of the
-// peers' messages, and the result goes to everybody at once. A chunk waits until the one kWindow
-// earlier has come back from its owner, which bounds what is under way on both ways.
+// Chunk by chunk, a rank sends the peers' blocks to their owners, reduces its own block straight
+// from the peers' messages, and sends the result to all peers. A chunk waits until the chunk
+// kWindow before it has come back from its owner, which bounds the data in transit in both
+// directions.
 void all_reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const Cut cut(job.data, job.ranks, chunk_bytes);
   Window returned(job.ranks);
@@ -132,8 +133,8 @@ void all_reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// Sums travel round the ring: in the first round each rank adds its own to what comes from the left
-// and passes it on, in the second the results are passed on.
+// Sums travel round the ring: in the first round each rank adds its numbers to those from its left
+// neighbour and passes the sum on; in the second round ranks pass the results on.
 void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const int ranks = job.ranks;
   const int right = (job.rank + 1) % ranks, left = (job.rank + ranks - 1) % ranks;
@@ -163,12 +164,12 @@ void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// The ranks of a collective of pairs: as many as the largest power of two take part. Of the others,
-// each has a neighbour that takes its numbers before and gives it the result afterwards.
+// The ranks of a collective that works in pairs. The largest power of two of them take part. Each
+// other rank has a neighbour that takes its numbers before and sends it the result afterwards.
 struct Pairs {
   int power = 1;   // ranks that take part
-  int extra = 0;   // that do not: the even ones of the first 2 * extra
-  int place = -1;  // of this rank among those that take part
+  int extra = 0;   // ranks that do not: the even ones of the first 2 * extra
+  int place = -1;  // of this rank among those that take part; -1 if it does not
 
   explicit Pairs(const Job& job) {
     while (power * 2 <= job.ranks) power *= 2;
@@ -181,15 +182,15 @@ struct Pairs {
   bool has_neighbour(const Job& job) const { return job.rank < 2 * extra; }
 };
 
-// For who does not take part: its numbers go to the neighbour, the result comes back. (It cannot
-// come before they are there.)
+// For a rank that does not take part: sends its numbers to its neighbour and receives the result.
+// (The result is sent only after the numbers have arrived, so the receive may use the same memory.)
 void leave_to_neighbour(Plan& plan, const Job& job) {
   plan.send(job.rank + 1, address(job.data), job.data.bytes);
   plan.receive(job.rank + 1, address(job.data), job.data.bytes);
 }
 
-// The numbers of two groups of ranks, that of the lower places first, so that both sides have the
-// same bits.
+// Reduces this rank's numbers with those of `peer`. The numbers of the lower place come first, so
+// that both sides get the same bits.
 Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, bool is_lower,
                         double scale) {
   return plan.add(plan.fold({.own = address(own),
@@ -201,8 +202,9 @@ Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, 
                   peer);
 }
 
-// In round i everybody has the sum of 2^i ranks, and exchanges it for that of the others of
-// 2^(i+1). What is sent stays as it is: a sum may be there before the one it was made of has left.
+// In round i every rank holds the sum of 2^i ranks, exchanges it with a peer and so gets the sum of
+// 2^(i+1). Each round writes to fresh memory, because its sum may be complete before the previous
+// one has been sent.
 void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
   const Pairs pairs(job);
   if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
@@ -229,9 +231,10 @@ void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
   if (pairs.has_neighbour(job)) plan.after(here, plan.send(job.rank - 1, address(job.data), bytes));
 }
 
-// A half of what it is about goes to the other one, which reduces that, and its part of the own
-// half comes; then of that half, and so on. The results go back the same way. (They cannot come
-// before what they are made of is there.)
+// Each rank sends one half of its range to its peer, which reduces it, and reduces the other half
+// with the peer's numbers; then it halves that half, and so on. The results travel back the same
+// way. (A result is sent only after the numbers for it have arrived, so the receives may use the
+// same memory.)
 void all_reduce_halving(Plan& plan, const Job& job) {
   const Pairs pairs(job);
   if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
@@ -250,7 +253,8 @@ void all_reduce_halving(Plan& plan, const Job& job) {
     const int peer = pairs.rank_at(pairs.place ^ distance);
     const bool is_lower = (pairs.place & distance) == 0;
     const auto [begin, end] = kept.back();
-    const std::size_t middle = begin + (end - begin) / 2 / 64 * 64;  // whole elements, whole lines
+    // Halves consist of whole elements and cache lines.
+    const std::size_t middle = begin + (end - begin) / 2 / 64 * 64;
     const Range lower{begin, middle}, upper{middle, end};
     kept.push_back(is_lower ? lower : upper);
     given.push_back(is_lower ? upper : lower);
@@ -284,8 +288,8 @@ void broadcast_direct(Plan& plan, const Job& job) {
   for_each_peer_in_turn(job, [&](int peer) { plan.send(peer, address(job.data), job.data.bytes); });
 }
 
-// Counted from root, a rank has its bytes from the one without its lowest bit, and passes them on
-// to those that have one lower bit more.
+// Places are counted from root. A rank receives from the place without its own lowest set bit, and
+// sends to the places that have one more, lower bit set.
 void broadcast_tree(Plan& plan, const Job& job) {
   const int place = (job.rank - job.call.root + job.ranks) % job.ranks;
   const auto rank_at = [&](int other) { return (other + job.call.root) % job.ranks; };
@@ -299,8 +303,8 @@ void broadcast_tree(Plan& plan, const Job& job) {
   }
 }
 
-// Every rank but root owns a block: root sends it there once, chunk by chunk, and the owner passes
-// it on to the others.
+// Every rank but root owns a block. Root sends each block once to its owner, chunk by chunk, and
+// the owner sends it to the others.
 void broadcast_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const int root = job.call.root;
   const Cut cut(job.data, job.ranks - 1, chunk_bytes);
@@ -343,8 +347,8 @@ void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
-// Each rank's part of the inputs to that rank, which reduces its own. `to_root` passes it on from
-// there.
+// Every rank sends each part of its inputs to the part's owner, which reduces it. After each chunk,
+// calls then(chunk, step), where `step` ends the reduction of this rank's chunk, or is kNone.
 template <class Then>
 void reduce_to_owners(Plan& plan, const Job& job, std::span<const Cut> parts, const Slice& out,
                       const Then& then) {
@@ -459,19 +463,19 @@ void all_to_all(Plan& plan, const Job& job) {
   copy_own(plan, of(job.outputs, job.rank), of(job.inputs, job.rank));
 }
 
-// In round i a rank hears from the one 2^i before it, which has heard of 2^i ranks: after log2
-// rounds of all.
+// In round i a rank hears from the rank 2^i before it, which has heard of 2^i ranks. So after
+// log2(ranks) rounds every rank has heard of all.
 void barrier(Plan& plan, const Job& job) {
   Index heard = Plan::kNone;
   for (int distance = 1; distance < job.ranks; distance *= 2) {
     plan.after(heard, plan.send((job.rank + distance) % job.ranks, nullptr, 0));
     const Index next = plan.receive((job.rank - distance + job.ranks) % job.ranks, nullptr, 0);
-    plan.after(heard, next);  // a round counts only with all those before it
+    plan.after(heard, next);  // a round is complete only after all earlier ones
     heard = next;
   }
 }
 
-// What a rank that is alone has to do.
+// The plan of a group with one rank: copies input to output.
 void write_alone(Plan& plan, const Job& job) {
   if (!job.outputs.empty() && !job.inputs.empty())
     return copy_own(plan, job.outputs[0], job.inputs[0]);

@@ -1,4 +1,4 @@
-// The algorithms of the collectives: each writes what one rank does into a plan.
+// The algorithms of the collectives. Each writes one rank's steps into a plan.
 #pragma once
 
 #include <span>
@@ -13,12 +13,13 @@ struct Job {
   Call call;
   int rank = 0;
   int ranks = 1;
-  Slice data;  // what is not in many parts; the output of scatter and reduce_scatter
-  std::span<const Slice> inputs;  // by rank, where there are many
+  // The rank's single tensor; for scatter and reduce_scatter, its output.
+  Slice data;
+  std::span<const Slice> inputs;  // one for each rank, for collectives that have many
   std::span<const Slice> outputs;
 };
 
-// The algorithm must be one that the kind has.
+// Writes the plan. Requires that `choice` is an algorithm of the collective's kind.
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch);
 
 }  // namespace weft::transport::mesh

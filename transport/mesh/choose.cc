@@ -7,19 +7,19 @@ namespace weft::transport::mesh {
 
 namespace {
 
-// What one rank may send in small messages before cutting the memory into blocks pays for its
-// second hop.
+// Up to this many bytes, sent by one rank to all others together, Direct is faster than Blocks,
+// because a second hop costs more.
 constexpr std::size_t kDirectBytes = 32 << 10;
-// From so many ranks on, all talking to all at once is worse than taking turns.
+// From this many ranks on, taking turns is faster than all ranks sending to all at once.
 constexpr int kManyRanks = 8;
-// Up to so many bytes an all_reduce in pairs is the shortest, by doubling, then by halving. Over
-// lanes that are not through a cache, which a ring makes use of, halving stays so for longer, for
-// powers of two: no rank waits for another's turn.
+// Up to these sizes an all_reduce in pairs is fastest: first by doubling, then by halving. Between
+// machines, where a ring cannot profit from a shared cache, halving stays fastest up to
+// kHalvingApartBytes for powers of two, as no rank waits for another's turn.
 constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20,
                       kHalvingApartBytes = 64 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
-constexpr std::size_t kChunksWanted =
-    8;  // in a block: what the first one costs is an eighth of the whole
+// Chunks in a block: filling the pipeline costs one chunk, an eighth of the block.
+constexpr std::size_t kChunksWanted = 8;
 
 std::size_t chunk_of(std::size_t block_bytes) {
   const std::size_t wanted = (block_bytes / kChunksWanted + 4095) / 4096 * 4096;
@@ -31,7 +31,7 @@ Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arit
                          std::size_t chunk, bool in_cache) {
   const bool many = ranks >= kManyRanks;
   if (is_small && (!many || arithmetic.wide)) return {Algorithm::Direct};
-  // Those that follow pass sums on; in fp32 they would be twice as long.
+  // The algorithms below send partial sums, which would be twice as long in fp32.
   const bool in_pairs = many || ranks == 4;
   if (arithmetic.wide || !in_pairs) return {Algorithm::Blocks, chunk};
   if (bytes <= kDoublingBytes) return {Algorithm::Doubling};

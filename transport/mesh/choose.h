@@ -1,5 +1,5 @@
-// Which algorithm carries a collective out. Only what all ranks know alike goes into it, so all
-// choose alike.
+// Chooses the algorithm of a collective. The choice depends only on values that are equal on all
+// ranks, so all ranks choose the same.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,36 @@
 namespace weft::transport::mesh {
 
 enum class Algorithm {
-  Direct,    // every rank sends what it has to whoever needs it, in one message
-  Blocks,    // every rank owns one block of the memory: reduces or forwards it for all the others,
-             // chunk by chunk
-  Ring,      // each rank talks to its neighbours only, chunk by chunk
-  Tree,      // a binomial tree
-  Doubling,  // each rank exchanges all that it has with the one 1, 2, 4, … away, and reduces
-  Halving,   // as that, but halves, quarters, … of the memory; then the same way back with the
-             // results
+  // Every rank sends its data in one message to each rank that needs it.
+  Direct,
+  // Every rank owns one block of the memory and reduces or forwards it for all others, chunk by
+  // chunk.
+  Blocks,
+  // Each rank exchanges data only with its neighbours, chunk by chunk.
+  Ring,
+  // A binomial tree.
+  Tree,
+  // Each rank exchanges all its data with the rank 1, 2, 4, … away, and reduces.
+  Doubling,
+  // Like Doubling, but exchanges halves, quarters, … of the memory, and then the results on the
+  // same way back.
+  Halving,
 };
 
 struct Choice {
   Algorithm algorithm = Algorithm::Direct;
-  std::size_t chunk_bytes = 0;  // of one message, where a part goes in several
+  std::size_t chunk_bytes = 0;  // of one message, for algorithms that cut parts into chunks
 };
 
 Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks);
-// For lanes whose bytes the processors carry through memory that both sides share: what goes one
-// way and what comes the other way take turns while both are in the cache.
+// For connections through shared memory, where the processors copy all bytes: prefers chunks, so
+// that sent and received data alternate while both are in the cache.
 Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks);
-// As choose(): the same for all ranks.
+// Like choose(): must return the same on all ranks.
 using Chooser = std::function<Choice(const Call&, const Arithmetic&, int ranks)>;
 
-// Chunks that are under way from one rank to another at a time: enough to keep both busy, few
-// enough to stay in cache.
+// Chunks in transit from one rank to another at a time: enough to keep both busy, few enough to
+// stay in the cache.
 constexpr std::uint32_t kWindow = 4;
 
 }  // namespace weft::transport::mesh

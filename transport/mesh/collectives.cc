@@ -29,7 +29,7 @@ void Collectives::advance() {
     if (core_.is_broken()) return;
     if (!current_) {
       if (!start_next()) return;
-      run_released();  // first: the peers wait for it
+      run_released();  // sends first: the peers wait for them
       for (int peer = 0; peer < core_.ranks && !core_.is_broken(); ++peer) consider(peer);
     } else if (current_->steps_left > 0) {
       if (current_->deadline.is_never())
@@ -60,7 +60,7 @@ bool Collectives::start_next() {
 }
 
 void Collectives::start(Operation& operation) {
-  operation.deadline = Deadline::never();  // as long as nothing is waited for
+  operation.deadline = Deadline::never();  // until it has to wait for peers
   for (int peer = 0; peer < core_.ranks; ++peer) {
     if (const auto& lost = core_.lost(peer)) return core_.fail(*lost);
   }
@@ -129,7 +129,7 @@ void Collectives::consider(int peer) {
   if (step.waits_for == 0) take(peer, step);
 }
 
-// Breaks the communicator where it does not.
+// Returns true if the message belongs to a waiting step; otherwise breaks the communicator.
 bool Collectives::fits(int peer, const Held& held) const {
   if (held.header.call != current_->call) {
     core_.fail(mismatch(peer, held, current_->call));
@@ -191,10 +191,11 @@ void Collectives::take(int peer, Plan::Step& step) {
 }
 
 void Collectives::step_ended(event::StepEnded& event) {
-  if (event.operation != current_) return landed(event);  // it has failed
+  if (event.operation != current_) return landed(event);  // that operation has failed
   Plan::Step& step = current_->plan.steps()[event.step];
   if (event.error) {
-    // The lane's end says more, and that it is the peer's; it comes after what still arrives.
+    // The close of the connection tells more and names the peer, but it is reported only after the
+    // remaining messages. A cancelled Op means that the peer is lost.
     const Blame blame =
         event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
     return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text())

@@ -1,6 +1,6 @@
-// Carries the collectives of a communicator out, one after another in the order of the calls. A
-// message of a later one waits in its lane, unaccepted, until that one has started here; so a
-// faster peer is held up by the lane being full.
+// Runs the collectives of a communicator one after another, in the order of the calls. A message of
+// a later collective is not accepted until that collective starts here, so a full connection holds
+// up a faster peer.
 #pragma once
 
 #include <array>
@@ -22,16 +22,17 @@ class Collectives {
   void call(std::shared_ptr<Operation> operation);
   void arrived(int peer, const Message& message, const std::byte* in_place);
   void step_ended(event::StepEnded& event);
-  // Goes on as far as it goes.
+  // Runs all steps that can run now.
   void advance();
   void lost(int peer);
-  // What a lane writes to fails when that has ended: whoever hears of it may use the memory again.
+  // Ends all operations with `why`. The operation into whose memory a connection still writes ends
+  // when the connection has stopped, because its caller may reuse the memory then.
   void fail(const Error& why) noexcept;
   bool is_landing() const { return failing_ != nullptr; }
-  // The lanes are closed.
+  // Ends that operation too, after the connections have been closed.
   void let_go() noexcept;
 
-  // Of what is under way.
+  // The deadline of the current operation.
   Deadline deadline() const { return current_ ? current_->deadline : Deadline::never(); }
   Error why_late() const;
 
@@ -51,7 +52,7 @@ class Collectives {
   void send(Plan::Index index);
   void done(Plan::Step& step);
   void finish();
-  // Accepts what the peer has sent, if it is its turn.
+  // Accepts the peer's message if a step of the current operation waits for it.
   void consider(int peer);
   bool fits(int peer, const Held& held) const;
   Error mismatch(int peer, const Held& held, const Call& here) const;
@@ -61,13 +62,13 @@ class Collectives {
 
   Core& core_;
   std::deque<std::shared_ptr<Operation>> waiting_;
-  bool awaits_fence_ = false;  // of the first that waits
+  bool awaits_fence_ = false;  // the loop watches the fence of waiting_.front()
   std::shared_ptr<Operation> current_;
-  std::shared_ptr<Operation> failing_;  // for whose memory parts are still on their way
-  std::size_t landing_ = 0;             // so many
+  std::shared_ptr<Operation> failing_;  // a failed operation that still receives parts
+  std::size_t landing_ = 0;             // number of those parts
   std::uint64_t next_sequence_ = 0;
-  std::uint64_t over_ = 0;             // operations
-  std::array<Call, 16> last_ = {};     // of them, by their sequence
+  std::uint64_t over_ = 0;             // number of finished operations
+  std::array<Call, 16> last_ = {};     // the last finished calls, by sequence
   std::vector<Plan::Index> released_;  // steps of the current one that may start
   std::vector<Held> held_;             // by peer
 };

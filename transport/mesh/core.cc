@@ -8,10 +8,10 @@ namespace weft::transport::mesh {
 
 namespace {
 
-// How much later than the first a peer's other lane may end.
+// After one connection of a peer has ended, the other one may end this much later.
 constexpr auto kOtherLane = std::chrono::seconds(2);
-constexpr auto kLanding =
-    std::chrono::seconds(1);  // that parts which are on their way get once all has failed
+// After the communicator has broken, parts that are being received may take this long to arrive.
+constexpr auto kLanding = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -52,11 +52,12 @@ void Core::queue(Event event) noexcept {
     if (turn_.exchange(Turn::Wanted, std::memory_order_acq_rel) != Turn::Free) return;
   }
   const auto self = shared_from_this();
-  leave();  // who handled has left in between
+  leave();  // the thread that handled events has left in between
 }
 
 void Core::leave() noexcept {
-  // A caller does not stay to do the loop's work when peers keep it busy.
+  // After this many rounds a caller's thread hands the rest to the event loop, so that busy peers
+  // cannot keep it from returning.
   constexpr int kTurns = 4;
   for (int turn = 0;; ++turn) {
     Turn taken = Turn::Taken;
@@ -118,7 +119,7 @@ void Core::on(event::Adopted& event) {
 }
 
 void Core::on(event::Arrived& event) {
-  if (broken_) return;  // its lane ends
+  if (broken_) return;  // the connection is not received from any more and ends
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
   if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
@@ -148,8 +149,8 @@ void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
   if (event.lane && (!peer.ended || peer.ended == event.lane)) {
-    // What the peer said on its other lane before may still be on its way, a last part or why it
-    // ends.
+    // Earlier messages on the peer's other connection may still be on their way: a last part, or
+    // the reason for the end.
     peer.ended = event.lane;
     peer.grace = loop->at(Deadline::in(kOtherLane),
                           [weak = weak_from_this(), peer = event.peer, why = event.why] {
@@ -208,7 +209,7 @@ void Core::bury() noexcept {
   }
 }
 
-// A peer that has stopped in the middle of a part would hold it up, and may not hear why.
+// A peer that has stopped in the middle of a part never completes it, and may not hear why.
 void Core::let_go() noexcept {
   if (!collectives_.is_landing() && !messages_.is_landing()) return;
   for (int peer = 0; peer < ranks; ++peer) close(peer);

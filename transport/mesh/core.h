@@ -1,12 +1,13 @@
-// The state of one communicator: its lanes, and what is under way on them. Calls come from any
-// thread, arrivals from the loop; each becomes an event, and events are handled one at a time, by
-// the thread that brings one while nobody is at it. So a call starts its operation at once on the
-// calling thread, and no lock is held while connections are called. What ends before its call
-// returns, as where all that it needs has come already, costs no allocation.
+// The state of one communicator: its connections and the operations that use them. Calls come from
+// any thread, arrivals from the event loop. Each becomes an event. Events are handled one at a
+// time, by the thread that posts one while no other thread is handling events. So a call starts its
+// operation at once on the calling thread, and no lock is held while connections are called. An
+// operation that ends before its call returns, because all that it needs has already arrived,
+// allocates no memory.
 //
-// An operation that fails breaks the communicator: everything pending and later ends with the same
-// error, the peers are told, and the lanes are closed. (Wrong arguments that only this rank knows
-// of fail their own operation.)
+// An operation that fails breaks the communicator: all pending and later operations end with the
+// same error, the peers are told, and the connections are closed. (Wrong arguments that only this
+// rank can detect fail only their own operation.)
 #pragma once
 
 #include <atomic>
@@ -34,38 +35,40 @@ class Core final : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<EventLoop> loop;
   const Chooser chooser;
 
-  // For every thread.
+  // Handles the event now, or queues it for the thread that is handling events. Thread-safe.
   template <class One>
   void post(One event) noexcept;
-  // `fill` writes the call down in an Operation, which may have the memory of an earlier one.
+  // Issues a collective: `fill` describes it in an Operation, which may be a reused one.
+  // Thread-safe.
   template <class Fill>
   Op call(const Fill& fill) noexcept;
   std::shared_ptr<HostFlag> flag() const;
-  // For the handlers of a lane.
+  // Called by the handlers of a connection.
   void arrived(int peer, Lane lane, const Arrival& arrival) noexcept;
 
-  // What follows is for those who handle an event.
+  // The functions below may be called only while an event is handled.
 
   Op send(int peer, Lane lane, const Header& header, const Slice& payload, Pin pin) noexcept;
   Op accept(int peer, Lane lane, const Slice& destination, Pin pin) noexcept;
   Op discard(int peer, Lane lane) noexcept;
-  // True when the Op has ended well already. Otherwise the event follows, with its error, once it
-  // ends.
+  // Returns true if the Op has already ended without an error. Otherwise posts the event, with the
+  // Op's error if it has one, once the Op has ended.
   template <class Ended>
   bool ended(const Op& op, Ended event);
 
-  // Breaks the communicator once the event has been handled; callers return as soon as they can.
+  // Breaks the communicator: when the present event has been handled, all operations fail. Callers
+  // return as soon as they can.
   void fail(const Error& why);
   bool is_broken() const { return broken_.has_value(); }
-  // What an operation ends with that cannot go on.
+  // The error that ends an operation that cannot go on. Requires is_broken().
   const Error& why_broken() const { return *broken_; }
-  // Why the peer is gone, where it is.
+  // Why the peer is lost; empty if it is not.
   const std::optional<Error>& lost(int peer) const {
     return peers_[static_cast<std::size_t>(peer)].lost;
   }
-  // Has the deadlines looked at then.
+  // Checks all deadlines when this one passes, unless the timer runs already.
   void watch(Deadline deadline);
-  // Keeps its memory for a later one, where nobody else has it.
+  // Keeps the Operation for reuse, unless something else still refers to it.
   void keep(std::shared_ptr<Operation> operation);
 
   Scratch scratch;
@@ -73,7 +76,7 @@ class Core final : public std::enable_shared_from_this<Core> {
  private:
   struct Peer {
     std::shared_ptr<Connection> lanes[kLanes];
-    std::optional<Lane> ended;  // the first of its lanes that did
+    std::optional<Lane> ended;  // the first connection that ended
     EventLoop::Registration grace;
     std::optional<Error> lost;
   };
@@ -81,11 +84,12 @@ class Core final : public std::enable_shared_from_this<Core> {
     return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();
   }
 
-  // Who handles events, one thread at most: enter() says whether it is this one from now on, and
-  // leave() handles what has come meanwhile.
+  // At most one thread handles events. enter() returns true if the calling thread does from now on;
+  // leave() handles the events that have been queued meanwhile.
   bool enter() noexcept;
   void leave() noexcept;
-  // The event waits for who handles, or makes this thread that.
+  // Queues the event for the thread that is handling events; if there is none, this thread handles
+  // it.
   void queue(Event event) noexcept;
   template <class One>
   void handle(One& event) noexcept;
@@ -104,9 +108,10 @@ class Core final : public std::enable_shared_from_this<Core> {
   void on(event::Tick&);
   void on(event::Asked& event);
   void heard_failure(int peer, const Message& message);
-  // Ends everything with the error that broke the communicator.
+  // Ends all operations with the error that broke the communicator.
   void bury() noexcept;
-  // And what a lane still wrote to, if that has not ended by itself.
+  // Closes the connections that still write into a failed operation's memory, and ends that
+  // operation.
   void let_go() noexcept;
   void tell(int peer) noexcept;
   void close(int peer) noexcept;
@@ -116,18 +121,18 @@ class Core final : public std::enable_shared_from_this<Core> {
   Messages messages_{*this};
   std::optional<Error> broken_;
   bool buried_ = false;
-  bool silent_ = false;    // no peer is told why
-  int told_by_ = -1;       // who knows already
+  bool silent_ = false;    // peers are not told why the communicator broke
+  int told_by_ = -1;       // the peer that reported the failure, which needs no report
   bool watching_ = false;  // the timer runs
   EventLoop::Registration timer_;
 
   std::vector<std::shared_ptr<Operation>> idle_;
 
-  enum class Turn : std::uint8_t { Free, Taken, Wanted };  // Wanted: taken, and an event waits
+  enum class Turn : std::uint8_t { Free, Taken, Wanted };  // Wanted: taken, and an event is queued
   std::atomic<Turn> turn_{Turn::Free};
-  std::mutex mutex_;            // of what follows, and of who makes a turn Wanted
-  std::vector<Event> waiting_;  // empty where it is not
-  std::vector<Event> batch_;    // of the thread that handles
+  std::mutex mutex_;            // guards waiting_, and setting turn_ to Wanted
+  std::vector<Event> waiting_;  // not empty only while turn_ is Wanted
+  std::vector<Event> batch_;    // the handling thread's; guarded by turn_
 };
 
 template <class One>
@@ -171,8 +176,8 @@ void Core::handle(One& event) noexcept {
   try {
     on(event);
   } catch (...) {
-    fail(to_error(std::current_exception(),
-                  Blame::Busy));  // no memory, or memory that is not aligned for its elements
+    // Out of memory, or a slice is not aligned for its elements.
+    fail(to_error(std::current_exception(), Blame::Busy));
   }
   if (broken_ && !buried_) bury();
 }

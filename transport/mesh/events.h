@@ -1,5 +1,5 @@
-// What happens to a communicator: calls of its user, what comes from the peers, ends of what was
-// handed to connections. Core handles them one at a time.
+// The events of a communicator: calls of its user, arrivals from peers, and the ends of operations
+// on connections. Core handles them one at a time.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace weft::transport::mesh {
 
-// One collective, from its call to its end; kept for later ones. The connections' Pin while it is
-// under way, so that what they still touch outlives an operation that failed.
+// One collective, from its call to its end; then kept for reuse. Connections hold it as a Pin while
+// they use its memory, so that the memory outlives an operation that failed.
 struct Operation {
   Call call;
   std::uint64_t sequence = 0;
@@ -24,16 +24,16 @@ struct Operation {
   std::vector<Slice> inputs, outputs;
   Pin pin;
   Fence ready;
-  std::optional<Completion> completion;  // none until its call returns, where that handles it
-                                         // itself: then the next two tell
+  // Empty while the calling thread handles the call itself; is_over and error then tell the result.
+  std::optional<Completion> completion;
   bool is_over = false;
   std::optional<Error> error;
   Plan plan;
   std::uint32_t steps_left = 0;
-  Deadline deadline = Deadline::never();  // from its start on
+  Deadline deadline = Deadline::never();  // set when the operation waits for peers
 };
 
-// One message to or from a peer; the connections' Pin as well.
+// One message to or from a peer. Connections hold it as a Pin too.
 struct Transfer {
   bool is_send = false;
   int peer = 0;  // or kAnySource
@@ -48,7 +48,7 @@ struct Transfer {
 
 namespace event {
 
-struct Adopted {  // a lane stands
+struct Adopted {  // a connection is established
   int peer;
   Lane lane;
   std::shared_ptr<Connection> connection;
@@ -57,12 +57,13 @@ struct Arrived {
   int peer;
   Lane lane;
   Message message;
-  const std::byte* in_place;  // null where the payload has not come, or there is none
+  const std::byte* in_place;  // null if the payload has not arrived in full or is empty
 };
 struct Closed {
   int peer;
-  std::optional<Lane>
-      lane;  // that ended; none where the peer is to be given up whatever else it has said
+  // The connection that ended. Empty: the peer is lost at once, without waiting for its other
+  // connection.
+  std::optional<Lane> lane;
   Error why;
 };
 struct Called {
@@ -72,17 +73,17 @@ struct Ready {};  // a collective may have become ready
 struct StepEnded {
   std::shared_ptr<Operation> operation;
   Plan::Index step;
-  Scratch::Block block;  // where the part lies that is to be reduced
+  Scratch::Block block;  // holds the part to be reduced
   std::optional<Error> error;
 };
 struct Posted {  // a send or a receive
   std::shared_ptr<Transfer> transfer;
-  bool is_ready;  // another one follows when it is
+  bool is_ready;  // if false, another event follows when it is
 };
 struct TransferEnded {
   std::shared_ptr<Transfer> transfer;
   int peer;
-  std::uint64_t credit;  // to be given back to the peer
+  std::uint64_t credit;  // to be returned to the peer
   std::optional<Error> error;
 };
 struct Landed {  // an unexpected message is in its buffer
@@ -92,13 +93,13 @@ struct Landed {  // an unexpected message is in its buffer
 };
 struct Failed {
   Error why;
-  bool destroyed;  // nobody is told
+  bool destroyed;  // by the communicator's destructor; peers are not told
 };
-struct Told {  // a peer has our Failure
+struct Told {  // our Failure has been sent to the peer
   int peer;
 };
 struct Tick {};
-struct Asked {  // what nobody has received; the flag is raised when the answer is there
+struct Asked {  // a query for unreceived messages; the flag is raised when the answer is complete
   std::shared_ptr<std::vector<PointToPoint::Unreceived>> unreceived;
   std::shared_ptr<HostFlag> answered;
 };

@@ -39,11 +39,11 @@ void Fold::add(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& 
 }
 
 void Fold::take(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch) {
-  const bool own_is_in = taken_++ >= place_.own_position;  // or is this one
+  const bool own_is_in = taken_++ >= place_.own_position;  // or is taken now
   if (place_.bytes == 0) return;
   if (arithmetic.wide) return take_wide(numbers, arithmetic, scratch);
   if (so_far_ == nullptr && (own_is_in || place_.own_position == 1)) {
-    so_far_ = numbers;  // used before add() returns, or this rank's own
+    so_far_ = numbers;  // valid long enough: used before add() returns, or this rank's own
     return;
   }
   if (!own_is_in && !block_) block_ = scratch.take(place_.bytes);
@@ -66,7 +66,7 @@ void Fold::take_wide(const std::byte* numbers, const Arithmetic& arithmetic, Scr
     cast(numbers, arithmetic.dtype, block_.get(), Dtype::Float32, elements, 1);
     return;
   }
-  constexpr std::size_t kAtOnce = 2048;  // elements: near the processor
+  constexpr std::size_t kAtOnce = 2048;  // elements; fits the L1 cache
   alignas(64) std::byte widened[kAtOnce * sizeof(float)];
   for (std::size_t done = 0; done < elements; done += kAtOnce) {
     const std::size_t count = std::min(kAtOnce, elements - done);

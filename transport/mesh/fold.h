@@ -1,6 +1,6 @@
-// The reduction of one piece of memory over several ranks: takes the ranks' numbers in a fixed
-// order, each once, and writes the result when the last one is in. 16-bit floats of several ranks
-// add up in fp32 and are rounded once.
+// The reduction of one piece of memory over several ranks. It takes each rank's numbers once, in a
+// fixed order, and writes the result after the last. 16-bit floats of several ranks are added in
+// fp32 and rounded once.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,31 @@
 
 namespace weft::transport::mesh {
 
-// How the numbers of one collective are combined.
+// How a collective combines numbers.
 struct Arithmetic {
   Dtype dtype = Dtype::UInt8;
   ReduceOp op = ReduceOp::Sum;
-  bool wide = false;  // in fp32
+  bool wide = false;  // reduce in fp32
 };
-// Two numbers of 16 bit can be added with one rounding as they are; an average of fp16 overflows
-// before it is divided.
+// Two 16-bit floats are summed without fp32, as that also rounds once. Averages need fp32, because
+// a sum of fp16 may overflow before it is divided.
 Arithmetic arithmetic_of(Dtype dtype, ReduceOp op, int ranks);
 
 class Fold {
  public:
   struct Place {
     const std::byte* own = nullptr;  // this rank's numbers
-    std::byte* out = nullptr;  // may be the same memory; written from when `own` has been taken on
+    // May be the same memory as `own`. Not written before `own` has been taken.
+    std::byte* out = nullptr;
     std::size_t bytes = 0;
-    std::uint32_t others = 1;        // ranks whose numbers add() will bring
-    std::uint32_t own_position = 0;  // how many of them come before this rank's
-    double scale = 1;                // of the result: 1 / ranks for an average
+    std::uint32_t others = 1;        // number of add() calls that will come
+    std::uint32_t own_position = 0;  // how many of them precede this rank's numbers
+    double scale = 1;                // factor of the result: 1 / ranks for an average
   };
   explicit Fold(const Place& place) : place_(place) {}
 
-  // The next rank's numbers, aligned for an element. They are not needed any more afterwards.
+  // Takes the next rank's numbers, which must be aligned for an element. Does not use them after it
+  // returns.
   void add(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch);
   const Place& place() const { return place_; }
 
@@ -46,7 +48,8 @@ class Fold {
   Place place_;
   std::uint32_t taken_ = 0;
   const std::byte* so_far_ = nullptr;
-  Scratch::Block block_;  // of what is so far, where it may not go to `out` yet or has another type
+  // Partial result, when it may not be written to `out` yet or has another type.
+  Scratch::Block block_;
 };
 
 }  // namespace weft::transport::mesh

@@ -11,9 +11,12 @@ namespace weft::transport::mesh {
 
 namespace {
 
-constexpr auto kHello = std::chrono::seconds(10);         // for one that has connected to say it
-constexpr auto kReason = std::chrono::milliseconds(200);  // for the reason of one that is late
-constexpr std::size_t kStrangers = 256;                   // at once, beside the ranks
+// Time limit for the hello of an accepted connection.
+constexpr auto kHello = std::chrono::seconds(10);
+// Extra time in which a late connection may report its reason.
+constexpr auto kReason = std::chrono::milliseconds(200);
+// Connections without a hello that may be open at once, beside those of the ranks.
+constexpr std::size_t kStrangers = 256;
 constexpr const char* kSecretKey = "mesh/secret";
 std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
 
@@ -90,7 +93,7 @@ void Meeting::publish(const std::string& address, Deadline deadline) {
     std::lock_guard lock(mutex_);
     secret_ = secret;
   }
-  // Nobody knows where to connect to before this.
+  // No rank can connect to this one before its address is published.
   options_.store->set(address_key(options_.rank), bytes_of(address));
 }
 
@@ -139,7 +142,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
       if (found != guests_.end()) oldest = *found;
     }
   }
-  // Who has been silent the longest is hardly a rank.
+  // The connection that has been silent longest is hardly a rank's.
   if (oldest) turn_away(oldest, "too many connect and say no hello");
   receive(guest);
 }
@@ -167,7 +170,7 @@ void Meeting::receive(const GuestPointer& guest) {
       live->gone(guest, why);
     }
   };
-  handlers.in_place = true;  // sums are made of what lies in the lane
+  handlers.in_place = true;  // reductions read payloads where the connection received them
   connection->receive(std::move(handlers));
 }
 
@@ -210,7 +213,7 @@ void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
   if (guest->is_ours) over_->raise();
 }
 
-// It ended before it said hello.
+// A connection ended before its hello.
 void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
   {
     std::lock_guard lock(mutex_);
@@ -218,9 +221,8 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
     if (why.blame() == Blame::Timeout) {
       late_ = why.text();
     } else if (!failure_) {
-      const Blame blame = why.blame() == Blame::Busy
-                              ? Blame::Busy
-                              : Blame::PeerLost;  // it is this rank that lacks something
+      // Busy: this rank lacks memory or descriptors.
+      const Blame blame = why.blame() == Blame::Busy ? Blame::Busy : Blame::PeerLost;
       failure_ =
           Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
               .within(place_)
@@ -230,8 +232,8 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
   over_->raise();
 }
 
-// A rank waits for an answer, and will until its deadline: what this process lacks by its own limit
-// does not turn up before.
+// Another rank waits for an answer until its deadline. At the process's own limit of descriptors
+// (EMFILE) joining fails at once, because none will become free before then.
 void Meeting::cannot_take_in(const Error& why) noexcept {
   {
     std::lock_guard lock(mutex_);
@@ -288,7 +290,7 @@ Error Meeting::why_late() {
     bool came = false;
     try {
       came = options_.store->exists(address_key(peer));
-    } catch (const std::exception&) {  // a store that is gone says nothing about the rank
+    } catch (const std::exception&) {  // a closed store tells nothing about the rank
     }
     (came ? unconnected : absent).push_back(peer);
   }
@@ -302,7 +304,7 @@ Error Meeting::why_late() {
 }
 
 std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello& hello) const {
-  // Before rank 0 has given it, nobody can know it: this rank's address is published afterwards.
+  // While secret_ is unset no peer can know it, as this rank publishes its address only afterwards.
   if (secret_ == Secret() || hello.secret != secret_) return "it does not know the group's secret";
   if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
     return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " +

@@ -1,6 +1,6 @@
-// How the ranks of a mesh find each other: each listens and says where in the store, connects two
-// lanes to every lower rank, and believes who says hello with the group's secret. Strangers are
-// turned away and logged.
+// How the ranks of a mesh find each other. Each rank listens, publishes its address in the store,
+// and opens two connections to every lower rank. It trusts a peer that sends a hello with the
+// group's secret; other connections are closed, with a warning in the log.
 #pragma once
 
 #include <memory>
@@ -18,40 +18,41 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
  public:
   Meeting(Connector& connector, const JoinOptions& options, std::shared_ptr<Core> core);
 
-  // Blocks until both lanes to every other rank stand; gives them to the core. Throws as join().
+  // Blocks until both connections to every other rank are established, and hands them to the core.
+  // Throws the errors of join().
   void hold(Deadline deadline);
-  // Ends what was not a rank's.
+  // Closes the connections that have not become a rank's.
   void close();
-  // Takes what this group has left in the store away; all must have met.
+  // Erases this group's keys from the store. All ranks must have met before.
   void tidy() noexcept;
 
  private:
-  // Whoever is at the other end of a connection.
+  // The other end of a connection.
   struct Guest {
-    std::shared_ptr<Connection> connection;  // until it is greeted: the core's then
-    int peer = -1;                           // whom we have connected to; whoever has said hello
+    std::shared_ptr<Connection> connection;  // until greeted; then the core owns it
+    int peer = -1;  // the rank that we connected to, or that has sent its hello
     Lane lane = Lane::Collectives;
-    bool is_ours = false;  // we have connected
+    bool is_ours = false;  // this rank has connected
     bool greeted = false;
-    EventLoop::Registration patience;  // with one that has connected to us, until it says hello
+    EventLoop::Registration patience;  // time limit for the hello of a rank that has connected
   };
   using GuestPointer = std::shared_ptr<Guest>;
 
   void publish(const std::string& address, Deadline deadline);
   void connect(int peer, Deadline deadline);
-  // One that has connected to us. Strangers get neither more time nor more room than ranks need.
+  // Takes in a connection that was accepted. Limits the time for its hello and the number of
+  // connections that have sent none.
   void admit(std::shared_ptr<Connection> connection);
   void receive(const GuestPointer& guest);
   void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
-  // Why that is nobody of ours.
+  // Why the sender of `hello` is not the expected rank; empty if it is.
   std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello) const;
   void say_hello(Connection& connection, Lane lane);
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
-  // Under the mutex: the guest is nobody to wait for any more. Returns its connection, if it had
-  // one.
   bool is_connecting();
+  // Stops waiting for the guest and returns its connection, if it still has one. Requires mutex_.
   std::shared_ptr<Connection> forget(const GuestPointer& guest);
   Error why_late();
 
@@ -61,13 +62,13 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   const std::string place_;
   const std::shared_ptr<LoopFlag> over_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   Secret secret_{};
-  std::vector<GuestPointer> guests_;  // not greeted
-  std::vector<bool> lanes_;           // that stand, by peer and lane
+  std::vector<GuestPointer> guests_;  // not greeted yet
+  std::vector<bool> lanes_;           // established connections, by peer and Lane
   std::size_t missing_;
   std::optional<Error> failure_;
-  std::string late_;  // why a connection of ours did not stand in time
+  std::string late_;  // why one of our connections was not established in time
 };
 
 }  // namespace weft::transport::mesh

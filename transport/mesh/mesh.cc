@@ -15,11 +15,11 @@ std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& opti
   try {
     meeting->hold(deadline);
   } catch (...) {
-    meeting->close();  // lanes that were made refer to it, as it does to them
+    meeting->close();  // connections and the meeting refer to each other
     throw;
   }
   meeting->close();
-  // Nobody has joined before all have: then nobody needs the store any more.
+  // After this barrier all ranks have joined, so none of them needs the store any more.
   const Op met = communicator->barrier(Fence());
   if (!met.done().synchronize(deadline)) {
     throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks came within " +

@@ -1,10 +1,11 @@
 // Collectives and messages over the connections of any transport. A backend that has a Connector
-// joins by one line:
+// implements join() with one line:
 //
-//   std::shared_ptr<Communicator> join(const JoinOptions& options) override { return
-//   mesh::join(*this, options); }
+//   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
+//     return mesh::join(*this, options);
+//   }
 //
-// Host memory only: the engine stages device memory, see staged.h.
+// Handles host memory only; the engine stages device memory (staged.h).
 #pragma once
 
 #include <weft/transport/mesh/choose.h>
@@ -12,10 +13,10 @@
 
 namespace weft::transport::mesh {
 
-// Collective: returns when all ranks have joined. Every rank listens, says where in the store, and
-// connects to the lower ones. Blocks until the deadline (options.timeout); not from inside a turn
-// of the loop. Throws Timeout, which names who did not come, PeerLost, and what the connector
-// throws.
+// Collective: returns when all ranks have joined. Every rank listens, publishes its address in the
+// store and connects to all lower ranks. Blocks for at most options.timeout; must not be called
+// from inside a turn of the event loop. Throws Timeout, which names the ranks that did not join,
+// PeerLost, and the connector's errors.
 std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options,
                                    const Chooser& chooser = choose);
 

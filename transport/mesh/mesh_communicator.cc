@@ -15,7 +15,7 @@ std::vector<PointToPoint::Unreceived> MeshCommunicator::unreceived() {
                            std::make_shared<HostFlag>()};
   core_->post(asked);
   if (!asked.answered->synchronize(Deadline::in(std::chrono::seconds(1))))
-    return {};  // another thread is held up
+    return {};  // the thread that handles events is busy
   return *asked.unreceived;
 }
 
@@ -123,7 +123,7 @@ Op MeshCommunicator::message(Line& line, bool is_send, const Elements& data, int
                                           .pin = std::move(pin),
                                           .completion = Completion(Pin(), core_->flag())});
   const Op op = transfer->completion.op();
-  // Calls come one at a time, so nobody joins the line between the question and the answer.
+  // Calls come one at a time, so no other message can start to wait between this test and the post.
   if (line.waiting->load() == 0 && ready.query()) {
     core_->post(event::Posted{transfer, /*is_ready=*/true});
     return op;

@@ -1,4 +1,4 @@
-// The Communicator of a mesh: gives each call the shape of an event. Everything else is Core's.
+// The Communicator of a mesh: turns each call into an event; Core does everything else.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace weft::transport::mesh {
 class MeshCommunicator final : public Communicator, public PointToPoint {
  public:
   explicit MeshCommunicator(std::shared_ptr<Core> core);
-  // Fails what is pending and closes the lanes.
+  // Fails pending operations and closes the connections.
   ~MeshCommunicator() override;
 
   std::string_view backend() const override { return core_->backend; }
@@ -45,7 +45,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   std::vector<Unreceived> unreceived() override;
 
  private:
-  // Messages that are not ready, in the order of their calls.
+  // Messages whose `ready` fence has not passed, in the order of their calls.
   struct Line {
     explicit Line(const std::shared_ptr<EventLoop>& loop)
         : queue(std::make_shared<FencedQueue>(loop)) {}

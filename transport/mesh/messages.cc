@@ -54,8 +54,7 @@ void Messages::post(TransferPointer transfer, bool is_ready) {
   }
 }
 
-// --- sending
-// ---------------------------------------------------------------------------------------------------------
+// --- Sending ---
 
 void Messages::post_send(TransferPointer transfer) {
   if (transfer->peer == core_.rank) return send_to_self(transfer);
@@ -74,7 +73,7 @@ void Messages::go_on(int peer) {
   }
 }
 
-// Returns false where it must wait for the peer.
+// Returns false if the peer already has the largest number of announcements; the send then waits.
 bool Messages::send_now(int peer, const TransferPointer& transfer) {
   Peer& to = of(peer);
   const std::uint64_t bytes = transfer->data.bytes;
@@ -124,7 +123,7 @@ void Messages::on_clear(int peer, const Message& message) {
   if (found == sent.end()) return nonsense(peer, "leave to send what was not announced");
   const TransferPointer transfer = std::move(found->second);
   sent.erase(found);
-  if (message.header.number != 0) {  // it does not fit; that is the receiver's error
+  if (message.header.number != 0) {  // does not fit; the receiver reports that error
     finish(transfer);
   } else {
     const Header header =
@@ -143,14 +142,13 @@ void Messages::on_credit(int peer, const Message& message) {
   go_on(peer);
 }
 
-// --- receiving
-// -------------------------------------------------------------------------------------------------------
+// --- Receiving ---
 
 void Messages::post_recv(const TransferPointer& transfer) {
   for (auto one = unexpected_.begin(); one != unexpected_.end(); ++one) {
     if (one->to || !wants(*transfer, one->peer, one->tag)) continue;
     if (one->block && !one->is_here) {
-      one->to = transfer;  // landed() goes on
+      one->to = transfer;  // landed() completes it
       return;
     }
     Unexpected message = std::move(*one);
@@ -161,8 +159,9 @@ void Messages::post_recv(const TransferPointer& transfer) {
   receives_.push_back(transfer);
 }
 
-// Why nothing can come: who would send is lost. One from any rank waits while there is any: those
-// that are gone may have left with nothing more to say.
+// Returns the error for a receive that no rank can answer any more because its sender is lost; else
+// null. A receive from any rank waits while any other rank is left: lost ranks may have sent all
+// that they meant to send.
 const Error* Messages::in_vain(const Transfer& receive) const {
   const Error* why = nullptr;
   for (int peer = 0; peer < core_.ranks; ++peer) {
@@ -274,7 +273,7 @@ void Messages::on_eager(int peer, const Message& message) {
 }
 
 void Messages::landed(event::Landed& event) {
-  if (event.error) return;  // the lane ends, and says so itself
+  if (event.error) return;  // the connection ends and reports it
   const auto found =
       std::find_if(unexpected_.begin(), unexpected_.end(),
                    [&](const Unexpected& one) { return one.id == event.unexpected; });
@@ -313,8 +312,7 @@ void Messages::on_payload(int peer, const Message& message) {
   follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);
 }
 
-// --- both
-// ------------------------------------------------------------------------------------------------------------
+// --- Both ---
 
 void Messages::arrived(int peer, const Message& message) {
   switch (message.header.type) {
@@ -338,7 +336,7 @@ void Messages::follow(const Op& op, const TransferPointer& transfer, int peer,
 void Messages::ended(event::TransferEnded& event) {
   moving_.remove(event.transfer);
   if (core_.is_broken())
-    return end(event.transfer, core_.why_broken());  // if it has not failed before
+    return end(event.transfer, core_.why_broken());  // no effect if it has failed before
   if (event.error) {
     const Error why = core_.lost(event.peer)
                           ? *core_.lost(event.peer)
@@ -369,7 +367,7 @@ void Messages::tell(int peer, Header header) {
 
 void Messages::finish(const TransferPointer& transfer, int source) {
   if (source >= 0) transfer->completion.set_source_rank(source);
-  const Pin pin = std::move(transfer->pin);  // until the end has been told
+  const Pin pin = std::move(transfer->pin);  // dropped after the completion has been told
   transfer->completion.finish();
 }
 
@@ -393,7 +391,7 @@ void Messages::lost(int peer) {
     if (waits_in_vain) ended.push_back(receive);
     return waits_in_vain;
   });
-  // What came whole may still be received.
+  // Messages that have arrived completely may still be received.
   std::erase_if(unexpected_, [&](const Unexpected& one) {
     const bool is_cut_off = one.peer == peer && !one.is_here;
     if (is_cut_off && one.to) ended.push_back(one.to);

@@ -1,10 +1,10 @@
-// Messages between two ranks, with tags. Short ones go with their bytes at once, as long as the
-// receiver has promised room for them (credit); longer ones announce themselves and wait until
-// there is a receive for them. So every receive may come in any order, nothing fills up, and a lane
-// is never held up by a message that nobody wants yet.
+// Messages between two ranks, with tags. A short message is sent at once with its bytes, as long as
+// the receiver has room for it (credit). A longer one is announced first and sent when the receiver
+// has a matching receive. So receives may be called in any order, no buffer grows without bound,
+// and a message without a receive never blocks the connection.
 //
-// Ordered per (peer, tag): messages are matched with receives in the order in which they, or their
-// announcements, come.
+// Ordered per (peer, tag): messages are matched with receives in the order in which the messages,
+// or their announcements, arrive.
 #pragma once
 
 #include <deque>
@@ -21,23 +21,24 @@ namespace weft::transport::mesh {
 
 class Core;
 
-constexpr std::uint64_t kEagerBytes = 32 << 10;  // of a message that goes at once
-constexpr std::uint64_t kCredit = 1
-                                  << 20;  // bytes of such messages that one peer keeps for another
-constexpr std::uint64_t kMessageCost = 64;    // what a message costs beside its bytes
-constexpr std::uint32_t kMaxRequests = 1024;  // announcements of one peer that wait at another
+constexpr std::uint64_t kEagerBytes = 32 << 10;  // longest message that is sent at once
+// Bytes of such messages that a rank buffers for each peer.
+constexpr std::uint64_t kCredit = 1 << 20;
+constexpr std::uint64_t kMessageCost = 64;    // credit for a message beside its bytes
+constexpr std::uint32_t kMaxRequests = 1024;  // announcements of one peer that may wait here
 
 class Messages {
  public:
   explicit Messages(Core& core);
 
-  // A send or a receive; one that is not ready comes again when it is.
+  // Starts a send or a receive. One that is not ready is posted again when it is.
   void post(std::shared_ptr<Transfer> transfer, bool is_ready);
   void arrived(int peer, const Message& message);
   void ended(event::TransferEnded& event);
   void landed(event::Landed& event);
   void lost(int peer);
-  // As for collectives: a receive that a lane writes to fails when that has ended.
+  // Ends all messages with `why`. A receive into whose memory a connection still writes ends when
+  // the connection has stopped.
   void fail(const Error& why) noexcept;
   bool is_landing() const { return !moving_.empty(); }  // after fail()
   void let_go() noexcept;
@@ -48,7 +49,7 @@ class Messages {
 
  private:
   using TransferPointer = std::shared_ptr<Transfer>;
-  // A message, or its announcement, that came before its receive.
+  // A message, or its announcement, that arrived before its receive was called.
   struct Unexpected {
     std::uint64_t id = 0;
     int peer = 0;
@@ -56,19 +57,19 @@ class Messages {
     std::uint64_t bytes = 0;
     Dtype dtype = Dtype::UInt8;
     std::uint64_t number = 0;  // of an announcement
-    Scratch::Block block;      // the bytes of one that came with them
-    bool is_here = false;      // and they have landed
-    TransferPointer from;      // of one from this rank to itself, too long to be copied
-    TransferPointer to;        // the receive that takes it, once it is here
+    Scratch::Block block;      // the bytes of an eager message
+    bool is_here = false;      // the bytes have landed in `block`
+    TransferPointer from;      // the send, for a long message from this rank to itself
+    TransferPointer to;        // the receive that takes it, once is_here
   };
   struct Peer {
     std::deque<TransferPointer> waiting;            // sends that have not been announced
     std::map<std::uint64_t, TransferPointer> sent;  // announced ones
-    std::map<std::uint64_t, TransferPointer> due;   // receives whose bytes are on their way
-    std::uint64_t credit = kCredit;                 // what may be sent there
-    std::uint64_t lent = 0;                         // what of its credit is in use here
-    std::uint64_t returned = 0;                     // what it may use again and has not been told
-    std::uint32_t requests = 0;                     // its announcements that wait here
+    std::map<std::uint64_t, TransferPointer> due;   // receives whose bytes the peer may send
+    std::uint64_t credit = kCredit;                 // that this rank may use at the peer
+    std::uint64_t lent = 0;                         // of the peer's credit, in use here
+    std::uint64_t returned = 0;  // freed for the peer, which has not been told yet
+    std::uint32_t requests = 0;  // the peer's announcements that wait here
   };
   Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 
@@ -84,20 +85,20 @@ class Messages {
   void on_payload(int peer, const Message& message);
   void on_credit(int peer, const Message& message);
 
-  // The receive that has waited longest for a message like this; null if there is none.
+  // Removes and returns the oldest receive that matches; null if there is none.
   TransferPointer matching(int peer, int tag);
-  // Gives the receive what came before it.
+  // Completes a receive with a message that arrived before it; or asks for the announced bytes.
   void give(Unexpected& unexpected, const TransferPointer& transfer);
-  // Lets the peer send the bytes, or, where they do not fit, tells it to forget them.
+  // Lets the peer send the announced bytes or, if they do not fit, tells it to drop them.
   void clear(int peer, std::uint64_t number, std::uint64_t bytes, const TransferPointer& transfer);
-  // Whether the receive is of that dtype. Where not, one of the two ranks is wrong about the order
-  // of its messages: the communicator is broken, and the receive with it.
+  // Returns true if the receive has that dtype. If not, the two ranks disagree about the order of
+  // their messages: fails the receive and breaks the communicator.
   bool is_of(const Transfer& transfer, int peer, Dtype dtype);
-  // Whether the receive has memory of that size; it has failed where not.
+  // Returns true if the receive's memory has that size; otherwise fails the receive.
   bool fits(const Transfer& transfer, int peer, std::uint64_t bytes);
   void give_back(int peer, std::uint64_t credit);
   void tell(int peer, Header header);
-  // The transfer ends with the connection's Op; `credit` is the peer's again then.
+  // Ends the transfer when the connection's Op ends, and returns `credit` to the peer.
   void follow(const Op& op, const TransferPointer& transfer, int peer, std::uint64_t credit = 0);
   void finish(const TransferPointer& transfer, int source = -1);
   void end(const TransferPointer& transfer, const Error& why) noexcept;
@@ -106,9 +107,9 @@ class Messages {
 
   Core& core_;
   std::vector<Peer> peers_;
-  std::list<TransferPointer> receives_;  // in the order of the calls
-  std::list<Unexpected> unexpected_;     // in the order in which they came
-  std::list<TransferPointer> moving_;    // in the hands of a connection
+  std::list<TransferPointer> receives_;  // in the order of their calls
+  std::list<Unexpected> unexpected_;     // in the order in which they arrived
+  std::list<TransferPointer> moving_;    // being sent or received by a connection
   std::list<TransferPointer> unready_;
   std::uint64_t next_ = 1;
 };

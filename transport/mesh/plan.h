@@ -1,13 +1,13 @@
-// What one rank does in one collective: parts to send, parts to receive, and which waits for which.
-// An algorithm is a function that writes a plan (algorithms.h); one executor (collectives.h)
-// carries out all of them.
+// The steps of one rank in one collective: parts to send, parts to receive, and which step waits
+// for which. An algorithm is a function that writes a plan (algorithms.h); one executor
+// (collectives.h) runs all plans.
 //
 // The n-th part that a plan sends to a peer is the n-th that the peer's plan receives from this
-// rank; which of them go first is left to the execution. So the plans of all ranks can be checked
-// against each other without a connection.
+// rank; the executor chooses the order in which parts are sent. So the plans of all ranks can be
+// checked against each other without a connection.
 //
-// Nothing that is received may wait for something that is sent: a lane that is full moves on when
-// its other end receives.
+// A receive must not wait for a send: a full connection makes progress only when its other end
+// receives.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ class Plan {
     Action action = Action::Copy;
     State state = State::Waiting;
     std::int32_t peer = -1;       // none for a copy
-    std::uint32_t number = 0;     // of the part, counted for the pair and direction
+    std::uint32_t number = 0;     // of the part; counted per peer and direction
     std::uint32_t waits_for = 0;  // steps
-    Index first_link = kNone;     // of those that wait for this one
+    Index first_link = kNone;     // list of the steps that wait for this one
     Index fold = kNone;
-    std::byte* data = nullptr;        // to send; to fill
+    std::byte* data = nullptr;        // source of a send, destination otherwise
     const std::byte* from = nullptr;  // of a copy
     std::size_t bytes = 0;
   };
@@ -44,25 +44,25 @@ class Plan {
     Index next = kNone;
   };
 
-  // Forgets all but the memory that it has.
+  // Empties the plan but keeps its allocated memory.
   void clear(int ranks);
 
   Index send(int peer, const std::byte* data, std::size_t bytes);
   Index receive(int peer, std::byte* data, std::size_t bytes);
   Index copy(std::byte* to, const std::byte* from, std::size_t bytes);
-  // A reduction, whose parts come by add(), in the order in which they are added here.
+  // Begins a reduction. Parts from peers are reduced in the order of the add() calls.
   Index fold(const Fold::Place& place);
   Index add(Index fold, int peer);
-  // `later` starts when `earlier` is done. kNone waits for nothing.
+  // Makes `later` wait until `earlier` is done. kNone as `earlier` adds no wait.
   void after(Index earlier, Index later);
-  // Memory that lives as long as the plan.
+  // Takes memory from the pool and keeps it until release().
   std::byte* scratch(std::size_t bytes, Scratch& pool);
   void release(Scratch& pool);
 
   std::vector<Step>& steps() { return steps_; }
   std::vector<Fold>& folds() { return folds_; }
   const std::vector<Link>& links() const { return links_; }
-  // The step that receives that part of that peer; null when there is none.
+  // The step that receives part `number` from `peer`; null if there is none.
   Step* expected(int peer, std::uint32_t number);
   Index index_of(const Step& step) const { return static_cast<Index>(&step - steps_.data()); }
 

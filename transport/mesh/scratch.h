@@ -1,5 +1,5 @@
-// Memory for parts that are under way, kept for the next time: fresh pages cost more than the copy
-// into them. Used by one thread at a time.
+// A pool of buffers for parts in transit. Buffers are reused, because the first touch of fresh
+// pages costs more than the copy into them. Used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -13,10 +13,11 @@ namespace weft::transport::mesh {
 
 class Scratch {
  public:
-  // Aligned for every element. Shared: a connection that still writes into it holds on to it.
+  // Aligned for every element type. Shared, because a connection that still writes into a block
+  // keeps it alive.
   using Block = std::shared_ptr<std::byte>;
 
-  // At least so many bytes, of any content.
+  // Returns at least this many bytes, uninitialized.
   Block take(std::size_t bytes) {
     auto& free = free_[class_of(bytes)];
     if (free.empty()) return fresh(kSmallest << class_of(bytes));
@@ -24,7 +25,8 @@ class Scratch {
     free.pop_back();
     return block;
   }
-  // `bytes` as it was taken. What others hold on to as well is not kept.
+  // Returns a block to the pool; `bytes` is the size with which it was taken. A block that is still
+  // used elsewhere is not pooled.
   void give(Block block, std::size_t bytes) {
     auto& free = free_[class_of(bytes)];
     if (block.use_count() == 1 && free.size() < kept(bytes)) free.push_back(std::move(block));
@@ -33,7 +35,7 @@ class Scratch {
  private:
   static constexpr std::size_t kSmallest = 4096;
   static constexpr std::align_val_t kAlignment{64};
-  // What a pool holds on to is bounded: many blocks of a chunk's size, few large ones.
+  // How many free blocks of this size the pool keeps: many of a chunk's size, few large ones.
   static constexpr std::size_t kept(std::size_t bytes) {
     return bytes <= 1 << 20 ? 16 : bytes <= 32 << 20 ? 1 : 0;
   }

@@ -1,6 +1,7 @@
-// What ranks of a mesh say to each other: the first message of a lane, and the header of every
-// later one. The layout is the same on both sides (little-endian, 64 bit), so it is copied as it
-// lies; whatever a peer sent is checked here, field by field, before anybody looks at it.
+// The messages between the ranks of a mesh: the hello that opens a connection, and the header of
+// every later message. Both sides use the same layout (little-endian, 64 bit), so structs are
+// copied byte for byte. The decoders check every field that a peer sent before any other code uses
+// it.
 #pragma once
 
 #include <array>
@@ -19,16 +20,16 @@ namespace weft::transport::mesh {
 
 using Bytes = std::span<const std::byte>;
 
-// The two lanes of a pair. Messages have their own, so that a collective that waits does not hold
-// them up.
+// The two connections of a pair of ranks. Messages have their own, so that a waiting collective
+// does not delay them.
 enum class Lane : std::uint8_t { Collectives = 0, Messages = 1 };
 constexpr int kLanes = 2;
 
 using Secret = std::array<std::byte, 16>;
 
-// Both sides send one first, and believe nothing before they have the other's.
+// Both sides send one first, and accept nothing else before they have the other's.
 struct Hello {
-  Secret secret{};  // of the group: who knows it has read the group's store
+  Secret secret{};  // the group's; a process that knows it has read the group's store
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   Lane lane = Lane::Collectives;
@@ -52,26 +53,29 @@ enum class Kind : std::uint8_t {
 };
 std::string_view name(Kind kind);
 
-// What all ranks must say alike when they call a collective. What a kind has no use for is 0.
+// The arguments of a collective that must be equal on all ranks. Fields that a kind does not use
+// are 0.
 struct Call {
   Kind kind = Kind::Barrier;
   Dtype dtype = Dtype::UInt8;
   ReduceOp op = ReduceOp::Sum;
   std::int32_t root = 0;
-  std::uint64_t bytes = 0;  // of a rank's tensor; of all inputs, for reduce_scatter
-  Training training = {};   // as carried(); of a broadcast or an all_reduce
+  std::uint64_t bytes = 0;  // of one rank's tensor; for reduce_scatter, of all inputs together
+  Training training = {};   // of a broadcast or an all_reduce, as returned by carried()
   friend bool operator==(const Call&, const Call&) = default;
 };
-// As a header carries it, in 32 bits: both numbers begin again at 1 behind the largest that fits
-// (255 models, 16,777,215 steps), which does no harm, as they are only compared.
+// Returns `training` reduced to the 32 bits that a header has for it: after the largest number that
+// fits (255 models, 16,777,215 steps) both count from 1 again. That is safe, as they are only
+// compared.
 Training carried(const Training& training);
 // "all_reduce of 4 bytes of float32 with Sum".
 std::string describe(const Call& call);
 
 enum class Type : std::uint8_t {
   Collective = 1,  // one part of a collective
-  Failure = 2,  // the sender's communicator is broken; the ranks that this is about, and the text,
-                // follow the header
+  // The sender's communicator is broken. The header is followed by the ranks that the error is
+  // about and by its text.
+  Failure = 2,
   Eager = 3,    // a message with its bytes
   Request = 4,  // a message whose bytes wait for a Clear
   Clear = 5,    // there is a receive for it
@@ -81,14 +85,16 @@ enum class Type : std::uint8_t {
 
 struct Header {
   Type type = Type::Collective;
-  Call call;  // of a collective; of Eager and Request dtype, and root is the tag; bytes: see each
-              // type
-  std::uint64_t sequence =
-      0;  // of the collective, or the sender's number of a Request, its Clear and its Payload
-  // Which of the parts that this rank receives from that one; in a Clear, whether to drop it; in a
-  // Failure, how many ranks it is about.
+  // For Collective: the whole call. For Eager and Request: `dtype` is the data's and `root` is the
+  // tag. `bytes` depends on the type.
+  Call call;
+  // The collective's sequence number; in a Request, its Clear and its Payload, the sender's number
+  // of the message.
+  std::uint64_t sequence = 0;
+  // Collective: which of the parts from this sender to this receiver it is. Clear: 1 if the sender
+  // must drop the message. Failure: how many ranks it is about.
   std::uint32_t number = 0;
-  Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's training
+  Blame blame = Blame::PeerLost;  // of a Failure; encoded in the field of a Collective's training
 };
 
 constexpr std::size_t kHeaderBytes = 32;
@@ -97,7 +103,7 @@ constexpr std::size_t kMaxAbout = 1024;  // ranks in a Failure
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 EncodedHeader encode(const Header& header);
-// A whole Failure, cut to the limits.
+// Encodes a Failure; cuts the ranks and the text to the limits above.
 std::vector<std::byte> encode_failure(const Error& why);
 
 // A message as its receiver sees it.
@@ -107,7 +113,8 @@ struct Message {
   std::vector<int> about;     // ranks, of a Failure
   std::string text;           // of a Failure
 };
-// `ranks` of the group. An error says what is wrong with it.
+// Decodes a header. `ranks` is the size of the group. Returns an error with the reason if a peer's
+// bytes are not valid.
 Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int ranks);
 
 }  // namespace weft::transport::mesh
