@@ -43,9 +43,10 @@ void Device::take_events() {
   ibv_async_event event{};
   while (library_->get_async_event(context_, &event) == 0) {
     tell(event);
-    library_->ack_async_event(&event);  // or who destroys what it was about would wait
+    // Without this, destroying the queue pair or completion queue would block.
+    library_->ack_async_event(&event);
   }
-  // The kernel ends the events of a device that was taken out with an error.
+  // When a device is removed, the kernel ends its event stream with an error.
   if (errno != EAGAIN && errno != EINTR)
     lose(system_error(Blame::Device, name_ + ": it tells of no more events", errno));
 }
@@ -67,7 +68,7 @@ void Device::tell(const ibv_async_event& event) {
       return log::warn(name_ + ":" + std::to_string(event.element.port_num) + text);
     case IBV_EVENT_PORT_ACTIVE:
       return log::info(name_ + ":" + std::to_string(event.element.port_num) + text);
-    default: return;  // of the peer's or the network's doing, which completions tell of
+    default: return;  // caused by the peer or the network; completions report it
   }
 }
 

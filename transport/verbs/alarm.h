@@ -1,9 +1,10 @@
-// What a device says beside completions (libibverbs' asynchronous events): that it has failed, or
-// one lane's queue pair or completion queue has. Nothing may come from the queue after that, not
-// even flushes, so who waits for it must be told.
+// Reports a device's asynchronous events (libibverbs): that the device, or a connection's queue
+// pair or completion queue, has failed. After that the queue may deliver no more completions, not
+// even flushes, so an alarm must wake the connection that waits for them.
 //
-// Whoever watches a device reads its events for all its lanes; each lane has a bell of its own, as
-// they may be on several loops. Two descriptors a lane.
+// Any connection that watches a device reads its events for all its connections. Each connection
+// has its own bell, because connections may run on different event loops. An alarm uses two
+// descriptors.
 #pragma once
 
 #include <memory>
@@ -16,30 +17,32 @@ namespace weft::transport::verbs {
 
 class Alarm {
  public:
-  // Of that queue pair and queue. Rings at once where the device has failed before. Throws Busy.
+  // Watches this queue pair and completion queue. Rings at once if the device has already failed.
+  // Throws Busy.
   Alarm(std::shared_ptr<Device> device, const ibv_qp* pair, const ibv_cq* queue);
   ~Alarm();
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Readable when the device has something to say: Device::take_events() then.
+  // Readable when the device has events; call Device::take_events() then.
   int events() const { return events_.get(); }
-  // Readable when the alarm has rung, until why() is called.
+  // Readable from when the alarm rings until why() is called.
   int bell() const { return bell_.get(); }
-  // What has failed, with Blame::Device.
+  // Returns the failure, with Blame::Device; empty if there is none.
   std::optional<Error> why();
 
  private:
   friend class Device;
-  // Under the device's mutex. The first reason stays.
+  // Keeps the first reason. Requires device_->mutex_.
   void ring(const Error& why) noexcept;
 
   const std::shared_ptr<Device> device_;
   const ibv_qp* const pair_;
   const ibv_cq* const queue_;
-  Descriptor events_;  // the device's; an epoll takes each number once
+  // A duplicate of the device's descriptor, as an epoll accepts each descriptor only once.
+  Descriptor events_;
   Descriptor bell_;
-  std::optional<Error> why_;  // under the device's mutex
+  std::optional<Error> why_;  // guarded by device_->mutex_
 };
 
 }  // namespace weft::transport::verbs

@@ -8,7 +8,7 @@ namespace weft::transport::verbs {
 
 namespace {
 
-// What the status means to somebody who runs a cluster.
+// Explains the status to the operator of a cluster.
 const char* meaning_of(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:

@@ -1,6 +1,6 @@
-// Where a device says what it has done: a queue that is polled, and an event channel whose
-// descriptor becomes readable when something comes after arm(). One lane's own, so that nothing
-// overflows. For one thread at a time.
+// The completion queue of one connection, which is polled, and its event channel, whose descriptor
+// becomes readable when a completion arrives after arm(). Connections do not share it, so that it
+// cannot overflow. Used by one thread at a time.
 #pragma once
 
 #include <memory>
@@ -22,13 +22,12 @@ class Completions {
   ibv_cq* queue() const { return queue_; }
   int descriptor() const { return channel_->fd; }
 
-  // Takes what has come, as much as there is room for; returns that part of `entries`. Throws
-  // Device.
+  // Moves completions into `entries` and returns the part that was filled. Throws Device.
   std::span<const ibv_wc> poll(std::span<ibv_wc> entries);
-  // From now on the descriptor tells of the next completion. What has come just before may go
-  // untold: poll once more.
+  // Makes the descriptor readable at the next completion. It may not report completions that
+  // arrived just before, so poll once more after this. Returns false if the device refuses.
   bool arm() noexcept;
-  // Takes the event that made the descriptor readable.
+  // Consumes the event that made the descriptor readable.
   void take_event() noexcept;
 
  private:
@@ -37,8 +36,9 @@ class Completions {
   ibv_cq* queue_ = nullptr;
 };
 
-// What a completion that failed says about the lane: PeerLost where the peer or the way to it is at
-// fault, in words and with the status as native_code(). `peer` names it.
+// Returns the connection's error for a failed completion: Device for a local failure, PeerLost if
+// the peer or the network is at fault. native_code() is the status. `peer` names the peer in the
+// text.
 Error error_of(const Library& library, const ibv_wc& completion, const std::string& peer);
 
 }  // namespace weft::transport::verbs

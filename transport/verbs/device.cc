@@ -12,9 +12,9 @@ namespace weft::transport::verbs {
 
 namespace {
 
-constexpr std::size_t kFewGids = 256;     // of one device; a port has a handful in use
-constexpr std::size_t kManyGids = 65536;  // more than the table of any device has room for
-constexpr std::uint32_t kMaxGid = 255;    // that the address of a queue pair can name
+constexpr std::size_t kFewGids = 256;     // entries of one device; a port uses a handful
+constexpr std::size_t kManyGids = 65536;  // larger than any device's table
+constexpr std::uint32_t kMaxGid = 255;    // largest index in the address of a queue pair
 
 std::optional<Fabric> fabric_of(const ibv_context& context, const ibv_port_attr& port) {
   if (context.device->transport_type != IBV_TRANSPORT_IB) return std::nullopt;
@@ -66,8 +66,8 @@ PortReport Device::report(int port) const {
   report.port = port;
   ibv_port_attr attributes{};
   const auto number = static_cast<std::uint8_t>(port);
-  // The library's own symbol fills the older, shorter part; what is missing from it is only of use
-  // to others.
+  // The library's exported symbol fills only the older, shorter part of the struct; Weft does not
+  // use the newer fields.
   if (library_->query_port(context_, number,
                            reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) != 0) {
     report.state = "unknown";
@@ -81,7 +81,7 @@ PortReport Device::report(int port) const {
   report.max_message = attributes.max_msg_sz;
   std::vector<ibv_gid_entry> entries;
   ssize_t count = -1;
-  // Too little room is an error, not a part of the table.
+  // A buffer that is too small is an error; the library does not return a part of the table.
   for (std::size_t room = kFewGids; count < 0 && room <= kManyGids; room *= 4) {
     entries.resize(room);
     count = library_->query_gid_table(context_, entries.data(), entries.size(), 0,

@@ -1,5 +1,5 @@
-// An opened RDMA device with its protection domain: what all lanes on it share. Usable from every
-// thread; its functions are system calls of some microseconds.
+// An opened RDMA device and its protection domain, which all its connections share. Thread-safe;
+// its functions are system calls of some microseconds.
 #pragma once
 
 #include <memory>
@@ -30,16 +30,16 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return domain_; }
   std::vector<PortReport> ports() const;
-  // Of what libibverbs returned when something was to be given back: whether it was. Logs where
-  // not, as "`what`: why".
+  // Checks the return value of a libibverbs call that destroys something. Returns true on success;
+  // otherwise logs `what` and the reason, and returns false.
   bool has_ended(int returned, const char* what) const;
-  // Takes what it has said beside completions, and rings the alarms of the lanes that this is
-  // about.
+  // Reads the device's asynchronous events and rings the alarms of the connections that they
+  // concern.
   void take_events();
 
  private:
   friend class Alarm;
-  // Under the mutex.
+  // The next two require mutex_.
   void tell(const ibv_async_event& event);
   void lose(const Error& why);
   PortReport report(int port) const;
@@ -49,16 +49,15 @@ class Device {
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
   ibv_device_attr limits_{};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::set<Alarm*> alarms_;
-  std::optional<Error> failure_;  // of all of it
+  std::optional<Error> failure_;  // set when the whole device has failed
 };
 
-// All devices of this machine that can be opened. Throws Unsupported with the reason where there is
-// none that can be.
+// Opens all devices of this machine. Throws Unsupported, with the reasons, if none can be opened.
 std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Library>& library);
 
-// A port that was chosen for a lane, on its device.
+// The port that was chosen for a connection, and its device.
 struct Path {
   std::shared_ptr<Device> device;
   Choice choice;
@@ -70,7 +69,7 @@ struct Path {
   std::string name() const { return choice.port.name(); }
 };
 
-// Throws Unsupported as choose().
+// Chooses a port. Throws the errors of choose().
 Path find_path(const std::vector<std::shared_ptr<Device>>& devices, const Config& config,
                const std::string& interface_address);
 

@@ -1,5 +1,5 @@
-// Memory of GPUs, registered with an RDMA device: as a dma-buf, which the kernel's drivers hand to
-// each other, or by address, where the module nvidia_peermem knows those of GPUs.
+// Registers GPU memory with an RDMA device: as a dma-buf, which one kernel driver hands to another,
+// or by address, if the module nvidia_peermem is loaded, which knows GPU addresses.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,12 +17,12 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-constexpr std::size_t kMostKept = 1024;  // allocations, of one device
-constexpr auto kWatched =
-    std::chrono::seconds(1);  // how often it is asked whether they have been freed
+constexpr std::size_t kMostKept = 1024;  // allocations of one device
+// How often the watcher looks for allocations that have been freed.
+constexpr auto kWatched = std::chrono::seconds(1);
 
-// Why the device takes no dma-bufs; nothing where it does. It is asked for one that is none: who
-// knows the call minds the descriptor, who does not minds the call.
+// Why the device does not register dma-bufs; empty if it does. Tries an invalid descriptor: a
+// driver that supports the call rejects the descriptor, another one rejects the call.
 std::optional<std::string> why_no_dma_buf(const Device& device) {
   const auto call = device.library().reg_dmabuf_mr;
   if (call == nullptr) return "libibverbs is older than rdma-core 34 and knows no dma-buf";
@@ -77,7 +77,8 @@ GpuRegistrations::GpuRegistrations(std::shared_ptr<Device> device, GpuDirect all
 
 GpuRegistrations::~GpuRegistrations() {
   watcher_.request_stop();
-  // The watcher ends this object where that went with a GPU that only the watcher still held.
+  // This runs on the watcher's own thread if the watcher dropped the last reference to a GPU and
+  // that destroyed this object.
   if (watcher_.get_id() == std::this_thread::get_id()) watcher_.detach();
   if (watcher_.joinable()) watcher_.join();
 }
@@ -163,15 +164,16 @@ std::optional<GpuRegistrations::Found> GpuRegistrations::find(const Allocation& 
   std::lock_guard lock(mutex_);
   const auto kept = kept_.find(wanted.base);
   if (kept == kept_.end() || kept->second.of != wanted) return std::nullopt;
-  // A GPU that was closed and opened again has another context.
+  // The GPU may have been closed and opened again; then it has another context.
   auto gpu = kept->second.gpu.lock();
   if (!gpu) return std::nullopt;
   return Found(kept->second, std::move(gpu));
 }
 
-// In the place of those whose memory was freed, or it would not be this one's.
+// Adds `made`, and removes the entries whose addresses overlap it: their memory must have been
+// freed.
 void GpuRegistrations::keep(const Kept& made) {
-  std::vector<Kept> gone;  // deregistered once the mutex is free
+  std::vector<Kept> gone;  // deregistered after mutex_ has been released
   std::lock_guard lock(mutex_);
   const auto erase_if = [&](const auto& is_wanted) {
     for (auto entry = kept_.begin(); entry != kept_.end();) {
@@ -208,7 +210,7 @@ void GpuRegistrations::drop_freed(Gpus& asked) {
     try {
       const auto now = cuda::allocation_of(*gpu, seen.first.base);
       return now.base == seen.first.base && now.id == seen.first.number;
-    } catch (const Error&) {  // nothing is allocated there, or the GPU is lost
+    } catch (const Error&) {  // no allocation there, or the GPU is lost
       return false;
     }
   };
@@ -218,7 +220,8 @@ void GpuRegistrations::drop_freed(Gpus& asked) {
     for (const auto& [base, kept] : kept_) freed.emplace_back(kept.of, kept.gpu);
   }
   std::erase_if(freed, is_there);
-  std::vector<std::shared_ptr<const Registration>> gone;  // deregistered once the mutex is free
+  std::vector<std::shared_ptr<const Registration>>
+      gone;  // deregistered after mutex_ has been released
   std::lock_guard lock(mutex_);
   for (const auto& [allocation, gpu] : freed) {
     const auto entry = kept_.find(allocation.base);
@@ -240,7 +243,7 @@ void GpuRegistrations::forget_freed() {
   drop_freed(asked);
 }
 
-// At the next registration again, where no thread can be had.
+// Starts the watcher. If no thread can be started, the next registration tries again.
 void GpuRegistrations::start_watcher(cuda::Device& gpu) {
   if (watcher_.joinable()) return;
   try {
@@ -258,7 +261,7 @@ void GpuRegistrations::start_watcher(cuda::Device& gpu) {
 
 void GpuRegistrations::watch(const std::stop_token& ending) {
   while (!ending.stop_requested()) {
-    Gpus asked;  // go last, and this object perhaps with them
+    Gpus asked;  // dropped last; that may destroy this object
     std::unique_lock registering(registering_);
     ending_.wait_for(registering, ending, kWatched, [] { return false; });
     if (!ending.stop_requested() && count_ > 0) drop_freed(asked);

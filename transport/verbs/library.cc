@@ -7,8 +7,8 @@
 namespace weft::transport::verbs {
 
 Result<std::shared_ptr<const Library>> Library::open(const char* file) {
-  // Never closed once it is used: it keeps its list of devices, and its drivers are libraries of
-  // their own.
+  // Never closed once it is in use, because it keeps its list of devices and has loaded driver
+  // libraries of its own.
   void* const opened = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     return Error(Blame::Unsupported,

@@ -1,6 +1,7 @@
-// Every function of libibverbs that Weft uses, in one table filled by dlopen: a program built with
-// verbs starts on a machine without it. What posts work and polls completions is inline in verbs.h
-// and goes through the device's own table, so it needs no entry here.
+// Every function of libibverbs that Weft uses, in one table that dlopen fills, so that a program
+// built with verbs starts on a machine without libibverbs. The functions that post work and poll
+// completions are inline in verbs.h and call through the device's own table, so they need no entry
+// here.
 //
 // A Library is immutable and usable from every thread.
 #pragma once
@@ -15,8 +16,8 @@
 
 namespace weft::transport::verbs {
 
-// function(member, symbol). Some of the symbols are macros with arguments as well; without
-// arguments they stay names.
+// function(member, symbol). Some symbols are also function-like macros; without arguments they
+// remain names.
 // clang-format off
 #define WEFT_VERBS_FUNCTIONS(function)                     \
   function(get_device_list, ibv_get_device_list)           \
@@ -51,10 +52,10 @@ struct Library {
 #define WEFT_VERBS_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;
   WEFT_VERBS_FUNCTIONS(WEFT_VERBS_MEMBER)
 #undef WEFT_VERBS_MEMBER
-  // Newer than the rest (rdma-core 34), and null where the library lacks it.
+  // Needs rdma-core 34; null if the library is older.
   decltype(&::ibv_reg_dmabuf_mr) reg_dmabuf_mr = nullptr;
 
-  // Unsupported, with the reason, where the library is missing or too old.
+  // Returns Unsupported, with the reason, if the library is missing or too old.
   static Result<std::shared_ptr<const Library>> open(const char* file = "libibverbs.so.1");
 };
 

@@ -13,7 +13,7 @@ Mirror::Mirror(std::size_t bytes) : bytes_(bytes) {
   const auto map = [&](void* at, std::size_t size, int flags) {
     return ::mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | flags, memory.get(), 0);
   };
-  // The second mapping takes the place of the first one's second half.
+  // The second mapping replaces the second half of the first.
   void* const whole = map(nullptr, 2 * bytes, 0);
   if (whole != MAP_FAILED &&
       map(static_cast<std::byte*>(whole) + bytes, bytes, MAP_FIXED) != MAP_FAILED) {

@@ -1,4 +1,5 @@
-// Memory that is mapped twice in a row, so that whatever lies in it as a ring is contiguous.
+// A ring buffer whose memory is mapped twice in a row, so that every part of the ring is
+// contiguous.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +11,16 @@ namespace weft::transport::verbs {
 
 class Mirror {
  public:
-  // `bytes` is a multiple of the page. Throws Busy.
+  // `bytes` is a multiple of the page size. Throws Busy.
   explicit Mirror(std::size_t bytes);
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
   std::size_t bytes() const { return bytes_; }
-  // Where the byte with this number lies, with bytes() of room behind it.
+  // The address of the byte with this number. At least bytes() contiguous bytes follow from there.
   std::byte* at(std::uint64_t position) const { return base_ + position % bytes_; }
-  // Both mappings, as they are registered.
+  // Both mappings, for registration.
   Slice whole() const { return {base_, 2 * bytes_, weft::Device::host()}; }
 
  private:

@@ -16,9 +16,9 @@ std::string_view name(GidType type) {
   }
 }
 
-// The order in which the addresses of a port are preferred; lower is better. Version 2 can be
-// routed, and IPv4 addresses are those that people give to such networks. Link-local ones reach the
-// neighbours only.
+// How much an address of a port is preferred; lower is better. RoCE v2 can be routed; IPv4
+// addresses are those that people usually give to such networks; link-local addresses reach only
+// the same link.
 int rank_of(const Gid& gid) {
   if (gid.type == GidType::InfiniBand) return gid.index;
   return (gid.type == GidType::RoceV2 ? 0 : 4) + (gid.is_link_local() ? 2 : 0) +

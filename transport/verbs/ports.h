@@ -1,5 +1,5 @@
-// The ports of this machine's RDMA devices as plain data, and which of them a lane uses. Pure
-// functions: what is said here comes from device.h, and tests make it up.
+// The ports of this machine's RDMA devices as plain data, and the choice of the port for a
+// connection. Pure functions: device.h fills in the data, or a test does.
 #pragma once
 
 #include <array>
@@ -23,11 +23,11 @@ struct Gid {
   int index = 0;
   GidBytes bytes{};
   GidType type = GidType::InfiniBand;
-  std::string interface;  // the network interface it belongs to, where there is one
+  std::string interface;  // the network interface that it belongs to, if any
 
   bool is_ipv4() const;
   bool is_link_local() const;
-  // "10.7.0.1" where it is an IPv4 address, else as IPv6.
+  // "10.7.0.1" for an IPv4 address, else in IPv6 notation.
   std::string text() const;
 };
 
@@ -35,8 +35,8 @@ struct PortReport {
   std::string device;
   int port = 1;
   bool active = false;
-  std::string state;             // in libibverbs' words
-  std::optional<Fabric> fabric;  // nothing for what Weft cannot use (iWARP)
+  std::string state;             // libibverbs' text
+  std::optional<Fabric> fabric;  // empty if Weft cannot use it (iWARP)
   std::uint16_t lid = 0;
   int mtu_bytes = 0;
   std::uint32_t max_message = 0;  // bytes of one work request
@@ -45,11 +45,11 @@ struct PortReport {
   std::string name() const { return device + ":" + std::to_string(port); }
 };
 
-// What the user and the caller want.
+// The user's wishes (from Config) and the caller's.
 struct Wishes {
-  std::vector<std::string> devices;  // as WEFT_IB_HCA
+  std::vector<std::string> devices;  // from WEFT_IB_HCA
   std::optional<int> gid_index;
-  std::string interface_address;  // as ListenOptions'; the port that it belongs to is preferred
+  std::string interface_address;  // from ListenOptions; its port is preferred
 
   static Wishes from(const Config& config, std::string interface_address = {});
 };
@@ -59,8 +59,8 @@ struct Choice {
   Gid gid;
 };
 
-// The first usable port, those of `interface_address` before others. Unsupported where there is
-// none, saying why of each.
+// Returns the first usable port; ports of `interface_address` come before others. Returns
+// Unsupported if there is none, with the reason for each port.
 Result<Choice> choose(const std::vector<PortReport>& ports, const Wishes& wishes);
 
 // "rxe0:1 active, RoCE, MTU 1024; GID 0 fe80::1 (RoCE v2, d0), GID 1 10.7.0.1 (RoCE v2, d0)".

@@ -13,8 +13,8 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr std::uint8_t kRetries = 7;
-constexpr std::uint8_t kNotReadyRetries =
-    6;  // 7 would be without end; grants see to it that there always is a receive
+// 7 would mean without limit. Grants ensure that a receive is always posted.
+constexpr std::uint8_t kNotReadyRetries = 6;
 constexpr std::uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr std::uint8_t kHopLimit = 64;
 
@@ -91,8 +91,8 @@ void QueuePair::join(const Hello& peer) {
   address.sl = path_.service_level;
   address.port_num = static_cast<std::uint8_t>(port.port);
   address.dlid = peer.lid;
-  // RoCE always names addresses; InfiniBand needs them across a router only, where the prefixes
-  // differ.
+  // RoCE always uses global addresses; InfiniBand needs them only across a router, where the
+  // prefixes differ.
   const GidBytes& here = path_.choice.gid.bytes;
   address.is_global =
       peer.fabric == Fabric::Roce || !std::equal(here.begin(), here.begin() + 8, peer.gid.begin());

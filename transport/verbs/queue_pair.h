@@ -1,5 +1,6 @@
-// A reliable connected queue pair: what is posted is carried out in order, or it fails. Its
-// completions go to one queue. post_* are for every thread; the rest for one at a time.
+// A reliable connected queue pair: it executes posted work in order, or fails. All its completions
+// arrive in one queue. The post_ functions are thread-safe; the others are for one thread at a
+// time.
 #pragma once
 
 #include <memory>
@@ -12,14 +13,14 @@ namespace weft::transport::verbs {
 
 class QueuePair {
  public:
-  // How much may be outstanding, and how much a work request may carry in itself.
+  // How many work requests may be outstanding, and how many bytes one may carry inline.
   struct Depths {
     int sends = 0;
     int receives = 0;
     int inline_bytes = 0;
   };
 
-  // Made so that receives can be posted. Throws Busy.
+  // Creates the pair in a state in which receives can be posted. Throws Busy, Device.
   QueuePair(Path path, const Completions& completions, const Depths& wanted);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
@@ -27,26 +28,29 @@ class QueuePair {
 
   const Path& path() const { return path_; }
   const Depths& depths() const { return depths_; }
-  // Not once it has been destroyed.
+  // The next two must not be called after destroy().
   std::uint32_t number() const { return pair_->qp_num; }
   const ibv_qp* handle() const { return pair_; }
-  // Of the first packet that it sends.
+  // Number of the first packet that it sends.
   std::uint32_t first_packet() const { return first_packet_; }
 
-  // Joins it to the peer's. Throws Unsupported where the two ports cannot be joined, Device.
+  // Connects it to the peer's queue pair. Throws Unsupported if the two ports are on different
+  // fabrics, PeerLost if the device finds no way to the peer.
   void join(const Hello& peer);
-  // Nothing is sent and nothing is let in any more; what is outstanding completes with a flush.
-  // Idempotent. A packet that is being carried out may still end after this.
+  // Stops sending and receiving; outstanding work completes with a flush. Idempotent. A packet that
+  // is being processed may still end after this.
   void cut() noexcept;
-  // As cut(), and once it returns the device touches nobody's memory for this pair, however long
-  // that stays registered. Completions that have not been polled may be lost, and nothing is posted
-  // from then on. Not while anybody posts. Idempotent. (To reset the pair would do, but that of
-  // rxe, in Linux 6.1, lost count of references.)
+  // Like cut(); in addition, once it returns, the device does not access any memory for this pair,
+  // however long that memory stays registered. Completions that have not been polled may be lost,
+  // and nothing can be posted any more. Must not run while another thread posts. Idempotent.
+  // (Resetting the pair would be enough, but rxe in Linux 6.1 then loses count of references.)
   void destroy() noexcept;
-  // The device refused to destroy it, which is logged: it may be at work on that memory for ever.
+  // True if the device refused to destroy the pair, which is logged. It may then access the memory
+  // at any later time.
   bool is_stuck() const { return is_stuck_; }
 
-  // The numbers come back in the completions. False where the device takes no more, or has failed.
+  // Post work. `number` comes back in the completion. Return false if the device takes no more or
+  // has failed.
   bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes,
                     std::uint32_t key) noexcept;
   bool post_send(std::uint64_t number, const void* from, std::uint32_t bytes) noexcept;  // inline
@@ -56,8 +60,9 @@ class QueuePair {
     std::uint32_t local_key = 0;
     std::uint64_t to = 0;
     std::uint32_t remote_key = 0;
-    std::optional<std::uint32_t> immediate;  // the peer is told
-    bool may_inline = false;  // few bytes are read by this thread, which cannot read a GPU's
+    std::optional<std::uint32_t> immediate;  // sent to the peer with the write
+    // This thread may copy a few bytes into the request. Must be false for GPU memory.
+    bool may_inline = false;
   };
   bool post_write(std::uint64_t number, const Write& write) noexcept;
 
@@ -68,7 +73,7 @@ class QueuePair {
   const Path path_;
   Depths depths_;
   std::uint32_t first_packet_;
-  ibv_qp* pair_ = nullptr;  // null once it has been destroyed
+  ibv_qp* pair_ = nullptr;  // null after destroy()
   bool is_stuck_ = false;
 };
 

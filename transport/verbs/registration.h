@@ -1,11 +1,11 @@
-// Memory that a device may read and write. A registration is an object: destroying it deregisters,
-// and once that has returned the device touches the memory no more, unless the log says that it
-// cannot be deregistered.
+// Memory that a device may read or write. Destroying a registration deregisters the memory. After
+// that the device does not access the memory any more, unless the log reports that it could not be
+// deregistered.
 //
-// Registering pins pages and takes 10 µs and more, so what is in use already is not registered
-// again: a part of a range that somebody else holds a registration of, for the same access, shares
-// it. Nothing is kept beyond its last user, as nobody tells when memory is given back to the
-// system: an address that was mapped anew would still lead to the old pages.
+// Registering pins pages and takes 10 µs or more, so memory inside a registration that is in use,
+// for the same access, shares that registration. Registrations of host memory are not kept beyond
+// their last user, because no notice arrives when memory is unmapped: an address that was mapped
+// anew would still lead to the old pages.
 #pragma once
 
 #include <atomic>
@@ -31,16 +31,16 @@ class Device;
 
 namespace weft::transport::verbs {
 
-// What the device may do besides reading: nothing where memory is only sent, which so may be mapped
+// How the device may use the memory. Memory that is only sent needs Read, so it may be mapped
 // read-only.
 enum class Access { Read, Receive, RemoteWrite };
 
 class Registration {
  public:
-  // Throws Busy, saying how to allow more locked memory where that is the cause; Caller for memory
-  // that does not allow the access; Unsupported for memory of a GPU.
+  // Registers host memory. Throws Busy (with advice, if the limit of locked memory is the cause),
+  // Caller if the memory does not allow the access, Unsupported for memory of a GPU.
   Registration(std::shared_ptr<Device> device, const Slice& memory, Access access);
-  // One that has been made, of an allocation on that GPU. Does not keep the GPU.
+  // Adopts a registration of an allocation on `gpu`. Does not keep the GPU open.
   Registration(std::shared_ptr<Device> device, const Slice& memory, ibv_mr* region,
                std::weak_ptr<cuda::Device> gpu);
   ~Registration();
@@ -53,12 +53,13 @@ class Registration {
   std::uint32_t remote_key() const { return region_->rkey; }
   bool covers(const void* data, std::size_t bytes) const;
 
-  // Null where the memory is the host's, or its GPU is no longer in use.
+  // Null for host memory, or if the GPU is no longer in use.
   std::shared_ptr<cuda::Device> gpu() const { return gpu_.lock(); }
-  // What the device has written here may be read from now on. Throws weft::Blame::Device; Cancelled
-  // where the GPU is no longer in use.
+  // Makes the device's earlier writes to this memory visible. Throws weft::Blame::Device, or
+  // Cancelled if the GPU is no longer in use.
   void flush() const;
-  // Copies to or from memory of the GPU, and waits. Throws as flush().
+  // Copies to or from the GPU's memory and blocks until the copy is done. Throws the errors of
+  // flush().
   void copy(void* to, const void* from, std::size_t bytes) const;
 
  private:
@@ -69,10 +70,10 @@ class Registration {
   ibv_mr* region_ = nullptr;
 };
 
-// The allocations of GPUs that one device has registered (GPUDirect RDMA). That takes a
-// millisecond, so they are kept, until they have been freed: whether one has is asked at each use,
-// of all where another one is registered, and by a thread of its own every second, as a
-// registration keeps freed memory from being given to others. Usable from every thread.
+// The GPU allocations that one RDMA device has registered (GPUDirect RDMA). Registering takes a
+// millisecond, so registrations are kept until the allocation has been freed. A registration keeps
+// freed memory from being reused, so each use checks whether its allocation has been freed; all
+// allocations are checked before another is registered, and every second by a thread. Thread-safe.
 class GpuRegistrations {
  public:
   GpuRegistrations(std::shared_ptr<Device> device, GpuDirect allowed);
@@ -80,17 +81,19 @@ class GpuRegistrations {
   GpuRegistrations(const GpuRegistrations&) = delete;
   GpuRegistrations& operator=(const GpuRegistrations&) = delete;
 
-  // The one of the allocation that this memory lies in. It is in use as long as somebody holds what
-  // is returned, which keeps the GPU as well. Throws Unsupported, with the reason, and what the
-  // drivers throw; that and which way is taken is logged once for each GPU.
+  // Returns the registration of the allocation that contains `memory`; makes it if there is none.
+  // The returned pointer keeps the registration in use and the GPU open. Throws Unsupported, with
+  // the reason, and the drivers' errors. Logs the chosen way, or the reason against it, once for
+  // each GPU.
   std::shared_ptr<const Registration> of(const Slice& memory, cuda::Device& gpu);
-  // One in use that covers the memory; null for everything else, such as the host's. Costs next to
-  // nothing while no memory of a GPU is registered, and waits for nobody who registers some.
+  // Returns a registration that is in use and covers the memory; null if there is none, such as for
+  // host memory. Costs next to nothing while no GPU memory is registered, and never waits for a
+  // registration in progress.
   std::shared_ptr<const Registration> at(const void* data, std::size_t bytes) const;
 
-  // Lets go of what has been freed and is not in use.
+  // Deregisters allocations that have been freed and are not in use.
   void forget_freed();
-  // Allocations that are registered.
+  // Number of registered allocations.
   std::size_t count() const { return count_; }
 
  private:
@@ -98,63 +101,66 @@ class GpuRegistrations {
     int gpu = 0;
     std::uint64_t base = 0;
     std::size_t bytes = 0;
-    std::uint64_t number = 0;  // the driver's: it gives none twice
+    std::uint64_t number = 0;  // the driver's id, which is never reused
     bool operator==(const Allocation&) const = default;
   };
   struct Kept {
     Allocation of;
-    std::weak_ptr<cuda::Device>
-        gpu;  // which the registration asks; there may be several of one GPU
-    std::shared_ptr<const Registration> registration;  // null where it was refused
+    // The object that the registration uses; several may exist for one GPU.
+    std::weak_ptr<cuda::Device> gpu;
+    std::shared_ptr<const Registration> registration;  // null if registering failed
     std::string why_not;
     bool is_in_use() const { return registration.use_count() > 1; }
   };
   using Allocations = std::map<std::uint64_t, Kept>;  // by address
 
-  // Empty where memory of the GPU can be registered at all.
+  // Why the GPU's memory cannot be registered at all; empty if it can be.
   std::string why_not(cuda::Device& gpu);
   std::string find_out_why_not(cuda::Device& gpu) const;
-  // With its GPU, which stays meanwhile.
+  // An entry and its GPU, which stays open meanwhile.
   using Found = std::pair<Kept, std::shared_ptr<cuda::Device>>;
   std::optional<Found> find(const Allocation& wanted) const;
   std::shared_ptr<const Registration> find_or_make(const Slice& memory, cuda::Device& gpu);
-  // Under registering_.
+  // make(), keep(), drop_freed() and start_watcher() require registering_.
   Kept make(const Allocation& wanted, cuda::Device& gpu);
   void keep(const Kept& made);
   using Gpus = std::vector<std::shared_ptr<cuda::Device>>;
-  void drop_freed(Gpus& asked);  // which are let go of without the mutexes: the last reference to
-                                 // one may end anything
-  void count_registered();       // under the mutex
+  // Deregisters freed allocations. Appends the GPUs that it asked to `asked`: the caller must drop
+  // them after it has released the mutexes, because dropping the last reference may run any
+  // destructor.
+  void drop_freed(Gpus& asked);
+  void count_registered();  // requires mutex_
   void start_watcher(cuda::Device& gpu);
   void log_once(cuda::Device& gpu, const std::string& text, bool is_good);
   void watch(const std::stop_token& ending);
 
   const std::shared_ptr<Device> device_;
   const GpuDirect allowed_;
-  std::mutex registering_;  // before the other one; held while the drivers are asked
+  std::mutex registering_;  // locked before mutex_; held during calls of the drivers
   std::condition_variable_any ending_;
-  std::jthread watcher_;      // from the first registration on
-  mutable std::mutex mutex_;  // of what follows; held for a moment only
+  std::jthread watcher_;      // runs from the first registration on
+  mutable std::mutex mutex_;  // guards the members below; held only briefly
   Allocations kept_;
-  std::vector<std::shared_ptr<const Registration>>
-      replaced_;                        // their memory was freed and is somebody else's; in use
-  std::map<int, std::string> reasons_;  // by GPU
+  // Registrations that are in use although their memory was freed and has been allocated again.
+  std::vector<std::shared_ptr<const Registration>> replaced_;
+  std::map<int, std::string> reasons_;  // why GPUs cannot be registered, by index
   std::set<std::pair<int, std::string>> logged_;
-  std::atomic<std::size_t> count_{0};  // of the registrations among all these
+  std::atomic<std::size_t> count_{0};  // number of registrations in kept_ and replaced_
 };
 
-// How a device may register memory of GPUs, for people: "dma-buf", "nvidia_peermem is not loaded".
+// Describes how a device can register GPU memory, for weft-info: "rxe0 registers dma-buf;
+// nvidia_peermem is not loaded".
 std::string describe_gpu_ways(const Device& device);
 
-// The registrations of one device that are in use. Usable from every thread.
+// The registrations of one device that are in use. Thread-safe.
 class RegistrationCache {
  public:
   explicit RegistrationCache(std::shared_ptr<Device> device, GpuDirect allowed = GpuDirect::Auto)
       : device_(device), gpus_(std::move(device), allowed) {}
 
-  // One that covers the memory, which is the host's, or a GPU's that has been registered already.
-  // What a peer may write to is of the host's memory that it is asked for and of no more, as the
-  // peer gets its key. Throws as Registration's constructor.
+  // Returns a registration that covers the memory: host memory, or GPU memory that has already been
+  // registered. For RemoteWrite to host memory it covers exactly this memory, because the peer gets
+  // its key. Throws the errors of Registration's constructor.
   std::shared_ptr<const Registration> of(const void* data, std::size_t bytes, Access access);
   GpuRegistrations& gpus() { return gpus_; }
   std::size_t in_use() const;

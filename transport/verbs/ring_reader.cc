@@ -9,7 +9,7 @@ namespace weft::transport::verbs {
 
 namespace {
 
-constexpr std::size_t kLeastPlace = 4 << 10;  // for less the ring is as good
+constexpr std::size_t kLeastPlace = 4 << 10;  // for less, the ring is as fast
 
 }  // namespace
 
@@ -91,7 +91,7 @@ std::size_t RingReader::readable() const {
 
 Bytes RingReader::peek() noexcept {
   if (broken_) return {};
-  // Who looks without a place of its own gets the piece through the ring.
+  // A caller of peek() has no place for the piece, so it gets the piece through the ring.
   if (direct_.phase == Phase::Waits && is_at_piece()) send_through_ring();
   return {ring_.at(tail_), readable()};
 }
@@ -127,7 +127,7 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
     std::memcpy(to.data(), ring_.at(tail_), to.size());
     return true;
   }
-  try {  // the peer could not register what it sends
+  try {  // the peer could not register the memory that it sends
     if (!std::exchange(has_copied_, true)) {
       log::warn("verbs: what " + writer_.peer() + " sends is copied to memory of " +
                 describe(of_gpu->memory().device) +
@@ -188,8 +188,8 @@ void RingReader::tell_room() noexcept {
 bool RingReader::withdraw() noexcept {
   const bool must_destroy = direct_.phase == Phase::Placing;
   if (must_destroy) writer_.destroy();
-  if (direct_.phase != Phase::Waits)
-    go_on();  // who throws away what comes gets the rest through the ring
+  // A piece that still waits is sent through the ring and discarded there.
+  if (direct_.phase != Phase::Waits) go_on();
   return must_destroy;
 }
 

@@ -9,12 +9,14 @@ namespace weft::transport::verbs {
 
 namespace {
 
-constexpr std::size_t kRingWrite = 64 << 10;    // the most that one write to the ring carries
-constexpr std::uint32_t kPlaceWrite = 1 << 20;  // and one to a place
-constexpr std::size_t kSpareSends = 4;          // of the send queue, for notes
-constexpr std::uint32_t kSpareReceives =
-    4;  // of the peer's, for notes that grant some: or both ends might wait
-constexpr std::size_t kPlacesUnderway = 16;  // writes; the rest of the queue is for others
+constexpr std::size_t kRingWrite = 64 << 10;    // most bytes of one write to the ring
+constexpr std::uint32_t kPlaceWrite = 1 << 20;  // most bytes of one write to a place
+constexpr std::size_t kSpareSends = 4;          // entries of the send queue reserved for notes
+// Receives of the peer reserved for notes that grant receives; without them both ends could wait
+// for each other.
+constexpr std::uint32_t kSpareReceives = 4;
+// Writes to a place that may be outstanding; the rest of the queue is left for other work.
+constexpr std::size_t kPlacesUnderway = 16;
 
 }  // namespace
 
@@ -97,7 +99,7 @@ bool RingWriter::copy_in(Bytes piece) noexcept {
     std::memcpy(to, piece.data(), piece.size());
     return true;
   }
-  try {  // the peer wants no bytes, or has no place for them
+  try {  // the peer discards the piece or has no place for it
     if (!std::exchange(has_copied_, true)) {
       log::warn("verbs: memory of " + describe(of_gpu->memory().device) + " is copied to " +
                 name_of_peer_ +
@@ -138,7 +140,7 @@ Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes pie
   return false;
 }
 
-// False where the memory cannot be registered.
+// Returns false if the memory cannot be registered.
 bool RingWriter::begin_direct(Bytes piece) {
   try {
     direct_.registration = registrations_->of(piece.data(), piece.size(), Access::Read);

@@ -1,8 +1,8 @@
-// The sending half of a lane. Small pieces are copied into a ring of the peer's by RDMA writes that
-// tell how many bytes are new. A large piece is not: the peer is told that it waits, answers with
-// the place where it belongs, and it is written there from where it lies; so are pieces of a GPU's
-// memory. Everything that is posted to the queue pair's send queue is posted here, within the
-// grants that the peer has given. Usable from every thread.
+// The sending half of a connection. RDMA writes copy small pieces into a ring in the peer's memory
+// and tell how many bytes are new. A large piece, or one in GPU memory, is not copied: the writer
+// tells the peer that the piece waits, the peer answers with its place, and an RDMA write moves it
+// there directly. All work on the queue pair's send queue is posted here, within the peer's grants.
+// Thread-safe.
 #pragma once
 
 #include <deque>
@@ -17,10 +17,10 @@
 
 namespace weft::transport::verbs {
 
-// Of each direction of a lane.
+// Size of the ring for each direction of a connection.
 constexpr std::size_t kRingBytes = 256 << 10;
-// Pieces from here on are written to their place: for smaller ones two copies cost less than
-// registering memory twice.
+// Pieces of at least this size are written to their place; for smaller ones two copies cost less
+// than registering memory on both sides.
 constexpr std::size_t kDirectBytes = 128 << 10;
 
 class RingWriter {
@@ -30,40 +30,43 @@ class RingWriter {
 
   const std::string& peer() const { return name_of_peer_; }
 
-  // Only from now on anything goes out.
+  // Starts sending; before this call nothing is sent.
   void open(const Hello& peer);
 
-  // As ByteStream::write(): after it took less than all, the next call begins with the same memory.
+  // See ByteStream::write(): if it took less than all, the next call must begin with the same
+  // memory.
   std::size_t write(std::span<const Bytes> pieces) noexcept;
-  // As PlacedWrites::put().
+  // See PlacedWrites::put().
   Result<bool> put(std::uint64_t address, std::uint32_t key, Bytes piece) noexcept;
-  // Behind what was written: nothing follows.
+  // Tells the peer, after everything that was written, that no more bytes follow.
   void finish() noexcept;
 
-  // The other half's words. They go out as soon as they can; a later Room replaces one that has
-  // not.
+  // Sends a note of the receiving half as soon as possible. A later Room replaces one that has not
+  // been sent.
   void tell(const Note& note) noexcept;
 
-  // The oldest thing that was posted has been carried out.
+  // Handles the completion of the oldest posted work.
   void sent() noexcept;
-  // The peer's Room or Place, and the grants of any note. Return why that cannot be, in words.
+  // Handle the peer's Room or Place, and the grants of any other note. Return null, or a text that
+  // says why the note is invalid.
   [[nodiscard]] const char* heard(const Note& note) noexcept;
   [[nodiscard]] const char* granted(std::uint32_t receives) noexcept;
-  // Whether write() may take more than when it took less than all; asks for it once.
+  // True if write() took less than all and may take more now. take_room() returns true once for
+  // each such change.
   bool take_room() noexcept;
   bool has_room() const noexcept;
-  // The device took no more, which cannot be while it is well, or a GPU has failed.
+  // Set if the device refused work, which a working device does not do, or if a GPU has failed.
   std::optional<Error> failure() const noexcept;
-  // The other half's GPU has.
+  // Reports that a GPU of the receiving half has failed.
   void give_up(const Error& why) noexcept;
-  // Whether something but a piece that goes to its place has been posted and not carried out.
+  // True while ring writes or notes are posted and not completed; writes to a place do not count.
   bool has_words_underway() const noexcept;
-  // Whether a piece is being written to its place, which withdraw() ends.
+  // True while a piece is being written to its place; withdraw() ends that.
   bool is_writing() const noexcept;
-  // The pieces that write() did not take are not read any more; destroys the queue pair, and
-  // returns true, where one is being written.
+  // Ensures that pieces that write() did not take are not read any more. If one is being written,
+  // destroys the queue pair and returns true.
   bool withdraw() noexcept;
-  // Destroys the queue pair, while nobody posts.
+  // Destroys the queue pair while no thread posts.
   void destroy() noexcept;
 
  private:
@@ -73,25 +76,25 @@ class RingWriter {
     Posted what = Posted::Note;
     std::uint32_t bytes = 0;
   };
-  // The piece that goes to its place.
+  // The piece that is to be written to its place.
   struct Direct {
     Phase phase = Phase::None;
     Bytes piece;
     std::shared_ptr<const Registration> registration;
-    std::uint64_t wanted = 0;  // of the piece, by the peer
+    std::uint64_t wanted = 0;  // bytes of the piece that the peer accepts
     std::uint64_t posted = 0;
     std::uint64_t address = 0;
     std::uint32_t key = 0;
-    bool is_put = false;  // nobody is told when it is there
+    bool is_put = false;  // a put(): the peer is not told when it has arrived
   };
 
-  // All under the mutex.
+  // All functions below require mutex_.
   const char* take_grants(std::uint32_t receives);
   const char* take_place(const Note& note);
   bool may_post() const;
   std::size_t room() const;
   std::size_t take(Bytes piece);
-  // To the staging memory, from the host's or a GPU's. False where the GPU has failed.
+  // Copies host or GPU memory to the staging buffer. Returns false if the GPU has failed.
   bool copy_in(Bytes piece) noexcept;
   bool begin_direct(Bytes piece);
   void post_ring();
@@ -106,23 +109,23 @@ class RingWriter {
   Mirror staging_;
   const Registration staged_;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::optional<Hello> peer_;
   std::optional<Error> failure_;
   bool wants_room_ = false;
-  bool has_news_ = false;       // since write() took less than all
-  std::uint64_t head_ = 0;      // bytes that were ever posted to the ring
-  std::size_t unposted_ = 0;    // bytes behind those, in the staging memory
-  std::uint64_t carried_ = 0;   // of them carried out
-  std::uint64_t read_ = 0;      // and read by the peer
-  std::uint32_t messages_ = 0;  // that took a receive of the peer's; counts around
-  std::uint32_t granted_ = 0;   // receives that it has posted again
+  bool has_news_ = false;       // room has changed since write() returned
+  std::uint64_t head_ = 0;      // bytes posted to the ring in total
+  std::size_t unposted_ = 0;    // further bytes in the staging buffer
+  std::uint64_t carried_ = 0;   // bytes whose writes have completed
+  std::uint64_t read_ = 0;      // bytes that the peer has read
+  std::uint32_t messages_ = 0;  // messages that used a receive of the peer; wraps around
+  std::uint32_t granted_ = 0;   // receives that the peer has posted again
   std::uint32_t my_grants_ = 0;
   std::deque<Sent> outstanding_;
   Direct direct_;
-  std::size_t through_ring_ = 0;  // bytes of a large piece that has no place
+  std::size_t through_ring_ = 0;  // remaining bytes of a large piece without a place
   bool withdrawn_ = false;
-  bool has_copied_ = false;  // from a GPU, which is slow and said once
+  bool has_copied_ = false;  // from a GPU, which is slow; logged once
   std::optional<Note> room_note_;
   std::optional<Note> place_note_;
   bool finish_due_ = false;

@@ -12,8 +12,8 @@ namespace weft::transport::verbs {
 
 namespace {
 
-constexpr auto kHello = std::chrono::seconds(20);  // for a peer that has connected to say hello
-constexpr long kGuests = 256;                      // of a listener, that have not
+constexpr auto kHello = std::chrono::seconds(20);  // time limit for the hello of an accepted peer
+constexpr long kGuests = 256;                      // connections of a listener without a hello
 
 Capabilities capabilities_of_rings() {
   Capabilities capabilities;
@@ -114,7 +114,8 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
     listens_at_ = options.interface_address;
   }
   ListenOptions meeting = options;
-  // Shared by each guest that has not said hello: it has a queue pair and locked memory already.
+  // Counts the accepted connections whose peers have not sent a hello: each holds one reference.
+  // They are limited because each already has a queue pair and locked memory.
   const auto unmet = std::make_shared<const int>();
   meeting.accepted = [way, unmet, weak = std::weak_ptr(options.loop),
                       accepted = options.accepted](std::shared_ptr<Connection> guest) {
@@ -155,8 +156,8 @@ Result<std::shared_ptr<Transport>> open() {
     const auto library = Library::open();
     if (!library) return library.error();
     auto devices = open_devices(library.value());
-    // Peers meet over TCP. Asked of the table, in which this backend stands as well: so whoever
-    // links one links the other.
+    // Peers meet over TCP. The tcp backend is looked up in the table that also lists this one, so a
+    // program that links verbs also links tcp.
     const auto table = backends();
     const auto tcp = std::ranges::find(table, "tcp", &Backend::name);
     if (tcp == table.end())

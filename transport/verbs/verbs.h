@@ -1,5 +1,5 @@
-// RDMA between processes of hosts that are joined by InfiniBand or RoCE. docs/rdma.md says what a
-// cluster needs.
+// RDMA between processes on hosts that InfiniBand or RoCE connects. docs/rdma.md lists the
+// requirements for a cluster.
 #pragma once
 
 #include <map>
@@ -10,18 +10,19 @@
 
 namespace weft::transport::verbs {
 
-// "roce/192.0.2.1:4711#…": which fabric, then where the peers meet, as tcp's addresses.
+// "roce/192.0.2.1:4711#…": the fabric, then the TCP address where the peers meet.
 struct Address {
   Fabric fabric = Fabric::Roce;
   std::string meeting;
   std::string text() const;
-  // Throws Caller where the text is none.
+  // Throws Caller if the text is not such an address.
   static Address parse(const std::string& text);
 };
 
 class Verbs final : public Transport, public Connector {
  public:
-  // `meeting` makes the lanes on which two ends meet. Throws Unsupported where no port can be used.
+  // `meeting` is the transport over which two ends exchange their hellos. Throws Unsupported if no
+  // port can be used.
   Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config,
         std::shared_ptr<Transport> meeting);
 
@@ -39,22 +40,22 @@ class Verbs final : public Transport, public Connector {
                                       const ConnectOptions& options) override;
 
  private:
-  // A port and what is registered with its device.
+  // A port and its device's registrations.
   struct Way {
     Path path;
     std::shared_ptr<RegistrationCache> registrations;
   };
   Way way_from(const std::string& interface_address) const;
-  // Of what connects: the port that this process listens on, as others may not be on the peers'
-  // network.
+  // The way for outgoing connections: the port that this process listens on, as its other ports may
+  // not be on the peers' network.
   Way way_out() const;
 
   const std::vector<std::shared_ptr<Device>> devices_;
   const Config config_;
   const std::shared_ptr<Transport> meeting_;
   std::map<const Device*, std::shared_ptr<RegistrationCache>> registrations_;
-  mutable std::mutex mutex_;  // of what follows
-  std::string listens_at_;    // the interface, as the last listen() had it
+  mutable std::mutex mutex_;  // guards listens_at_
+  std::string listens_at_;    // interface_address of the last listen()
 };
 
 }  // namespace weft::transport::verbs

@@ -19,14 +19,15 @@ namespace {
 
 constexpr int kSends = 128;
 constexpr int kReceives = 256;
-constexpr int kInlineBytes = Note::kBytes;  // the least that a device must carry in a request
+constexpr int kInlineBytes = Note::kBytes;  // a device must support at least this
 constexpr int kBatch = 32;                  // completions
-constexpr int kBatches = 16;                // that one turn takes
-constexpr auto kLastWords =
-    std::chrono::milliseconds(20);  // to arrive: behind 16 MiB of a put on a fast network
-constexpr std::byte kReady{'R'};    // what is said over TCP once the queue pair receives
+constexpr int kBatches = 16;                // batches in one turn
+// How long withdraw() waits for posted ring writes and notes: enough for 16 MiB of a put before
+// them on a fast network.
+constexpr auto kLastWords = std::chrono::milliseconds(20);
+constexpr std::byte kReady{'R'};  // sent over TCP once the queue pair can receive
 
-// So a turn takes all that was in the queue when it began.
+// Therefore one turn takes all completions that were in the queue when it began.
 static_assert(kBatch * kBatches >= kSends + kReceives);
 
 }  // namespace
@@ -43,7 +44,8 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
         deadline(until),
         until_met(std::move(ticket)),
         meeting(std::move(lane)) {}
-  // The queue pair goes before the memory that it reads and writes; where it does not, that stays.
+  // Destroys the queue pair before the memory that it reads and writes. If the pair cannot be
+  // destroyed, the memory is never freed.
   static void end(Shared* shared) {
     shared->pair.destroy();
     shared->pair.is_stuck() ? keep_for_good(Pin(shared, [](const void*) {})) : delete shared;
@@ -54,22 +56,22 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   QueuePair pair;
   Alarm alarm;
   RingWriter writer;
-  RingReader reader;  // the loop's, as the next two
+  RingReader reader;  // used on the loop only, like the next two
   std::optional<Hello> hello;
-  bool has_news = false;  // for who reads
+  bool has_news = false;  // readable() must be called
   const Deadline deadline;
   Pin until_met;
   const std::string& peer = writer.peer();
 
   std::function<void()> readable;
   std::function<void()> writable;
-  // What is known of the lane's end, and what has been told of it.
+  // How the connection has ended. `told` is the end that readable() and writable() have reported.
   enum class Ending { None, Finished, Over };
   std::atomic<Ending> told{Ending::None};
   std::atomic<bool> is_open{false};
-  std::atomic<bool> hung_up{false};  // the lane on which the two met has ended
+  std::atomic<bool> hung_up{false};  // the TCP connection has ended
   std::atomic<bool> stopped{false};
-  mutable std::mutex mutex;  // of the rest
+  mutable std::mutex mutex;  // guards the members below
   std::shared_ptr<Connection> meeting;
   EventLoop::Registration poller;
   EventLoop::Registration watch;
@@ -77,7 +79,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   EventLoop::Registration bell;
   EventLoop::Registration patience;
   std::optional<Error> failure;
-  bool was_flushed = false;  // which is all that is known of the failure
+  bool was_flushed = false;  // `failure` is only a flush, a consequence
   std::optional<Error> why_hung_up;
 
   void meet(Connection& lane);
@@ -103,8 +105,7 @@ VerbsStream::~VerbsStream() { stop(); }
 
 std::string VerbsStream::peer() const { return shared_->peer; }
 
-// --- meeting
-// ---------------------------------------------------------------------------------------------------------
+// --- Meeting ---
 
 void VerbsStream::start(EventLoop& loop, std::function<void()> readable,
                         std::function<void()> writable) {
@@ -146,7 +147,7 @@ void VerbsStream::Shared::meet(Connection& lane) {
   mine.ring_key = reader.ring_key();
   mine.ring_address = reader.ring_address();
   mine.max_write_bytes = path.choice.port.max_message;
-  lane.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's
+  lane.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's hello
   const std::weak_ptr<Shared> weak = weak_from_this();
   lane.receive({[weak, on = &lane](const Arrival& arrival) {
                   if (const auto self = weak.lock()) self->hear(*on, arrival);
@@ -157,11 +158,11 @@ void VerbsStream::Shared::meet(Connection& lane) {
                   if (!self->is_open) self->fail(why);
                   std::lock_guard lock(self->mutex);
                   self->why_hung_up = why;
-                  self->hung_up = true;  // look() tells of it, after what has come
+                  self->hung_up = true;  // look() reports it, after the bytes that have arrived
                 }});
 }
 
-// First a hello, then that it is ready. Nothing else is ever said here.
+// Handles a message over TCP: first the peer's hello, then kReady. Others are errors.
 void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
   if (stopped) return;
   const bool is_ready =
@@ -209,13 +210,12 @@ void VerbsStream::stop() noexcept {
     meeting->close(shared.why_ended().value_or(Error(Blame::Cancelled, "the lane of verbs ended")));
 }
 
-// --- what has come
-// ---------------------------------------------------------------------------------------------------
+// --- Completions ---
 
 bool VerbsStream::Shared::look() {
   if (stopped) return false;
-  const bool hears_last =
-      hung_up;  // what came before that is in the queue by now, and no more is waited for
+  // The completions of everything that arrived before the hang-up are in the queue by now.
+  const bool hears_last = hung_up;
   bool found = drain();
   if (std::exchange(has_news, false) && !stopped) {
     found = true;
@@ -235,8 +235,7 @@ bool VerbsStream::Shared::look() {
   return found;
 }
 
-// From here on the descriptor tells of what comes. Something may have come just before, so look
-// once more.
+// Arms the descriptor, then polls once more, because a completion may have arrived just before.
 bool VerbsStream::Shared::park() {
   if (stopped) return true;
   if (!completions.arm() || drain()) return false;
@@ -264,7 +263,7 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) {
     const Error error = error_of(pair.path().device->library(), completion, peer);
     if (completion.status != IBV_WC_WR_FLUSH_ERR) return fail(error);
-    // A consequence. What it is the consequence of may stand behind it in the queue.
+    // A flush is a consequence; its cause may follow in the queue.
     std::lock_guard lock(mutex);
     if (!failure) was_flushed = true;
     if (!failure) failure = error;
@@ -296,11 +295,12 @@ void VerbsStream::Shared::fail(const Error& why) {
 void VerbsStream::Shared::hear_alarm() {
   if (const auto why = alarm.why()) fail(why->within("verbs: the lane to " + peer));
   std::lock_guard lock(mutex);
-  events.reset();  // which stay readable where the device was taken out, as the other one
+  events.reset();  // both stay readable for ever once the device has been removed
   watch.reset();
 }
 
-// What is posted was reported done, and would be lost with the queue pair.
+// Waits for posted ring writes and notes: they were reported done, and destroying the queue pair
+// would lose them.
 void VerbsStream::Shared::let_words_out() {
   if (!reader.is_placing() && !writer.is_writing()) return;
   const Deadline until = Deadline::in(kLastWords);
@@ -324,8 +324,7 @@ std::optional<Error> VerbsStream::Shared::why_ended() const {
   return std::nullopt;
 }
 
-// --- bytes
-// -----------------------------------------------------------------------------------------------------------
+// --- Bytes ---
 
 std::size_t VerbsStream::write(std::span<const Bytes> pieces) noexcept {
   return shared_->stopped || shared_->hung_up ? 0 : shared_->writer.write(pieces);
@@ -337,10 +336,10 @@ void VerbsStream::consume(std::size_t bytes) noexcept { shared_->reader.consume(
 
 std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_->reader.read(to); }
 
-// What is carried is never shown.
+// Payloads that carries() accepts must be too long for peek().
 std::size_t VerbsStream::window() const { return kDirectBytes - 1; }
 
-// Holds the registrations, not the queue pair.
+// The returned function keeps the registrations alive, not the queue pair.
 ByteStream::Reach VerbsStream::reach() const {
   return [registrations = shared_->registrations](const Slice& memory,
                                                   cuda::Device& gpu) -> Result<Pin> {
@@ -357,7 +356,7 @@ bool VerbsStream::carries(const Slice& memory) const noexcept {
          shared_->registrations->gpus().at(memory.data, memory.bytes) != nullptr;
 }
 
-// Not from the cache: a registration that is shared may be of more than this.
+// Does not use the cache, because a shared registration may cover more memory than this.
 Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {
   if (memory.bytes == 0) return std::make_shared<MemoryRegion>(memory, RegionKey(), nullptr);
   try {
@@ -383,7 +382,7 @@ bool VerbsStream::withdraw(const Error& why) noexcept {
   shared_->let_words_out();
   bool was_destroyed = shared_->writer.withdraw();
   was_destroyed |= shared_->reader.withdraw();
-  if (was_destroyed) shared_->fail(why);  // the peer hears of it over TCP
+  if (was_destroyed) shared_->fail(why);  // the peer learns of it over TCP
   return !shared_->pair.is_stuck();
 }
 

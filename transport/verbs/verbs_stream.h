@@ -1,6 +1,6 @@
-// A lane's bytes over a queue pair. The two ends meet over a lane of TCP, which they keep: they say
-// hello there, and its end is how the death of the other process is noticed, as a queue pair that
-// has nothing to send notices nothing.
+// The byte stream of a connection over a queue pair. The two ends meet over a TCP connection, where
+// they exchange hellos, and keep it: its end shows that the other process has died, which a queue
+// pair that has nothing to send does not notice.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,9 @@ namespace weft::transport::verbs {
 
 class VerbsStream final : public ByteStream, private PlacedWrites {
  public:
-  // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said
-  // hello by the deadline; `until_met` is held until it has, or until the stream goes. Throws Busy.
+  // `meeting` is a new connection to the peer; it may still be connecting. The peer must send its
+  // hello by the deadline. `until_met` is held until it is ready, or until the stream is destroyed.
+  // Throws Busy.
   VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
               std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met = {});
   ~VerbsStream() override;
@@ -41,7 +42,8 @@ class VerbsStream final : public ByteStream, private PlacedWrites {
   Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) override;
   Result<bool> put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept override;
 
-  struct Shared;  // all of it: a handler that runs while this object goes keeps it
+  // All state. A handler that runs while this object is destroyed keeps it alive.
+  struct Shared;
   std::shared_ptr<Shared> shared_;
 };
 

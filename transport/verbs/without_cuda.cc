@@ -1,4 +1,5 @@
-// In the place of gpudirect.cc, where Weft is built without CUDA: nobody asks.
+// Replaces gpudirect.cc in a build without CUDA. These functions are never called there with GPU
+// memory.
 #include <weft/transport/verbs/registration.h>
 
 namespace weft::transport::verbs {
