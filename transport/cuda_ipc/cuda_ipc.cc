@@ -25,9 +25,10 @@ class CudaIpcConnection final : public Connection,
         sender_(std::make_shared<Sender>(below, stage, capabilities_, loop)),
         receiver_(std::make_shared<Receiver>(below, stage, capabilities_, loop)) {}
 
-  // Says hello, and begins to receive: the peer's hello comes before anybody may want messages.
+  // Sends the hello and begins to receive, because the peer's hello may arrive before the user
+  // calls receive().
   void start();
-  // The last reference that somebody else held is gone.
+  // Called when the user's last reference is dropped.
   void drop() noexcept;
 
   std::string_view transport() const override { return "cuda_ipc"; }
@@ -46,14 +47,14 @@ class CudaIpcConnection final : public Connection,
 
  private:
   enum class Phase { Hello, Reach, Messages };
-  // A message that came before anybody receives.
+  // A message that arrived before receive() was called.
   struct Kept {
     std::vector<std::byte> header;
     std::vector<std::uint64_t> sizes;
     Bytes in_place;  // stays until it is accepted
   };
 
-  // On the loop.
+  // The functions below run on the event loop.
   void arrived(const Arrival& below);
   std::optional<Error> meet(const Arrival& below);
   std::optional<Error> learn_reach(const Arrival& below);
@@ -62,10 +63,11 @@ class CudaIpcConnection final : public Connection,
   void closed(const Error& why);
   void end() noexcept;
 
-  std::shared_ptr<Connection> below_;  // callers' only, who hold this
+  // Used by callers only; drop() resets it.
+  std::shared_ptr<Connection> below_;
   const std::string peer_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // without a share in it, see Sender
+  EventLoop* const loop_address_;  // not owned, see Sender
   const Identity here_;
   const Capabilities capabilities_;
   const std::shared_ptr<Sender> sender_;
@@ -73,14 +75,14 @@ class CudaIpcConnection final : public Connection,
   std::atomic<bool> receives_{false};
   std::atomic<bool> dropped_{false};
 
-  // The loop's.
+  // Used on the event loop only.
   Phase phase_ = Phase::Hello;
   std::shared_ptr<Process> process_;
   std::optional<std::string> why_not_;
   std::optional<Handlers> handlers_;
   std::optional<Kept> kept_;
-  std::optional<Error> lost_;    // why we ended it, where the peer is to blame
-  std::optional<Error> closed_;  // and nobody was there to be told
+  std::optional<Error> lost_;    // why we closed the connection, if the peer is to blame
+  std::optional<Error> closed_;  // the end, if it came before receive() was called
 };
 
 void CudaIpcConnection::start() {
@@ -116,14 +118,15 @@ void CudaIpcConnection::close(const Error& why) noexcept {
   if (!sender_->refuse(reason)) return;
   receiver_->refuse(reason);
   below_->close(why);
-  // Behind what the lane below ends, which was sent earlier.
+  // Posted, so that it runs after the connection below has ended its pending operations.
   if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
 }
 
 void CudaIpcConnection::drop() noexcept {
   dropped_ = true;
   close(Error(Blame::Cancelled, "nobody holds it any more"));
-  // Here, and not in some later turn of the loop: it has a share in that.
+  // Drops the connection below here and not in a later turn of the loop, because it shares
+  // ownership of the loop.
   sender_->let_go();
   receiver_->let_go();
   below_.reset();
@@ -156,7 +159,7 @@ std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
   std::uint32_t reached = 0;
   why_not_ = why_unreachable(here_, there);
   try {
-    // Of another host it would be some other process.
+    // On another host this process id would name some other process.
     if (!why_not_) {
       process_ = std::make_shared<Process>(there.process);
       reached = receiver_->meet(std::move(hello).value(), Page::open(there.process, page));
@@ -181,7 +184,7 @@ std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   log::info("cuda_ipc to " + peer() + ": " +
             (why.empty() ? "it reads device memory where it is"
                          : "device memory goes by the lane below, because " + why));
-  // A peer that we cannot read may not read us: its page is none of ours.
+  // A peer whose process or page this process cannot open is not allowed to read our memory.
   sender_->meet(
       process_, why_not_ ? 0 : reached.value(),
       why_not_
@@ -202,7 +205,7 @@ std::optional<Error> CudaIpcConnection::show(const Arrival& below) {
 void CudaIpcConnection::lose(const Error& why) {
   lost_ = why.within("the lane to " + peer() + " is lost");
   receiver_->refuse(*lost_);
-  sender_->lose(*lost_);  // and closed() follows
+  sender_->lose(*lost_);  // closed() follows
 }
 
 void CudaIpcConnection::closed(const Error& why) {
@@ -217,7 +220,7 @@ void CudaIpcConnection::closed(const Error& why) {
   }
 }
 
-// What callers hold; see the one of StreamConnection.
+// Callers' references point to this; see Holder in stream_connection.cc.
 struct Holder {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<CudaIpcConnection> connection;

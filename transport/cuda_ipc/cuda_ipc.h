@@ -1,35 +1,35 @@
-// Lanes that carry device memory between processes of one host by letting the receiver's stream
-// read it where it is, over lanes that carry everything else (shm). Both ends are made so.
+// Connections that carry device memory between processes of one host: a stream of the receiver
+// reads the memory where it is. They run over connections (shm) that carry everything else. Both
+// ends must be made this way.
 //
-//   auto stage = std::make_shared<staged::Stage>(devices);  // one for all lanes of the process
-//   auto lane = cuda_ipc::over(connector->connect(…), stage, loop);
+//   auto stage = std::make_shared<staged::Stage>(devices);  // one for all connections of a process
+//   auto connection = cuda_ipc::over(connector->connect(…), stage, loop);
 //
-// A send records an event behind `ready` and goes at once: only the names of the memory travel.
-// accept() has a stream of the receiver's wait for that event and for its own `ready`, and copy; so
-// no host waits between the sender's kernel and the receiver's, and done() of the accept is a flag
-// that the copying stream raises. done() of the send passes when the copy is made and both loops
-// have seen it.
+// send() records an event after `ready` and sends a message at once that only names the memory.
+// accept() makes a stream of the receiver wait for that event and for its own `ready`, and copy. So
+// no host thread waits between the sender's kernel and the receiver's. The done() of the accept is
+// a flag that the copying stream raises. The done() of the send passes when the copy has been made
+// and both loops have seen that.
 //
-// What can be shared: memory of cuMemAlloc, and memory of virtual addresses (cuMemMap; PyTorch's
-// expandable segments) that was made to be shared by descriptor, of which a payload may span
-// several segments.
+// Two kinds of memory can be shared: memory of cuMemAlloc, and memory of virtual addresses
+// (cuMemMap; PyTorch's expandable segments) that was created shareable by descriptor. A payload of
+// the latter may span several segments.
 //
-// What cannot be shared goes by the lane below, if that carries device memory (over
-// staged::over()), else its send fails with Unsupported and the reason: the peer is on another
-// host, in another container, or this very process; no peer-to-peer access between the GPUs; memory
-// of stream-ordered pools; memory of a second GPU in one message; more pieces (allocations,
-// segments) than max_payloads in one message; memory of virtual addresses where no folder for
-// temporary files can be written.
+// Payloads that cannot be shared are sent by the connection below, if it carries device memory
+// (over staged::over()); else their send fails with Unsupported and the reason. They are: payloads
+// to a peer on another host, in another container or in this very process; between GPUs without
+// peer-to-peer access; in memory of stream-ordered pools; in memory of a second GPU in one message;
+// of more pieces (allocations, segments) than max_payloads in one message; in memory of virtual
+// addresses if no folder for temporary files is writable.
 //
 // Where connection.h leaves a choice:
-// - A `ready` that no stream can see (a HostFlag) is awaited by the loop instead.
+// - If no stream can see a `ready` fence (a HostFlag), the loop waits for it instead.
 // - A destination on the host is filled through a pinned chunk.
 // - An operation that fails keeps its memory pinned until the peer does not read it any more.
 // - Opening an allocation, at its first message, may wait for the device.
-// - Memory of virtual addresses that was sent stays taken, also when the program has unmapped it,
-// until the lane ends or
-//   what is mapped there next is sent; and where it was read, until that device's retirement is
-//   reclaimed.
+// - Memory of virtual addresses that was sent stays allocated, even if the program has unmapped it,
+//   until the connection ends or memory that is later mapped at that address is sent; on the
+//   reading side, until that device's retirement is reclaimed.
 #pragma once
 
 #include <memory>
@@ -41,13 +41,12 @@
 
 namespace weft::transport::cuda_ipc {
 
-// Whether a lane may have one above it: those of shm, whose peers the kernel has shown to be this
-// user's. A stranger must not name processes whose memory is opened here.
+// Whether over() may be applied to this connection. True for shm, where the kernel has shown that
+// the peer belongs to this user: a stranger must not name processes whose memory is opened here.
 bool fits(const Connection& below);
 
-// The lane is the result's alone from then on; receive() has not been called on it. `loop` is its
-// loop. `here` is what the peer is told of this process. Throws Busy, Device, Unsupported (more
-// than kMaxGpus).
+// Takes over `below`, on which receive() must not have been called. `loop` is its loop. `here`
+// describes this process to the peer. Throws Busy, Device, Unsupported (more than kMaxGpus GPUs).
 std::shared_ptr<Connection> over(std::shared_ptr<Connection> below,
                                  std::shared_ptr<staged::Stage> stage,
                                  const std::shared_ptr<EventLoop>& loop,

@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t kSpacing = 64;  // a cache line
 constexpr std::size_t kWords = kMaxGpus * kSlots;
-constexpr std::size_t kPageBytes =
-    (kWords + 2) * kSpacing;  // behind the words: closed, and the key
+// After the words: closed() and the key.
+constexpr std::size_t kPageBytes = (kWords + 2) * kSpacing;
 
 void* map(const Descriptor& descriptor) {
   void* const memory =
@@ -44,8 +44,8 @@ std::shared_ptr<Page> Page::make() {
 std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
   const std::string path =
       "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
-  Descriptor descriptor(
-      ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));  // whatever it may be by now
+  // The descriptor may refer to any kind of file by now, hence O_NONBLOCK.
+  Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   const auto refuse = [&](const std::string& why, Blame blame = Blame::PeerLost) {
     throw Error(blame, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
   };
@@ -87,7 +87,7 @@ Process::Process(std::uint64_t number)
 }
 
 bool Process::has_ended() const noexcept {
-  if (!descriptor_) return true;  // it had ended before
+  if (!descriptor_) return true;  // it had ended before the constructor ran
   pollfd ask{descriptor_.get(), POLLIN, 0};
   return ::poll(&ask, 1, 0) == 1;
 }
@@ -95,7 +95,7 @@ bool Process::has_ended() const noexcept {
 bool ReadFence::query() const noexcept {
   if (was_read() || is_gone_) return true;
   if (page_->closed().load(std::memory_order_acquire) != 0) return true;
-  // A system call, so not every time.
+  // Not at every call, as has_ended() is a system call.
   constexpr std::uint32_t kAskEvery = 256;
   if (asked_.fetch_add(1, std::memory_order_relaxed) % kAskEvery != kAskEvery - 1 ||
       !peer_->has_ended())

@@ -1,6 +1,6 @@
-// A page of words that two processes see. Each end of a lane has its own; the other one raises
-// words in it: "the payloads of the message with this slot have been read". Words only count up.
-// And a last one: "nothing of yours is read any more".
+// A page of counters in shared memory. Each end of a connection has its own page. The peer raises a
+// word in it when it has read the payloads of the message with that slot; words only count up. It
+// sets a last word, closed(), when it does not read this end's memory any more.
 #pragma once
 
 #include <atomic>
@@ -18,15 +18,15 @@ class Page {
  public:
   // Throws Busy.
   static std::shared_ptr<Page> make();
-  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened
-  // or is another one (a descriptor's number comes back as soon as a lane that was given up has
-  // closed it), Unsupported where this process may not open what is another's.
+  // Opens the page of another process of this user, or of this process. Throws PeerLost if it
+  // cannot be opened or is a different page (the descriptor's number may be reused once a
+  // connection has closed it), Unsupported if this process has no permission to open it.
   static std::shared_ptr<Page> open(std::uint64_t process, const PageName& name);
   ~Page();
   Page(const Page&) = delete;
   Page& operator=(const Page&) = delete;
 
-  // How others open it.
+  // The name by which other processes open it.
   PageName name() const { return {static_cast<std::uint32_t>(descriptor_.get()), key()}; }
   std::atomic<std::uint32_t>& word(std::size_t gpu, std::size_t slot) const;
   std::atomic<std::uint32_t>& closed() const;
@@ -39,7 +39,7 @@ class Page {
   std::byte* memory_;
 };
 
-// Whether a process still lives. (Its number alone would not tell: numbers come back.)
+// Tells whether a process still lives. (Its number is not enough, as numbers are reused.)
 class Process {
  public:
   // Throws Busy, and Unsupported on a system without pidfd_open.
@@ -52,8 +52,8 @@ class Process {
   const Descriptor descriptor_;
 };
 
-// Passes when a word of our page has reached the value: nobody reads the message's payloads any
-// more. Or nobody can: the peer has closed the lane, or is gone.
+// Passes when a word of our page has reached `value`: the peer has read the message's payloads.
+// Also passes when the peer has closed the connection or its process has ended.
 class ReadFence final : public Fence::Source {
  public:
   ReadFence(std::shared_ptr<Page> page, std::shared_ptr<Process> peer, std::size_t gpu,
@@ -68,7 +68,7 @@ class ReadFence final : public Fence::Source {
   }
   bool query() const noexcept override;
   bool synchronize(Deadline deadline) const noexcept override;
-  // Unsupported: nothing waits for it but the loop.
+  // Throws Unsupported unless the fence has passed: only the event loop waits for it.
   void wait(const cuda::StreamRef& stream) const override;
   bool on_passed(Task&) const override { return false; }
 

@@ -9,11 +9,11 @@ namespace weft::transport::cuda_ipc {
 namespace {
 
 constexpr char kWho[] = "passing descriptors";
-constexpr std::size_t kMostPassed = 1 << 16;  // that a peer may pass before it tells of them
+constexpr std::size_t kMostPassed = 1 << 16;  // that a peer may pass before it names them
 
 using Words = std::array<std::byte, sizeof(std::uint64_t)>;
 
-// Both ends are on one host, so in its order of bytes.
+// Both ends are on one host, so the bytes are in its native order.
 Words words_of(std::uint64_t allocation) {
   Words words;
   std::memcpy(words.data(), &allocation, sizeof allocation);
@@ -36,7 +36,7 @@ std::optional<std::string> PassingEnd::why_not(std::uint64_t process) {
     while (!socket_) {
       Descriptor found = accept_from(listening_.socket, kWho);
       if (!found) throw Error(Blame::PeerLost, "passing descriptors: the peer has not connected");
-      // Others of this user may have come first.
+      // Other processes of this user may have connected first.
       if (check_peer(found, kWho) == static_cast<pid_t>(process)) socket_ = std::move(found);
     }
   } catch (const Error& error) {

@@ -1,10 +1,10 @@
-// The socket of a lane's own over which descriptors of memory go from the sender of one end to the
-// receiver of the other, each with the number of its allocation. (By pidfd_getfd it would take the
-// rights of a debugger.) The side that has the memory listens, and says in its hello where; the
-// other one connects before it says what it reaches.
+// A socket for each direction of a connection. The sender passes descriptors of memory over it to
+// the peer's receiver, each with the number of its allocation. (pidfd_getfd would need the rights
+// of a debugger.) The side that has the memory listens and names the socket in its hello; the other
+// side connects before it sends its reach message.
 //
-// One message may tell of more descriptors than the socket holds, so the receiver takes them as
-// they come, whatever has become of the messages. For one thread at a time.
+// One message may name more descriptors than the socket holds, so the receiver takes descriptors as
+// they arrive, independently of messages. Used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,19 @@ class PassingEnd {
  public:
   enum class Outcome { Passed, Full, Gone };
 
-  // Listens. Where it cannot, why_not() says so.
+  // Listens. If that fails, why_not() returns the reason.
   PassingEnd();
 
-  // The descriptor of the socket's name, for the hello; 0: there is none, or none any more.
+  // The descriptor of the socket's name, for the hello; 0 if it does not listen (any more).
   std::uint32_t name() const {
     return listening_.name ? static_cast<std::uint32_t>(listening_.name.get()) : 0;
   }
-  // Why nothing can be passed to that process; nothing where it has connected. Looks for it when it
-  // is first asked.
+  // Why nothing can be passed to that process; empty if it has connected. The first call accepts
+  // its connection.
   std::optional<std::string> why_not(std::uint64_t process);
-  // After why_not() has said nothing. Once Gone, always.
+  // Requires that why_not() has returned empty. After Gone, always returns Gone.
   Outcome pass(std::uint64_t allocation, const Descriptor& descriptor);
-  // Passes nothing from now on.
+  // Stops passing.
   void close() noexcept;
 
  private:
@@ -46,22 +46,23 @@ class PassingEnd {
 // The receiver's end.
 class TakingEnd {
  public:
-  // Connects to that of the process; see PassingEnd::name(). Throws PeerLost, Busy.
+  // Connects to the process's PassingEnd, by its name(). Throws PeerLost, Busy.
   TakingEnd(std::uint64_t process, std::uint32_t name);
 
-  // To be watched.
+  // The descriptor to watch.
   int descriptor() const { return socket_.get(); }
-  // Keeps what has come. False when nothing more will; then it need not be watched any more.
+  // Takes and keeps the descriptors that have arrived. Returns false when no more will arrive; then
+  // it need not be watched any more.
   bool take();
-  // What has come with that number, an invalid one if nothing has; the last one, where the sender
-  // has thought better of it.
+  // Removes and returns the descriptor with that number; an invalid one if none has arrived. If the
+  // sender passed several with that number, the last one.
   Descriptor find(std::uint64_t allocation);
-  // Why nothing more comes, where that is our own fault.
+  // The error that stopped take(); empty if the peer just closed the socket.
   const std::optional<Error>& failure() const { return failure_; }
 
  private:
   Descriptor socket_;
-  std::map<std::uint64_t, Descriptor> passed_;  // that no message has told of yet
+  std::map<std::uint64_t, Descriptor> passed_;  // that no message has named yet
   bool is_over_ = false;
   std::optional<Error> failure_;
 };

@@ -16,8 +16,8 @@ using staged::Landing;
 
 namespace {
 
-constexpr std::size_t kChunks = 4;                 // pinned, for destinations on the host
-constexpr std::size_t kMostAllocations = 1 << 16;  // of a GPU, that a peer may tell of
+constexpr std::size_t kChunks = 4;                 // pinned chunks for destinations on the host
+constexpr std::size_t kMostAllocations = 1 << 16;  // of one GPU that a peer may describe
 
 Slice nothing() { return {nullptr, 0, Device::host()}; }
 
@@ -33,7 +33,7 @@ struct Receiver::Reading {
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
 
-  std::shared_ptr<Page> page;  // the peer's
+  std::shared_ptr<Page> page;  // the peer's page
 };
 
 struct Receiver::Read {
@@ -116,8 +116,7 @@ void Receiver::take_passed() {
   if (taking_ && !taking_->take()) watch_.reset();
 }
 
-// --- arriving
-// ---------------------------------------------------------------------------------------------------------
+// --- Arriving ---
 
 std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived) {
   Bytes header;
@@ -152,7 +151,8 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
   return std::nullopt;
 }
 
-// Whatever becomes of the message: the peer says it once.
+// Records the allocations that the message describes, even if it is then not accepted, because the
+// peer describes each only once.
 std::optional<Error> Receiver::learn() {
   auto& allocations = sources_[message_.gpu].allocations;
   for (const Payload& payload : message_.payloads) {
@@ -160,7 +160,7 @@ std::optional<Error> Receiver::learn() {
       if (auto wrong = learn(piece, allocations)) return wrong;
     }
   }
-  // All of them once more: what one names another may have replaced.
+  // Checks all pieces again, because one piece may have replaced the allocation of another.
   for (const Payload& payload : message_.payloads) {
     for (const Piece& piece : payload.pieces) {
       if (allocations.contains(piece.allocation)) continue;
@@ -175,7 +175,7 @@ std::optional<Error> Receiver::learn() {
 std::optional<Error> Receiver::learn(const Piece& piece,
                                      std::map<std::uint64_t, Allocation>& allocations) {
   if (piece.replaces != 0)
-    allocations.erase(piece.replaces);  // what is being copied from it has a share
+    allocations.erase(piece.replaces);  // copies in progress keep its memory open
   if (piece.handle) {
     Allocation& allocation = allocations[piece.allocation];
     if (allocation.handle == *piece.handle) return std::nullopt;
@@ -183,7 +183,8 @@ std::optional<Error> Receiver::learn(const Piece& piece,
     allocation.handle = *piece.handle;
   }
   if (piece.passed == 0) return std::nullopt;
-  if (taking_ && !taking_->take()) watch_.reset();  // it was passed before the message was sent
+  // The descriptor was passed before the message was sent, so it has arrived by now.
+  if (taking_ && !taking_->take()) watch_.reset();
   Descriptor descriptor = taking_ ? taking_->find(piece.allocation) : Descriptor();
   if (!descriptor) {
     if (taking_ && taking_->failure()) return taking_->failure();
@@ -196,8 +197,7 @@ std::optional<Error> Receiver::learn(const Piece& piece,
   return std::nullopt;
 }
 
-// --- accepting, on any thread
-// -----------------------------------------------------------------------------------------
+// --- Accepting, on any thread ---
 
 std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) {
@@ -214,12 +214,12 @@ std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) 
 Op Receiver::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
   std::lock_guard lock(mutex_);
   if (failure_) return Op::failed(*failure_);
-  if (auto wrong = why_refused(destinations))
-    return Op::failed(std::move(*wrong));  // and the message waits on
+  // The message still waits to be accepted.
+  if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));
   if (stand_ == Stand::Shared) return accept_shared(destinations, std::move(pin), std::move(ready));
   std::vector<Slice> places(destinations.begin(), destinations.end());
   for (Slice& place : places) place = place.bytes > 0 ? place : nothing();
-  // The lane below may still refuse: device memory, where it carries none.
+  // The connection below may refuse device memory if it carries none; then the message still waits.
   const Op op = below_->accept(places, std::move(pin), std::move(ready));
   if (const auto error = op.ended() ? op.error() : std::nullopt;
       !error || error->blame() != Blame::Caller) {
@@ -232,7 +232,7 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
   stand_ = Stand::None;
   Source& source = sources_[message_.gpu];
   const auto read = std::make_shared<Read>(reading_, message_);
-  std::vector<Slice> others;  // destinations of what the lane below carries
+  std::vector<Slice> others;  // destinations of the payloads of the connection below
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     if (message_.payloads[i].pieces.empty())
       others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
@@ -251,7 +251,7 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
       streams_.close(why);
       below_->close(why);
     } else {
-      below_->accept({}, nullptr, {});  // the lane goes on
+      below_->accept({}, nullptr, {});  // the connection can still be used
     }
     return Op::failed(why);
   }
@@ -282,7 +282,7 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
     auto work = std::make_shared<HostCopies>();
     *work = {std::move(to_host), source.stream, after, held, landing};
     to_host_.push_back(work);
-    // Both weak: the fence is somebody's who may keep it for ever.
+    // Both are weak, because the fence's owner may keep it for ever.
     here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(work)] {
       const auto self = weak.lock();
       const auto still = waiting.lock();
@@ -319,7 +319,7 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
         std::make_shared<cuda::OpenedMemory>(*source.device, allocation.descriptor, bytes);
     allocation.descriptor = Descriptor();
   } else if (!allocation.memory) {
-    // What no copy has a share in is opened again where it is named again.
+    // Closes memory that no copy uses. It is opened again when it is named again.
     const auto close_others = [&source] {
       for (auto& [number, other] : source.allocations) {
         if (other.passed == 0) other.memory.reset();
@@ -342,8 +342,7 @@ cuda::EventRef Receiver::event_of(Source& source) {
   return *event;
 }
 
-// --- to the host, on the loop
-// -----------------------------------------------------------------------------------------
+// --- Copying to the host, on the loop ---
 
 void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
   if (work->index == work->copies.size()) return finish(work, std::nullopt);
@@ -381,7 +380,7 @@ void Receiver::finish(const std::shared_ptr<HostCopies>& work, const std::option
     std::lock_guard lock(mutex_);
     std::erase(to_host_, work);
   }
-  work->held.reset();  // and the peer hears that it has been read
+  work->held.reset();  // tells the peer that the message has been read
   work->landing->end_part(error);
 }
 
@@ -406,7 +405,8 @@ std::shared_ptr<Connection> Receiver::let_go() noexcept {
 void Receiver::end() noexcept {
   std::optional<Error> why;
   std::vector<std::shared_ptr<HostCopies>> to_host;
-  std::shared_ptr<Reading> last;  // but for what streams are reading at this moment
+  // Dropped at the end of this function; streams that still read keep it.
+  std::shared_ptr<Reading> last;
   {
     std::lock_guard lock(mutex_);
     why = failure_;
@@ -415,8 +415,8 @@ void Receiver::end() noexcept {
     to_host.swap(to_host_);
     watch_.reset();
     taking_.reset();
-    for (Source& source : sources_)
-      source.allocations.clear();  // what is being copied from them has a share
+    // Copies in progress keep their memory open.
+    for (Source& source : sources_) source.allocations.clear();
   }
   for (const auto& work : to_host) work->landing->fail(*why);
   streams_.fail(*why);

@@ -1,7 +1,9 @@
-// The receiving half of a cuda_ipc lane: opens what the peer names, once for an allocation, and
-// copies it to where accept() says, by a stream of ours that waits for the peer's event.
+// The receiving half of a cuda_ipc connection. It opens each allocation that the peer names once. A
+// stream of this process waits for the peer's event and copies the payload to the destination that
+// accept() names.
 //
-// accept() and refuse() are for every thread, the rest for the loop.
+// accept() and refuse() are thread-safe; the other functions run on the event loop unless they say
+// otherwise.
 #pragma once
 
 #include <functional>
@@ -30,53 +32,52 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
            const Capabilities& limits, const std::shared_ptr<EventLoop>& loop);
   ~Receiver();
 
-  // Who is at the other end, and its page. Connects to its socket. Returns which of its GPUs can be
-  // read: a bit for each.
+  // Takes the peer's hello and its page, and connects to its socket. Returns which of its GPUs can
+  // be read, one bit for each.
   std::uint32_t meet(Hello theirs, std::shared_ptr<Page> page);
-  // The message that the lane below shows was for the lane itself.
+  // Accepts a hello or reach message on the connection below.
   void take_introduction();
-  // What the lane below shows. Returns why the lane ends, if so.
+  // Handles a message of the connection below. Returns an error if the connection must end.
   std::optional<Error> take(const Arrival& below, const Arrived& arrived);
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
-  // From now on accept() fails with this. False where it does already.
+  // Makes accept() fail with `why` from now on. Returns false if it already fails.
   bool refuse(const Error& why);
-  // After refuse(): fails what is being copied, and tells the peer that its memory is not read any
-  // more.
+  // After refuse(): fails pending copies, and tells the peer when its memory is not read any more.
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
-  // must not end from inside.)
+  // After refuse(): returns the connection below and drops it here. Thread-safe. (It shares
+  // ownership of the loop, which must not be destroyed on its own thread.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
-  // What the peer has told of once, and takes for known from then on.
+  // An allocation that the peer has described. Later messages name it only by number.
   struct Allocation {
     cuda::IpcHandle handle{};
-    Descriptor descriptor;     // instead of the handle, until the memory is opened
-    std::uint64_t passed = 0;  // bytes that the descriptor is for
-    std::shared_ptr<cuda::OpenedMemory> memory;  // from when it is first read
+    Descriptor descriptor;     // used instead of the handle; dropped when the memory is opened
+    std::uint64_t passed = 0;  // bytes of the descriptor's memory
+    std::shared_ptr<cuda::OpenedMemory> memory;  // opened when first read
   };
-  // One of the peer's GPUs, as we read it.
+  // One of the peer's GPUs.
   struct Source {
-    staged::CopyStream* stream = nullptr;  // null: it cannot be read
+    staged::CopyStream* stream = nullptr;  // copies from it; null if it cannot be read
     cuda::Device* device = nullptr;
     std::vector<std::optional<cuda::SharedEvent>> events;  // opened when first named
     std::map<std::uint64_t, Allocation> allocations;       // by the peer's number
   };
-  // A message that is being copied to the host, chunk by chunk: what no stream may write (pageable
-  // memory) takes the way over a pinned chunk.
+  // A message that is being copied to the host. Streams cannot write to pageable memory, so it is
+  // copied through pinned chunks.
   struct HostCopies;
-  // Both tell the peer with their last reference: the message has been read, or never will be;
-  // nothing is read any more.
+  // Each tells the peer when its last reference is dropped. Read: the message has been read, or
+  // never will be. Reading: no memory of the peer is read any more.
   struct Read;
   struct Reading;
 
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + peer_; }
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
-  // On the loop, in meet() under the mutex.
+  // Both run on the loop. connect() is called by meet() and requires mutex_.
   void connect();
   void take_passed();
-  // Under the mutex.
+  // The functions below require mutex_, up to event_of().
   std::optional<Error> learn();
   std::optional<Error> learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations);
   Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
@@ -84,7 +85,7 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
                                                   Source& source, std::vector<Pin>& pins);
   std::shared_ptr<cuda::OpenedMemory> memory_of(const Piece& piece, Source& source);
   cuda::EventRef event_of(Source& source);
-  // On the loop.
+  // Both run on the loop.
   void go_on(const std::shared_ptr<HostCopies>& copies);
   void finish(const std::shared_ptr<HostCopies>& copies, const std::optional<Error>& error);
 
@@ -92,24 +93,25 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   const std::shared_ptr<staged::Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end
-                                   // it from inside
+  // Not owned: if a turn of the loop held the last reference, the loop would be destroyed on its
+  // own thread.
+  EventLoop* const loop_address_;
   const std::shared_ptr<staged::Chunks> chunks_;
   staged::CopyStreams streams_;
   Hello theirs_;
-  std::vector<Source> sources_;  // by place in their hello
+  std::vector<Source> sources_;  // by index in the peer's hello
 
-  std::mutex mutex_;  // of what follows, and of what is in sources_
+  std::mutex mutex_;  // guards the members below and the contents of sources_
   std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;  // not touched once there is a failure
+  std::shared_ptr<Connection> below_;  // not used once failure_ is set
   std::shared_ptr<Reading> reading_;
-  enum class Stand { None, Plain, Shared };  // the message that has been shown
+  enum class Stand { None, Plain, Shared };  // the kind of message that waits for accept()
   Stand stand_ = Stand::None;
   std::vector<std::shared_ptr<HostCopies>> to_host_;
   Shared message_;                    // without its header
-  std::vector<std::uint64_t> sizes_;  // of all payloads; steady until the next message
+  std::vector<std::uint64_t> sizes_;  // of all payloads; unchanged until the next message
   std::optional<TakingEnd> taking_;
-  EventLoop::Registration watch_;  // of that
+  EventLoop::Registration watch_;  // of taking_
 };
 
 }  // namespace weft::transport::cuda_ipc

@@ -12,8 +12,8 @@ using staged::Landing;
 
 namespace {
 
-constexpr auto kRetry =
-    std::chrono::milliseconds(1);  // of passing descriptors, while the socket is full
+// Interval for passing descriptors again while the socket is full.
+constexpr auto kRetry = std::chrono::milliseconds(1);
 
 }  // namespace
 
@@ -51,8 +51,7 @@ std::vector<Gpu> Sender::gpus() const {
   return gpus;
 }
 
-// --- from the caller
-// --------------------------------------------------------------------------------------------------
+// --- From the caller ---
 
 std::optional<Error> Sender::why_refused(Bytes header, std::span<const Slice> payloads) const {
   const auto wrong = [&](const std::string& text) {
@@ -91,7 +90,7 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
     item.payloads.assign(payloads.begin(), payloads.end());
     item.pin = pin;
     item.ready = std::move(ready);
-    // A stream can wait for what concerns its device's memory.
+    // Streams can wait for the flag if the message has device memory.
     auto flag = is_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_))
                         : stage_->flags().make();
     item.landing = std::make_shared<Landing>(
@@ -134,8 +133,7 @@ void Sender::introduce(const std::vector<std::byte>& message) {
   if (!failure_) below_->send(message, {}, nullptr, {});
 }
 
-// --- naming
-// -----------------------------------------------------------------------------------------------------------
+// --- Naming ---
 
 void Sender::pump() {
   std::vector<std::pair<std::shared_ptr<Landing>, Error>> failed;
@@ -189,7 +187,8 @@ Sender::Went Sender::go(Item& item) {
   return Went::Out;
 }
 
-// False where the loop must wait instead, because no stream can see the flag.
+// Makes the source's stream wait for item.ready. Returns false if no stream can see that fence;
+// then the loop waits for it.
 bool Sender::stream_waits(Source& source, Item& item) {
   try {
     item.ready.wait(source.stream);
@@ -206,8 +205,8 @@ bool Sender::stream_waits(Source& source, Item& item) {
   return false;
 }
 
-// What the message tells of by descriptor goes before it. Nothing where all of it has; else what
-// becomes of the item.
+// Passes the descriptors of the allocations that the message describes, before the message itself.
+// Returns empty if all have been passed; else the result for the item.
 std::optional<Sender::Went> Sender::pass(const Naming& naming, Item& item) {
   for (Known* known : naming.told) {
     if (!known->descriptor) continue;
@@ -220,7 +219,8 @@ std::optional<Sender::Went> Sender::pass(const Naming& naming, Item& item) {
           });
         }
         return Went::Waits;
-      case PassingEnd::Outcome::Gone: return go(item);  // without what would have to be passed
+      case PassingEnd::Outcome::Gone:
+        return go(item);  // names nothing that would need a descriptor
     }
   }
   return std::nullopt;
@@ -234,9 +234,8 @@ Sender::Went Sender::go_shared(Item& item, Naming naming) {
   const bool is_ready = item.ready.query();
   if (!is_ready && !stream_waits(source, item)) return Went::Waits;
   const std::size_t slot = source.free.back();
-  if (!is_ready)
-    source.events[slot].record(
-        source.stream);  // else the slot's last record, which has passed, will do
+  // If it is ready, the slot's previous record, which has passed, is enough.
+  if (!is_ready) source.events[slot].record(source.stream);
   source.free.pop_back();
   const std::uint32_t value = ++source.values[slot];
   std::vector<Slice> others;
@@ -251,7 +250,8 @@ Sender::Went Sender::go_shared(Item& item, Naming naming) {
                        std::move(naming.payloads), item.header};
   const Op told =
       below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence());
-  if (const auto error = told.ended() ? told.error() : std::nullopt) {  // nobody hears of it
+  if (const auto error = told.ended() ? told.error() : std::nullopt) {
+    // The peer does not get the message, so it will not raise the slot's word.
     source.free.push_back(slot);
     throw Error(*error);
   }
@@ -272,8 +272,8 @@ Sender::Went Sender::go_shared(Item& item, Naming naming) {
         const auto self = weak.lock();
         if (self && read->was_read()) self->was_read(gpu, slot);
       });
-  // Behind that: the peer may have read it by now, and the loop says so on its own thread, not on
-  // this one, which has the mutex.
+  // Added after on_ended(): the peer may already have read the message. The loop then reports it on
+  // its own thread, not on this one, which holds mutex_.
   source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
   follow(item.landing, told, /*names=*/true);
   item.landing->end_part(std::nullopt);
@@ -298,7 +298,7 @@ bool Sender::name_slice(Source& source, const Slice& slice, Naming& naming) {
   return true;
 }
 
-// As much of the memory as one allocation has.
+// Names as much of the memory as lies in one allocation.
 std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std::size_t bytes,
                                         Naming& naming) {
   if (naming.pieces + naming.payloads.back().pieces.size() == limits_.max_payloads) {
@@ -326,7 +326,7 @@ std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std
   return piece;
 }
 
-// Null where it cannot be shared.
+// Finds or adds the allocation; null if it cannot be shared.
 Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& range,
                                 Naming& naming) {
   const auto found = source.known.find(range.base);
@@ -341,13 +341,15 @@ Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& ran
   auto shared = share(source, range, std::move(mapped), naming);
   if (!shared) return nullptr;
   Known& known = source.known[range.base];
-  // Of one that the peer was never told of, it is told of what has come instead.
+  // An allocation that was never described to the peer gives its number to its successor at the
+  // same address.
   shared->allocation = known.is_told || known.allocation == 0 ? ++allocations_ : known.allocation;
   shared->replaces = known.is_told ? known.allocation : known.replaces;
   return &(known = std::move(*shared));
 }
 
-// `mapped`: what is mapped there, where that is known already.
+// Makes the allocation shareable; empty if it cannot be shared. `mapped` is the memory that is
+// mapped there, if it is already known.
 std::optional<Sender::Known> Sender::share(Source& source, const cuda::AllocationRange& range,
                                            std::optional<cuda::PhysicalMemory> mapped,
                                            Naming& naming) {
@@ -384,7 +386,7 @@ std::optional<std::string> Sender::why_not_passed() {
 
 void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bool names) {
   landing->begin_part();
-  // Posted: it may have ended already, and the mutex is held.
+  // Posted to the loop, because `below` may have ended already and mutex_ is held.
   below.on_ended([weak = weak_from_this(), landing, below, names] {
     const auto self = weak.lock();
     auto* const here = self ? self->loop() : nullptr;
@@ -398,8 +400,7 @@ void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bo
   });
 }
 
-// --- on the loop
-// ------------------------------------------------------------------------------------------------------
+// --- On the loop ---
 
 void Sender::was_read(std::size_t gpu, std::size_t slot) {
   {
@@ -423,8 +424,8 @@ void Sender::end() noexcept {
     why = failure_;
     retry_.reset();
     if (passing_) passing_->close();
-    for (const auto& source : sources_)
-      source->known.clear();  // and memory that the program has freed
+    // Also releases memory that the program has already freed.
+    for (const auto& source : sources_) source->known.clear();
   }
   for (const auto& source : sources_) source->in_flight.fail(*why);
   for (Item& item : line) item.landing->fail(*why);

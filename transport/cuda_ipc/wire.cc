@@ -15,13 +15,13 @@ namespace {
 
 constexpr char kMagic[8] = {'W', 'E', 'F', 'T', 'i', 'p', 'c', '2'};
 constexpr std::size_t kMaxName = 256;
-constexpr std::size_t kPieceBytes =
-    8 + 8 + 8 + 8 + 1 + 64;  // the most that one piece takes in a message
-constexpr std::size_t kPayloadBytes =
-    8 + 4 + kPieceBytes;  // and one payload: there are as many pieces as payloads, at most
+// Most bytes of one piece in a message.
+constexpr std::size_t kPieceBytes = 8 + 8 + 8 + 8 + 1 + 64;
+// Most bytes of one payload. A message may have as many pieces as payloads.
+constexpr std::size_t kPayloadBytes = 8 + 4 + kPieceBytes;
 constexpr std::size_t kFrontBytes = 64;
 
-// How a piece's allocation is told of.
+// How a message describes a piece's allocation.
 enum class Told : std::uint8_t { Before = 0, Handle = 1, Descriptor = 2 };
 
 class Writer {
@@ -42,7 +42,7 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-// Reads zeros past the end, and says so.
+// Reads zeros past the end; then is_cut() is true.
 class Reader {
  public:
   explicit Reader(Bytes bytes) : left_(bytes) {}
@@ -82,7 +82,7 @@ class Reader {
   bool is_cut_ = false;
 };
 
-// Of a payload of which so much is left; nothing where it cannot be.
+// Decodes a piece of a payload of which `left` bytes remain; empty if the piece is invalid.
 std::optional<Piece> piece_of(Reader& reader, std::uint64_t left) {
   Piece piece;
   piece.bytes = reader.get<std::uint64_t>();
@@ -116,7 +116,7 @@ Identity Identity::here() {
   if (::stat("/proc/self/ns/pid", &about) != 0) identity.host.clear();
   identity.processes = std::to_string(about.st_ino);
   identity.process = static_cast<std::uint64_t>(::getpid());
-  // The 22nd field; the second is a name in brackets, which may hold anything.
+  // Reads the 22nd field. The second is a name in brackets, which may contain any characters.
   std::string line;
   std::getline(std::ifstream("/proc/self/stat"), line);
   std::istringstream fields(line.substr(std::min(line.rfind(')') + 1, line.size())));
