@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kFolder = "/proc/self/fd";
 
-// What is open, with what each descriptor is: "socket:[4711]", "pipe:[4712]",
-// "anon_inode:[eventpoll]", a path.
+// Calls each(descriptor, kind) for every open descriptor; the kind is "socket:[4711]",
+// "pipe:[4712]", "anon_inode:[eventpoll]" or a path.
 template <class Each>
 void for_each_descriptor(const Each& each) {
   std::error_code failure;
@@ -43,7 +43,7 @@ void close_on_exec(int descriptor) {
   if (flags >= 0) ::fcntl(descriptor, F_SETFD, flags | FD_CLOEXEC);
 }
 
-// Those that an epoll instance watches.
+// The descriptors that an epoll instance watches.
 std::set<int> watched_by(int instance) {
   std::set<int> watched;
   std::ifstream about("/proc/self/fdinfo/" + std::to_string(instance));

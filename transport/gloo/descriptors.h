@@ -1,21 +1,21 @@
-// Gloo opens sockets, epoll instances and pipes that a program inherits which the rank starts by
-// exec: it would hold the connections of a rank that has died, and its peers would wait. Gloo
-// offers no way to open them otherwise.
+// Gloo opens its sockets, epoll instances and pipes without close-on-exec, so a program that the
+// rank starts inherits them. It would keep the connections of a dead rank open, and the rank's
+// peers would wait. Gloo offers no way to change that.
 #pragma once
 
 #include <vector>
 
 namespace weft::transport::gloo {
 
-// Made before Gloo opens its own. Between that and close_on_exec() a program that another thread
-// starts inherits them.
+// Must be constructed before Gloo opens its descriptors. A program that another thread starts
+// before close_on_exec() still inherits them.
 class Descriptors {
  public:
-  // Notes which epoll instances this process has.
+  // Records the epoll instances of this process.
   Descriptors();
-  // Lets no program inherit the epoll instances that have been opened meanwhile, unless they are
-  // closed on exec already, as all but Gloo's are, nor the descriptors that these watch, nor the
-  // other ends of their pipes. Nothing without /proc.
+  // Sets close-on-exec for the epoll instances that have been opened since and lack it (only Gloo's
+  // do), for the descriptors that they watch, and for the other ends of watched pipes. Does nothing
+  // without /proc.
   void close_on_exec() const;
 
  private:

@@ -22,12 +22,13 @@ namespace weft::transport::gloo {
 
 namespace {
 
-// Whether this thread belongs to Gloo or to Waiters: ProcessGroupGloo's destructor joins them, so
-// it must run elsewhere.
+// True if this thread belongs to Gloo or to Waiters. ProcessGroupGloo's destructor joins those
+// threads, so it must not run on one of them.
 thread_local bool on_backend_thread = false;
 
-constexpr auto kUntilBroken =
-    std::chrono::seconds(1);  // what takes milliseconds on machines that are not overloaded
+// Time limit for breaking Gloo's connections, which takes milliseconds unless the machine is
+// overloaded.
+constexpr auto kUntilBroken = std::chrono::seconds(1);
 
 std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   switch (dtype) {
@@ -44,7 +45,7 @@ std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   }
 }
 
-// Complex sums are sums of their parts.
+// Treats complex numbers as pairs of reals, because a complex sum is the sum of the parts.
 Elements as_real(Elements data) {
   if (data.dtype == Dtype::ComplexFloat32) data.dtype = Dtype::Float32;
   if (data.dtype == Dtype::ComplexFloat64) data.dtype = Dtype::Float64;
@@ -56,7 +57,7 @@ at::Tensor typed(const Elements& data) {
                        at::TensorOptions(*scalar_type(data.dtype)));
 }
 
-// For operations that only move: Gloo knows fewer dtypes than there are.
+// For operations that only move data, because Gloo does not know all dtypes.
 at::Tensor bytes(const Slice& slice) {
   return at::from_blob(slice.data, {static_cast<std::int64_t>(slice.bytes)},
                        at::TensorOptions(at::kByte));
@@ -69,7 +70,7 @@ std::vector<at::Tensor> bytes(std::span<const Slice> slices) {
   return tensors;
 }
 
-// One slice that covers them all, if they lie one behind the other.
+// One slice that covers all slices, if they are contiguous.
 std::optional<Slice> joined(std::span<const Slice> slices) {
   if (slices.empty()) return std::nullopt;
   Slice whole = slices.front();
@@ -80,7 +81,7 @@ std::optional<Slice> joined(std::span<const Slice> slices) {
   return whole;
 }
 
-// Scattered parts, one behind the other, and back.
+// Copy scattered parts into one buffer, and back.
 void copy_parts(std::byte* to, std::span<const Slice> parts) {
   for (const Slice& part : parts) {
     if (part.bytes > 0) std::memcpy(to, part.data, part.bytes);
@@ -95,8 +96,8 @@ void copy_parts(std::span<const Slice> parts, const std::byte* from) {
 }
 
 c10d::ReduceOp to_c10d(Dtype dtype, ReduceOp op) {
-  const bool is_bool =
-      dtype == Dtype::Bool;  // whose sum is "any" and whose product "all": 1 + 1 is no bool
+  // The sum of bools is "any" and their product "all", because 1 + 1 is not a bool.
+  const bool is_bool = dtype == Dtype::Bool;
   switch (op) {
     case ReduceOp::Sum:
     case ReduceOp::Avg:
@@ -125,8 +126,8 @@ std::function<void()> divide(const Elements& data, ReduceOp op, int ranks) {
   return [data, ranks] { typed(data).div_(ranks); };
 }
 
-// c10d's flight recorder races when several ranks live in one process, and takes a stack trace for
-// each collective.
+// c10d's flight recorder has a data race if several ranks run in one process, and takes a stack
+// trace for each collective.
 void switch_flight_recorder_off() {
   static const bool done = [] {
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
@@ -135,18 +136,19 @@ void switch_flight_recorder_off() {
   static_cast<void>(done);
 }
 
-// Where Gloo's thread cannot accept a connection it ends the process.
+// Checks for free descriptors, because Gloo's thread ends the process if it cannot accept a
+// connection.
 void require_descriptors_to_join(const JoinOptions& options) {
-  constexpr int kDevice =
-      6;  // its pipe, its epoll instance, its listener, and what is open for a moment
+  // Gloo's pipe, epoll instance and listener, and descriptors that are open for a moment.
+  constexpr int kDevice = 6;
   const int others = options.size - 1;
-  // The job's connections, which are made meanwhile: at rank 0, which may host the store, each rank
-  // has four.
+  // The job's connections, which are made at the same time. Rank 0 may host the store, to which
+  // each rank makes four.
   const int of_job = options.rank == 0 ? 4 * others : 1;
   require_descriptors(kDevice + others + of_job, "joining " + place_of(options, "gloo"));
 }
 
-// c10's errors carry a stack trace that says nothing to a user.
+// Leaves out the stack trace of c10's errors, which does not help a user.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
@@ -160,7 +162,8 @@ struct GlooCommunicator::Group {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
 
   // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive
-  // that times out closes every connection of the context and fails all that waits on them.
+  // that times out closes every connection of the context and fails all operations that wait for
+  // them.
   void break_connections(int rank, int size) {
     constexpr int kTag = 0x7ffffffe;
     std::vector<at::Tensor> nothing{at::empty({1}, at::TensorOptions(at::kByte))};
@@ -174,7 +177,7 @@ struct GlooCommunicator::Group {
         }
         work->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
-        // the expected end: the connection is closed now, or was before
+        // expected: the connection is closed now, or was before
       }
     }
   }
@@ -190,7 +193,7 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
       messages_(std::make_shared<FencedQueue>(options.loop)),
       waiters_(std::make_shared<Waiters>()) {
   switch_flight_recorder_off();
-  const WithoutSigpipe quiet;  // for Gloo's threads, which are started here
+  const WithoutSigpipe quiet;  // Gloo's threads, which start here, inherit the mask
   require_descriptors_to_join(options);
   const Descriptors descriptors;
   try {
@@ -213,13 +216,13 @@ GlooCommunicator::~GlooCommunicator() {
   if (!pending_->empty()) abort(Error(Blame::Cancelled, "the group was destroyed"));
   const auto store = group_->store;
   const auto ended = std::make_shared<HostFlag>();
-  // Never freed where nobody may wait for Gloo.
+  // Never freed if no thread may wait for Gloo.
   struct Rest {
     std::shared_ptr<Group> group;
     std::shared_ptr<Waiters> waiters;
   };
   const auto destroy = [rest = new Rest{std::move(group_), std::move(waiters_)}, ended] {
-    rest->waiters.reset();  // first: its threads may still use the group
+    rest->waiters.reset();  // first, because its threads may still use the group
     delete rest;
     ended->raise();
   };
@@ -236,8 +239,8 @@ GlooCommunicator::~GlooCommunicator() {
                          : "its threads and connections stay until the process ends"));
     if (may_wait) destroy();
   }
-  // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then
-  // waits out the group's time limit, and is left to do so.
+  // Gloo forgets sends that its sockets had not taken when their connection broke. Its thread then
+  // waits until the group's timeout; this destructor waits only kUntilBroken for it.
   if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
     log::debug("Gloo still waits for a connection that is broken " + pending_->context() +
                "; a thread is left to it");
@@ -285,7 +288,7 @@ Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin
     c10d::ReduceOptions options;
     options.reduceOp = to_c10d(real.dtype, op);
     options.rootRank = root;
-    // Gloo works in place on every rank; only root's tensor may change.
+    // Gloo reduces in place on every rank, but only root's tensor may change.
     std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
     return group.reduce(tensors, options);
   };
@@ -335,7 +338,8 @@ Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inpu
 Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
                                     ReduceOp op, Pin pin, Fence ready) noexcept {
   const Elements real = as_real(output);
-  // c10d's own does the same, an all-reduce of a copy, but tells nobody when it is done.
+  // c10d's reduce_scatter also does an all-reduce of a copy, but it does not report when it is
+  // done.
   struct Copy {
     std::vector<Slice> parts;
     at::Tensor sum;
@@ -364,7 +368,7 @@ Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slic
 
 Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
                                 Dtype, Pin pin, Fence ready) noexcept {
-  // Gloo wants one buffer each way; where the parts are scattered, they go through one.
+  // Gloo takes one buffer for each direction; scattered parts are copied through one.
   struct Flat {
     std::vector<Slice> parts;
     at::Tensor tensor;
@@ -420,8 +424,8 @@ Op GlooCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
                  [data, from, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
                    if (from != kAnySource) return group.recv(tensors, from, tag);
-                   // Gloo refuses one of no bytes from any rank; one that has room for more takes
-                   // it.
+                   // Gloo refuses to receive zero bytes from any rank, but a larger buffer can
+                   // receive them.
                    if (data.slice.bytes == 0)
                      tensors[0] = at::empty({1}, at::TensorOptions(at::kByte));
                    return group.recvAnysource(tensors, tag);
@@ -432,8 +436,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
                                 std::function<void()> finish) noexcept {
   const Completion completion(pin);
   const auto key = pending_->add(completion);
-  // The callback holds the pin too: an operation that abort() ended early may still be in Gloo's
-  // hands.
+  // The callback holds the pin too, because Gloo may still use an operation that abort() has ended.
   auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name),
               pin = std::move(pin), start = std::move(start), finish = std::move(finish)] {
     const auto self = weak.lock();
@@ -445,7 +448,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
         const WithoutSigpipe quiet;
         work = start(*self->group_->gloo);
       }
-      // Where it is done already the callback runs here.
+      // If the work is already done, the callback runs on this thread.
       const auto here = std::this_thread::get_id();
       work->getFuture()->addCallback(
           [pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
@@ -484,11 +487,11 @@ Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pi
           on_backend_thread = true;
           try {
             if (!pending->wait(key, work, deadline)) {
-              work.reset();  // without it Gloo writes no more
+              work.reset();  // once it is destroyed, Gloo does not write any more
               return pending->fail(key, name, "");
             }
-            pending->complete_message(key,
-                                      is_recv ? work->sourceRank() : -1);  // it throws for a send
+            // sourceRank() throws for a send.
+            pending->complete_message(key, is_recv ? work->sourceRank() : -1);
           } catch (const std::exception& error) {
             pending->fail(key, name, text_of(error));
           }
@@ -504,8 +507,9 @@ Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pi
   return completion.op();
 }
 
-// What Gloo has begun fails when it has let go of its memory, as breaking its connections makes it
-// do: who hears of a failure may use the memory again, and what still arrived later would be in it.
+// Breaks Gloo's connections, so that Gloo releases the memory of operations that it has begun, and
+// fails them only then: after a failure the caller may reuse the memory, so no more bytes may
+// arrive in it.
 void GlooCommunicator::abort(const Error& why) noexcept {
   if (!pending_->abort(why)) return;
   const auto break_off = [group = group_, pending = pending_, rank = rank_,

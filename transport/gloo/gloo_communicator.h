@@ -1,6 +1,6 @@
-// Collectives over c10d's ProcessGroupGloo, on host memory. Operations run on its worker threads
-// (two), point-to-point on its device thread; this class gives them the shape of the seam and turns
-// their failures into Errors.
+// Collectives over c10d's ProcessGroupGloo, on host memory. Collectives run on its two worker
+// threads, messages on its device thread. This class adapts them to Communicator and turns their
+// failures into Errors.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ class GlooCommunicator final : public Communicator,
  public:
   // Collective: connects to every other rank. Throws Timeout, PeerLost.
   explicit GlooCommunicator(const JoinOptions& options);
-  // Cancels what is pending and waits for Gloo's threads to end.
+  // Cancels pending operations and waits for Gloo's threads to end.
   ~GlooCommunicator() override;
 
   std::string_view backend() const override { return "gloo"; }
@@ -57,11 +57,11 @@ class GlooCommunicator final : public Communicator,
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  struct Group;  // c10d's object and its lock; never in the hands of its own callbacks
+  struct Group;  // c10d's object and its lock; its callbacks must not own it
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
 
-  // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded,
-  // before the fence passes.
+  // Issues one collective after `ready`. `finish` runs on Gloo's thread once the collective has
+  // succeeded, before the Op's fence passes.
   Op collective(std::string name, Pin pin, Fence ready, Start start,
                 std::function<void()> finish = {}) noexcept;
   Op message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready,

@@ -13,7 +13,7 @@ namespace {
 // Gloo and c10d report failures as text only.
 Blame blame_of(const std::string& text) {
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
-  // "Application timeout caused pair closure" as well: another operation has run out of time.
+  // Includes "Application timeout caused pair closure": another operation has timed out.
   if (says("Timed out") || says("timed out") || says("imeout")) return Blame::Timeout;
   if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") ||
       says("Socket")) {
@@ -94,7 +94,7 @@ Pending::Taken Pending::take(Key key) {
 }
 
 void Pending::complete(Key key, const std::function<void()>& finish) {
-  // It stays here meanwhile, so that an abort waits for what `finish` writes.
+  // The entry stays until `finish` has returned, so that fail_begun() waits for its writes.
   if (finish && !is_aborted()) finish();
   Taken taken = take(key);
   if (!taken.completion) return;
@@ -130,7 +130,8 @@ bool Pending::abort(const Error& why) {
   std::unique_lock lock(mutex_);
   if (aborted_) return false;
   aborted_ = why;
-  // A receive from any source hangs on no connection, so breaking them does not end it.
+  // A receive from any source uses no particular connection, so breaking connections does not end
+  // it.
   for (auto& [key, work] : waited_) work->abort();
   fail_unbegun(lock);
   return true;
@@ -144,7 +145,7 @@ void Pending::fail_begun(std::chrono::milliseconds patience) {
   fail_unbegun(lock);
 }
 
-// Outside of the lock, which it gives up.
+// Fails all entries that Gloo does not have. Releases the lock before it calls completions.
 void Pending::fail_unbegun(std::unique_lock<std::mutex>& lock) {
   const Error why = *aborted_;
   std::vector<Completion> failing;

@@ -1,5 +1,5 @@
-// The operations of one communicator that are under way: what Gloo's threads complete, and abort()
-// fails. It outlives the communicator, in the hands of Gloo's callbacks. Usable from every thread.
+// The pending operations of one communicator, which Gloo's threads complete or abort() fails.
+// Gloo's callbacks own it too, so it may outlive the communicator. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -33,38 +33,39 @@ class Pending {
   bool empty();
   bool is_aborted();
 
-  // After an abort the completion fails at once.
+  // Adds an operation; after abort() it fails at once.
   Key add(Completion completion);
-  // Gloo gets it now; false where it has failed meanwhile.
+  // Marks the operation as given to Gloo. Returns false if it has already failed.
   bool begin(Key key);
-  // Blocks until a send or a receive is done; false when abort() came first. Throws c10d's
+  // Blocks until a send or a receive is done. Returns false if abort() ended it. Throws c10d's
   // exception at the deadline.
   bool wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline);
 
-  // Gloo has done it. Runs `finish` before the fence passes, but not after an abort, which it fails
-  // with.
+  // Gloo has done the operation: runs `finish`, then completes it. After an abort, fails it with
+  // the abort's error and does not run `finish`.
   void complete(Key key, const std::function<void()>& finish);
-  // The same of a message that came from that rank, or -1.
+  // Completes a message. `source` is the sender's rank, or -1 for a send.
   void complete_message(Key key, int source);
   void fail(Key key, const std::string& operation, const std::string& text) {
     fail(key, failure(operation, text));
   }
   void fail(Key key, const Error& error);
-  // Gloo's text as an Error; after an abort the abort's.
+  // Returns Gloo's text as an Error, or the abort's error after an abort.
   Error failure(const std::string& operation, const std::string& text);
 
-  // Fails what Gloo does not have, now and from now on, and ends waits. False after the first time.
+  // Fails all operations that Gloo does not have, now and later, and ends waits. Returns false if
+  // called before.
   bool abort(const Error& why);
-  // After that: fails the others as well, once Gloo has let go of them, or after `patience`.
+  // After abort(): fails the others too, once Gloo has released them, or after `patience`.
   void fail_begun(std::chrono::milliseconds patience);
 
  private:
   struct Entry {
     Completion completion;
-    bool begun = false;  // Gloo has its memory, and writes to it for as long as it likes
+    bool begun = false;  // Gloo has its memory and may write to it
   };
   struct Taken {
-    std::optional<Completion> completion;  // nothing where it has failed already
+    std::optional<Completion> completion;  // empty if it has already failed
     std::optional<Error> aborted;
   };
 
@@ -73,12 +74,12 @@ class Pending {
 
   const std::string context_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::map<Key, Entry> entries_;
-  std::size_t begun_ = 0;          // entries
-  std::condition_variable ended_;  // one of them
-  std::map<Key, c10::intrusive_ptr<c10d::Work>>
-      waited_;  // sends and receives that a thread waits for
+  std::size_t begun_ = 0;          // number of entries that Gloo has
+  std::condition_variable ended_;  // signalled when one of those ends
+  // Sends and receives that threads wait for.
+  std::map<Key, c10::intrusive_ptr<c10d::Work>> waited_;
   Key next_key_ = 0;
   std::optional<Error> aborted_;
 };

@@ -1,6 +1,6 @@
-// Gloo writes to sockets in a way that raises SIGPIPE when the peer has died, which would end this
-// process as well. While one of these lives, its thread gets EPIPE instead; threads that are
-// started meanwhile never get the signal.
+// Gloo's writes to sockets raise SIGPIPE when the peer has died, which would end this process too.
+// While a WithoutSigpipe lives, its thread gets EPIPE instead; threads that are started meanwhile
+// never get the signal.
 #pragma once
 
 #include <csignal>
@@ -15,7 +15,7 @@ class WithoutSigpipe {
     sigaddset(&pipe_, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
   }
-  // Takes what was raised meanwhile, or it would be delivered now.
+  // Consumes signals that were raised meanwhile; else they would be delivered now.
   ~WithoutSigpipe() {
     if (sigismember(&before_, SIGPIPE) == 1) return;
     const timespec now{};

@@ -15,7 +15,7 @@ Bootstrap::Bytes to_bytes(const std::vector<std::uint8_t>& value) {
 }  // namespace
 
 void StoreAdapter::release() {
-  std::shared_ptr<Bootstrap> last;  // ends outside the lock
+  std::shared_ptr<Bootstrap> last;  // destroyed after the lock has been released
   std::lock_guard lock(mutex_);
   last.swap(bootstrap_);
 }

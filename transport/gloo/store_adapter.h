@@ -1,6 +1,6 @@
-// A transport::Bootstrap seen as the c10d::Store that ProcessGroupGloo takes. Keys and values pass
-// through unchanged, so that ranks which gave c10d their store directly (Python) find the same
-// keys.
+// Adapts a transport::Bootstrap to the c10d::Store that ProcessGroupGloo takes. Keys and values
+// pass through unchanged, so that ranks that gave their store directly to c10d (Python) find the
+// same keys.
 #pragma once
 
 #include <mutex>
@@ -27,14 +27,14 @@ class StoreAdapter : public c10d::Store {
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 
-  // The group has ended: what is called from now on throws Cancelled. Its store may count who still
-  // holds it.
+  // Called when the group has ended: drops the store, which may count its users. Later calls throw
+  // Cancelled.
   void release();
 
  private:
   std::shared_ptr<Bootstrap> bootstrap() const;
 
-  mutable std::mutex mutex_;  // of bootstrap_
+  mutable std::mutex mutex_;  // guards bootstrap_
   std::shared_ptr<Bootstrap> bootstrap_;
 };
 

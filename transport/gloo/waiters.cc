@@ -16,24 +16,23 @@ namespace weft::transport::gloo {
 
 namespace {
 
-constexpr std::size_t kMostIdle = 16;  // threads that are kept
+constexpr std::size_t kMostIdle = 16;  // most idle threads that are kept
 
 }  // namespace
 
 struct Waiters::State : std::enable_shared_from_this<State> {
-  // Tasks that run one behind the other, on a thread that is theirs from the first announcement
-  // until none is left.
+  // Tasks that run one after another on one thread, from the first announcement until none is left.
   struct Lane {
     std::deque<Task> tasks;
-    std::size_t announced = 0;  // of run(): in whose `begin` they are
+    std::size_t announced = 0;  // calls of run() that are in `begin`
   };
   using LanePointer = std::shared_ptr<Lane>;
 
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Stream, LanePointer> streams;
-  std::deque<LanePointer>
-      unserved;  // lanes for which a thread is there, or on its way, and has not come yet
+  // Lanes that wait for a thread, which is idle or being started.
+  std::deque<LanePointer> unserved;
   std::vector<std::thread> threads;
   std::vector<std::thread> ended;  // to be joined
   std::size_t idle = 0;
@@ -74,7 +73,7 @@ struct Waiters::State : std::enable_shared_from_this<State> {
       return one.get_id() == std::this_thread::get_id();
     };
     const auto self = std::find_if(threads.begin(), threads.end(), own);
-    if (self == threads.end()) return;  // the destructor has it
+    if (self == threads.end()) return;  // the destructor joins it
     ended.push_back(std::move(*self));
     threads.erase(self);
   }

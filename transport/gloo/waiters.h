@@ -1,7 +1,7 @@
-// Threads that block in Gloo's wait for sends and recvs: Gloo completes them on its own thread and
-// tells nobody but a blocked waiter. Messages of one stream (a direction, a peer and a tag) are
-// done in order, so that one thread waits for all of them; there are as many threads as streams
-// with messages under way, kMostThreads at most.
+// Threads that block in Gloo's wait for sends and recvs: Gloo completes messages on its own thread
+// and notifies only a blocked waiter. Messages of one stream (a direction, a peer and a tag)
+// complete in order, so one thread waits for all of them. There is one thread for each stream with
+// pending messages, at most kMostThreads.
 #pragma once
 
 #include <compare>
@@ -25,19 +25,19 @@ class Waiters {
   };
 
   Waiters();
-  // Joins the threads: every task must be on its way out (abort the communicator first). From
-  // inside one of its own threads, that one is detached instead.
+  // Joins the threads. Every task must be about to end (abort the communicator first). If called on
+  // one of its own threads, detaches that one instead.
   ~Waiters();
   Waiters(const Waiters&) = delete;
   Waiters& operator=(const Waiters&) = delete;
 
-  // Has a thread for what may block, calls `begin` here, and runs the task that it returns behind
-  // the earlier ones of the stream. Thread-safe; calls for one stream come one at a time. Throws
-  // what `begin` throws, and Busy, without calling it, where no thread can be had: Gloo can take
-  // nothing back.
+  // Reserves a thread for the stream, calls `begin` on the calling thread, and runs the task that
+  // it returns on the stream's thread, after the stream's earlier tasks. Thread-safe, but calls for
+  // one stream must come one at a time. Throws the errors of `begin`. Throws Busy without calling
+  // `begin` if no thread is available, because Gloo cannot withdraw a message.
   void run(const Stream& stream, const std::function<Task()>& begin);
-  // The same for a task that is of no stream and does not wait for messages; above kMostThreads as
-  // well.
+  // Runs a task of no stream, which does not wait for messages, on a thread of its own, even if
+  // kMostThreads are in use.
   void run(Task task);
 
  private:

@@ -7,7 +7,8 @@ namespace weft::transport::mpi {
 
 namespace {
 
-constexpr auto kWriting = std::chrono::seconds(10);  // that who has decided gets to say so
+// How long to wait for the verdict of a rank that has already decided.
+constexpr auto kWriting = std::chrono::seconds(10);
 
 Bootstrap::Bytes to_bytes(const std::string& text) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
@@ -16,8 +17,8 @@ Bootstrap::Bytes to_bytes(const std::string& text) {
 
 }  // namespace
 
-// It is decided once: that all begin, by the last who comes, or that none does, by the first whose
-// time is over.
+// The verdict is decided once: the last rank to arrive decides that all begin, or the first rank
+// whose deadline passes decides that none does.
 void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline) {
   const auto decide = [&](const std::string& verdict) {
     const bool is_first = store.add("mpi/decided", 1) == 1;

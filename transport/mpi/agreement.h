@@ -1,8 +1,8 @@
-// Before the ranks of a group call something of MPI that has no deadline, and in which each would
-// wait for ever for one that does not come: all of them do, or none.
+// Makes all ranks of a group call a blocking MPI function, or none. Such a function has no
+// deadline: each rank would wait for ever for a rank that does not call it.
 //
-// What remains is a rank that stops between the two, for which the others wait; one that dies there
-// is mpirun's, which ends the job.
+// One case remains: a rank that stops after it has agreed and before it calls MPI; the others wait
+// for it. If it dies there, mpirun ends the job.
 #pragma once
 
 #include <weft/base/deadline.h>
@@ -10,8 +10,8 @@
 
 namespace weft::transport::mpi {
 
-// Blocks until all `ranks` have come. Throws Timeout where one of them did not within its own time,
-// on all that do.
+// Blocks until all `ranks` have called it. Throws Timeout on all ranks that call it if one rank's
+// deadline passes before all have called it.
 void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline);
 
 }  // namespace weft::transport::mpi

@@ -27,7 +27,7 @@ Blame blame_of(int error_class) {
   }
 }
 
-// The name of the first symbol that the library lacks; null if it has all of them.
+// Fills the table. Returns the name of the first symbol that the library lacks; null if it has all.
 const char* fill(Library& library, void* opened) {
   const char* missing = nullptr;
   const auto resolve = [&](auto& slot, const char* symbol) {
@@ -37,7 +37,7 @@ const char* fill(Library& library, void* opened) {
 #define WEFT_MPI_RESOLVE(member, symbol) resolve(library.member, #symbol);
   WEFT_MPI_FUNCTIONS(WEFT_MPI_RESOLVE)
 #undef WEFT_MPI_RESOLVE
-  // What mpi.h calls MPI_COMM_WORLD, MPI_BYTE and MPI_ERRORS_RETURN.
+  // mpi.h's MPI_COMM_WORLD, MPI_BYTE and MPI_ERRORS_RETURN.
   resolve(library.comm_world, "ompi_mpi_comm_world");
   resolve(library.byte, "ompi_mpi_byte");
   resolve(library.errors_return, "ompi_mpi_errors_return");
@@ -50,8 +50,8 @@ const char* fill(Library& library, void* opened) {
 
 Result<std::shared_ptr<const Library>> Library::open(const char* file) {
   const std::string name = file;
-  // Never closed: Open MPI has threads of its own. Global: its plugins look for its symbols in the
-  // program.
+  // Never closed, because Open MPI has threads of its own. RTLD_GLOBAL, because its plugins look up
+  // its symbols in the program.
   void* const opened = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
   if (opened == nullptr) {
     std::string why = dlerror();

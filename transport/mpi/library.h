@@ -1,6 +1,6 @@
-// Every function of Open MPI that Weft uses, in one table filled by dlopen, as cuda/driver.h does
-// for the driver: a program built with MPI starts on a machine without it. mpi.h gives types only;
-// its handles are addresses inside Open MPI's own library, so no other MPI fits.
+// Every function of Open MPI that Weft uses, in one table that dlopen fills, as cuda/driver.h does
+// for the driver. So a program built with MPI starts on a machine without it. mpi.h is used for
+// types only; its handles are addresses inside Open MPI's own library, so no other MPI works.
 //
 // A Library is immutable and usable from every thread.
 #pragma once
@@ -57,30 +57,32 @@ namespace weft::transport::mpi {
 
 struct Library {
 #define WEFT_MPI_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;
+  // Null if this Open MPI was built without the extension.
   WEFT_MPI_FUNCTIONS(WEFT_MPI_MEMBER)
 #undef WEFT_MPI_MEMBER
-  int (*query_cuda_support)() =
-      nullptr;  // null where this Open MPI was built without the extension
+  int (*query_cuda_support)() = nullptr;
   MPI_Comm comm_world = nullptr;
   MPI_Datatype byte = nullptr;
   MPI_Errhandler errors_return = nullptr;
 
-  // Where it cannot be used: Unsupported, with the reason. Starts nothing.
+  // Opens the library; does not start MPI. Returns Unsupported, with the reason, if it cannot be
+  // used.
   static Result<std::shared_ptr<const Library>> open(const char* file = "libmpi.so.40");
 
   // "Open MPI v4.1.4"
   std::string version() const;
   bool is_cuda_aware() const { return query_cuda_support != nullptr && query_cuda_support() == 1; }
-  // Why memory of a GPU is not handed to MPI, whether or not it would take it.
+  // Why Weft does not give GPU memory to MPI, CUDA-aware or not.
   std::string why_no_device_memory() const;
 };
 
-// "what: MPI_ERR_TRUNCATE: message truncated", with the code as native_code(). What MPI refuses is
-// Caller, no memory Busy, the rest PeerLost: MPI ends a job with its first lost rank.
+// Makes an error such as "what: MPI_ERR_TRUNCATE: message truncated", with the code as
+// native_code(). Blame is Caller for invalid arguments, Busy for lack of memory, PeerLost for all
+// others: MPI ends a job with its first lost rank.
 Error error_of(const Library& library, int code, std::string_view what,
                Place place = Place::current());
 
-// Throws that unless the call succeeded.
+// Throws error_of() unless the call succeeded.
 inline void check(const Library& library, int code, std::string_view what,
                   Place place = Place::current()) {
   if (code != MPI_SUCCESS) throw error_of(library, code, what, place);

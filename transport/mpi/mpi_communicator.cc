@@ -15,8 +15,8 @@ namespace weft::transport::mpi {
 
 namespace {
 
-// What MPI touches until an operation has ended: the user's memory, what stands in for it, and
-// arrays for MPI itself.
+// Memory that MPI uses until an operation has ended: the user's memory, copies of it, and arrays
+// for MPI itself.
 struct Held {
   Pin user;
   std::vector<std::byte> input;
@@ -36,7 +36,7 @@ std::size_t bytes_of(std::span<const Slice> slices) {
                          [](std::size_t sum, const Slice& slice) { return sum + slice.bytes; });
 }
 
-// Where they begin, if they lie one behind the other.
+// The begin of the slices, if they are contiguous; else null.
 void* joined(std::span<const Slice> slices) {
   const std::byte* end = nullptr;
   void* first = nullptr;
@@ -64,7 +64,7 @@ void copy(std::span<const Slice> to, const std::vector<std::byte>& from) {
   }
 }
 
-// How the numbers of one reduction are combined.
+// How a reduction combines numbers.
 struct Arithmetic {
   Arithmetic(Dtype given, ReduceOp op, int ranks)
       : dtype(given),
@@ -81,7 +81,7 @@ struct Arithmetic {
   void widen(std::span<const Slice> from, std::vector<std::byte>& to) const {
     kernels::pack(from, dtype, {to.data(), to.size(), Device::host()}, sent());
   }
-  // To where the result belongs; `from` may be that place.
+  // Writes the result from `from` to `to`, which may be the same memory.
   void finish(const Slice& from, const Slice& to) const {
     if (to.bytes == 0) return;
     if (is_wide) {
@@ -97,7 +97,7 @@ struct Arithmetic {
   bool is_wide = false;
 };
 
-// Counts of MPI are ints.
+// Refuses operations of more elements than an int can count, as MPI's counts are ints.
 std::optional<Error> why_too_large(const std::string& what, std::size_t elements) {
   if (elements <= static_cast<std::size_t>(std::numeric_limits<int>::max())) return std::nullopt;
   return Error(Blame::Unsupported,
@@ -105,7 +105,7 @@ std::optional<Error> why_too_large(const std::string& what, std::size_t elements
                    " elements, and MPI takes 2147483647 at a time; call it in parts");
 }
 
-// The job of mpirun that this process belongs to.
+// The id of the mpirun job that this process belongs to.
 std::string job() {
   for (const char* const name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (const char* const value = std::getenv(name)) return value;
@@ -121,8 +121,8 @@ std::string to_text(const Bootstrap::Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// "rank job", as the ranks tell each other. Throws where a rank cannot be in one communicator with
-// this one.
+// Exchanges "rank job" through the store and returns the group's ranks in MPI_COMM_WORLD. Throws if
+// a rank cannot be in one communicator with this one.
 std::vector<int> world_ranks(const JoinOptions& options, const World& world, Deadline deadline) {
   options.store->set("mpi/" + std::to_string(options.rank),
                      to_bytes(std::to_string(world.rank()) + " " + job()));
@@ -150,7 +150,7 @@ std::vector<int> world_ranks(const JoinOptions& options, const World& world, Dea
   return ranks;
 }
 
-// A group of MPI's. Made and freed inside of turns of its own.
+// An MPI_Group. Creates and frees it inside turns of its own.
 struct Members {
   Members(World& of, const std::vector<int>& ranks) : world(of) {
     const Library& mpi = world.library();
@@ -205,7 +205,7 @@ MpiCommunicator::MpiCommunicator(const JoinOptions& options, std::shared_ptr<Wor
 MpiCommunicator::~MpiCommunicator() {
   const bool is_clean = requests_->is_clean();
   requests_->abort(Error(Blame::Cancelled, "the communicator " + place_ + " was destroyed"));
-  if (!is_clean) return;  // what was given up still belongs to it
+  if (!is_clean) return;  // pending operations still use native_
   const auto turn = world_->turn();
   world_->library().comm_free(&native_);
 }
@@ -225,7 +225,8 @@ Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready,
   return completion.op();
 }
 
-// By what a call needs besides the user's memory. The others will be in it.
+// A call could not allocate its own memory. The other ranks wait in that operation, so this aborts
+// the group.
 Op MpiCommunicator::failed_here(const char* name) noexcept {
   const Error why =
       to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
@@ -233,8 +234,7 @@ Op MpiCommunicator::failed_here(const char* name) noexcept {
   return Op::failed(why);
 }
 
-// --- moving
-// ---------------------------------------------------------------------------------------------------------------
+// --- Moving data ---
 
 Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
@@ -373,8 +373,7 @@ Op MpiCommunicator::barrier(Fence ready) noexcept {
                });
 }
 
-// --- reducing
-// -------------------------------------------------------------------------------------------------------------
+// --- Reducing ---
 
 Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept
     try {
@@ -472,8 +471,7 @@ std::optional<Error> MpiCommunicator::why_refused(const char* what, Dtype dtype,
                                        std::string(name(op)) + " of " + std::string(name(dtype)));
 }
 
-// --- messages
-// -------------------------------------------------------------------------------------------------------------
+// --- Messages ---
 
 std::optional<Error> MpiCommunicator::why_refused(const std::string& what, const Elements& data,
                                                   int tag) const {

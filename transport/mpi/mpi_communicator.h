@@ -1,10 +1,10 @@
-// Collectives and messages by MPI's non-blocking calls, on host memory. Operations are issued in
-// order once their bytes are ready, by the caller's thread or the loop, and asked after by the loop
+// Collectives and messages by MPI's non-blocking calls, on host memory. The caller's thread or the
+// loop issues operations in order once their bytes are ready; the loop polls for their end
 // (requests.h).
 //
-// Sums and products of 16-bit floats are made in fp32 and rounded once. An operation that fails or
-// is late ends the group: MPI cannot withdraw it. So does one for which this process has no memory
-// of its own.
+// Sums and products of 16-bit floats are computed in fp32 and rounded once. An operation that fails
+// or is late ends the group, because MPI cannot withdraw it. So does an operation for which this
+// process cannot allocate memory.
 #pragma once
 
 #include <functional>
@@ -17,11 +17,11 @@ namespace weft::transport::mpi {
 
 class MpiCommunicator final : public Communicator, public PointToPoint {
  public:
-  // Collective: tells the ranks of the group who they are among those of mpirun, and makes a
-  // communicator of them. Throws Timeout, on all ranks that come, where one does not, and
-  // Unsupported where a rank is of another mpirun or two are one process.
+  // Collective: exchanges the ranks' numbers within mpirun's job and creates an MPI communicator of
+  // them. Throws Timeout, on all ranks that join, if one does not; Unsupported if a rank belongs to
+  // another mpirun or two ranks are one process.
   MpiCommunicator(const JoinOptions& options, std::shared_ptr<World> world);
-  // Fails what is pending. Frees MPI's communicator where nothing is left with it.
+  // Fails pending operations. Frees MPI's communicator if no operation is left in it.
   ~MpiCommunicator() override;
 
   std::string_view backend() const override { return "mpi"; }
@@ -52,13 +52,13 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  // MPI's call on these, when its turn has come: World's types are asked for there as well.
+  // Makes the MPI call, inside World::turn(), where it may use World's types.
   using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;
 
-  // `before` runs when the bytes are ready, right before `start`.
+  // Issues an operation. `before` runs right before `start`, when the bytes are ready.
   Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before,
            Start start) noexcept;
-  // Inside of a catch block.
+  // Aborts the group with the current exception. Must be called inside a catch block.
   Op failed_here(const char* name) noexcept;
   std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op,
                                    std::size_t elements) const;

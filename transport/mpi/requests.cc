@@ -58,7 +58,7 @@ void Requests::start(std::uint64_t key, Call call) noexcept {
       return;
     }
   }
-  abort(*refused);  // the other ranks will be in it
+  abort(*refused);  // the other ranks wait in this operation
 }
 
 void Requests::settle(Entry& entry, const MPI_Status& status) {
@@ -70,7 +70,7 @@ void Requests::settle(Entry& entry, const MPI_Status& status) {
   if (!entry.call.receives) return;
   entry.completion->set_source_rank(status.MPI_SOURCE);
   const std::size_t wanted = *entry.call.receives;
-  // MPI counts in int: more bytes than that in units of an element, which all of them are made of.
+  // MPI counts in ints. Longer messages are counted in units that divide them.
   const std::size_t unit =
       wanted <= std::numeric_limits<int>::max() ? 1 : std::min<std::size_t>(16, wanted & -wanted);
   int count = 0;

@@ -1,6 +1,6 @@
-// The operations of one communicator that MPI has been asked for and has not ended. MPI moves only
-// while it is called, so the loop asks it in every turn while there are any: a caller that blocks
-// on an Op drives the loop, and so MPI, itself.
+// The pending MPI operations of one communicator. MPI makes progress only while it is called, so
+// the loop calls it in every turn while operations are pending. A caller that blocks on an Op
+// drives the loop, and so MPI, itself.
 //
 // Usable from every thread.
 #pragma once
@@ -25,27 +25,27 @@ class Requests : public std::enable_shared_from_this<Requests> {
   struct Call {
     std::string name;                        // "all_reduce", for messages
     std::function<int(MPI_Request*)> start;  // one non-blocking call of MPI
-    std::function<void()> finish;            // then: results to where they belong
-    Pin pin;                                 // of all that MPI reads and writes, until it has ended
-    bool is_barrier = false;                 // done only when all before it are
-    std::optional<std::size_t> receives;     // bytes, of a message; its Op is told from whom
+    std::function<void()> finish;            // then copies results to where they belong
+    Pin pin;                  // of all memory that MPI uses; held until the call has ended
+    bool is_barrier = false;  // done only when all earlier operations are
+    std::optional<std::size_t> receives;  // bytes of a recv; its Op gets the source rank
   };
 
-  // `place` and `timeout` are those of the group, for messages and as the limit of each operation.
+  // `place` describes the group in error texts; `timeout` limits each operation.
   Requests(std::shared_ptr<World> world, const std::shared_ptr<EventLoop>& loop, std::string place,
            std::chrono::milliseconds timeout);
   ~Requests();
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  // An operation that start() will follow; failed at once after an abort.
+  // Announces an operation that start() will start. After an abort it fails at once.
   std::uint64_t expect(const Completion& completion);
-  // Makes the call, unless the operation has been aborted meanwhile.
+  // Makes the call, unless abort() has failed the operation.
   void start(std::uint64_t key, Call call) noexcept;
-  // Fails all that is expected and started, and what comes. Memory that MPI may still touch is kept
-  // for ever.
+  // Fails all announced, started and later operations. Keeps memory that MPI may still use for
+  // ever.
   void abort(const Error& why) noexcept;
-  // Nothing is left with MPI: its communicator may be freed.
+  // True if MPI has no operation left, so that its communicator may be freed.
   bool is_clean() const;
 
  private:
@@ -58,24 +58,25 @@ class Requests : public std::enable_shared_from_this<Requests> {
   };
 
   bool turn();
-  // Under the mutex. Entries that are done, in their order.
+  // The next three require mutex_. take_ended() removes and returns the entries that are done, in
+  // order.
   std::vector<Entry> take_ended();
   std::optional<Error> why_late() const;
   void settle(Entry& entry, const MPI_Status& status);
 
   const std::shared_ptr<World> world_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // callers hold it; a turn must not
+  EventLoop* const loop_address_;  // callers own the loop; a turn must not
   const std::string place_;
   const std::chrono::milliseconds timeout_;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::optional<Error> aborted_;
   bool is_clean_ = true;
   std::uint64_t next_key_ = 0;
   std::map<std::uint64_t, Completion> expected_;
   std::vector<Entry> entries_;
-  std::vector<MPI_Request> natives_;  // of the same places
+  std::vector<MPI_Request> natives_;  // of entries_, by the same index
   std::vector<int> indices_;          // scratch
   std::vector<MPI_Status> statuses_;
   EventLoop::Registration watch_;  // while there are entries

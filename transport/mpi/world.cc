@@ -13,8 +13,9 @@ constexpr int kTagsOfARank = 4096;
 constexpr std::size_t kDtypes = static_cast<std::size_t>(Dtype::UInt64) + 1;
 constexpr std::size_t kOps = static_cast<std::size_t>(ReduceOp::BitXor) + 1;
 
-// MPI's operators know neither bf16 nor what a NaN does to a minimum, so all are ours. MPI tells a
-// function neither type nor operator (they are bytes to it), so there is one for each pair.
+// MPI's operators support neither bf16 nor NaN in a minimum, so Weft defines all of them. MPI does
+// not tell the function the type or operator (the elements are bytes to it), so there is one
+// function for each pair.
 template <std::size_t Pair>
 void combine(void* with, void* into, int* count, MPI_Datatype*) {
   constexpr auto kDtype = static_cast<Dtype>(Pair / kOps);
@@ -34,8 +35,8 @@ constexpr auto kCombine = all_of(std::make_index_sequence<kDtypes * kOps>());
 
 std::shared_ptr<World> World::of_process(const std::shared_ptr<const Library>& library) {
   static std::mutex mutex;
-  static std::shared_ptr<World>
-      world;  // ends after main(), before what MPI itself registered for that time
+  // Destroyed after main(), before MPI's own exit handlers run.
+  static std::shared_ptr<World> world;
   std::lock_guard lock(mutex);
   if (!world) world = std::make_shared<World>(Key(), library);
   return world;

@@ -1,5 +1,5 @@
-// MPI as this process has it: started once, ended when the process does. That is MPI's own rule,
-// and the reason why this is the one thing of Weft that a process has one of.
+// MPI in this process: started once, and ended at the end of the process. MPI itself demands that,
+// so there is one World for each process.
 //
 // Usable from every thread.
 #pragma once
@@ -18,16 +18,16 @@
 namespace weft::transport::mpi {
 
 class World {
-  struct Key {};  // only of_process() makes one
+  struct Key {};  // only of_process() can make one
 
  public:
-  // Starts MPI at the first call, which blocks until all ranks of the job have; where the program
-  // has started it already, uses it. Throws Unsupported where it has ended, or was started for a
-  // single thread only.
+  // The first call starts MPI and blocks until all ranks of the job have started it; if the program
+  // has already started MPI, uses that. Throws Unsupported if MPI has been finalized, or was
+  // started for a single thread only.
   static std::shared_ptr<World> of_process(const std::shared_ptr<const Library>& library);
   World(Key, std::shared_ptr<const Library> library);
-  // Ends MPI, if we started it: at the end of the process. Blocks until the other ranks do the
-  // same; mpirun ends the job where one has died.
+  // Runs at the end of the process: ends MPI if Weft started it. Blocks until the other ranks do
+  // the same; mpirun ends the job if one has died.
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -37,17 +37,20 @@ class World {
   int size() const { return size_; }
   int largest_tag() const { return largest_tag_; }
 
-  // Held around every call of MPI: a lock where MPI takes one thread at a time
-  // (MPI_THREAD_SERIALIZED), else nothing.
+  // Must be held around every MPI call: a lock if MPI takes one thread at a time
+  // (MPI_THREAD_SERIALIZED), else an empty one.
   std::unique_lock<std::mutex> turn();
 
-  // How MPI sees elements of so many bytes, and how it combines them. Inside turn().
+  // MPI's type for elements of this many bytes, and its operator to combine them. Must be called
+  // inside turn().
   MPI_Datatype elements(std::size_t bytes);
   MPI_Op operation(Dtype dtype, ReduceOp op);
 
-  // Tags of communicators that are being made must differ where their ranks overlap.
+  // Returns a tag for creating a communicator. Communicators that are created at the same time and
+  // share ranks need different tags.
   int next_creation_tag();
-  // For what MPI may touch until it ends: operations that were given up cannot be withdrawn.
+  // Keeps memory that MPI may use until it ends, because operations that Weft gives up cannot be
+  // withdrawn.
   void keep_for_ever(Pin pin);
 
  private:
@@ -60,7 +63,7 @@ class World {
   std::mutex turns_;
   std::map<std::size_t, MPI_Datatype> elements_;
   std::map<std::pair<Dtype, ReduceOp>, MPI_Op> operations_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   int created_ = 0;
   std::vector<Pin> kept_;
 };

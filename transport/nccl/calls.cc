@@ -68,7 +68,7 @@ std::size_t count_of(const Slice& slice, const Reduction& reduction) {
   return slice.bytes / reduction.element_bytes;
 }
 
-// All of one size, one behind the other: what NCCL's own operations want.
+// True if the slices have one size and are contiguous, as NCCL's own operations require.
 bool is_one_piece(Slices slices) {
   for (std::size_t i = 1; i < slices.size(); ++i) {
     const Slice& before = slices[i - 1];
@@ -79,8 +79,8 @@ bool is_one_piece(Slices slices) {
   return true;
 }
 
-// Several calls that NCCL starts as one. `body` makes them through a function that remembers the
-// first failure.
+// Makes several calls that NCCL starts as one. `body` passes each result to a function that records
+// the first failure.
 template <class Body>
 ncclResult_t grouped(const Library& library, const Body& body) {
   ncclResult_t first = library.group_start();
@@ -88,14 +88,14 @@ ncclResult_t grouped(const Library& library, const Body& body) {
   body([&first](ncclResult_t result) {
     if (first == ncclSuccess && result != ncclInProgress) first = result;
   });
-  const ncclResult_t ended = library.group_end();  // also after a failure: it leaves the group
+  const ncclResult_t ended = library.group_end();  // also after a failure, to leave the group
   return first != ncclSuccess ? first : ended;
 }
 
-// One side of an exchange with every rank; empty parts are not sent, on both sides.
+// One rank's part of an exchange with every rank. Empty parts are neither sent nor received.
 struct Exchange {
-  std::vector<Slice> to;    // by rank; may be empty: nothing to send
-  std::vector<Slice> from;  // likewise
+  std::vector<Slice> to;    // by rank; empty: sends nothing
+  std::vector<Slice> from;  // by rank; empty: receives nothing
 };
 
 Handle::Call exchange(Exchange parts) {
@@ -119,7 +119,7 @@ Handle::Call exchange(Exchange parts) {
 
 std::vector<Slice> copy_of(Slices slices) { return {slices.begin(), slices.end()}; }
 
-// `slice` for one rank, nothing for the others.
+// `slice` for one rank, empty slices for the others.
 std::vector<Slice> only(int rank, const Slice& slice) {
   std::vector<Slice> parts(static_cast<std::size_t>(rank) + 1);
   parts.back() = slice;
@@ -150,7 +150,7 @@ Handle::Call all_reduce(const Slice& data, const Reduction& by) {
 
 Handle::Call reduce(const Slice& data, const Reduction& by, int root) {
   return [data, by, root](const Library& library, ncclComm_t comm, cudaStream_t stream) {
-    // The receive buffer counts on root only.
+    // NCCL uses the receive buffer on root only.
     return library.reduce(data.data, data.data, count_of(data, by), by.type, by.op, root, comm,
                           stream);
   };
@@ -168,8 +168,8 @@ Handle::Call all_gather(Slices outputs, const Slice& input, int rank) {
     return grouped(library, [&](const auto& note) {
       for (int root = 0; root < static_cast<int>(outputs.size()); ++root) {
         const Slice& to = outputs[static_cast<std::size_t>(root)];
-        const void* const from =
-            root == rank ? input.data : to.data;  // the send buffer counts on root only
+        // NCCL uses the send buffer on root only.
+        const void* const from = root == rank ? input.data : to.data;
         note(library.broadcast(from, to.data, to.bytes, ncclUint8, root, comm, stream));
       }
     });

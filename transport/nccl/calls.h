@@ -1,6 +1,6 @@
-// The operations of the seam as NCCL calls. Where NCCL has no such operation, as a group of its
-// own: sends and receives, or one broadcast or reduce for each rank. What only moves goes as bytes,
-// so every dtype can travel; what reduces needs one that NCCL knows.
+// Communicator's operations as NCCL calls. An operation that NCCL lacks becomes a group of calls:
+// sends and receives, or one broadcast or reduce for each rank. Operations that only move data send
+// bytes, so they work for every dtype; reductions need a dtype that NCCL knows.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,8 @@ struct Reduction {
   ncclRedOp_t op;
   std::size_t element_bytes;
 };
-// Nothing where NCCL has no such reduction: bitwise operators, 16-bit integers, products and
-// comparisons of complex numbers, averages of integers.
+// Empty if NCCL has no such reduction: bitwise operators, 16-bit integers, products and comparisons
+// of complex numbers, averages of integers.
 std::optional<Reduction> reduction_of(Dtype dtype, ReduceOp op);
 
 using Slices = std::span<const Slice>;

@@ -10,19 +10,19 @@ namespace weft::transport::nccl {
 
 namespace {
 
-// How long the others may take to close their ends before this rank breaks its own off.
+// How long the other ranks may take to close their communicators before this rank aborts its own.
 constexpr auto kClosing = std::chrono::seconds(10);
 
-// How the last call on the communicator ended; ncclInProgress while it has not.
+// The result of the last call on the communicator; ncclInProgress until it has ended.
 ncclResult_t state_of(const Library& library, ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = library.comm_get_async_error(comm, &state);
   return asked == ncclSuccess ? state : asked;
 }
 
-// The orderly end: waits for what is under way, then frees.
+// Closes a communicator: waits for its pending work, then frees it.
 void close(const Library& library, cuda::Device& device, ncclComm_t comm) {
-  if (device.is_lost()) return;  // nothing of it can be freed
+  if (device.is_lost()) return;  // nothing on a lost device can be freed
   cuda::DeviceGuard guard(device);
   ncclResult_t result = library.comm_finalize(comm);
   if (result == ncclInProgress) {
@@ -45,9 +45,8 @@ Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Dev
     : library_(std::move(library)),
       device_(std::move(device)),
       stream_(*device_, cuda::Priority::High) {
-  // The initializer states the struct's size and version as nccl.h has them. The library reads as
-  // many bytes as both know, and takes its defaults for fields that are newer than that version, so
-  // it may be older or newer than nccl.h.
+  // The initializer stores nccl.h's size and version of the struct. The library reads the fields
+  // that both know and uses defaults for newer ones, so it may be older or newer than nccl.h.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   try {
@@ -67,7 +66,7 @@ Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Dev
 
 Handle::~Handle() {
   if (comm_ == nullptr) return;
-  // The retirement belongs to the device, so the device is there when the task runs.
+  // The device owns its retirement, so it still exists when the task runs.
   device_->retirement().retire(Fence(), [library = library_, &device = *device_, comm = comm_] {
     close(*library, device, comm);
   });

@@ -1,9 +1,10 @@
-// One rank's ncclComm_t and the stream it works on. A non-blocking communicator takes one call at a
-// time: a call may go on behind the caller's back (ncclInProgress) and must have ended before the
-// next one, and before anything else is enqueued on the stream. So a call is start()ed and then
-// asked for with settled().
+// One rank's ncclComm_t and its stream. A non-blocking communicator takes one call at a time: a
+// call may continue after it has returned (ncclInProgress) and must have ended before the next
+// call, and before anything else is enqueued on the stream. So start() begins a call and settled()
+// polls for its end.
 //
-// Usable from every thread; who starts a call is also who asks for it.
+// Thread-safe, but the caller of start() must itself wait for the call to settle before the next
+// start().
 #pragma once
 
 #include <functional>
@@ -20,33 +21,34 @@ namespace weft::transport::nccl {
 
 class Handle {
  public:
-  // Collective: meets the other ranks. Blocks until all have come; throws Timeout, PeerLost.
+  // Collective: blocks until all ranks have joined. Throws Timeout, PeerLost.
   Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Device> device,
          const ncclUniqueId& id, int rank, int size, Deadline deadline);
-  // Retires the communicator: closing one waits for the device, so whoever reclaims does it
-  // (cuda/retire.h). What is enqueued still runs.
+  // Retires the communicator: the thread that reclaims (cuda/retire.h) closes it, because closing
+  // waits for the device. Work that is enqueued still runs.
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  // Of high priority: what waits for gradients goes before what makes more of them.
+  // Has high priority: operations that wait for gradients run before kernels that compute more of
+  // them.
   const cuda::Stream& stream() const { return stream_; }
 
-  // Makes an NCCL call, or a group of calls. The one before has settled. Throws Cancelled after
-  // abort(), or NCCL's error; then the communicator can only be aborted.
+  // Makes an NCCL call, or a group of calls. Requires that the previous call has settled. Throws
+  // Cancelled after abort(), or NCCL's error; then the communicator can only be aborted.
   using Call = std::function<ncclResult_t(const Library&, ncclComm_t, cudaStream_t)>;
   void start(const Call& call);
-  // Whether the last call has ended and its work is on the stream: tens of microseconds after
-  // start(), but where a peer must be connected first, not before that peer has come too. Throws as
-  // start() does.
+  // Returns true when the last call has ended and its work is on the stream. That takes tens of
+  // microseconds after start(), or, if a peer must be connected first, until the peer has made its
+  // call too. Throws the errors of start().
   bool settled();
-  // The same, asked until it is so or the deadline comes.
+  // Polls settled() until it returns true or the deadline passes; returns false at the deadline.
   bool settle(Deadline deadline);
 
-  // What went wrong behind the scenes since.
+  // The communicator's asynchronous error, if any.
   std::optional<Error> async_error() noexcept;
 
-  // Ends what runs on the device and frees the communicator. Blocks until the device's part of it
+  // Ends the communicator's work on the device and frees the communicator. Blocks until the device
   // has stopped.
   void abort() noexcept;
 

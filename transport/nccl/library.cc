@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kName = "libnccl.so.2";
 
-// The inverse of NCCL_VERSION, which up to 2.8 gave the major number one digit less.
+// The inverse of NCCL_VERSION. Up to 2.8 the code has one digit less after the major number.
 std::string version_text(int code) {
   const int major = code < 10000 ? code / 1000 : code / 10000;
   const int rest = code < 10000 ? code % 1000 : code % 10000;
@@ -19,7 +19,7 @@ std::string version_text(int code) {
          std::to_string(rest % 100);
 }
 
-// "2.14": of a release, whose patches begin anywhere.
+// "2.14": without the patch number, as a release's first patch may have any number.
 std::string release_text(int code) {
   const std::string text = version_text(code);
   return text.substr(0, text.rfind('.'));
@@ -29,7 +29,7 @@ Blame blame_of(ncclResult_t result) {
   switch (result) {
     case ncclInvalidArgument:
     case ncclInvalidUsage: return Blame::Caller;
-    case ncclSystemError:  // a socket, mostly
+    case ncclSystemError:  // mostly a socket
     case ncclRemoteError: return Blame::PeerLost;
     default: return Blame::Device;
   }
@@ -44,8 +44,8 @@ void fill(Library& library, void* opened) {
 #undef WEFT_NCCL_RESOLVE
 }
 
-// Why the library cannot be used; nothing if it can. The version first, because an old library
-// lacks functions as well.
+// Why the library cannot be used; empty if it can. Checks the version first, because an old library
+// lacks functions too.
 std::optional<Error> why_not(const Library& library) {
   if (auto error = library.lacks(&Library::get_version)) return error;
   if (auto error = library.too_old()) return error;
@@ -61,15 +61,16 @@ std::optional<Error> why_not(const Library& library) {
 }  // namespace
 
 std::vector<std::string> Library::candidates() {
-  // WEFT_NCCL_LIBRARY_DIR is set for this file by CMake.
+  // CMake sets WEFT_NCCL_LIBRARY_DIR for this file.
   return {kName, std::string(WEFT_NCCL_LIBRARY_DIR) + "/" + kName};
 }
 
 Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::string>& files) {
-  // Read by NCCL once. Connections of all algorithms are made when a communicator is, not at their
-  // first use: making them allocates, which may wait for a device whose streams wait for us. And
-  // operations of several communicators on one device start in the order in which they were issued,
-  // or two ranks could each wait for the other's second one.
+  // NCCL reads these variables once. The first makes NCCL connect all algorithms when it creates a
+  // communicator and not at their first use: connecting allocates, which may wait for a device
+  // while its streams wait for us. The second makes operations of several communicators on one
+  // device start in the order in which they were issued; otherwise two ranks could each wait for
+  // the other's second one.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   std::string reasons;
@@ -83,7 +84,7 @@ Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::stri
       auto library = std::make_shared<Library>();
       fill(*library, opened);
       const auto refused = why_not(*library);
-      // Never closed once it is used: NCCL has threads of its own.
+      // Never closed once it is in use, because NCCL has threads of its own.
       if (!refused) return std::shared_ptr<const Library>(std::move(library));
       why = refused->text();
       dlclose(opened);
@@ -117,8 +118,8 @@ Error error_of(const Library& library, ncclResult_t result, std::string_view wha
   std::string text(what);
   text += std::string(": ") + library.get_error_string(result) + " (ncclResult_t " +
           std::to_string(result) + ")";
-  // One per process, so it may belong to another communicator; it is often the only place that says
-  // why.
+  // There is one last error per process, so it may belong to another communicator; but it is often
+  // the only text with the reason.
   const char* const last = library.get_last_error(nullptr);
   if (last != nullptr && *last != '\0') text += ": " + std::string(last);
   while (text.ends_with('\n')) text.pop_back();

@@ -1,10 +1,10 @@
-// Every function of NCCL that Weft uses, in one table filled by dlopen, as cuda/driver.h does for
-// the driver: a program built with NCCL starts on a machine without it, and the tests fill the same
-// table with a fake. nccl.h gives types only.
+// Every function of NCCL that Weft uses, in one table that dlopen fills, as cuda/driver.h does for
+// the driver. So a program built with NCCL starts on a machine without it, and tests fill the same
+// table with a fake. nccl.h is used for types only.
 //
-// The library may be older or newer than nccl.h. CMake takes nccl.h from NCCL 2.28 on, open() a
-// library from kOldest on. A function that is newer than nccl.h 2.28 must be declared in this file
-// before it can be in the table.
+// The library may be older or newer than nccl.h. CMake accepts nccl.h of NCCL 2.28 or newer; open()
+// accepts a library of kOldest or newer. A function that nccl.h 2.28 lacks must be declared in this
+// file before it can be in the table.
 //
 // A Library is immutable and usable from every thread.
 #pragma once
@@ -23,12 +23,12 @@
 
 namespace weft::transport::nccl {
 
-// NCCL_LAUNCH_ORDER_IMPLICIT, without which two communicators on one device may wait for each
-// other, came with 2.26.
+// NCCL 2.26 added NCCL_LAUNCH_ORDER_IMPLICIT. Without it two communicators on one device may wait
+// for each other.
 constexpr int kOldest = NCCL_VERSION(2, 26, 0);
 
-// function(member, symbol, the release that brought it). open() requires those that kOldest has. A
-// newer one is optional: its member is null in a library without it, and whoever calls it asks
+// function(member, symbol, release that added it). open() requires the functions that kOldest has.
+// A newer one is optional: its member is null in a library without it, and callers must check
 // lacks() first.
 // clang-format off
 #define WEFT_NCCL_FUNCTIONS(function)                                             \
@@ -57,21 +57,20 @@ struct Library {
   WEFT_NCCL_FUNCTIONS(WEFT_NCCL_MEMBER)
 #undef WEFT_NCCL_MEMBER
 
-  // Where to look: the process (libtorch_cuda brings one) and the loader's path first, then the
-  // folder beside the nccl.h of the build, so that a program of the build tree finds the wheel's
-  // copy.
+  // The places to look: first the process (libtorch_cuda loads one) and the loader's path, then the
+  // folder beside the build's nccl.h, so that a program of the build tree finds the wheel's copy.
   static std::vector<std::string> candidates();
-  // The first of them that is there and new enough. Unsupported otherwise, with the reason for
-  // each.
+  // Opens the first file that exists and is new enough. Returns Unsupported, with the reason for
+  // each, if none is.
   static Result<std::shared_ptr<const Library>> open(
       const std::vector<std::string>& files = candidates());
 
   // "2.28.9"
   std::string version() const;
-  // Why this version cannot be used; nothing if it can.
+  // Why this version cannot be used; empty if it can.
   std::optional<Error> too_old() const;
-  // Unsupported, with the function's name and the release that brought it, where the library has no
-  // such function.
+  // Returns Unsupported, with the function's name and the release that added it, if the library
+  // lacks the function; else empty.
   template <class F>
   std::optional<Error> lacks(F Library::*function) const;
 
@@ -91,9 +90,9 @@ std::optional<Error> Library::lacks(F Library::*function) const {
   broken("a function of NCCL that is not in the table");
 }
 
-// "what: unhandled cuda error (ncclUnhandledCudaError 1): the last error in NCCL's own words", with
-// the code as native_code(). What NCCL refuses is Caller, a rank that cannot be reached PeerLost,
-// the rest Device.
+// Makes an error such as "what: unhandled cuda error (ncclResult_t 1): NCCL's last error text",
+// with the code as native_code(). Blame is Caller for invalid arguments and usage, PeerLost for
+// system and remote errors, Device for all others.
 Error error_of(const Library& library, ncclResult_t result, std::string_view what,
                Place place = Place::current());
 

@@ -1,4 +1,4 @@
-// NCCL as a backend. The library is opened at the first join: it takes 200 MiB and a moment.
+// NCCL as a backend. The first join opens the library, which takes 200 MiB and some time.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@ class Nccl final : public Transport {
 
   std::string_view name() const override { return "nccl"; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Cuda; }
-  // Needs JoinOptions::cuda. Throws Unsupported where there is no NCCL, with the places that were
-  // tried.
+  // Requires JoinOptions::cuda. Throws Unsupported, with the places that were tried, if no usable
+  // NCCL is found.
   std::shared_ptr<Communicator> join(const JoinOptions& options) override;
 
  private:

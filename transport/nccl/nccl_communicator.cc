@@ -18,21 +18,23 @@ namespace {
 
 constinit trace::Name enqueuing{trace::Layer::Transport, "nccl enqueue"};
 
-// NCCL enqueues from a thread of its own, which takes tens of microseconds; the caller sees it
-// through, because an event is the cheapest fence. What takes longer waits for a peer.
+// NCCL enqueues from a thread of its own, which takes tens of microseconds. The caller waits this
+// long for it, because an event is then the cheapest fence. If it takes longer, NCCL waits for a
+// peer.
 constexpr auto kPatience = std::chrono::milliseconds(1);
 
-// Connections between all pairs are made when the group is joined, up to this many ranks; beyond,
-// at their first use.
+// Groups of up to this many ranks connect all pairs when they are joined; larger groups connect a
+// pair at its first use.
 constexpr int kAllPairs = 64;
 
-// Streams wait for each other, and whoever waits on the host asks for himself; what is left to the
-// loop, pins and callbacks, has time. Whoever enqueues has not.
+// How often the loop polls. Streams wait for each other and host threads poll for themselves, so
+// the loop only drops pins and runs callbacks, which is not urgent. Polling more often would slow
+// down threads that enqueue.
 constexpr auto kBetweenLooks = std::chrono::microseconds(50);
 
 constexpr std::size_t kBarrierBytes = sizeof(std::int32_t);
 
-// What rank 0 says to the others begins so.
+// The first byte of rank 0's value in the store.
 enum class Said : std::uint8_t { Failure = 0, Id = 1 };
 
 Bootstrap::Bytes say(Said what, std::span<const std::byte> bytes) {
@@ -42,7 +44,8 @@ Bootstrap::Bytes say(Said what, std::span<const std::byte> bytes) {
   return value;
 }
 
-// Rank 0 makes the id by which the others find it, or says why it cannot.
+// Returns the unique id. Rank 0 makes it and publishes it in the store, or the reason why it
+// cannot.
 ncclUniqueId meet(const JoinOptions& options, const Library& library, Deadline deadline) {
   constexpr const char* kKey = "nccl_id";
   ncclUniqueId id{};
@@ -84,8 +87,8 @@ std::size_t bytes_of(std::span<const Slice> slices) {
   return bytes;
 }
 
-// A fence behind everything on the communicator's stream; one that has passed where nothing will
-// run there any more.
+// A fence after everything on the communicator's stream; one that has passed if nothing can be
+// recorded there any more.
 Fence behind(const Handle& handle) noexcept {
   try {
     return cuda::record(handle.stream());
@@ -96,7 +99,7 @@ Fence behind(const Handle& handle) noexcept {
 
 }  // namespace
 
-// Passes when NCCL has enqueued the operation and the stream has come past it.
+// Passes when NCCL has enqueued the operation and the stream has executed it.
 class NcclCommunicator::Launch final : public Fence::Source {
  public:
   explicit Launch(std::weak_ptr<NcclCommunicator> owner) : owner_(std::move(owner)) {}
@@ -106,7 +109,7 @@ class NcclCommunicator::Launch final : public Fence::Source {
     on_stream_ = std::move(on_stream);
   }
 
-  // Moves the line on until this operation is enqueued; false if the deadline comes first.
+  // Advances line_ until this operation is enqueued. Returns false if the deadline passes first.
   bool see_through(Deadline deadline) const noexcept {
     return cuda::poll_until([this] { return arrived().has_value(); }, deadline);
   }
@@ -118,9 +121,9 @@ class NcclCommunicator::Launch final : public Fence::Source {
   bool synchronize(Deadline deadline) const noexcept override {
     return cuda::poll_until([this] { return query(); }, deadline);
   }
-  // Waits on the host until there is something to wait for; the communicator's deadline bounds
-  // that. (A flag that the stream could wait for instead would have the device blocked while NCCL
-  // allocates and loads, which may wait for the device.)
+  // Blocks the host until the operation is enqueued; the communicator's timeout bounds that. (If
+  // the stream waited for a flag instead, the device would be blocked while NCCL allocates and
+  // loads kernels, which may wait for the device.)
   void wait(const cuda::StreamRef& stream) const override {
     static_cast<void>(see_through(Deadline::never()));
     arrived()->wait(stream);
@@ -166,8 +169,8 @@ NcclCommunicator::NcclCommunicator(const JoinOptions& options,
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  // The loop keeps its owner while something is under way, so the loop has ended, where anything
-  // is.
+  // The loop keeps this object alive while operations are pending, so if any are, the loop has
+  // ended.
   if (broken_ || (line_.empty() && in_flight_.passed())) return;
   std::shared_ptr<Launch> begun;
   for (Request& request : line_) {
@@ -211,14 +214,15 @@ void NcclCommunicator::warm_up(Deadline deadline) {
 }
 
 bool NcclCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
-  constexpr int kFloat8From = 90;  // NCCL has those kernels for compute capability 9.0 and newer
+  constexpr int kFloat8From = 90;  // NCCL's float8 kernels need compute capability 9.0
   const bool is_float8 = dtype == Dtype::Float8E4M3 || dtype == Dtype::Float8E5M2;
   if (is_float8 && device_->properties().compute_capability < kFloat8From) return false;
   return reduction_of(dtype, op).has_value();
 }
 
 std::optional<Reduction> NcclCommunicator::reduction_for(Dtype dtype, ReduceOp op) const {
-  // The average of one is what it is; NCCL's kernel for it is wrong for some counts of bf16.
+  // The average over one rank equals the sum. NCCL's kernel for that average is wrong for some
+  // counts of bf16.
   const bool is_plain = size_ == 1 && op == ReduceOp::Avg && reduction_of(dtype, op);
   return reduction_of(dtype, is_plain ? ReduceOp::Sum : op);
 }
@@ -277,7 +281,7 @@ Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const 
 }
 
 Op NcclCommunicator::barrier(Fence ready) noexcept {
-  const Slice word = scratch_.slice().part(0, kBarrierBytes);  // zero, and stays so
+  const Slice word = scratch_.slice().part(0, kBarrierBytes);  // always zero
   return issue("barrier", 0, Pin(), std::move(ready),
                nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
 }
@@ -317,14 +321,14 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());
   Request request{name, std::move(call), ready, launch, bytes, trace::Arrow::leave()};
-  std::optional<std::string> captured;  // its name
+  std::optional<std::string> captured;  // the operation's name, if captured
   if (cuda::is_captured(ready)) captured = name;
   const bool is_first = line_.empty();
   Fence done(request.launch);
   std::optional<Error> failed;
   try {
     if (const auto lost = device_->lost()) throw *lost;
-    const cuda::DeviceGuard guard(*device_);  // once, for all that follows
+    const cuda::DeviceGuard guard(*device_);  // once for all calls below
     if (is_first) {
       request.started = true;
       start(request);
@@ -333,12 +337,12 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   } catch (...) {
     failed = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
   }
-  // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream
-  // does not wait in line.
+  // A failed operation also stays in flight until NCCL has released its memory. An operation on the
+  // stream does not wait in line_.
   const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  const bool is_behind =
-      !in_line && !cuda::is_captured(done);  // a capture ends when its thread says so
+  // The fence of a captured operation passes at the end of the capture, not in stream order.
+  const bool is_behind = !in_line && !cuda::is_captured(done);
   in_flight_.add(
       {std::move(name), completion, std::move(pin), std::move(ready), done, in_line, is_behind},
       shared_from_this());
@@ -352,8 +356,8 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   return completion.op();
 }
 
-// A capture ends when its thread says so, and what waited in line then would be missing in the
-// graph.
+// Waits until a captured operation is enqueued: the capturing thread may end the capture at any
+// time, and an operation still in line_ would be missing in the graph.
 void NcclCommunicator::see_through_capture(const Launch& launch, const std::string& name) noexcept {
   if (launch.see_through(Deadline::in(timeout_))) return;
   abort(Error(Blame::Timeout, name + " " + place_ + ": NCCL did not enqueue it within " +
@@ -428,7 +432,7 @@ void NcclCommunicator::fail(std::unique_lock<std::mutex> lock, const Error& why)
 }
 
 void NcclCommunicator::break_off(std::shared_ptr<Launch> begun) noexcept {
-  // Whoever reclaims waits for the end of it.
+  // A thread that reclaims waits until the abort has ended.
   const auto ended = std::make_shared<HostFlag>();
   device_->retirement().retire(Fence(ended), [] {});
   auto stop = [handle = handle_, begun = std::move(begun), ended]() mutable {

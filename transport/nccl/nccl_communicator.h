@@ -1,21 +1,22 @@
-// Collectives over NCCL, on device memory, all on one stream of high priority. An operation is
-// enqueued by the caller's thread: the stream waits for its `ready` fence, NCCL adds its kernels,
-// an event behind them is its done(). What NCCL cannot enqueue at once (a first use that must
-// connect to a peer) waits in line, together with everything behind it; the event loop moves the
-// line on. Only who makes a stream wait for such an operation waits on the host, until it is
-// enqueued.
+// Collectives over NCCL, on device memory, all on one stream of high priority. The caller's thread
+// enqueues an operation: the stream waits for its `ready` fence, NCCL adds its kernels, and an
+// event after them is its done(). An operation that NCCL cannot enqueue at once (a first use that
+// must connect to a peer) waits in a queue, together with all later ones; the event loop enqueues
+// them when NCCL can take them. A thread that makes a stream wait for such an operation blocks
+// until the operation is enqueued.
 //
 // Messages have no tags: the n-th send to a rank meets its n-th recv. A recv occupies the stream
-// until its send has come, so ranks that send and receive at the same time use all_to_all, or
-// messages below NCCL's buffers (about 1 MiB).
+// until its send has arrived, so ranks that send and receive at the same time must use all_to_all,
+// or messages smaller than NCCL's buffers (about 1 MiB).
 //
-// A stream that is captured into a CUDA graph takes its operations with it: they are enqueued
-// before the call returns, and run whenever the graph is launched. Their Ops end when the capture
-// does, and nobody on the host hears of the launches: what hangs or fails there has no deadline.
-// All ranks capture and launch alike; meanwhile nothing else may use the communicator.
+// Operations on a stream that is captured into a CUDA graph become part of the graph: they are
+// enqueued before the call returns and run whenever the graph is launched. Their Ops end when the
+// capture does. The host does not observe the launches, so an operation that hangs or fails there
+// has no deadline. All ranks must capture and launch in the same way; meanwhile nothing else may
+// use the communicator.
 //
-// After the first error the communicator is aborted as a whole: its operations fail, what runs on
-// the device stops, and with it every fence passes.
+// The first error aborts the whole communicator: its operations fail, its kernels stop, and then
+// every fence passes.
 #pragma once
 
 #include <deque>
@@ -34,9 +35,9 @@ class NcclCommunicator final : public Communicator,
                                public PointToPoint,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
-  // Collective: connects to every other rank and runs one operation with them, so that kernels are
-  // loaded and connections made before any stream waits for them. Blocks; throws Timeout, PeerLost,
-  // Caller (two ranks on one GPU).
+  // Collective: connects to every other rank and runs a first operation with them, so that kernels
+  // are loaded and connections made before any stream waits for them. Blocks for at most the
+  // group's timeout. Throws Timeout, PeerLost, Caller (two ranks on one GPU).
   NcclCommunicator(const JoinOptions& options, std::shared_ptr<const Library> library);
   ~NcclCommunicator() override;
 
@@ -68,7 +69,7 @@ class NcclCommunicator final : public Communicator,
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  class Launch;  // the done() of an operation that waits in line
+  class Launch;  // the done() of an operation that waits in line_
   struct Request {
     std::string name;
     Handle::Call call;
@@ -76,31 +77,30 @@ class NcclCommunicator final : public Communicator,
     std::shared_ptr<Launch> launch;
     // For the timeline.
     std::size_t bytes = 0;
-    trace::Arrow issued = {};  // from there, also where another thread starts it later
+    trace::Arrow issued = {};  // from the issuing thread, even if another one starts it later
     cuda::Span span = {};
     bool started = false;
   };
 
   void warm_up(Deadline deadline);
   std::optional<Reduction> reduction_for(Dtype dtype, ReduceOp op) const;
-  // `bytes` of all that it reads and writes.
+  // Issues an operation. `bytes` counts all data that it reads and writes.
   Op issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call,
            std::optional<ReduceOp> reduction = std::nullopt) noexcept;
   void see_through_capture(const Launch& launch, const std::string& name) noexcept;
-  // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
+  // A failed Op, for a reduction that can_reduce() refuses or a message that NCCL cannot send.
   Op refuse(Blame blame, const std::string& text) const noexcept;
   void start(Request& request);
-  // Behind what NCCL has enqueued of it.
+  // Records a fence after the work that NCCL has enqueued for the request.
   Fence end_of(Request& request);
-  // Moves the line on as far as NCCL lets it.
+  // Starts the operations in line_ as far as NCCL takes them.
   void advance() noexcept;
-  // On the loop, while an operation is under way.
+  // Checks for errors and the timeout. Runs on the loop while an operation is pending.
   void watch(const InFlight::Oldest& oldest) noexcept;
-  // What abort() does, under the lock of who saw the error: nothing may move the line on in
-  // between.
+  // The body of abort(). Takes over the caller's lock, so that line_ cannot advance between the
+  // error and the abort.
   void fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept;
-  // Has a thread of its own stop what runs on the device; `begun` is what NCCL may or may not have
-  // enqueued.
+  // Starts a thread that aborts the handle. NCCL may or may not have enqueued `begun`.
   void break_off(std::shared_ptr<Launch> begun) noexcept;
 
   const int rank_;
@@ -109,8 +109,8 @@ class NcclCommunicator final : public Communicator,
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<cuda::Device> device_;
   std::shared_ptr<Handle> handle_;
-  cuda::DeviceMemory scratch_;  // what a barrier reduces, and the warm-up sends
-  std::mutex mutex_;            // of the order on the stream, and of what follows
+  cuda::DeviceMemory scratch_;  // data of barriers and of the warm-up
+  std::mutex mutex_;            // guards the order on the stream and the members below
   std::deque<Request> line_;
   std::optional<Error> broken_;
   InFlight in_flight_;

@@ -1,5 +1,5 @@
 // The torch wheel ships Gloo's code inside libtorch_cpu but not its headers. These six files
-// declare what c10d/ProcessGroupGloo.hpp names, and no more: opaque types, and the interfaces it
-// derives from or calls. They hold no data members; nothing of Gloo is constructed, laid out or
-// derived from in our own translation units.
+// declare only the names that c10d/ProcessGroupGloo.hpp uses: opaque types, and the interfaces that
+// it derives from or calls. They have no data members; Weft's own files do not construct, lay out
+// or derive from any Gloo type.
 #pragma once

@@ -5,7 +5,7 @@
 #include <vector>
 
 namespace gloo::rendezvous {
-// c10d's GlooStore derives from it. Never instantiated here: libtorch makes the one that is used.
+// The base class of c10d's GlooStore. Not instantiated in Weft; libtorch does that.
 class Store {
  public:
   virtual ~Store() = default;

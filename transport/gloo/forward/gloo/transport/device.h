@@ -2,8 +2,8 @@
 
 namespace gloo::transport {
 class Device;
-// unique_ptr of it is a member of c10d's SendWork and RecvWork, whose destructors are compiled
-// wherever they are seen.
+// c10d's SendWork and RecvWork have a unique_ptr to it, and every file that includes them compiles
+// their destructors.
 class UnboundBuffer {
  public:
   virtual ~UnboundBuffer() = 0;
