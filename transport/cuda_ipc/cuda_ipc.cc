@@ -114,7 +114,7 @@ void CudaIpcConnection::receive(Handlers handlers) {
 }
 
 void CudaIpcConnection::close(const Error& why) noexcept {
-  const Error reason = why.within("the lane to " + peer() + " was closed here");
+  const Error reason = why.within("the connection to " + peer() + " was closed here");
   if (!sender_->refuse(reason)) return;
   receiver_->refuse(reason);
   below_->close(why);
@@ -124,7 +124,7 @@ void CudaIpcConnection::close(const Error& why) noexcept {
 
 void CudaIpcConnection::drop() noexcept {
   dropped_ = true;
-  close(Error(Blame::Cancelled, "nobody holds it any more"));
+  close(Error(Blame::Cancelled, "the last reference to the connection was dropped"));
   // Drops the connection below here and not in a later turn of the loop, because it shares
   // ownership of the loop.
   sender_->let_go();
@@ -179,17 +179,18 @@ std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   receiver_->take_introduction();
   phase_ = Phase::Messages;
   const std::string why = why_not_               ? *why_not_
-                          : reached.value() == 0 ? "it reaches none of our GPUs"
+                          : reached.value() == 0 ? "the peer can read none of our GPUs"
                                                  : "";
   log::info("cuda_ipc to " + peer() + ": " +
-            (why.empty() ? "it reads device memory where it is"
-                         : "device memory goes by the lane below, because " + why));
+            (why.empty() ? "the peer reads device memory where it is"
+                         : "device memory is sent over the connection below, because " + why));
   // A peer whose process or page this process cannot open is not allowed to read our memory.
   sender_->meet(
       process_, why_not_ ? 0 : reached.value(),
       why_not_
           ? peer() + " cannot open it: " + *why_not_
-          : "it is of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
+          : "it is of a second GPU, or there is no peer-to-peer access to it from the GPUs of " +
+                peer());
   return std::nullopt;
 }
 
@@ -203,7 +204,7 @@ std::optional<Error> CudaIpcConnection::show(const Arrival& below) {
 }
 
 void CudaIpcConnection::lose(const Error& why) {
-  lost_ = why.within("the lane to " + peer() + " is lost");
+  lost_ = why.within("the connection to " + peer() + " is lost");
   receiver_->refuse(*lost_);
   sender_->lose(*lost_);  // closed() follows
 }
@@ -239,7 +240,8 @@ std::shared_ptr<Connection> over(std::shared_ptr<Connection> below,
                                  const std::shared_ptr<EventLoop>& loop, const Identity& here) {
   if (stage->devices().size() > kMaxGpus) {
     throw Error(Blame::Unsupported, "cuda_ipc: " + std::to_string(stage->devices().size()) +
-                                        " GPUs, and a lane takes " + std::to_string(kMaxGpus));
+                                        " GPUs, but a connection supports " +
+                                        std::to_string(kMaxGpus));
   }
   auto connection = std::make_shared<CudaIpcConnection>(below, stage, loop, here);
   connection->start();

@@ -34,7 +34,7 @@ std::shared_ptr<Page> Page::make() {
   Descriptor descriptor = make_shared_memory(kPageBytes, "cuda_ipc");
   void* const memory = map(descriptor);
   if (memory == nullptr)
-    throw system_error(Blame::Busy, "cuda_ipc: cannot map memory that processes share", errno);
+    throw system_error(Blame::Busy, "cuda_ipc: cannot map shared memory", errno);
   const auto page = std::shared_ptr<Page>(new Page(std::move(descriptor), memory));
   std::random_device random;
   page->key() = std::uint64_t{random()} << 32 | random();
@@ -57,12 +57,12 @@ std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
   struct stat about {};
   if (!is_shared_memory(descriptor, kPageBytes) || ::fstat(descriptor.get(), &about) != 0 ||
       about.st_uid != ::geteuid()) {
-    refuse("is not one that Weft has made for this user");
+    refuse("is not a page that Weft made for this user");
   }
   void* const memory = map(descriptor);
   if (memory == nullptr) refuse("cannot be mapped");
   const auto page = std::shared_ptr<Page>(new Page(std::move(descriptor), memory));
-  if (page->key() != name.key) refuse("is gone");
+  if (page->key() != name.key) refuse("was closed");
   return page;
 }
 

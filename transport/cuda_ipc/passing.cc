@@ -61,16 +61,16 @@ PassingEnd::Outcome PassingEnd::pass(std::uint64_t allocation, const Descriptor&
 void PassingEnd::close() noexcept {
   listening_ = {};
   socket_ = {};
-  if (!why_not_) why_not_ = "the lane has ended";
+  if (!why_not_) why_not_ = "the connection has ended";
 }
 
 TakingEnd::TakingEnd(std::uint64_t process, std::uint32_t name) {
   auto connected = connect_to(static_cast<pid_t>(process), static_cast<int>(name), kWho);
   if (!connected)
-    throw Error(Blame::Busy, "passing descriptors: too many connect to the peer's socket");
+    throw Error(Blame::Busy, "passing descriptors: too many connections to the peer's socket");
   if (check_peer(*connected, kWho) != static_cast<pid_t>(process)) {
     throw Error(Blame::PeerLost,
-                "passing descriptors: another process than the peer has the socket by now");
+                "passing descriptors: another process than the peer has the socket now");
   }
   socket_ = std::move(*connected);
 }

@@ -107,7 +107,8 @@ void Receiver::connect() {
   } catch (const Error& error) {
     taking_.reset();
     log::info("cuda_ipc from " + peer_ +
-              ": its memory of virtual addresses comes by the lane below, because " + error.text());
+              ": its memory of virtual addresses is received over the connection below, because " +
+              error.text());
   }
 }
 
@@ -133,8 +134,9 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       if (!decoded) return decoded.error();
       message_ = std::move(decoded).value();
       if (message_.gpu >= sources_.size() || sources_[message_.gpu].stream == nullptr) {
-        return Error(Blame::PeerLost,
-                     "the peer named memory of a GPU that it was told cannot be read");
+        return Error(
+            Blame::PeerLost,
+            "the peer named memory of a GPU although it was told that this GPU cannot be read");
       }
       if (auto wrong = learn()) return wrong;
       header = std::exchange(message_.header, {});
@@ -143,7 +145,7 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       stand = Stand::Shared;
     } else {
       return Error(Blame::PeerLost,
-                   "the peer sent what is not allowed, a message of kind " + std::to_string(kind));
+                   "the peer sent an invalid message of kind " + std::to_string(kind));
     }
     stand_ = stand;
   }
@@ -164,12 +166,12 @@ std::optional<Error> Receiver::learn() {
   for (const Payload& payload : message_.payloads) {
     for (const Piece& piece : payload.pieces) {
       if (allocations.contains(piece.allocation)) continue;
-      return Error(Blame::PeerLost, "the peer named memory that it has not told of");
+      return Error(Blame::PeerLost, "the peer named memory that it has not described");
     }
   }
   if (allocations.size() <= kMostAllocations) return std::nullopt;
   return Error(Blame::PeerLost,
-               "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");
+               "the peer described more than " + std::to_string(kMostAllocations) + " allocations");
 }
 
 std::optional<Error> Receiver::learn(const Piece& piece,
@@ -188,7 +190,7 @@ std::optional<Error> Receiver::learn(const Piece& piece,
   Descriptor descriptor = taking_ ? taking_->find(piece.allocation) : Descriptor();
   if (!descriptor) {
     if (taking_ && taking_->failure()) return taking_->failure();
-    return Error(Blame::PeerLost, "the peer told of memory whose descriptor it has not passed");
+    return Error(Blame::PeerLost, "the peer described memory without passing its descriptor");
   }
   Allocation& allocation = allocations[piece.allocation];
   allocation = {};
@@ -331,7 +333,7 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
   }
   const auto& opened = allocation.memory;
   if (piece.offset > opened->bytes() || piece.bytes > opened->bytes() - piece.offset) {
-    throw Error(Blame::PeerLost, "the peer named memory that lies in no allocation of its own");
+    throw Error(Blame::PeerLost, "the peer named memory outside of its allocation");
   }
   return opened;
 }

@@ -173,10 +173,11 @@ Sender::Went Sender::go(Item& item) {
       if (is_named) naming.gpu = i;
     }
     if (is_named || below_->capabilities().device_memory) continue;
-    throw Error(Blame::Unsupported, "memory of " + describe(slice.device) + " cannot be shared: " +
-                                        (naming.why_not.empty() ? why_not_ : naming.why_not) +
-                                        "; and the lane below carries host memory only "
-                                        "(transport/staged_connection.h makes one that does)");
+    throw Error(Blame::Unsupported,
+                "memory of " + describe(slice.device) +
+                    " cannot be shared: " + (naming.why_not.empty() ? why_not_ : naming.why_not) +
+                    "; and the connection below carries only host memory "
+                    "(transport/staged_connection.h makes one that carries device memory)");
   }
   if (naming.gpu) return go_shared(item, std::move(naming));
   for (Slice& slice : item.payloads)
@@ -303,7 +304,7 @@ std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std
                                         Naming& naming) {
   if (naming.pieces + naming.payloads.back().pieces.size() == limits_.max_payloads) {
     naming.why_not = "a message shares at most " + std::to_string(limits_.max_payloads) +
-                     " pieces of memory (each segment of an expandable one is a piece)";
+                     " pieces of memory (each segment of expandable memory is a piece)";
     return std::nullopt;
   }
   const cuda::AllocationRange range = cuda::allocation_of(*source.device, address);
@@ -369,7 +370,7 @@ std::optional<Sender::Known> Sender::share(Source& source, const cuda::Allocatio
     return known;
   } else {
     naming.why_not =
-        "it was not made to be shared (cuMemCreate with requestedHandleTypes "
+        "it was not created shareable (cuMemCreate with requestedHandleTypes "
         "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)";
   }
   return std::nullopt;
@@ -379,7 +380,7 @@ std::optional<std::string> Sender::why_not_passed() {
   auto why = passing_->why_not(process_->number());
   if (why && !std::exchange(has_said_why_, true)) {
     log::info("cuda_ipc to " + peer_ +
-              ": memory of virtual addresses goes by the lane below, because " + *why);
+              ": memory of virtual addresses is sent over the connection below, because " + *why);
   }
   return why;
 }

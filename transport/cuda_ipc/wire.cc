@@ -104,7 +104,7 @@ std::optional<Piece> piece_of(Reader& reader, std::uint64_t left) {
 }
 
 Error wrong(const std::string& text) {
-  return Error(Blame::PeerLost, "the peer sent what is not allowed, " + text);
+  return Error(Blame::PeerLost, "the peer sent an invalid message: " + text);
 }
 
 }  // namespace
@@ -128,15 +128,14 @@ Identity Identity::here() {
 std::optional<std::string> why_unreachable(const Identity& here, const Identity& there) {
   for (const Identity* one : {&here, &there}) {
     if (!one->host.empty()) continue;
-    const std::string whom = one == &here ? "us" : "it";
-    return "/proc does not tell " + whom +
-           " which host and process namespace this is (is it mounted?)";
+    const std::string whom = one == &here ? "this process" : "the peer";
+    return "/proc does not tell " + whom + " its host and process namespace (is it mounted?)";
   }
   if (here.host != there.host) return "it is on another host";
   if (here.processes != there.processes)
     return "it is in another container: the process namespaces differ";
   if (here.process == there.process && here.started == there.started)
-    return "it is in this very process, whose own memory the driver does not open";
+    return "same process: CUDA IPC cannot open a process's own memory";
   return std::nullopt;
 }
 
@@ -164,7 +163,7 @@ Result<Hello> decode_hello(Bytes bytes) {
   const bool is_hello = reader.get<std::uint8_t>() == static_cast<std::uint8_t>(Kind::Hello);
   const Bytes magic = reader.get(sizeof kMagic);
   if (!is_hello || reader.is_cut() || std::memcmp(magic.data(), kMagic, sizeof kMagic) != 0) {
-    return wrong("no hello; the lane there is none of cuda_ipc");
+    return wrong("no hello; its connection does not use cuda_ipc");
   }
   hello.identity.host = reader.text();
   hello.identity.processes = reader.text();
@@ -195,7 +194,7 @@ Result<std::uint32_t> decode_reach(Bytes bytes) {
   const bool is_reach = reader.get<std::uint8_t>() == static_cast<std::uint8_t>(Kind::Reach);
   const auto gpus = reader.get<std::uint32_t>();
   if (!is_reach || reader.is_cut() || !reader.rest().empty())
-    return wrong("no reach behind its hello");
+    return wrong("no reach message after its hello");
   return gpus;
 }
 
@@ -263,7 +262,7 @@ Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes,
     const auto count = reader.get<std::uint32_t>();
     if (count == 0) {
       if (below == sizes.size() || sizes[below] != payload.bytes)
-        return wrong("payloads other than it announced");
+        return wrong("payloads of other sizes than it announced");
       ++below;
       continue;
     }
@@ -273,14 +272,14 @@ Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes,
     std::uint64_t left = payload.bytes;
     for (std::uint32_t j = 0; j < count && !reader.is_cut(); ++j) {
       const auto piece = piece_of(reader, left);
-      if (!piece) return wrong("a piece that cannot be");
+      if (!piece) return wrong("an impossible piece");
       left -= piece->bytes;
       payload.pieces.push_back(*piece);
     }
-    if (left > 0) return wrong("pieces that are not all of their payload");
+    if (left > 0) return wrong("pieces that do not cover their payload");
   }
-  if (reader.is_cut() || below != sizes.size()) return wrong("a message that is cut");
-  if (message.slot >= kSlots || message.gpu >= kMaxGpus) return wrong("a slot that there is not");
+  if (reader.is_cut() || below != sizes.size()) return wrong("a truncated message");
+  if (message.slot >= kSlots || message.gpu >= kMaxGpus) return wrong("an impossible slot");
   message.header = reader.rest();
   if (message.header.size() > limits.max_header) return wrong("a header that is too large");
   return message;

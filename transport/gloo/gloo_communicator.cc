@@ -234,16 +234,17 @@ GlooCommunicator::~GlooCommunicator() {
   try {
     std::thread(destroy).detach();
   } catch (const std::system_error& error) {
-    log::error("no thread to end Gloo's " + pending_->context() + " (" + error.what() + "); " +
-               (may_wait ? "this one waits for it"
+    log::error("cannot start a thread that ends Gloo " + pending_->context() + " (" + error.what() +
+               "); " +
+               (may_wait ? "this thread waits for it"
                          : "its threads and connections stay until the process ends"));
     if (may_wait) destroy();
   }
   // Gloo forgets sends that its sockets had not taken when their connection broke. Its thread then
   // waits until the group's timeout; this destructor waits only kUntilBroken for it.
   if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
-    log::debug("Gloo still waits for a connection that is broken " + pending_->context() +
-               "; a thread is left to it");
+    log::debug("Gloo still waits for a broken connection " + pending_->context() +
+               "; a background thread keeps waiting for it");
   store->release();
 }
 

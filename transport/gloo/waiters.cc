@@ -85,8 +85,8 @@ struct Waiters::State : std::enable_shared_from_this<State> {
         threads.emplace_back([state = shared_from_this()] { state->work(); });
       } catch (const std::system_error& error) {
         throw system_error(Blame::Busy,
-                           "no thread to wait for Gloo; allow this user, or the container, more of "
-                           "them (ulimit -u, pids.max)",
+                           "cannot start a thread that waits for Gloo; allow this user, or the "
+                           "container, more threads (ulimit -u, pids.max)",
                            error.code().value());
       }
     }
@@ -125,10 +125,10 @@ void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
     if (found != state_->streams.end()) {
       lane = found->second;
     } else if (state_->streams.size() >= kMostThreads) {
-      throw Error(Blame::Busy, "messages of " + std::to_string(kMostThreads) +
-                                   " ranks and tags are under way over gloo, each of which takes a "
-                                   "thread; use fewer tags at a "
-                                   "time, or the backend weft, which takes none");
+      throw Error(Blame::Busy,
+                  "messages of " + std::to_string(kMostThreads) +
+                      " ranks and tags are pending over gloo, and each of these needs a thread; "
+                      "use fewer tags at a time, or the backend weft, which needs none");
     } else {
       lane = std::make_shared<State::Lane>();
       state_->serve_later(lane);

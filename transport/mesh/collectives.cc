@@ -137,10 +137,11 @@ bool Collectives::fits(int peer, const Held& held) const {
   }
   const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
   if (step == nullptr || step->state != Plan::State::Waiting) {
-    core_.fail(
-        Error(Blame::PeerLost, rank_text(peer) + " sent a part of " + describe(current_->call) +
-                                   " that nobody waits for: " + std::to_string(held.header.number))
-            .with_ranks({peer}));
+    core_.fail(Error(Blame::PeerLost, rank_text(peer) + " sent a part of " +
+                                          describe(current_->call) +
+                                          " that this rank does not expect: part " +
+                                          std::to_string(held.header.number))
+                   .with_ranks({peer}));
     return false;
   }
   if (held.payload != step->bytes) {

@@ -123,8 +123,8 @@ void Core::on(event::Arrived& event) {
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
   if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
-    return fail(Error(Blame::PeerLost,
-                      "rank " + std::to_string(event.peer) + " sent a message on the wrong lane")
+    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
+                                           " sent a message on the wrong connection")
                     .with_ranks({event.peer}));
   }
   if (event.lane == Lane::Collectives) {

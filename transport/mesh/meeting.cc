@@ -52,7 +52,7 @@ void Meeting::hold(Deadline deadline) {
   if (missing_ == 0) return;
   const auto accepted = [weak = weak_from_this()](std::shared_ptr<Connection> connection) {
     const auto self = weak.lock();
-    if (!self) return connection->close(Error(Blame::Cancelled, "nobody listens any more"));
+    if (!self) return connection->close(Error(Blame::Cancelled, "the listener was closed"));
     self->admit(std::move(connection));
   };
   const auto listener =
@@ -86,7 +86,8 @@ void Meeting::publish(const std::string& address, Deadline deadline) {
   } else {
     const auto bytes = options_.store->get(kSecretKey, deadline);
     if (bytes.size() != secret.size())
-      throw Error(Blame::PeerLost, "the store has no secret of this version of Weft");
+      throw Error(Blame::PeerLost,
+                  "the store has no valid group secret; run the same version of Weft on all ranks");
     std::copy(bytes.begin(), bytes.end(), secret.begin());
   }
   {
@@ -131,7 +132,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
         const auto self = weak.lock();
         const auto stranger = late.lock();
         if (self && stranger)
-          self->turn_away(stranger, "it said no hello within " + weft::describe(kHello));
+          self->turn_away(stranger, "it sent no hello within " + weft::describe(kHello));
       });
   GuestPointer oldest;
   {
@@ -143,7 +144,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
     }
   }
   // The connection that has been silent longest is hardly a rank's.
-  if (oldest) turn_away(oldest, "too many connect and say no hello");
+  if (oldest) turn_away(oldest, "too many connections without a hello");
   receive(guest);
 }
 
@@ -242,7 +243,7 @@ void Meeting::cannot_take_in(const Error& why) noexcept {
       return;
     }
     if (!failure_)
-      failure_ = Error(Blame::Busy, "a rank connects and cannot be taken in: " + why.text())
+      failure_ = Error(Blame::Busy, "cannot accept the connection of a rank: " + why.text())
                      .within(place_);
   }
   over_->raise();
@@ -266,7 +267,7 @@ void Meeting::close() {
     while (!guests_.empty()) left.push_back(forget(GuestPointer(guests_.back())));
   }
   for (const auto& connection : left)
-    connection->close(Error(Blame::Cancelled, "the group has met without it"));
+    connection->close(Error(Blame::Cancelled, "joining ended without this connection"));
 }
 
 void Meeting::tidy() noexcept {
@@ -275,7 +276,7 @@ void Meeting::tidy() noexcept {
     options_.store->erase(kSecretKey);
     for (int rank = 0; rank < options_.size; ++rank) options_.store->erase(address_key(rank));
   } catch (const std::exception& error) {
-    log::debug(place_ + ": the store is gone already: " + error.what());
+    log::debug(place_ + ": the store was already closed: " + error.what());
   }
 }
 
@@ -297,7 +298,7 @@ Error Meeting::why_late() {
   const std::string what = absent.empty() ? "no connection with " + ranks_text(unconnected)
                                           : "missing: " + ranks_text(absent);
   std::lock_guard lock(mutex_);
-  return Error(Blame::Timeout, place_ + ": not all ranks came within " +
+  return Error(Blame::Timeout, place_ + ": not all ranks joined within " +
                                    weft::describe(options_.timeout) + "; " + what +
                                    (absent.empty() && !late_.empty() ? ": " + late_ : ""))
       .with_ranks(absent.empty() ? unconnected : absent);
@@ -312,12 +313,12 @@ std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello
   }
   const auto rank = static_cast<int>(hello.rank);
   if (guest.is_ours && (rank != guest.peer || hello.lane != guest.lane)) {
-    return "it is not whom we meant: it says rank " + std::to_string(rank);
+    return "it is not the rank that this one connected to: it says rank " + std::to_string(rank);
   }
   if (!guest.is_ours && rank <= options_.rank)
     return "rank " + std::to_string(rank) + " does not connect here";
   if (lanes_[place_of(rank, hello.lane)]) {
-    return "rank " + std::to_string(rank) + " has come already";
+    return "rank " + std::to_string(rank) + " has already connected";
   }
   return std::nullopt;
 }

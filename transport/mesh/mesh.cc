@@ -22,7 +22,7 @@ std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& opti
   // After this barrier all ranks have joined, so none of them needs the store any more.
   const Op met = communicator->barrier(Fence());
   if (!met.done().synchronize(deadline)) {
-    throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks came within " +
+    throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks joined within " +
                                     weft::describe(options.timeout));
   }
   if (const auto error = met.error()) throw *error;

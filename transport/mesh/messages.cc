@@ -120,7 +120,7 @@ void Messages::send_to_self(const TransferPointer& transfer) {
 void Messages::on_clear(int peer, const Message& message) {
   auto& sent = of(peer).sent;
   const auto found = sent.find(message.header.sequence);
-  if (found == sent.end()) return nonsense(peer, "leave to send what was not announced");
+  if (found == sent.end()) return nonsense(peer, "a Clear for a message that was not announced");
   const TransferPointer transfer = std::move(found->second);
   sent.erase(found);
   if (message.header.number != 0) {  // does not fit; the receiver reports that error
@@ -137,7 +137,7 @@ void Messages::on_clear(int peer, const Message& message) {
 void Messages::on_credit(int peer, const Message& message) {
   Peer& to = of(peer);
   if (message.header.call.bytes > kCredit - to.credit)
-    return nonsense(peer, "more room than it had");
+    return nonsense(peer, "more credit than was in use");
   to.credit += message.header.call.bytes;
   go_on(peer);
 }
@@ -248,7 +248,7 @@ void Messages::on_eager(int peer, const Message& message) {
   const std::uint64_t cost = bytes + kMessageCost;
   Peer& from = of(peer);
   if (bytes > kEagerBytes || from.lent + cost > kCredit)
-    return nonsense(peer, "a message that there is no room for");
+    return nonsense(peer, "a message that exceeds its credit");
   from.lent += cost;
   const int tag = message.header.call.root;
   const Dtype dtype = message.header.call.dtype;
@@ -304,9 +304,9 @@ void Messages::on_request(int peer, const Message& message) {
 void Messages::on_payload(int peer, const Message& message) {
   auto& due = of(peer).due;
   const auto found = due.find(message.header.sequence);
-  if (found == due.end()) return nonsense(peer, "bytes that nobody asked for");
+  if (found == due.end()) return nonsense(peer, "a payload that was not requested");
   if (message.payload != found->second->data.bytes)
-    return nonsense(peer, "another number of bytes than it announced");
+    return nonsense(peer, "a payload of a different size than it announced");
   const TransferPointer receive = std::move(found->second);
   due.erase(found);
   follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);

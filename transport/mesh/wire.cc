@@ -40,9 +40,7 @@ constexpr std::uint32_t kModels = 0xff, kSteps = 0xff'ffff;
 std::uint32_t encode(const Training& training) { return training.model << 24 | training.step; }
 Training decode_training(std::uint32_t field) { return {field >> 24, field & kSteps}; }
 
-Error refused(const std::string& what) {
-  return {Blame::PeerLost, "a message that makes no sense: " + what};
-}
+Error refused(const std::string& what) { return {Blame::PeerLost, "an invalid message: " + what}; }
 
 }  // namespace
 
@@ -62,13 +60,13 @@ Result<Hello> decode_hello(Bytes header) {
     return refused("a hello of " + std::to_string(header.size()) + " bytes");
   HelloLayout layout;
   std::memcpy(&layout, header.data(), sizeof layout);
-  if (layout.magic != kMagic) return refused("no hello of a mesh");
+  if (layout.magic != kMagic) return refused("a hello without a valid magic number");
   if (layout.version != kVersion) {
-    return refused("a hello of version " + std::to_string(layout.version) + ", this is " +
-                   std::to_string(kVersion));
+    return refused("a hello of version " + std::to_string(layout.version) +
+                   ", this process uses version " + std::to_string(kVersion));
   }
   if (layout.lane >= kLanes || layout.zero != 0)
-    return refused("a hello on lane " + std::to_string(layout.lane));
+    return refused("a hello for connection " + std::to_string(layout.lane));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
   return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Lane>(layout.lane)};
 }
@@ -189,20 +187,20 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
     message.about.resize(layout.number);
     if (about > 0) std::memcpy(message.about.data(), rest.data(), about);
     for (const int rank : message.about) {
-      if (rank < 0 || rank >= ranks) return refused("a reason about rank " + std::to_string(rank));
+      if (rank < 0 || rank >= ranks) return refused("a failure about rank " + std::to_string(rank));
     }
     const Bytes text = rest.subspan(about);
     if (text.size() > kMaxText)
-      return refused("a reason of " + std::to_string(text.size()) + " bytes");
+      return refused("a failure text of " + std::to_string(text.size()) + " bytes");
     message.text = frame::text_of(text);
   } else if (!rest.empty()) {
     return refused("a header of " + std::to_string(header.size()) + " bytes");
   }
   const bool says_its_size = type == Type::Eager || type == Type::Payload;
   const bool has_payload = says_its_size || type == Type::Collective;
-  if (!has_payload && message.payload != 0) return refused("a payload where there is none");
+  if (!has_payload && message.payload != 0) return refused("a payload in a message that has none");
   if (says_its_size && message.payload != layout.bytes)
-    return refused("a payload of another size than its header says");
+    return refused("a payload of a different size than its header says");
   return message;
 }
 

@@ -31,7 +31,9 @@ void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline) {
     verdict = store.get("mpi/verdict", deadline);
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    if (decide("rank " + std::to_string(rank) + " waited until its time was over")) throw;
+    if (decide("rank " + std::to_string(rank) +
+               " reached its deadline before all ranks had joined"))
+      throw;
     verdict = store.get("mpi/verdict", Deadline::in(kWriting));
   }
   if (verdict.empty()) return;

@@ -70,8 +70,7 @@ Result<std::shared_ptr<const Library>> Library::open(const char* file) {
 std::string Library::version() const {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int bytes = 0;
-  if (get_library_version(text, &bytes) != MPI_SUCCESS)
-    return "an MPI that does not say its version";
+  if (get_library_version(text, &bytes) != MPI_SUCCESS) return "an MPI of unknown version";
   const std::string whole(text, static_cast<std::size_t>(bytes));
   return whole.substr(0, whole.find(','));
 }

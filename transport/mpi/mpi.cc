@@ -17,9 +17,9 @@ class Mpi final : public Transport {
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
     if (!options.device.is_host()) {
-      throw Error(Blame::Unsupported, "joining " + place_of(options, name()) + ": no memory of " +
-                                          weft::describe(options.device) + "; " +
-                                          library_->why_no_device_memory());
+      throw Error(Blame::Unsupported,
+                  "joining " + place_of(options, name()) + ": mpi does not carry memory of " +
+                      weft::describe(options.device) + "; " + library_->why_no_device_memory());
     }
     return std::make_shared<MpiCommunicator>(options, World::of_process(library_));
   }

@@ -138,7 +138,7 @@ std::vector<int> world_ranks(const JoinOptions& options, const World& world, Dea
     const long number = std::strtol(text.c_str(), &end, 10);
     if (end == text.c_str() || *end != ' ' || number < 0 || number >= world.size() ||
         end + 1 != job()) {
-      refuse("says '" + text + "', which is no rank of this mpirun ('" + job() + "', " +
+      refuse("says '" + text + "', which is not a rank of this mpirun ('" + job() + "', " +
              std::to_string(world.size()) +
              " ranks); start all ranks of the group with one mpirun");
     }
@@ -478,7 +478,7 @@ std::optional<Error> MpiCommunicator::why_refused(const std::string& what, const
   if (auto why = why_too_large(what + " " + place_, data.count())) return why;
   if (tag <= world_->largest_tag()) return std::nullopt;
   return Error(Blame::Unsupported, what + " " + place_ + ": tag " + std::to_string(tag) +
-                                       ", and this MPI's largest is " +
+                                       ", but this MPI's largest tag is " +
                                        std::to_string(world_->largest_tag()));
 }
 

@@ -60,16 +60,15 @@ World::World(Key, std::shared_ptr<const Library> library) : library_(std::move(l
     throw Error(
         Blame::Unsupported,
         library_->version() +
-            (ours_ ? " offers no thread level that suffices; Weft calls it from several threads"
+            (ours_ ? " offers no sufficient thread level; Weft calls it from several threads"
                    : " was started by the program for a single thread; start it with "
                      "MPI_Init_thread(MPI_THREAD_MULTIPLE), or leave that to Weft"));
   }
   one_thread_at_a_time_ = level == MPI_THREAD_SERIALIZED;
   if (one_thread_at_a_time_) {
-    log::warn(
-        library_->version() +
-        " gives MPI_THREAD_SERIALIZED only: Weft's calls wait for each other, and the program "
-        "must make none of its own meanwhile");
+    log::warn(library_->version() +
+              " offers only MPI_THREAD_SERIALIZED: Weft's calls wait for each other, and the "
+              "program must not call MPI meanwhile");
   }
   check(*library_, library_->comm_set_errhandler(library_->comm_world, library_->errors_return),
         "MPI_Comm_set_errhandler");

@@ -57,7 +57,7 @@ Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Dev
       if (started != ncclSuccess && !in_progress_)
         throw error_of(*library_, started, "ncclCommInitRankConfig");
     }
-    if (!settle(deadline)) throw Error(Blame::Timeout, "NCCL: not all ranks came");
+    if (!settle(deadline)) throw Error(Blame::Timeout, "NCCL: not all ranks joined");
   } catch (...) {
     abort();
     throw;

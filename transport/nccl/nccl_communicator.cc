@@ -299,7 +299,7 @@ Op NcclCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence 
 Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
   if (from == kAnySource)
     return refuse(Blame::Unsupported,
-                  "recv from any rank: NCCL's messages name their sender; name it");
+                  "recv from any rank: NCCL must know the sender; give its rank");
   if (tag != 0)
     return refuse(Blame::Unsupported,
                   "recv with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
@@ -444,7 +444,8 @@ void NcclCommunicator::break_off(std::shared_ptr<Launch> begun) noexcept {
   try {
     std::thread(stop).detach();
   } catch (const std::exception& error) {
-    log::error(std::string("no thread to abort an NCCL communicator: ") + error.what());
+    log::error(std::string("cannot start a thread that aborts an NCCL communicator: ") +
+               error.what());
     stop();
   }
 }

@@ -48,7 +48,7 @@ void Device::take_events() {
   }
   // When a device is removed, the kernel ends its event stream with an error.
   if (errno != EAGAIN && errno != EINTR)
-    lose(system_error(Blame::Device, name_ + ": it tells of no more events", errno));
+    lose(system_error(Blame::Device, name_ + ": it reports no more events", errno));
 }
 
 void Device::tell(const ibv_async_event& event) {

@@ -12,18 +12,16 @@ namespace {
 const char* meaning_of(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
-      return "it acknowledges nothing: its process or machine is gone, or packets are lost on the "
-             "way (cable, switch, PFC, "
-             "firewall for UDP 4791)";
+      return "the peer acknowledges nothing: its process or machine is gone, or packets are lost "
+             "on the way (cable, switch, PFC, firewall for UDP 4791)";
     case IBV_WC_RNR_RETRY_EXC_ERR:
-      return "it takes nothing in, though it had said that there is room";
-    case IBV_WC_REM_ACCESS_ERR:
-      return "it refuses access to its memory, which it has withdrawn by now";
+      return "receiver not ready (RNR retries exhausted) although it had advertised room";
+    case IBV_WC_REM_ACCESS_ERR: return "the peer has withdrawn access to its memory";
     case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_OP_ERR: return "it could not carry out the request";
+    case IBV_WC_REM_OP_ERR: return "the peer could not execute the request";
     case IBV_WC_WR_FLUSH_ERR: return "the queue pair was torn down";
     case IBV_WC_LOC_PROT_ERR: return "memory was released while it was being sent";
-    default: return "the device gave up";
+    default: return "the device reported an error";
   }
 }
 

@@ -25,7 +25,7 @@ constexpr auto kWatched = std::chrono::seconds(1);
 // driver that supports the call rejects the descriptor, another one rejects the call.
 std::optional<std::string> why_no_dma_buf(const Device& device) {
   const auto call = device.library().reg_dmabuf_mr;
-  if (call == nullptr) return "libibverbs is older than rdma-core 34 and knows no dma-buf";
+  if (call == nullptr) return "libibverbs is older than rdma-core 34 and cannot register dma-bufs";
   errno = 0;
   if (ibv_mr* const made = call(
           device.domain(), 0, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), 0, -1, kAccess)) {
@@ -86,9 +86,9 @@ GpuRegistrations::~GpuRegistrations() {
 std::string GpuRegistrations::find_out_why_not(cuda::Device& gpu) const {
   const std::string name = weft::describe(gpu.id());
   if (allowed_ == GpuDirect::Off) return "WEFT_GPUDIRECT is off";
-  if (!gpu.properties().rdma) return name + " lets no other device at its memory";
+  if (!gpu.properties().rdma) return name + " does not let other devices access its memory";
   if (gpu.properties().remote_writes == cuda::Device::RemoteWrites::Unseen) {
-    return name + " sees what others write in no order that could be told";
+    return name + " does not see the writes of other devices in a defined order";
   }
   if (may_try_peer_memory(allowed_)) return "";
   const auto no_dma_buf =
@@ -251,9 +251,8 @@ void GpuRegistrations::start_watcher(cuda::Device& gpu) {
     pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
   } catch (const std::system_error& error) {
     log_once(gpu,
-             std::string("stays taken after it has been freed, until more is registered: the "
-                         "thread that looks cannot be "
-                         "started (") +
+             std::string("stays allocated after it has been freed, until more is registered: the "
+                         "thread that checks cannot be started (") +
                  error.what() + "); allow this user more threads (ulimit -u)",
              false);
   }
@@ -291,7 +290,7 @@ std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& 
   const cuda::AllocationRange range = cuda::allocation_of(gpu, address);
   if (address < range.base || memory.bytes > range.bytes ||
       address - range.base > range.bytes - memory.bytes) {
-    throw refuse("some of it lies across several allocations");
+    throw refuse("it lies across several allocations");
   }
   const Allocation wanted{gpu.index(), range.base, range.bytes, range.id};
   auto found = find(wanted);

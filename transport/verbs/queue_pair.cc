@@ -75,9 +75,9 @@ void QueuePair::join(const Hello& peer) {
   const PortReport& port = path_.choice.port;
   if (peer.fabric != port.fabric) {
     throw Error(Blame::Unsupported,
-                "verbs: its port is on " + std::string(verbs::name(peer.fabric)) + " and " +
-                    port.name() + " here on " + std::string(verbs::name(*port.fabric)) +
-                    "; choose with WEFT_IB_HCA");
+                "verbs: the peer's port is on " + std::string(verbs::name(peer.fabric)) + ", but " +
+                    port.name() + " is on " + std::string(verbs::name(*port.fabric)) +
+                    "; choose another port with WEFT_IB_HCA");
   }
   const Library& library = path_.device->library();
   ibv_qp_attr attributes{};
@@ -117,9 +117,9 @@ void QueuePair::join(const Hello& peer) {
   if (failed != 0) {
     const Gid theirs{0, peer.gid, GidType::RoceV2, {}};
     throw system_error(Blame::PeerLost,
-                       "verbs: there is no way from " + port.name() + " (GID " +
+                       "verbs: cannot connect from " + port.name() + " (GID " +
                            path_.choice.gid.text() + ") to GID " + theirs.text() +
-                           "; is that port on the same network?",
+                           "; are both ports on the same network?",
                        failed);
   }
 }

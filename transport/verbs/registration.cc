@@ -30,9 +30,9 @@ Registration::Registration(std::shared_ptr<Device> device, const Slice& memory, 
     throw system_error(
         Blame::Caller,
         what + (access == Access::Read
-                    ? " (it is not mapped, or the kernel lets no device at a file's pages: copy it "
-                      "first)"
-                    : " (it is not mapped, or read-only: name memory that may be written to)"),
+                    ? " (it is not mapped, or the kernel does not let devices access this file "
+                      "mapping: copy it first)"
+                    : " (it is not mapped, or it is read-only: use writable memory)"),
         number);
   }
   const bool is_locking = number == ENOMEM || number == EPERM;
@@ -51,8 +51,9 @@ Registration::Registration(std::shared_ptr<Device> device, const Slice& memory, 
       region_(region) {}
 
 Registration::~Registration() {
-  device_->has_ended(device_->library().dereg_mr(region_),
-                     "memory cannot be deregistered, so who has its key may write there");
+  device_->has_ended(
+      device_->library().dereg_mr(region_),
+      "memory cannot be deregistered; a peer that has its key may still write to it");
 }
 
 bool Registration::covers(const void* data, std::size_t bytes) const {

@@ -41,7 +41,7 @@ void RingReader::received(std::uint64_t number) {
 
 const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
   received(number);
-  if (finished_) return "bytes behind the end";
+  if (finished_) return "bytes after its end";
   if (immediate == kPlaced) {
     if (direct_.phase != Phase::Placing) return "a piece in a place that it was not given";
     direct_.registration->flush();
@@ -51,7 +51,7 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
     if (immediate == 0 || immediate > kRingBytes - (head_ - tail_))
       return "more bytes than there was room for";
     if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_)
-      return "bytes behind a piece that waits";
+      return "bytes after a piece that waits for a place";
     head_ += immediate;
   }
   tell_room();
@@ -62,7 +62,7 @@ const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
   const auto note = decode_note(
       Bytes(notes_).subspan(number * Note::kBytes, std::min<std::size_t>(bytes, Note::kBytes)));
   received(number);
-  if (!note) return "a note that is none";
+  if (!note) return "an invalid note";
   if (const char* why = take(*note)) return why;
   tell_room();
   return nullptr;
@@ -72,9 +72,9 @@ const char* RingReader::take(const Note& note) {
   switch (note.kind) {
     case Note::Kind::Waits:
       if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_)
-        return "a second piece that waits";
+        return "a second piece while one waits for a place";
       if (note.position != head_ || note.bytes == 0 || finished_)
-        return "a piece that waits elsewhere";
+        return "a waiting piece at a wrong position";
       next_ = note;
       if (direct_.phase == Phase::None) go_on();
       break;
@@ -129,11 +129,10 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
   }
   try {  // the peer could not register the memory that it sends
     if (!std::exchange(has_copied_, true)) {
-      log::warn("verbs: what " + writer_.peer() + " sends is copied to memory of " +
+      log::warn("verbs: data from " + writer_.peer() + " is copied to memory of " +
                 describe(of_gpu->memory().device) +
-                " through the ring, in small pieces and while the loop waits: that end cannot "
-                "register its own memory, as "
-                "its log says");
+                " through the ring, which is slow and blocks the event loop: the peer cannot "
+                "register the memory that it sends (see its log)");
     }
     of_gpu->copy(to.data(), ring_.at(tail_), to.size());
     return true;
@@ -149,7 +148,7 @@ void RingReader::name_place(std::span<std::byte> to) noexcept {
   try {
     direct_.registration = registrations_->of(to.data(), bytes, Access::RemoteWrite);
   } catch (const Error& error) {
-    log::warn("verbs: " + error.text() + "; it is copied instead");
+    log::warn("verbs: " + error.text() + "; the payload is copied instead");
     return send_through_ring();
   }
   direct_.phase = Phase::Placing;

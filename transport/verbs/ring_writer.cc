@@ -103,9 +103,8 @@ bool RingWriter::copy_in(Bytes piece) noexcept {
     if (!std::exchange(has_copied_, true)) {
       log::warn("verbs: memory of " + describe(of_gpu->memory().device) + " is copied to " +
                 name_of_peer_ +
-                " through the ring, in small pieces and while the loop waits: that end throws it "
-                "away, or cannot register "
-                "its own memory, as its log says");
+                " through the ring, which is slow and blocks the event loop: the peer discards it, "
+                "or cannot register its own memory (see its log)");
     }
     of_gpu->copy(to, piece.data(), piece.size());
     return true;
@@ -145,7 +144,7 @@ bool RingWriter::begin_direct(Bytes piece) {
   try {
     direct_.registration = registrations_->of(piece.data(), piece.size(), Access::Read);
   } catch (const Error& error) {
-    log::warn("verbs: " + error.text() + "; it is copied instead");
+    log::warn("verbs: " + error.text() + "; the payload is copied instead");
     return false;
   }
   direct_.piece = piece;
@@ -197,7 +196,7 @@ void RingWriter::post_direct() {
 bool RingWriter::posted(bool taken, Sent what) {
   if (!taken) {
     if (!failure_)
-      failure_ = Error(Blame::Device, "verbs: " + pair_.path().name() + " takes no more work");
+      failure_ = Error(Blame::Device, "verbs: " + pair_.path().name() + " refuses more work");
     return false;
   }
   outstanding_.push_back(what);
@@ -253,7 +252,7 @@ void RingWriter::sent() noexcept {
 }
 
 const char* RingWriter::take_grants(std::uint32_t receives) {
-  if (receives - granted_ > messages_ - granted_) return "grants of more than was taken";
+  if (receives - granted_ > messages_ - granted_) return "grants of more receives than were used";
   granted_ = receives;
   has_news_ = true;
   return nullptr;
@@ -273,7 +272,7 @@ const char* RingWriter::heard(const Note& note) noexcept {
   if (note.kind == Note::Kind::Place) {
     if (const char* why = take_place(note)) return why;
   } else {
-    if (note.position < read_ || note.position > head_) return "room that it cannot have";
+    if (note.position < read_ || note.position > head_) return "an impossible read position";
     read_ = note.position;
   }
   post_notes();
@@ -282,9 +281,10 @@ const char* RingWriter::heard(const Note& note) noexcept {
 }
 
 const char* RingWriter::take_place(const Note& note) {
-  if (direct_.phase != Phase::Waits) return withdrawn_ ? nullptr : "a place for nothing";
+  if (direct_.phase != Phase::Waits)
+    return withdrawn_ ? nullptr : "a place although no piece waits";
   if (note.position != head_ || note.bytes > direct_.piece.size())
-    return "a place for another piece";
+    return "a place for a different piece";
   if (note.bytes == 0) {
     through_ring_ = direct_.piece.size();
     direct_ = {};

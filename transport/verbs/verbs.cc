@@ -45,7 +45,7 @@ Address Address::parse(const std::string& text) {
     if (text.starts_with(scheme_of(fabric))) return {fabric, text.substr(scheme_of(fabric).size())};
   }
   throw Error(Blame::Caller,
-              "'" + text + "' is no address of verbs: it begins with neither ib/ nor roce/");
+              "'" + text + "' is not a verbs address: it begins with neither ib/ nor roce/");
 }
 
 Verbs::Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config,
@@ -96,8 +96,8 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
     const Address address = Address::parse(text);
     const Fabric here = *way_out().path.choice.port.fabric;
     if (address.fabric != here) {
-      return "it is on " + std::string(verbs::name(address.fabric)) + ", and " +
-             std::string(verbs::name(here)) + " is used here (see WEFT_IB_HCA)";
+      return "it is on " + std::string(verbs::name(address.fabric)) + ", but " +
+             std::string(verbs::name(here)) + " is the fabric of this process (see WEFT_IB_HCA)";
     }
     return meeting_->connector()->why_unreachable(address.meeting);
   } catch (const Error& error) {
@@ -122,7 +122,7 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
     const auto loop = weak.lock();
     if (!loop) return;
     if (unmet.use_count() > kGuests)
-      return log::warn("verbs: too many connect at once and say nothing");
+      return log::warn("verbs: too many connections without a hello; dropped one");
     std::shared_ptr<Connection> connection;
     try {
       auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(guest),
@@ -162,10 +162,10 @@ Result<std::shared_ptr<Transport>> open() {
     const auto tcp = std::ranges::find(table, "tcp", &Backend::name);
     if (tcp == table.end())
       return Error(Blame::Unsupported,
-                   "peers of verbs meet over tcp, which this build does not have");
+                   "peers of verbs connect over tcp first, which this build does not have");
     auto meeting = tcp->open();
     if (!meeting)
-      return meeting.error().within("peers of verbs meet over tcp, which cannot be used");
+      return meeting.error().within("peers of verbs connect over tcp first, which cannot be used");
     return std::shared_ptr<Transport>(
         std::make_shared<Verbs>(std::move(devices), config(), std::move(meeting).value()));
   } catch (const Error& error) {

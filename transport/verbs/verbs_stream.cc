@@ -125,8 +125,7 @@ void VerbsStream::start(EventLoop& loop, std::function<void()> readable,
   if (!shared_->deadline.is_never()) {
     shared_->patience = loop.at(shared_->deadline, [shared = shared_] {
       if (!shared->is_open) {
-        shared->fail(
-            Error(Blame::Timeout, "verbs: " + shared->peer + " did not say hello in time"));
+        shared->fail(Error(Blame::Timeout, "verbs: " + shared->peer + " sent no hello in time"));
       }
     });
   }
@@ -169,7 +168,7 @@ void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
       hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
   try {
     if (!arrival.sizes.empty() || (hello && !is_ready)) {
-      throw Error(Blame::PeerLost, "verbs: " + peer + " said over TCP what it should not");
+      throw Error(Blame::PeerLost, "verbs: " + peer + " sent an invalid message over TCP");
     }
     if (is_ready) {
       writer.open(*hello);
@@ -195,7 +194,7 @@ void VerbsStream::Shared::join(Connection& lane, const Hello& theirs) {
 void VerbsStream::stop() noexcept {
   Shared& shared = *shared_;
   if (shared.stopped.exchange(true)) return;
-  withdraw(Error(Blame::Cancelled, "the lane ended"));
+  withdraw(Error(Blame::Cancelled, "the connection ended"));
   std::shared_ptr<Connection> meeting;
   {
     std::lock_guard lock(shared.mutex);
@@ -207,7 +206,8 @@ void VerbsStream::stop() noexcept {
     meeting.swap(shared.meeting);
   }
   if (meeting)
-    meeting->close(shared.why_ended().value_or(Error(Blame::Cancelled, "the lane of verbs ended")));
+    meeting->close(
+        shared.why_ended().value_or(Error(Blame::Cancelled, "the verbs connection ended")));
 }
 
 // --- Completions ---
@@ -293,7 +293,7 @@ void VerbsStream::Shared::fail(const Error& why) {
 }
 
 void VerbsStream::Shared::hear_alarm() {
-  if (const auto why = alarm.why()) fail(why->within("verbs: the lane to " + peer));
+  if (const auto why = alarm.why()) fail(why->within("verbs: the connection to " + peer));
   std::lock_guard lock(mutex);
   events.reset();  // both stay readable for ever once the device has been removed
   watch.reset();
@@ -372,7 +372,7 @@ Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {
 
 Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept {
   if (to.token > std::numeric_limits<std::uint32_t>::max()) {
-    return Error(Blame::Caller, "this is no key of a region of verbs");
+    return Error(Blame::Caller, "this is not the key of a verbs memory region");
   }
   if (shared_->stopped || shared_->hung_up) return false;
   return shared_->writer.put(to.address + offset, static_cast<std::uint32_t>(to.token), piece);

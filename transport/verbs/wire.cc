@@ -47,16 +47,15 @@ bool is_power_within(std::uint32_t value, std::uint32_t least, std::uint32_t mos
 const char* why_impossible(const Hello& hello) {
   if (hello.fabric != Fabric::InfiniBand && hello.fabric != Fabric::Roce)
     return "an unknown fabric";
-  if (hello.queue_pair >= 1u << 24 || hello.packet >= 1u << 24)
-    return "a queue pair that cannot be";
-  if (!is_power_within(hello.mtu_bytes, 256, 4096)) return "an MTU that cannot be";
+  if (hello.queue_pair >= 1u << 24 || hello.packet >= 1u << 24) return "an impossible queue pair";
+  if (!is_power_within(hello.mtu_bytes, 256, 4096)) return "an impossible MTU";
   if (!is_power_within(hello.ring_bytes, kSmallestRing, kLargestRing))
-    return "a ring of a size that cannot be";
+    return "an impossible ring size";
   if (hello.receives < kFewestReceives || hello.receives > kMostReceives)
-    return "a number of receives that cannot be";
-  if (hello.max_write_bytes < kSmallestRing) return "writes of a size that cannot be";
+    return "an impossible number of receives";
+  if (hello.max_write_bytes < kSmallestRing) return "an impossible write size";
   if (hello.ring_address > ~std::uint64_t{0} - 2 * std::uint64_t{hello.ring_bytes})
-    return "a ring that cannot be there";
+    return "an impossible ring address";
   return nullptr;
 }
 
@@ -84,14 +83,14 @@ std::array<std::byte, Hello::kBytes> encode(const Hello& hello) {
 
 Result<Hello> decode_hello(Bytes bytes) {
   const auto refuse = [](const std::string& why) {
-    return Error(Blame::PeerLost, "verbs: its hello " + why);
+    return Error(Blame::PeerLost, "verbs: the peer's hello " + why);
   };
   if (bytes.size() != Hello::kBytes)
     return refuse("has " + std::to_string(bytes.size()) + " bytes");
   Reader reader(bytes);
-  if (reader.get<std::uint32_t>() != kMagic) return refuse("is none");
+  if (reader.get<std::uint32_t>() != kMagic) return refuse("has no valid magic number");
   if (const auto version = reader.get<std::uint32_t>(); version != kVersion) {
-    return refuse("speaks version " + std::to_string(version) + ", this process " +
+    return refuse("has version " + std::to_string(version) + ", this process uses version " +
                   std::to_string(kVersion) + "; run the same Weft on both");
   }
   Hello hello;

@@ -416,14 +416,14 @@ TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
     return error.text();
   };
   there = here;
-  EXPECT_THAT(refusal(), HasSubstr("in this very process"));
+  EXPECT_THAT(refusal(), HasSubstr("same process"));
   there.host = "elsewhere";
   EXPECT_THAT(refusal(), HasSubstr("on another host"));
   there = here;
   there.processes = "4711";
   EXPECT_THAT(refusal(), HasSubstr("in another container"));
   there.host.clear();
-  EXPECT_THAT(refusal(), HasSubstr("/proc does not tell it"));
+  EXPECT_THAT(refusal(), HasSubstr("/proc does not tell the peer"));
 }
 
 TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
@@ -440,7 +440,7 @@ TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
   for (const auto& [first, text] :
        {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"},
         std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"},
-        std::pair{encode(reused), "is gone"}}) {
+        std::pair{encode(reused), "was closed"}}) {
     SCOPED_TRACE(text);
     auto streams = inproc::make_streams(64 << 10);
     const auto raw =
@@ -466,9 +466,9 @@ TEST_F(CudaIpc, APeerThatNamesWhatItHasNotToldOfOrHasReplacedIsLost) {
   const Piece successor{.bytes = 100, .allocation = 2, .replaces = 1, .handle = cuda::IpcHandle{}};
   const Piece unknown{.bytes = 100, .allocation = 7},
       not_passed{.bytes = 100, .allocation = 7, .passed = 4096};
-  for (const auto& [pieces, text] : {std::pair{std::vector{unknown}, "has not told of"},
-                                     std::pair{std::vector{told, successor}, "has not told of"},
-                                     std::pair{std::vector{not_passed}, "has not passed"}}) {
+  for (const auto& [pieces, text] : {std::pair{std::vector{unknown}, "has not described"},
+                                     std::pair{std::vector{told, successor}, "has not described"},
+                                     std::pair{std::vector{not_passed}, "without passing"}}) {
     SCOPED_TRACE(pieces.size());
     auto streams = inproc::make_streams(64 << 10);
     const auto raw =

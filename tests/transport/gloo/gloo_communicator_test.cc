@@ -72,7 +72,7 @@ TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionS
     communicator.reset();
   }
   EXPECT_NE(logged.find("the calling thread breaks its connections"), std::string::npos) << logged;
-  EXPECT_NE(logged.find("this one waits for it"), std::string::npos) << logged;
+  EXPECT_NE(logged.find("this thread waits for it"), std::string::npos) << logged;
 }
 
 // Where it had begun, the peer would get half a message, or one that its sender knows as failed.

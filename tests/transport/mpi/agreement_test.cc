@@ -55,7 +55,7 @@ TEST(AgreementToBegin, RefusesWhoComesWhenOthersHaveGivenUp) {
     return std::string("let in");
   };
   EXPECT_NE(come(0), "let in");
-  EXPECT_EQ(come(1), "rank 0 waited until its time was over");
+  EXPECT_EQ(come(1), "rank 0 reached its deadline before all ranks had joined");
 }
 
 // Whose time is over just when the last comes.

@@ -168,7 +168,7 @@ TEST_F(GpuDirectLanes, AThreadThatCannotBeStartedIsDoneWithoutAndThatIsSaidOnce)
     EXPECT_EQ(gpus.count(), 2u);
   }
   EXPECT_THAT(take_logged(),
-              ElementsAre(HasSubstr("memory of cuda:0 stays taken after it has been freed")));
+              ElementsAre(HasSubstr("memory of cuda:0 stays allocated after it has been freed")));
   reclaim();
   gpus.of(other.slice(), *device);
   EXPECT_EQ(gpus.count(), 2u) << "without the one that has been freed";
@@ -405,7 +405,7 @@ TEST_F(FlushedGpuDirectLanes, AGpuThatIsLostMeanwhileEndsTheLane) {
 TEST_F(UnseenGpuDirectLanes, AGpuThatCannotTellWhatHasComeGoesThroughPinnedMemory) {
   join();
   const cuda::ShareableMemory memory(*device, 1 << 20);
-  EXPECT_THAT(why_not(memory.slice()), HasSubstr("in no order that could be told"));
+  EXPECT_THAT(why_not(memory.slice()), HasSubstr("in a defined order"));
   EXPECT_EQ(take_logged().size(), 1u);
 }
 
@@ -531,7 +531,7 @@ TEST_F(ThreadedGpuDirectLanes, WhatComesThroughTheRingIsCopiedToAPlaceOnAGpu) {
   EXPECT_EQ(copies(), 2) << "the host does not touch the GPU's memory";
   EXPECT_THAT(
       take_logged(),
-      ElementsAre(HasSubstr("what the other end sends is copied to memory of cuda:0 through")));
+      ElementsAre(HasSubstr("data from the other end is copied to memory of cuda:0 through")));
 }
 
 }  // namespace

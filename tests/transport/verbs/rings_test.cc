@@ -304,14 +304,15 @@ TEST(VerbsRings, WhatAPeerCannotMeanIsRefused) {
   EXPECT_EQ(immediate(kRingBytes + 1), "more bytes than there was room for");
   EXPECT_EQ(immediate(0x7fffffff), "more bytes than there was room for");
   EXPECT_EQ(immediate(kPlaced), "a piece in a place that it was not given");
-  EXPECT_EQ(note({.kind = Note::Kind::Room, .position = 1}), "room that it cannot have");
-  EXPECT_EQ(note({.kind = Note::Kind::Room, .granted = 1}), "grants of more than was taken");
-  EXPECT_EQ(note({.kind = Note::Kind::Place, .bytes = 1}), "a place for nothing");
+  EXPECT_EQ(note({.kind = Note::Kind::Room, .position = 1}), "an impossible read position");
+  EXPECT_EQ(note({.kind = Note::Kind::Room, .granted = 1}),
+            "grants of more receives than were used");
+  EXPECT_EQ(note({.kind = Note::Kind::Place, .bytes = 1}), "a place although no piece waits");
   EXPECT_EQ(note({.kind = Note::Kind::Waits, .position = 7, .bytes = 1}),
-            "a piece that waits elsewhere");
-  EXPECT_EQ(note({.kind = Note::Kind::Waits}), "a piece that waits elsewhere");
+            "a waiting piece at a wrong position");
+  EXPECT_EQ(note({.kind = Note::Kind::Waits}), "a waiting piece at a wrong position");
   EXPECT_EQ(refusal([](Ends& ends) { ends.fake.send_to(ends.b.pair.number(), "short", 5); }),
-            "a note that is none");
+            "an invalid note");
   EXPECT_EQ(immediate(kRingBytes), "");
   EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "")
       << "a size alone reserves nothing";
@@ -358,7 +359,7 @@ TEST(VerbsRegistrations, WhatMayNotBeWrittenToIsTheCallersMistakeAndThatIsSaid) 
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr("name memory that may be written to"));
+    EXPECT_THAT(error.text(), HasSubstr("use writable memory"));
   }
 }
 
@@ -375,8 +376,9 @@ TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
   fake.refuse_to_end(harness::FakeVerbs::Thing::Registration, EIO);
   registration.reset();
   ASSERT_EQ(said.size(), 1u);
-  EXPECT_THAT(said[0], HasSubstr("fake0: memory cannot be deregistered, so who has its key may "
-                                 "write there: Input/output error"));
+  EXPECT_THAT(said[0],
+              HasSubstr("fake0: memory cannot be deregistered; a peer that has its key may "
+                        "still write to it: Input/output error"));
   std::optional<Completions> completions(std::in_place, path.device, 16);
   {
     QueuePair pair(path, *completions, {16, 16, 64});
@@ -426,7 +428,7 @@ TEST(VerbsErrors, AFailedCompletionSaysInWordsWhoIsToBlame) {
   }
   const Error not_ready = error(IBV_WC_RNR_RETRY_EXC_ERR);
   EXPECT_EQ(not_ready.blame(), Blame::PeerLost);
-  EXPECT_THAT(not_ready.text(), HasSubstr("takes nothing in"));
+  EXPECT_THAT(not_ready.text(), HasSubstr("receiver not ready"));
   for (const auto status : {IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_WR_FLUSH_ERR}) {
     EXPECT_EQ(error(status).blame(), Blame::PeerLost) << status;
   }
