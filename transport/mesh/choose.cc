@@ -12,9 +12,9 @@ namespace {
 constexpr std::size_t kDirectBytes = 32 << 10;
 // From this many ranks on, taking turns is faster than all ranks sending to all at once.
 constexpr int kManyRanks = 8;
-// Up to these sizes an all_reduce in pairs is fastest: first by doubling, then by halving. Between
-// machines, where a ring cannot profit from a shared cache, halving stays fastest up to
-// kHalvingApartBytes for powers of two, as no rank waits for another's turn.
+// Up to these sizes an all_reduce in pairs is fastest: first by doubling, then by halving. Over
+// connections other than shared memory, where a ring cannot profit from the cache, halving stays
+// fastest up to kHalvingApartBytes for powers of two, as no rank waits for another's turn.
 constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20,
                       kHalvingApartBytes = 64 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;

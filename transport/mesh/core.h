@@ -131,7 +131,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   enum class Turn : std::uint8_t { Free, Taken, Wanted };  // Wanted: taken, and an event is queued
   std::atomic<Turn> turn_{Turn::Free};
   std::mutex mutex_;            // guards waiting_, and setting turn_ to Wanted
-  std::vector<Event> waiting_;  // not empty only while turn_ is Wanted
+  std::vector<Event> waiting_;  // empty unless turn_ is Wanted
   std::vector<Event> batch_;    // the handling thread's; guarded by turn_
 };
 

@@ -35,7 +35,7 @@ class Plan {
     std::uint32_t waits_for = 0;  // steps
     Index first_link = kNone;     // list of the steps that wait for this one
     Index fold = kNone;
-    std::byte* data = nullptr;        // source of a send, destination otherwise
+    std::byte* data = nullptr;        // source of a send; destination of a receive or copy
     const std::byte* from = nullptr;  // of a copy
     std::size_t bytes = 0;
   };
