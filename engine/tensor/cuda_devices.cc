@@ -50,7 +50,7 @@ class StreamWork : public detail::DeviceWork {
   std::vector<Fence> fences_;
 };
 
-// What some streams have enqueued, and memory that is theirs.
+// Work that some streams have enqueued, and storages that were allocated for those streams.
 class EnqueuedWork : public detail::DeviceWork {
  public:
   EnqueuedWork(std::shared_ptr<CudaDevices> devices, std::vector<c10::Stream> streams,
@@ -138,7 +138,7 @@ Fence CudaDevices::ready(const c10::Device& device) {
 Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
   if (streams.empty()) return {};
   if (streams.size() == 1) return recorded(streams.front());
-  // Another stream, so that none of them waits for the others.
+  // Joins them on a stream of the pool, so that none of the given streams waits for the others.
   const c10::Device first = streams.front().device();
   const c10::Stream meeting =
       c10::impl::VirtualGuardImpl(first.type()).getStreamFromGlobalPool(first);
@@ -194,7 +194,7 @@ std::vector<c10::Stream> CudaDevices::current_streams(const std::vector<int>& gp
 }
 
 c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream) {
-  // libtorch readies its allocator at its own first tensor.
+  // libtorch initialises its CUDA allocator only when it makes its first tensor.
   if (at::globalContext().hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);
   const c10::StreamGuard current(stream);
   const cuda::RelaxedCapture relaxed(open(stream.device_index())->driver());

@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-// The sizes that blocks have: four for each doubling, so that a fourth is given away at most.
+// Rounds up to a block size. There are four sizes for each doubling, so at most a fourth is wasted.
 std::size_t size_of_block(std::size_t bytes) {
   const std::size_t step = std::max<std::size_t>(std::bit_floor(bytes) / 4, 1);
   const std::size_t rounded = (bytes + step - 1) / step * step;
@@ -24,7 +24,7 @@ void* map(std::size_t bytes) {
   void* const data =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
-  ::madvise(data, bytes, MADV_HUGEPAGE);  // where the system has none, small ones do
+  ::madvise(data, bytes, MADV_HUGEPAGE);  // without huge pages, small pages serve
   return data;
 }
 
@@ -54,7 +54,7 @@ c10::DataPtr ReceivePool::allocate(std::size_t bytes) {
   {
     std::lock_guard lock(mutex_);
     if (const auto found = idle_.find(size); found != idle_.end()) {
-      block->data = found->second.back().data;  // the last that was used
+      block->data = found->second.back().data;  // the most recently used block
       found->second.pop_back();
       if (found->second.empty()) idle_.erase(found);
       idle_bytes_ -= size;

@@ -1,6 +1,6 @@
-// Host memory for tensors that are received. What a freed tensor leaves is kept for the next one of
-// about its size: memory fresh from the system costs more to touch for the first time than the copy
-// into it.
+// Host memory for received tensors. The memory of a freed tensor is kept for the next tensor of
+// about the same size, because the first touch of memory that is fresh from the system costs more
+// than the copy into it.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,20 @@
 
 namespace weft {
 
-// Usable from every thread. What it has given out keeps it alive.
+// Usable from every thread. Memory that it has given out keeps it alive.
 class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  public:
-  static constexpr std::size_t kPooledBytes = 256
-                                              << 10;  // smaller blocks are libtorch's allocator's
+  // Smaller blocks come from libtorch's allocator.
+  static constexpr std::size_t kPooledBytes = 256 << 10;
   static constexpr std::size_t kMostIdle = 256 << 20;
 
-  // Of blocks that nobody uses, `most_idle` bytes are kept; the oldest go first.
+  // Keeps at most `most_idle` bytes of unused blocks; drops the oldest first.
   explicit ReceivePool(std::size_t most_idle = kMostIdle) : most_idle_(most_idle) {}
   ~ReceivePool();
   ReceivePool(const ReceivePool&) = delete;
   ReceivePool& operator=(const ReceivePool&) = delete;
 
-  // At least that many bytes, on the host, not cleared, aligned for vectors. Throws std::bad_alloc,
+  // At least that many bytes on the host, not cleared, aligned for vectors. Throws std::bad_alloc,
   // c10::Error.
   c10::DataPtr allocate(std::size_t bytes);
   std::size_t idle_bytes() const;
@@ -35,7 +35,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  private:
   struct Idle {
     void* data;
-    std::uint64_t stamp;  // the order in which they came back
+    std::uint64_t stamp;  // the order in which blocks came back
   };
   struct Block;
 
@@ -43,7 +43,8 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   void drop_oldest();
 
   const std::size_t most_idle_;
-  mutable std::mutex mutex_;                      // of what follows
+  // Guards the members below.
+  mutable std::mutex mutex_;
   std::map<std::size_t, std::deque<Idle>> idle_;  // by size, the oldest in front
   std::size_t idle_bytes_ = 0;
   std::uint64_t stamps_ = 0;

@@ -1,4 +1,4 @@
-// Between at::Tensor and the layers below: dtypes, slices and pins.
+// Converts between at::Tensor and the types of the layers below: dtypes, slices and pins.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace weft::tensor {
 
-// Throws Caller for a dtype that Weft does not carry, naming it.
+// Throws Caller, naming the dtype, for one that Weft does not carry.
 Dtype dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(Dtype dtype);
 
@@ -23,14 +23,14 @@ c10::Device to_c10(const Device& device);
 transport::Elements elements_of(const at::Tensor& tensor);
 Slice slice_of(const at::Tensor& tensor);
 
-// Keeps the tensors' memory alive.
+// Keep the tensors' memory alive.
 Pin pin(at::Tensor tensor);
 Pin pin(std::vector<at::Tensor> tensors);
 
 // "float32 [3, 4] on cuda:0", for messages.
 std::string describe(const at::Tensor& tensor);
 
-// What an exception says, without the stack trace that c10's errors carry.
+// The exception's text, without the stack trace that c10's errors carry.
 std::string text_of(const std::exception& error);
 
 }  // namespace weft::tensor

@@ -14,15 +14,15 @@ namespace weft::tensor {
 
 namespace {
 
-// Without calling into the driver: a process that initialised CUDA cannot fork ranks any more. Null
-// without a GPU.
+// Opens libcuda; null without a GPU. Does not call into the driver, because a process that has
+// initialised CUDA can no longer fork ranks.
 void* find_driver() {
   const bool device = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   return device ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) : nullptr;
 }
 
-// Whether somebody has called cuInit, which is when the driver reads its environment. The question
-// starts nothing.
+// True if somebody has called cuInit: that is when the driver reads its environment. The query
+// itself starts nothing.
 bool has_started(void* driver) {
   constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
   void* context = nullptr;
@@ -30,8 +30,8 @@ bool has_started(void* driver) {
   return get_current != nullptr && get_current(&context) != kNotInitialized;
 }
 
-// Before main, because libtorch decides at its first question whether it has CUDA, and does not ask
-// again.
+// Runs before main(): the first time that libtorch is asked whether it has CUDA, it decides for
+// good.
 const bool kOpened = [] {
   if (find_driver() == nullptr) return false;
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
@@ -39,7 +39,7 @@ const bool kOpened = [] {
   return false;
 }();
 
-// The variables that Weft would have set, had the driver not started before it was asked for CUDA.
+// The variables that Weft set only after the driver had started, when they have no effect.
 const std::string& variables_set_too_late() {
   static const std::string late = [] {
     void* const driver = find_driver();

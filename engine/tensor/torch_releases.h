@@ -13,14 +13,14 @@
   (TORCH_VERSION_MAJOR > (major) ||       \
    (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
-// at::Tensor::const_data_ptr<T>() of 2.11 is a template that clang, from 18 on, spells otherwise
-// than g++, which libtorch is built with, and the linker does not find it. Weft calls
-// const_data_ptr() without a type instead.
+// Weft calls const_data_ptr() without a type. at::Tensor::const_data_ptr<T>() of 2.11 is a template
+// that clang 18 and later mangles differently from g++, which libtorch is built with, so the linker
+// does not find it.
 
 namespace weft {
 
-// The pointers that own nodes of the autograd graph, as torch::autograd::Edge holds them. 2.13
-// counts references inside the node; releases before it used std::shared_ptr.
+// Pointers that own nodes of the autograd graph, as torch::autograd::Edge holds them. 2.13 counts
+// references inside the node; earlier releases use std::shared_ptr.
 #if WEFT_TORCH_AT_LEAST(2, 13)
 template <class Node>
 using NodePtr = c10::intrusive_ptr<Node>;

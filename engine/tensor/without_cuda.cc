@@ -1,4 +1,4 @@
-// cuda_devices.h in a build without CUDA.
+// Implements cuda_devices.h in a build without CUDA.
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/base/error.h>
