@@ -1,6 +1,7 @@
-// Where futures live that an agent completes: the loop that brings their results, which who blocks
-// on one drives meanwhile, and threads that may block, for their continuations. And what follows a
-// call through continuations, coroutines and the threads it starts: the execution context.
+// The executor of futures that an agent completes: the event loop that delivers their results,
+// which a thread that blocks on such a future drives meanwhile, and threads that may block, which
+// run continuations. Also the execution context, which follows a call through continuations,
+// coroutines and the threads that the call starts.
 #pragma once
 
 #include <functional>
@@ -19,18 +20,18 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   virtual ~Executor() = default;
-  // Under which waits for its futures are counted (profiling/trace/host_time.h). Has static
-  // lifetime.
+  // The name under which waits for its futures are counted (profiling/trace/host_time.h). Has
+  // static lifetime.
   virtual const char* name() const = 0;
-  // Blocks until done() or the deadline, driving the loop; returns done(). Throws Caller inside a
-  // turn of the loop: only what comes after that turn could make it true. `awaited`: whoever makes
-  // done() true calls recall() with it.
+  // Drives the loop until done() or the deadline; returns done(). The code that makes done() true
+  // then calls recall(awaited). Throws Caller inside a turn of the loop, since only something after
+  // that turn could make done() true.
   virtual bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) = 0;
-  // Runs a function that blocks on something else.
+  // Runs `wait`, which blocks on something other than the loop.
   virtual void block(const std::function<void()>& wait) = 0;
-  // The done() of those that drive for `awaited` is true.
+  // Wakes the threads that drive for `awaited`: their done() is now true.
   virtual void recall(const void* awaited) noexcept = 0;
-  // Whether this thread is inside a turn of the loop and must not block.
+  // True if this thread is inside a turn of the loop and must not block.
   virtual bool inside() const = 0;
   // Runs the task on a thread that may block.
   virtual void run(Task task) = 0;
@@ -48,9 +49,9 @@ class ExecutionContext {
 };
 using ExecutionContextRef = std::shared_ptr<const ExecutionContext>;
 
-// This thread's; null outside of calls.
+// This thread's execution context; null outside of calls.
 WEFT_API const ExecutionContextRef& execution_context();
-// The execution context's executor, or null.
+// The executor of this thread's execution context, or null.
 WEFT_API std::shared_ptr<Executor> current_executor();
 
 // Sets this thread's execution context while it lives.
@@ -65,7 +66,7 @@ class [[nodiscard]] WEFT_API ExecutionContextScope {
   ExecutionContextRef before_;
 };
 
-// The task, run in the execution context of the thread that is here now.
+// Wraps the task so that it runs in the present execution context of this thread.
 WEFT_API Task in_this_execution_context(Task task);
 
 }  // namespace weft::detail

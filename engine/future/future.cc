@@ -12,19 +12,19 @@ namespace weft::detail {
 
 namespace traced {
 namespace {
-constinit trace::Name wait{trace::Layer::Engine, "wait"};  // as Work's
+constinit trace::Name wait{trace::Layer::Engine, "wait"};  // Work's waits have the same name
 constinit trace::Name continuations{trace::Layer::Engine, "continuations"};
 }  // namespace
 }  // namespace traced
 
 namespace {
 
-// What completions run on this thread, one inside of another: at once while few are. More wait
-// until the outermost comes to them, or this thread blocks: a chain of any length needs no more
-// stack than a short one.
+// Completions that run on this thread inside one another. A few levels run at once; deeper ones are
+// queued until the outermost returns to them or this thread blocks. So a chain of any length needs
+// no more stack than a short one.
 class Nesting {
  public:
-  // `executor`: whose threads may run it, where this one blocks before it comes to that.
+  // `executor` runs `what` if it is queued and this thread blocks first; null: this thread does.
   template <class F>
   static void run(F what, const std::shared_ptr<Executor>& executor) {
     if (outermost == nullptr) {
@@ -38,8 +38,9 @@ class Nesting {
     }
   }
 
-  // This thread blocks while it lives: nothing is left waiting, and what the turns of a loop that
-  // it drives complete is no part of what it was in.
+  // Held while this thread blocks. Hands the queued completions to their executors first.
+  // Completions in the turns of a loop that this thread drives meanwhile start a nesting of their
+  // own.
   class Blocking {
    public:
     Blocking() {
@@ -63,7 +64,7 @@ class Nesting {
   };
 
   Nesting() { outermost = this; }
-  // What is left, after an exception, is dropped.
+  // Drops the queued completions that an exception has left.
   ~Nesting() { outermost = nullptr; }
   Nesting(const Nesting&) = delete;
   Nesting& operator=(const Nesting&) = delete;
@@ -78,7 +79,8 @@ class Nesting {
   template <class F>
   void run_now(F what) {
     const Level level(depth_);
-    F own = std::move(what);  // destroyed here: what it owns may complete others
+    // Destroyed within this level: its destructor may complete other futures.
+    F own = std::move(what);
     own();
   }
   bool any_later() const { return next_ < later_.size(); }
@@ -99,13 +101,13 @@ class Nesting {
 
   int depth_ = 0;
   std::vector<Later> later_;
-  std::size_t next_ = 0;  // of those
+  std::size_t next_ = 0;  // index in later_ of the first that has not run
 };
 
 thread_local Nesting* Nesting::outermost = nullptr;
 
-// Whoever completes the future, perhaps a turn of a loop, has no part in what one of its
-// continuations throws: forward_to() to a promise that has been set meanwhile.
+// Runs a continuation and logs its exception. The thread that completes the future, perhaps in a
+// turn of a loop, must not see one: forward_to() throws if its promise has been set meanwhile.
 void run_continuation(Task& task) noexcept {
   try {
     task();
@@ -116,8 +118,8 @@ void run_continuation(Task& task) noexcept {
 
 }  // namespace
 
-// What runs the continuations of a future that wait, on a thread that may block. Destroyed without
-// having run (the executor has ended) it drops them.
+// A task that runs a future's waiting continuations on a thread that may block. If it is destroyed
+// without having run, because the executor has ended, it drops them.
 class FutureCore::InOrder {
  public:
   explicit InOrder(std::shared_ptr<FutureCore> core) : core_(std::move(core)) {}
@@ -137,8 +139,8 @@ class FutureCore::InOrder {
   std::shared_ptr<FutureCore> core_;
 };
 
-// A run of continuations on this thread. Ends early where one of them blocks: others may be what it
-// waits for.
+// One run of continuations on this thread. It ends early when one of them blocks, since that one
+// may be waiting for a later one.
 class FutureCore::Turn {
  public:
   explicit Turn(FutureCore& core) : core_(core), outer_(std::exchange(innermost, this)) {}
@@ -147,7 +149,7 @@ class FutureCore::Turn {
   Turn& operator=(const Turn&) = delete;
   bool left() const { return left_; }
 
-  // This thread is about to block.
+  // Called before this thread blocks: other threads run the rest.
   static void leave_all() {
     for (Turn* turn = innermost; turn; turn = turn->outer_) turn->leave();
   }
@@ -200,7 +202,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
       is_over = executor_->drive([this] { return done(); }, deadline, this) || deadline.passed();
     };
     try {
-      // A thread of another executor does nothing for that one meanwhile.
+      // A thread of another executor tells that executor that it blocks.
       Executor* const own = thread_executor();
       own != nullptr&& own != executor_.get() ? own->block(drive) : drive();
     } catch (...) {
@@ -209,7 +211,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
     }
     leave();
     if (is_over) return done();
-    // The loop has ended: whoever ends the agent completes its futures.
+    // The loop has ended. The thread that ends the agent completes its futures.
   }
   const auto wait = [&] {
     std::unique_lock lock(mutex_);
@@ -229,8 +231,8 @@ void FutureCore::on_done(Task task, bool light) {
   std::unique_lock lock(mutex_);
   const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
   const bool waits = !done_ || (before_it && !light);
-  const bool is_for_home =
-      !waits && !light && executor_ && executor_->inside();  // it may block: not in this turn
+  // It may block, so it must not run in this turn.
+  const bool is_for_home = !waits && !light && executor_ && executor_->inside();
   if (!waits && !is_for_home) {
     lock.unlock();
     return task();
@@ -245,15 +247,15 @@ void FutureCore::run_in_order() {
   const trace::Range range(traced::continuations);
   const trace::ServeScope counted;
   const Turn turn(*this);
-  const ExecutionContextScope none(
-      nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
+  // The context of the completing thread is not theirs; on_done() has bound each one to its own.
+  const ExecutionContextScope none(nullptr);
   std::unique_lock lock(mutex_);
   runner_ = std::this_thread::get_id();
   while (any_left()) {
     Task task = std::move(continuations_[next_++].task);
     lock.unlock();
     run_continuation(task);
-    task = Task();  // outside the lock: tasks own things
+    task = Task();  // destroyed without the lock: tasks own things
     if (turn.left()) return;
     lock.lock();
   }
@@ -292,8 +294,8 @@ void FutureCore::take() const {
 
 void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
                           const std::function<void()>& store) {
-  const auto self =
-      shared_from_this();  // who has waited may drop the promise and the future at once
+  // A waiting thread may drop the promise and the future as soon as it sees done().
+  const auto self = shared_from_this();
   const bool inside = executor_ && executor_->inside();
   std::vector<Task> at_once;
   bool driven = false;

@@ -1,18 +1,18 @@
-// A value that arrives later, and the side that sets it. Copies share one state; usable from every
-// thread. Semantics of torch.futures.Future, as typed C++: then() makes a new future, on_done()
-// only looks, get() blocks. The first error wins.
+// A value that arrives later (Future), and the side that sets it (Promise). Copies share one state;
+// usable from every thread. Semantics of torch.futures.Future, as typed C++: then() makes a new
+// future, on_done() only observes, get() blocks. The first error wins.
 //
-// Continuations run on the thread that completes the future, or on one of its executor's that may
-// block, one after the other in the order of their registration; at once if the future is complete
-// and none before it is left. They may issue calls and wait: while one waits for a future, those
-// behind it go on elsewhere. What a continuation completes runs its own inside of it; where many
-// are inside one another, after it, or when it waits: chains may have any length. co_await resumes
-// as a continuation.
+// Continuations run on the thread that completes the future, or on a thread of its executor that
+// may block. They run one after the other, in the order of their registration; at once if the
+// future is done and no earlier one is left. They may issue calls and wait: while one waits for a
+// future, another thread runs those after it. If a continuation completes another future, that
+// future's continuations run inside of it; if many are nested, they run after it, or when it waits,
+// so chains may have any length. co_await resumes as a continuation.
 //
-// A value may hold tensors in CUDA memory that are still being written: the future is done when
-// that is enqueued, on the streams that are current where its value is set (torch.futures.Future
-// with devices). get() and wait() make the current stream wait, not the host; what then() calls
-// runs with a stream of libtorch's pool current that has waited.
+// A value may hold tensors in CUDA memory that are still being written: the future is done once the
+// writing is enqueued on the streams that are current where the value is set (as in
+// torch.futures.Future with devices). get() and wait() make the current stream wait, not the host.
+// then() calls its function with a stream of libtorch's pool current, which waits first.
 #pragma once
 
 #include <atomic>
@@ -58,30 +58,30 @@ using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
 [[noreturn]] WEFT_API void throw_no_error();
 
-// What all futures share, whatever their value: done or not, the error, who waits.
+// The state that all futures share, independent of the type of their value.
 class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
-  // Returns false if the deadline came first. Throws Caller where blocking could never end
+  // Returns false if the deadline passed first. Throws Caller if blocking could never end
   // (Executor::drive).
   bool wait_until(Deadline deadline) const;
-  // Runs the task when done; at once if it is. A task that is not light, and may block, runs
-  // outside the turns of the future's executor, after those registered before it, and sees the
-  // execution context of this thread.
+  // Runs the task when the future is done; at once if it is done already. A task that is not light
+  // may block: it runs outside the turns of the executor's loop, after those registered before it,
+  // in the present execution context of this thread.
   void on_done(Task task, bool light = false);
   const std::shared_ptr<Executor>& executor() const { return executor_; }
   std::exception_ptr error() const;
   void rethrow_if_failed() const;
-  // What the value, once there, still waits for on devices; null for nothing.
+  // The work on devices that the value still waits for, once done; null for none.
   DeviceWorkRef device_work() const;
-  // After the future is done: the current streams wait for its value; throws its error.
+  // Requires done(). Makes the current streams wait for the value; throws the future's error.
   void take() const;
 
  protected:
   explicit FutureCore(std::shared_ptr<Executor> executor) : executor_(std::move(executor)) {}
   ~FutureCore() = default;
-  // Throws a Caller error if it was completed before; `store` runs under the lock.
+  // Throws Caller if it was completed before. Runs `store` under mutex_.
   void complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store);
 
  private:
@@ -93,19 +93,19 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
   class Turn;
   void run_in_order();
   void drop_continuations() noexcept;
-  bool any_left() const { return next_ < continuations_.size(); }  // under the mutex
+  bool any_left() const { return next_ < continuations_.size(); }  // requires mutex_
 
-  const std::shared_ptr<Executor> executor_;  // null where nobody needs to drive anything
+  const std::shared_ptr<Executor> executor_;  // null if no thread needs to drive a loop
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  mutable int drivers_ = 0;  // who blocks in the executor's drive(); under the mutex
+  mutable int drivers_ = 0;  // threads that block in the executor's drive(); guarded by mutex_
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
   DeviceWorkRef work_;
   std::vector<Continuation> continuations_;
-  std::size_t next_ = 0;    // of those, the first that has not begun
-  bool in_turn_ = false;    // done, and somebody runs continuations_ or has been asked to
-  std::thread::id runner_;  // who, once begun
+  std::size_t next_ = 0;    // index in continuations_ of the first that has not begun
+  bool in_turn_ = false;    // done, and a thread runs continuations_ or will
+  std::thread::id runner_;  // that thread, once it has begun
 };
 
 template <class T>
@@ -116,13 +116,13 @@ class FutureState : public FutureCore {
   void set(Stored<T> value, DeviceWorkRef work = nullptr) {
     complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
   }
-  // Its tensors are there when what the current streams hold has run.
+  // Sets a value whose tensors are written by work that is enqueued on the current streams.
   void set_on_streams(Stored<T> value) {
     auto work = enqueued_for(value);
     set(std::move(value), std::move(work));
   }
   void set_error(std::exception_ptr error) {
-    if (!error) throw_no_error();  // there would be neither a value nor an error
+    if (!error) throw_no_error();  // it would have neither a value nor an error
     complete(std::move(error), nullptr, [] {});
   }
   const Stored<T>& value() const { return *value_; }
@@ -176,7 +176,7 @@ consteval auto refusal_of_sharing() {
     return CannotShare<T>();
   }
 }
-// Why an F cannot continue a Future<T>.
+// The reason why an F cannot continue a Future<T>, or Fine.
 template <class F, class T>
 consteval auto refusal_of_continuation() {
   if constexpr (std::is_invocable_v<F&, Future<T>>) {
@@ -189,7 +189,7 @@ consteval auto refusal_of_continuation() {
     return ContinuesAnotherValue<F, T>();
   }
 }
-// Why an F cannot be called when a Future<T> is done.
+// The reason why an F cannot be called when a Future<T> is done, or Fine.
 template <class F, class T>
 consteval auto refusal_of_look() {
   if constexpr (std::is_invocable_v<F&, Future<T>> || std::is_invocable_v<F&>) {
@@ -202,7 +202,7 @@ consteval auto refusal_of_look() {
         refusal_of_sharing<T>());
   }
 }
-// The result type of an F that continues a Future<T>. A Future of something is flattened.
+// The result type of an F that continues a Future<T>.
 template <class F, class T>
 consteval auto type_of_continuation() {
   if constexpr (std::is_invocable_v<F&, Future<T>>) {
@@ -222,7 +222,7 @@ consteval auto type_of_continuation() {
 template <class F, class T>
 using Given = typename decltype(type_of_continuation<F, T>())::type;
 
-// The promise takes a copy of the value; an exception of the copying is its error.
+// Sets the promise to a copy of the value. An exception of the copying becomes its error.
 template <class T>
 void set_to_copy(const Promise<T>& promise, const FutureState<T>& state);
 
@@ -251,11 +251,11 @@ void require_function(const F& function) {
     if (function == nullptr) throw_no_function();
   }
 }
-// Logs the exception in flight as one that a continuation cannot hand to anybody.
+// Logs the exception in flight, which a continuation has thrown and nobody can catch.
 WEFT_API void log_lost_exception() noexcept;
 
-// Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set
-// fails with Cancelled.
+// Resumes a coroutine. If it is destroyed without having done so, it destroys the coroutine, whose
+// promise then fails with Cancelled.
 class Resumption {
  public:
   explicit Resumption(std::coroutine_handle<> handle) : handle_(handle) {}
@@ -272,22 +272,22 @@ class Resumption {
   std::coroutine_handle<> handle_;
 };
 
-// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the
-// value. That is there once its local variables have ended: continuations find their locks open,
-// and what its arguments refer to lives as long as they.
+// A function that returns Future<T> may be a coroutine. It starts at once, and co_return sets the
+// value. Continuations see the value only after the coroutine's local variables are destroyed, so
+// its locks are released by then. Its arguments are destroyed after that.
 template <class T>
 struct CoroutineBase {
   Promise<T> promise;
   std::optional<Stored<T>> result;
-  DeviceWorkRef work;  // of the streams that are current where it returns: their guards are local
-                       // variables as well
+  // Of the streams that are current at co_return: stream guards are local variables too.
+  DeviceWorkRef work;
   Future<T> get_return_object() { return promise.future(); }
   std::suspend_never initial_suspend() noexcept { return {}; }
   std::suspend_never final_suspend() noexcept {
     if (!result) return {};
     try {
       promise.set_with(std::move(work), std::move(*result));
-    } catch (...) {  // what moving it throws
+    } catch (...) {  // moving the value threw
       promise.set_error(std::current_exception());
     }
     return {};
@@ -316,10 +316,10 @@ class Future {
   using value_type = T;
   using promise_type = detail::Coroutine<T>;
 
-  // Without a state: only assignment and destruction are allowed; all else is a Caller error.
+  // Without a state. Only assignment and destruction are allowed; all else is a Caller error.
   Future() = default;
 
-  // A future that is done already.
+  // Returns a future that is done already.
   template <class U = T>
   requires(!std::is_void_v<U>) static Future ready(U value) {
     if constexpr (std::is_convertible_v<U, T>) {
@@ -344,8 +344,8 @@ class Future {
     return future;
   }
 
-  // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or
-  // throws the error.
+  // Blocks until done. Returns the value (a copy, so that every copy of the future can) or throws
+  // the error.
   T get() const {
     if constexpr (decltype(detail::refusal_of_sharing<T>())::accept()) {
       state().wait_until(Deadline::never());
@@ -358,7 +358,7 @@ class Future {
       std::terminate();
     }
   }
-  // Blocks until done. Throws Timeout when the time is over first, and the future's error, every
+  // Blocks until done. Throws Timeout if the timeout passes first, and the future's error, every
   // time.
   void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
     if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
@@ -369,9 +369,10 @@ class Future {
   bool done() const { return state().done(); }
   bool failed() const { return state().failed(); }
 
-  // A future of what `function` returns. It is called with this future (and sees errors) if it can
-  // be, else with the value (and an error passes by). What it throws becomes the error; a future it
-  // returns is flattened. An empty std::function is a Caller error.
+  // Returns a future of the result of `function`, which is called with this future (and sees
+  // errors) if it can be, else with the value (and an error skips it). An exception of `function`
+  // becomes the error; a future that it returns is flattened. An empty std::function is a Caller
+  // error.
   template <class F>
   Future<typename detail::Flat<detail::Given<F, T>>::Type> then(F function) const {
     if constexpr (decltype(detail::refusal_of_continuation<F, T>())::accept()) {
@@ -381,8 +382,8 @@ class Future {
     }
   }
 
-  // Calls function(Future<T>) or function() when done; or function(T), unless it has failed. What
-  // it throws is logged. An empty std::function is a Caller error.
+  // Calls function(Future<T>) or function() when done; or function(T), unless the future has
+  // failed. Logs an exception of `function`. An empty std::function is a Caller error.
   template <class F>
   void on_done(F function) const {
     if constexpr (decltype(detail::refusal_of_look<F, T>())::accept()) {
@@ -403,10 +404,10 @@ class Future {
     }
   }
 
-  // Completes the promise with this future's value or error, once known; where it has been set by
-  // then, that is logged.
+  // Completes the promise with this future's value or error, once known. Logs it if the promise has
+  // been set by then.
   void forward_to(Promise<T> promise) const {
-    // A future without a executor runs what waits for it here and now, which may block.
+    // Without an executor, the promise's continuations run inside of this one and may block.
     const bool light = promise.future().executor() != nullptr;
     state().on_done(
         [self = *this, promise]() mutable {
@@ -415,7 +416,7 @@ class Future {
         },
         light);
   }
-  // As get(), of a future that nobody else has: what cannot be copied is moved out of it.
+  // Like get(), for the only copy of this future: moves out a value that cannot be copied.
   T get_own() const {
     if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
       return get();
@@ -425,7 +426,7 @@ class Future {
       return state().taken();
     }
   }
-  // As forward_to(), of a future that nobody else has.
+  // Like forward_to(), for the only copy of this future.
   void move_to(const Promise<T>& promise) const {
     if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
       forward_to(promise);
@@ -436,17 +437,17 @@ class Future {
       });
     }
   }
-  // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever
-  // thread brings the value.
+  // Like on_done(), for Weft's own continuations, which neither block nor throw: they run on any
+  // thread that completes the future.
   template <class F>
   void on_done_light(F function) const {
     state().on_done([self = *this, function = std::move(function)]() mutable { function(self); },
                     /*light=*/true);
   }
   const std::shared_ptr<detail::Executor>& executor() const { return state().executor(); }
-  // The value, once done, without making any stream wait for it.
+  // The value, once done. Makes no stream wait for it.
   const detail::Stored<T>& value() const { return state().value(); }
-  // What is still enqueued for the value, once done.
+  // The work that is still enqueued for the value, once done.
   detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
   bool await_ready() const { return done(); }
@@ -496,7 +497,7 @@ class Future {
           promise.set_with(detail::run_after(work, call), {});
         } else {
           std::optional<R> made;
-          detail::DeviceWorkRef own;  // on devices that `work` knows nothing of as well
+          detail::DeviceWorkRef own;  // may be on devices that `work` does not cover
           auto enqueued = detail::run_after(work, [&] {
             made.emplace(call());
             own = detail::enqueued_for(*made);
@@ -518,25 +519,25 @@ class Future {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The setting side. Copies share the future. When the last copy goes unset, the future fails with
-// Cancelled: nobody waits for ever.
+// The setting side. Copies share the future. If the last copy is destroyed without a value, the
+// future fails with Cancelled, so that nobody waits for ever.
 template <class T>
 class Promise {
  public:
   Promise() : Promise(detail::current_executor()) {}
-  // Who blocks on the future drives this executor's loop; may be null.
+  // A thread that blocks on the future drives this executor's loop; may be null.
   explicit Promise(std::shared_ptr<detail::Executor> executor)
       : owner_(std::make_shared<Owner>(std::move(executor))) {}
 
   Future<T> future() const { return Future<T>(owner_->state); }
 
-  // A second set of either kind is a Caller error.
+  // set() and set_error() throw Caller if either was called before.
   template <class U = T>
   requires(!std::is_void_v<T>) void set(U&& value) const {
     owner_->state->set_on_streams(T(std::forward<U>(value)));
   }
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
-  // A value that is there when the work on devices has run.
+  // Sets a value that is ready when `work` has run on its devices.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
     owner_->state->set(std::move(value), std::move(work));
   }
@@ -544,7 +545,7 @@ class Promise {
   void set_error(const E& error) const {
     owner_->state->set_error(std::make_exception_ptr(error));
   }
-  // Throws Caller for a null pointer, and leaves the future as it is.
+  // Throws Caller for a null pointer and leaves the future as it is.
   void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
 
  private:
@@ -570,8 +571,8 @@ struct detail::Coroutine<void> : detail::CoroutineBase<void> {
 };
 
 namespace detail {
-// That of the first that has one: where one of them may be brought in a loop's turn, what waits for
-// all runs outside.
+// The executor of the first future that has one. If a turn of a loop may complete one of them, the
+// continuations of all must run outside of that turn.
 template <class T>
 std::shared_ptr<Executor> executor_of(const std::vector<Future<T>>& futures) {
   for (const auto& future : futures) {
@@ -594,7 +595,7 @@ void set_to_copy(const Promise<T>& promise, const FutureState<T>& state) {
 }
 }  // namespace detail
 
-// All values, in order; done when all are, or at once with the first error.
+// All values, in order. Done when all are, or at once with the first error.
 template <class T>
 Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
   struct Gathered {
@@ -641,7 +642,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
 namespace detail {
 WEFT_API Future<void> when_all_done(std::vector<Future<void>> futures);
 
-// The same future without its value.
+// A future that is done when the given one is, without its value.
 template <class T>
 Future<void> end_of(const Future<T>& future) {
   Promise<void> promise(future.executor());

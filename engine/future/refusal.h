@@ -1,5 +1,5 @@
-// Refusals: mistakes in uses of the typed API that the compiler answers with one error, of one
-// sentence, on the user's line. Each is a struct whose accept() holds the sentence:
+// Refusals: misuses of the typed API, each of which the compiler reports as one error, of one
+// sentence, on the user's line. Each is a struct whose accept() has the sentence:
 //
 //   template <class... About>
 //   struct HasNoFields : Refusal {
@@ -9,7 +9,7 @@
 //     }
 //   };
 //
-// A function template that users call looks for a refusal first, and compiles nothing else where it
+// A function template that users call looks for a refusal first, and compiles nothing else if it
 // finds one:
 //
 //   template <class T>
@@ -17,10 +17,9 @@
 //     if constexpr (decltype(refusal_of<T>())::accept()) {
 //       …
 //
-// Three rules keep the output short. Finding the refusal causes no error. The user's function calls
-// accept() itself, since a compiler prints three lines for each call between them. Its return type
-// is written down, so that the lines of the program that use the result have no errors of their
-// own.
+// Three rules keep the output short. Looking for a refusal causes no error. The user's function
+// calls accept() itself, since a compiler prints three lines for each call between them. Its return
+// type is written down, so that the user's lines that use the result have no errors of their own.
 #pragma once
 
 #include <exception>
@@ -39,7 +38,7 @@ struct Fine {
   static constexpr bool accept() { return true; }
 };
 
-// The first that is a refusal; Fine if none is.
+// The first argument that is a refusal; Fine if there is none.
 consteval Fine first_of() { return {}; }
 template <class First, class... More>
 consteval auto first_of(First, More... more) {
@@ -50,7 +49,7 @@ consteval auto first_of(First, More... more) {
   }
 }
 
-// The same about one thing more: what is refused in two places is reported for each of them.
+// The same refusal about one more type, so that each place that refuses it gets its own error.
 template <class More>
 consteval Fine about(Fine) {
   return {};
@@ -60,8 +59,8 @@ consteval auto about(Mistake<About...>) {
   return Mistake<About..., More>();
 }
 
-// The result of a refused call whose function does not show a type: it converts to whatever the
-// program takes it for.
+// The result of a refused call whose function does not determine a type. It converts to any type
+// that the program expects.
 struct Refused {
   template <class T>
   operator T() const;

@@ -1,12 +1,12 @@
-// Which executor's thread this is, whatever call it works for.
+// The executor that owns this thread, independent of the call that it works for.
 #pragma once
 
 #include <weft/engine/future/executor.h>
 
 namespace weft::detail {
 
-// Who blocks here tells it, for another thread to take over. Null on threads of nobody's; set by
-// the executor.
+// A thread that blocks tells this executor, so that another thread can take over. Null on threads
+// that no executor owns; set by the executor.
 Executor*& thread_executor();
 
 }  // namespace weft::detail

@@ -11,7 +11,7 @@ namespace weft::detail {
 
 namespace {
 
-// Several, as a tree: of many futures it has a branch for each.
+// Two works, each of which may be joined itself: for many futures, a tree.
 class JoinedWork : public DeviceWork {
  public:
   JoinedWork(DeviceWorkRef one, DeviceWorkRef other)
@@ -21,8 +21,8 @@ class JoinedWork : public DeviceWork {
     for (const DeviceWork* work : parts()) work->wait();
   }
 
-  // Where several are on one device the innermost stream is the current one, so everything waits
-  // once more inside.
+  // If several parts are on one device, the stream of the innermost is current, so all parts wait
+  // again inside.
   DeviceWorkRef run(const std::function<void()>& function) const override {
     return run_in(parts(), 0, function);
   }
@@ -60,7 +60,7 @@ class JoinedWork : public DeviceWork {
   DeviceWorkRef other_;
 };
 
-// What streams, one of each device, have enqueued until now.
+// Work that streams, one of each device, have enqueued until now.
 class RecordedWork : public DeviceWork {
  public:
   explicit RecordedWork(const std::vector<c10::Stream>& streams) {

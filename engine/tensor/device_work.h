@@ -1,6 +1,6 @@
-// What a future's value still waits for on devices: kernels and transfers that are enqueued and may
-// not have run. A future with such work is done; who takes the value makes streams wait, never the
-// host. Made by engine/tensor/cuda_devices.h.
+// Kernels and transfers that a future's value still waits for: they are enqueued and may not have
+// run. A future with such work is done. Taking its value makes streams wait, never the host. Made
+// by engine/tensor/cuda_devices.h.
 #pragma once
 
 #include <functional>
@@ -21,20 +21,20 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
   virtual ~DeviceWork() = default;
-  // The current stream of each device waits.
+  // Makes the current stream of each device wait.
   virtual void wait() const = 0;
-  // Runs the function with streams of libtorch's pool current, which have waited; gives what it
-  // enqueued on them. What it throws passes through.
+  // Runs the function with streams of libtorch's pool current, which wait for this work first.
+  // Returns the work that the function enqueued on them. Exceptions of the function pass through.
   virtual DeviceWorkRef run(const std::function<void()>& function) const = 0;
 };
 
-// Both of them; either may be null.
+// Both works as one; either may be null.
 WEFT_API DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other);
 
-// The function, run as `work` says; null work runs it as it is and gives null.
+// work->run(function). For null work, runs the function on the current streams and returns null.
 WEFT_API DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& function);
 
-// The tensors in a value; valid as long as that is.
+// The tensors in a value; valid as long as the value.
 template <class T>
 std::vector<const at::Tensor*> tensors_in(const T& value) {
   std::vector<const at::Tensor*> tensors;
@@ -42,8 +42,8 @@ std::vector<const at::Tensor*> tensors_in(const T& value) {
   return tensors;
 }
 
-// What the current streams of the tensors' devices have enqueued until now; null where none lies on
-// a GPU.
+// The work that the current streams of the tensors' devices have enqueued until now; null if no
+// tensor is on a GPU.
 WEFT_API DeviceWorkRef enqueued_for(const std::vector<const at::Tensor*>& tensors);
 // The same for all tensors in a value.
 template <class T>
@@ -51,15 +51,16 @@ DeviceWorkRef enqueued_for(const T& value) {
   return enqueued_for(tensors_in(value));
 }
 
-// Tensors go to whoever asked for them: their memory is used on the current streams from now on,
-// which need not be those that libtorch's allocator gave it to.
+// Tells libtorch's allocator that the current streams use the tensors' memory from now on; it may
+// have been allocated for other streams.
 WEFT_API void hand_over(const std::vector<const at::Tensor*>& tensors);
 // The same for all tensors in a value.
 template <class T>
 void hand_over(const T& value) {
   hand_over(tensors_in(value));
 }
-// The same for what an RRef refers to; not inside of objects, which others may change meanwhile.
+// The same for the value of an RRef, if that is a tensor or a vector of tensors. Objects are left
+// alone: other threads may change them meanwhile.
 template <class T>
 void hand_over_referred(const T& value) {
   if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::vector<at::Tensor>>)

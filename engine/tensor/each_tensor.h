@@ -1,6 +1,6 @@
 // Visits every tensor inside a value: tensors, optionals, pairs, tuples, arrays, containers,
-// variants, structs, however nested. DistributedDataParallel finds with it what a forward pass
-// returned, a future what its value waits for.
+// variants, structs, however nested. DistributedDataParallel uses it to find the outputs of a
+// forward pass, a future to find the tensors that its value waits for.
 #pragma once
 
 #include <iterator>
@@ -32,8 +32,8 @@ concept OptionalLike = requires(T& value) {
   value.has_value();
   *value;
 };
-// A struct says by WEFT_FIELDS what it holds, or by itself: void visit_tensors(auto&& visit) {
-// visit(a); visit(b); }
+// A struct names its members by WEFT_FIELDS, or by a member function:
+//   void visit_tensors(auto&& visit) { visit(a); visit(b); }
 template <class T>
 concept HasFields = requires(const T& value) {
   value.weft_fields();
@@ -43,8 +43,8 @@ concept Visitable = requires(T& value, F& visit) {
   value.visit_tensors(visit);
 };
 
-// Calls visit(at::Tensor&), or of a const one, on each. Values that hold no tensors are passed
-// over.
+// Calls visit(at::Tensor&) on each tensor, or visit(const at::Tensor&) if `value` is const. Skips
+// values that hold no tensors.
 template <class T, class F>
 void for_each_tensor(T& value, F&& visit) {
   using Value = std::remove_cv_t<T>;
