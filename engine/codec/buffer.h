@@ -1,4 +1,4 @@
-// The bytes that msgpack writes; grows, and leaves fresh memory as it is.
+// The bytes that msgpack writes. Grows as needed and does not clear fresh memory.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class Buffer {
     return *this;
   }
 
-  // What msgpack::packer calls.
+  // Called by msgpack::packer.
   void write(const char* data, std::size_t size) {
     if (size > room_ - size_) grow(size);
     std::memcpy(bytes_.get() + size_, data, size);

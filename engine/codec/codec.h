@@ -1,7 +1,7 @@
-// weft::encode and weft::decode: the form in which arguments and results travel, on its own. A
-// value of any type that a remote function may take, tensors among them; RRefs only travel in
-// calls. Shapes, strides, dtypes, devices and requires_grad are kept; only the used part of a
-// storage is written; storage shared inside one value stays shared.
+// weft::encode and weft::decode: the form in which arguments and results travel, for use outside of
+// calls. They take a value of any type that a remote function may take, tensors among them; RRefs
+// travel only in calls. Shapes, strides, dtypes, devices and requires_grad are kept; only the used
+// part of a storage is written; storage shared inside one value stays shared.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-// Throws Caller for what cannot travel (a quantised tensor, an RRef).
+// Throws Caller for a value that cannot travel (a quantised tensor, an RRef).
 template <class T>
 std::vector<std::byte> encode(const T& value) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -23,7 +23,7 @@ std::vector<std::byte> encode(const T& value) {
   }
 }
 
-// Throws Caller for bytes that are short, foreign, or of another type.
+// Throws Caller for bytes that are truncated, not written by encode(), or of another type.
 template <class T>
 T decode(std::span<const std::byte> bytes) {
   if constexpr (codec::RefusalOf<T>::accept()) {

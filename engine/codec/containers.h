@@ -1,6 +1,7 @@
-// Values are made before they are decoded: msgpack needs one to convert into. What has no default
-// (c10::Device, and pairs, tuples, arrays and variants that begin with one) is made blank, and
-// containers of such things are decoded element by element, where msgpack would need the default.
+// msgpack converts into an existing object, so each value is made before it is decoded. A type
+// without a default constructor (c10::Device, and pairs, tuples, arrays and variants that begin
+// with one) is made blank. Containers of such types are decoded element by element here, since
+// msgpack would need the default constructor.
 #pragma once
 
 #include <array>
@@ -72,7 +73,7 @@ T unpacked(const msgpack::object& object) {
   return value;
 }
 
-// What msgpack writes as nil where it holds nothing.
+// True for types that msgpack writes as nil when they are empty.
 template <class T>
 constexpr bool kMayBeNil = false;
 template <class T>
@@ -89,7 +90,7 @@ struct PackWithin {
     return packer.pack_array(1).pack(*outer);
   }
 };
-// What that has written is in; null for nothing.
+// Returns the object that PackWithin has wrapped; null for nil.
 inline const msgpack::object* within(const msgpack::object& object) {
   if (object.is_nil()) return nullptr;
   if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
@@ -97,7 +98,7 @@ inline const msgpack::object* within(const msgpack::object& object) {
   return object.via.array.ptr;
 }
 
-// An array into any container.
+// Converts an array into any container.
 template <class Container>
 struct ConvertElements {
   const msgpack::object& operator()(const msgpack::object& object, Container& container) const {
@@ -135,7 +136,7 @@ struct ConvertPairs {
 
 }  // namespace weft::codec
 
-// The formatter takes the macro for the head of a function.
+// clang-format takes the macro for the head of a function.
 // clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
@@ -173,7 +174,8 @@ requires(weft::codec::NeedsBlank<K> || weft::codec::NeedsBlank<V>)
 struct convert<std::unordered_multimap<K, V, Hash, Equal, A>>
     : weft::codec::ConvertPairs<std::unordered_multimap<K, V, Hash, Equal, A>> {};
 
-// Exactly as many; msgpack would take fewer. Of bytes, as msgpack packs them, all at once.
+// The number of elements must match; msgpack would take fewer. Bytes, which msgpack packs as BIN,
+// are copied all at once.
 template <std::size_t elements>
 requires(elements > 0)
 struct convert<std::array<char, elements>> : weft::codec::ConvertBytes<std::array<char, elements>> {};
@@ -199,7 +201,7 @@ struct convert<std::array<T, elements>> {
     return object;
   }
 };
-// Where msgpack would copy it, too.
+// Also for types that msgpack's own adaptor would copy.
 template <class T>
 requires(!weft::codec::kMayBeNil<T> && (weft::codec::NeedsBlank<T> || !std::is_copy_constructible_v<T> ||
                                         !std::is_copy_assignable_v<T>))
@@ -211,7 +213,8 @@ struct convert<std::optional<T>> {
   }
 };
 
-// Nothing is nil, so what may be nothing itself travels in an array of its own.
+// nil means an empty value, so a value that may be nil itself is wrapped in an array of one
+// element.
 template <class T>
 requires weft::codec::kMayBeNil<T>
 struct pack<std::optional<T>> : weft::codec::PackWithin<std::optional<T>> {};

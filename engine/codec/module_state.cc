@@ -19,7 +19,7 @@ Named detached(const Dict& tensors) {
   return named;
 }
 
-// Pairs of a tensor of the module and the value for it.
+// Appends pairs of a tensor of the module and its new value.
 void match(const char* kind, const Named& own, const Named& values,
            std::vector<std::pair<at::Tensor, at::Tensor>>& pairs) {
   std::map<std::string, at::Tensor> by_name(values.begin(), values.end());

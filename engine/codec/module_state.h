@@ -16,16 +16,16 @@ struct WEFT_API ModuleState {
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // by their names in the module
   std::vector<std::pair<std::string, at::Tensor>> buffers;
 
-  // Copies the values into a module of the same structure. Throws Caller where a name is missing on
-  // either side, or a shape differs; the module is untouched then.
+  // Copies the values into a module of the same structure. If a name is missing on either side or a
+  // shape differs, throws Caller and leaves the module as it is.
   void load_into(torch::nn::Module& module) const;
   WEFT_FIELDS(parameters, buffers)
 };
 
-// The module's own tensors, detached, not copies: what is sent is what they hold when the call is
+// The module's own tensors, detached, not copied: a call sends the values that they hold when it is
 // issued.
 WEFT_API ModuleState state_of(const torch::nn::Module& module);
-// Of a module holder (TORCH_MODULE) or a shared_ptr.
+// The same for a module holder (TORCH_MODULE) or a shared_ptr.
 template <class Holder>
 requires requires(const Holder& holder) { static_cast<const torch::nn::Module&>(*holder); }
 ModuleState state_of(const Holder& holder) {

@@ -1,4 +1,4 @@
-// msgpack-cxx as Weft uses it, and the packer that all of its adaptors write to.
+// msgpack-cxx as Weft uses it, and the packer type of all of Weft's adaptors.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ using Packer = msgpack::packer<Buffer>;
 
 }  // namespace weft::codec
 
-// Floating-point numbers keep their bits. (msgpack writes whole ones as integers, among which there
-// is no -0.) The formatter takes the macro for the head of a function.
+// Floating-point numbers keep their bits. (msgpack writes whole numbers as integers, which have no
+// -0.) clang-format takes the macro for the head of a function.
 // clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(v1) {

@@ -1,4 +1,4 @@
-// Why a value cannot travel, in the words of the compiler's error; see future/refusal.h.
+// The reasons why a value cannot travel, each as a compiler's error; see future/refusal.h.
 #pragma once
 
 #include <functional>
@@ -97,7 +97,7 @@ template <class T>
 constexpr bool is_function = false;
 template <class F>
 constexpr bool is_function<std::function<F>> = true;
-// A module, or its holder.
+// True for a module or its holder.
 template <class T>
 constexpr bool is_module = requires(const T& value) {
   static_cast<const torch::nn::Module&>(value);
@@ -110,7 +110,7 @@ template <class... T>
 consteval auto refusal_of_all(std::type_identity<std::tuple<T...>>) {
   return weft::detail::first_of(refusal_of<T>()...);
 }
-// Why a T cannot travel. Of a struct, WEFT_FIELDS itself checks the fields.
+// The reason why a T cannot travel, or Fine. For a struct, WEFT_FIELDS itself checks the fields.
 template <class T>
 consteval auto refusal_of() {
   if constexpr (is_future<T>) {

@@ -21,7 +21,7 @@ std::size_t sum_of(const Part& part) {
 void SentBytes::add(const at::Tensor& tensor) {
   if (tensor.is_inference()) return;
   versions_.push_back(
-      {tensor.detach(), version_of(tensor)});  // which shares the counter, and keeps no graph
+      {tensor.detach(), version_of(tensor)});  // shares the version counter, and keeps no graph
 }
 
 void SentBytes::add(const std::vector<Part>& parts) {

@@ -1,6 +1,6 @@
-// With WEFT_DEBUG=detail: what a message's tensors were when it was packed, to find those that
-// somebody changes while their bytes are being sent. The receiver gets old and new bytes in one
-// tensor then.
+// With WEFT_DEBUG=detail: remembers the state of a message's tensors when it was packed, to find
+// those that the program changes while their bytes are being sent. The receiver would get old and
+// new bytes in one tensor.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace weft::codec {
 
-// Filled by the thread that packs; changed() may be called once on any other, when the bytes have
+// Filled by the thread that packs. changed() may be called once, on any thread, when the bytes have
 // been sent.
 class SentBytes {
  public:
-  // Notes its version counter, which operations in place raise.
+  // Notes the tensor's version counter, which operations in place raise.
   void add(const at::Tensor& tensor);
-  // Notes a checksum of the bytes in host memory, for what raises no counter: .data(), memory given
-  // to from_blob.
+  // Notes a checksum of the bytes in host memory, for changes that raise no counter: through
+  // .data(), or to memory given to from_blob.
   void add(const std::vector<Part>& parts);
-  // Says which of them is not as it was; nothing where all are.
+  // Describes the first change; nullopt if there is none.
   std::optional<std::string> changed() const;
 
  private:

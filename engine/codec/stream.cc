@@ -11,7 +11,7 @@ namespace weft::codec {
 
 namespace {
 
-// "WEFT", and the version of the form.
+// "WEFT" in little-endian order, and the version of the form.
 constexpr std::uint32_t kMagic = 0x54464557;
 constexpr std::uint32_t kVersion = 1;
 
@@ -77,7 +77,7 @@ at::Tensor moved_to_cuda(const at::Tensor& storage, int index) {
   }
 }
 
-// How deep the containers go, as a reader counts them.
+// Measures how deep containers are nested, as a reader counts them.
 struct Depth : msgpack::null_visitor {
   bool start_array(std::uint32_t) { return open(); }
   bool start_map(std::uint32_t) { return open(); }
@@ -92,7 +92,7 @@ struct Depth : msgpack::null_visitor {
 };
 
 bool is_too_deep(std::span<const std::byte> body) {
-  if (body.size() <= kDeepest) return false;  // each takes a byte at least
+  if (body.size() <= kDeepest) return false;  // each container takes at least a byte
   Depth depth;
   msgpack::parse(reinterpret_cast<const char*>(body.data()), body.size(), depth);
   return depth.open_now > kDeepest;
@@ -131,7 +131,7 @@ void Reader::read(std::span<const std::byte> body,
                   const std::function<void(const msgpack::object&)>& convert) {
   const Current<Reader> scope(reading, this);
   try {
-    // An element takes a byte at least: nothing claims more than there is.
+    // An element takes at least a byte, so no message claims more elements than it has bytes.
     const std::size_t most = body.size();
     const msgpack::unpack_limit limit(most, most, most, most, most, kDeepest);
     msgpack::zone zone(1024);

@@ -1,5 +1,6 @@
-// One message while it is written or read: the msgpack body, and what travels beside it. msgpack's
-// adaptors take no context, so the stream at work on a thread is found through that thread.
+// One message while it is written or read: the msgpack body, and the payloads that travel beside
+// it. msgpack's adaptors take no context, so each thread knows the stream that it is writing or
+// reading.
 #pragma once
 
 #include <functional>
@@ -30,14 +31,14 @@ class ReferenceReader {
   virtual ~ReferenceReader() = default;
 };
 
-// Containers (vectors, maps, structs, …) in one another: what comes from a peer is taken apart by
-// recursion.
+// The most containers (vectors, maps, structs, …) in one another. Messages from a peer are decoded
+// by recursion.
 constexpr std::size_t kDeepest = 64;
 
 struct Encoded {
   Buffer body;
   std::vector<Part> parts;
-  std::shared_ptr<SentBytes> watched;  // where TensorWriter::watch() was called
+  std::shared_ptr<SentBytes> watched;  // set if TensorWriter::watch() was called
 };
 
 class WEFT_API Writer {
@@ -48,11 +49,12 @@ class WEFT_API Writer {
       : tensors_(encoded_.body), references_(references) {}
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
-  // Runs the function, in which values are packed. Throws Caller for what cannot travel, and for
-  // more than kDeepest containers in one another.
+  // Runs `pack`, which packs values. Throws Caller for a value that cannot travel, and for more
+  // than kDeepest containers in one another.
   Encoded write(const std::function<void(Packer&)>& pack);
 
-  // The one at work on this thread. Throws Caller where none is: "pack() outside of weft".
+  // The writer at work on this thread. Throws Caller if there is none: a tensor or an RRef was
+  // packed outside of a call.
   static Writer& current();
   TensorWriter& tensors() { return tensors_; }
   ReferenceWriter* references() const { return references_; }
@@ -67,8 +69,8 @@ class WEFT_API Reader {
  public:
   explicit Reader(std::vector<Part> parts, ReferenceReader* references = nullptr)
       : tensors_(std::move(parts)), references_(references) {}
-  // Parses the body and runs the function on it. Throws Caller for bytes that are not what the
-  // function takes them for, or that go on behind it.
+  // Parses the body and runs `convert` on it. Throws Caller for bytes of another type than
+  // `convert` expects, and for bytes after the value.
   void read(std::span<const std::byte> body,
             const std::function<void(const msgpack::object&)>& convert);
 
@@ -81,13 +83,13 @@ class WEFT_API Reader {
   ReferenceReader* references_ = nullptr;
 };
 
-// The form of a message on its own (weft::encode): everything in one run of bytes. docs/wire.md.
+// The form of a message outside of calls (weft::encode): all in one run of bytes. See docs/wire.md.
 WEFT_API std::vector<std::byte> join(const Encoded& message);
 struct Split {
   std::span<const std::byte> body;
   std::vector<Part> parts;
 };
-// Throws Caller for short or foreign bytes.
+// Throws Caller for bytes that are truncated or not made by join().
 WEFT_API Split split(std::span<const std::byte> bytes);
 
 }  // namespace weft::codec

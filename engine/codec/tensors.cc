@@ -25,7 +25,7 @@ namespace {
 // The first field of a tensor's description.
 enum class Form : std::uint8_t { Undefined = 0, Dense = 1, Coo = 2, Compressed = 3 };
 
-// The numbers by which dtypes travel; libtorch's own may change. Never reordered.
+// The numbers by which dtypes travel, since libtorch may change its own. Append only.
 constexpr at::ScalarType kTypes[] = {at::kByte,
                                      at::kChar,
                                      at::kShort,
@@ -57,7 +57,7 @@ std::uint8_t code_of(at::ScalarType type) {
                   " cannot be sent; dequantize it, or send its int_repr, scale and zero point");
 }
 
-// A slot beyond this is refused.
+// Greater slots are refused.
 constexpr std::uint64_t kMaxRecorded = 1 << 20;
 
 constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr,
@@ -69,8 +69,8 @@ constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSpars
                                  tensor.device().str() + "); " + instead);
 }
 
-// With what libtorch leaves to whoever reads it: a conjugation, a negation, zeros that have no
-// memory.
+// Applies the operations that libtorch defers until a tensor is read: a conjugation, a negation,
+// zeros without memory.
 at::Tensor computed(const at::Tensor& given) {
   at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
   return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
@@ -80,13 +80,14 @@ at::Tensor computed(const at::Tensor& given) {
   throw Error(Blame::Caller, "these bytes describe no tensor: " + what);
 }
 
-// Memory whose owner is somebody else, who need not wait for us: the storage has nothing that it
-// would free.
+// True for memory that has an owner outside of libtorch, which need not wait for us: the storage
+// has no deleter.
 bool is_borrowed(const c10::Storage& storage) {
   return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr;
 }
 
-// Whether it is copied when it is packed: its owner may free it before it has been sent.
+// True if the storage is copied when it is packed, because its owner may free it before it has been
+// sent.
 bool is_copied(const c10::Storage& storage) {
   return storage.device().is_cpu() && is_borrowed(storage);
 }
@@ -124,8 +125,8 @@ void pack_integers(Packer& packer, at::IntArrayRef numbers) {
   for (const std::int64_t number : numbers) packer.pack_int64(number);
 }
 
-// Elements from the first to behind the last that such a tensor touches; nothing on overflow. No
-// dimension is empty.
+// Number of elements from the first to the last that a tensor of these sizes and strides touches;
+// nullopt on overflow. No dimension may be empty.
 std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -142,7 +143,7 @@ std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strid
 
 std::uint64_t aligned(std::uint64_t begin) { return begin / kPartAlignment * kPartAlignment; }
 
-// Writes a smaller number in the place of one that msgpack has written, in as many bytes.
+// Overwrites a number that msgpack has written with a smaller one, in the same number of bytes.
 void overwrite(std::byte* place, std::size_t number) {
   constexpr std::byte kOneByte{0xcc};
   constexpr std::byte kTwoBytes{0xcd};
@@ -157,7 +158,7 @@ void overwrite(std::byte* place, std::size_t number) {
   }
 }
 
-// A tensor that lies in the part, `offset` elements from its beginning.
+// A tensor in the part's memory, `offset` elements from its beginning.
 at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes,
                 at::IntArrayRef strides, std::uint64_t offset) {
   const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
@@ -167,9 +168,9 @@ at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes,
   return at::Tensor(std::move(impl));
 }
 
-// libtorch makes a tensor of indices beyond the sizes, or out of order, as they are, and would
-// write there. Its own check begins a parallel region, which takes a quarter of a second where
-// there are more threads than processors.
+// libtorch accepts indices that are out of range or out of order, and would write there. Its own
+// check begins a parallel region, which takes a quarter of a second if there are more threads than
+// processors.
 void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArrayRef sizes,
                bool coalesced) {
   if (!indices.is_cpu())
@@ -200,7 +201,7 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
   }
 }
 
-// The indices or values of a sparse tensor.
+// Unpacks the indices or values of a sparse tensor.
 at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   at::Tensor part = reader.unpack(object);
   if (!part.defined() || part.layout() != at::kStrided || part.requires_grad())
@@ -208,21 +209,22 @@ at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   return part;
 }
 
-// A copy of its own: what is looked at below, and believed from then on, may lie in memory that
-// another tensor of the message writes to. No larger than what has come.
+// Returns a copy: the indices are checked once and trusted from then on, but their memory may also
+// belong to another tensor of the message, which may be written to. The copy is no larger than the
+// bytes received.
 at::Tensor indices_of(const TensorReader& reader, const msgpack::object& object) {
   const at::Tensor part = part_of(reader, object);
   if (!part.is_non_overlapping_and_dense())
     foreign("its indices, of which some lie in one place or apart");
   if (!part.is_cpu()) return part.clone();
-  at::Tensor copy = at::empty_like(
-      part);  // with the same strides; (clone() of a large one begins a parallel region)
+  // empty_like keeps the strides; clone() of a large tensor begins a parallel region.
+  at::Tensor copy = at::empty_like(part);
   if (part.nbytes() > 0) std::memcpy(copy.mutable_data_ptr(), part.const_data_ptr(), part.nbytes());
   return copy;
 }
 
-// libtorch reads the values of a compressed tensor without asking for their strides, and checks
-// none.
+// libtorch reads the values of a compressed tensor as if they were contiguous, without checking
+// their strides.
 at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::object& object,
                                 at::Layout layout) {
   const at::Tensor part = part_of(reader, object);
@@ -254,8 +256,8 @@ void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std
   }
   const std::size_t place = body_.size();
   uses_.push_back({index, begin, end, place});
-  // Parts are numbered as they come first, so this is no less than the number that take_parts()
-  // puts in its place.
+  // Parts are numbered in the order of their first use, so this number is no less than the one with
+  // which take_parts() overwrites it.
   packer.pack_uint64(std::min(uses_.size(), kMaxStorages));
   if (body_.size() == place) {
     uses_.pop_back();
@@ -306,8 +308,8 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
   }
 }
 
-// Whether; or, of a tensor that the sender recorded, its slot, counted from 1; or 0 for one that
-// the sender has computed and recorded nowhere.
+// Writes true or false; for a tensor that the sender has recorded, its slot, counted from 1; 0 for
+// a tensor that the sender has computed but not recorded.
 void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) {
   if (!tensor.requires_grad()) {
     packer.pack_false();
@@ -320,7 +322,8 @@ void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) 
   }
 }
 
-// dtype, storage (number in the message), byte offset in it, sizes, strides.
+// Writes dtype, storage (its number in the message), byte offset in the sender's storage, sizes,
+// strides.
 void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
   packer.pack_uint8(code_of(tensor.scalar_type()));
   std::uint64_t begin = 0;
@@ -334,9 +337,9 @@ void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
     pack_storage(packer, tensor.storage(), begin, end);
     if (watched_ && !is_copied(tensor.storage())) watched_->add(tensor);
   } else if (!tensor.device().is_cpu()) {
-    pack_storage(packer, tensor.storage(), 0, 0);  // says which device
+    pack_storage(packer, tensor.storage(), 0, 0);  // tells the receiver the device
   } else {
-    packer.pack_uint64(0);  // none
+    packer.pack_uint64(0);  // no storage
   }
   packer.pack_uint64(begin);
   pack_integers(packer, tensor.sizes());
@@ -364,8 +367,8 @@ std::vector<Part> TensorWriter::take_parts() {
   return parts;
 }
 
-// Ranges that overlap or touch, once they begin at a multiple of kPartAlignment, are one. Ordered,
-// as the uses are then.
+// Ranges that overlap or touch, once their beginnings are rounded down to kPartAlignment, become
+// one. Sorts uses_ and returns ranges in the same order.
 std::vector<TensorWriter::Range> TensorWriter::ranges() {
   std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) {
     return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
@@ -385,11 +388,12 @@ std::vector<TensorWriter::Range> TensorWriter::ranges() {
   return all;
 }
 
-// Across the smallest gaps, until there are no more than kMaxApart, or one of each storage.
+// Joins ranges across the smallest gaps until there are at most kMaxApart, or one for each storage.
 void TensorWriter::join_nearest(std::vector<Range>& ranges) {
   const std::size_t most = std::max(kMaxApart, storages_.size());
   if (ranges.size() <= most) return;
-  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // bytes, and the range behind it
+  // Bytes of the gap, and the index of the range after it.
+  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;
   for (std::size_t i = 1; i < ranges.size(); ++i) {
     if (ranges[i].storage == ranges[i - 1].storage)
       gaps.emplace_back(ranges[i].begin - ranges[i - 1].end, i);
@@ -485,7 +489,7 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
     return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type));
   }
   const Part& part = parts_[storage - 1];
-  if (empty) return over(part, type, sizes, strides, 0);  // the storage says on which device
+  if (empty) return over(part, type, sizes, strides, 0);  // the part's storage tells the device
   const std::uint64_t element = c10::elementSize(type);
   const auto elements = extent(sizes, strides);
   std::uint64_t bytes = 0;

@@ -1,4 +1,4 @@
-// What can travel, as far as types tell.
+// Decides by type which values can travel.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ concept HasFields = requires(const T& value, Packer& packer) {
   value.msgpack_pack(packer);
 };
 
-// Whether a T is, or its elements are, what points to memory of somebody else's: decoded it would
-// point into a message that is gone. Structs with fields say it of each field when that is decoded.
+// True if T or its elements point to memory that they do not own: decoded, they would point into a
+// message that is gone. Structs with fields are checked field by field when they are decoded.
 template <class T>
 struct HoldsView : std::is_pointer<T> {};
 template <class C, class Traits>
@@ -59,7 +59,7 @@ requires(!HasFields<C<T...>>) struct HoldsView<C<T...>>
     : std::disjunction<HoldsView<std::remove_cv_t<T>>...> {
 };
 
-// A long double, or what holds one.
+// True if T is or holds a long double.
 template <class T>
 struct HoldsLongDouble : std::is_same<T, long double> {};
 template <class T, std::size_t elements>
@@ -73,12 +73,12 @@ requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>>
     : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
 };
 
-// Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of
+// True if a T can travel. Specialise it for a type that has msgpack adaptors of its own instead of
 // fields.
 template <class T>
 struct Travels : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) ||
                                     std::is_enum_v<T> || HasFields<T>> {};
-// A T that consists of Parts travels if they do.
+// A type that is made of parts P travels if they all do.
 template <class... P>
 struct MadeOf : std::conjunction<Travels<P>...> {
   using Parts = std::tuple<P...>;
@@ -113,7 +113,7 @@ template <class T>
 struct Travels<std::unique_ptr<T>> : MadeOf<std::remove_const_t<T>> {};
 template <class T>
 struct Travels<std::shared_ptr<T>> : MadeOf<std::remove_const_t<T>> {};
-// Of containers, what they hold.
+// A container travels if its elements do.
 template <class T>
 requires requires(const T& values) {
   typename T::value_type;
@@ -125,8 +125,8 @@ struct Travels<T> : MadeOf<typename T::value_type> {};
 
 }  // namespace weft::codec
 
-// What msgpack takes for a class with fields since it has no adaptor.
-// The formatter takes the macro for the head of a function.
+// msgpack takes any type without an adaptor for a class with fields; refuse it here. clang-format
+// takes the macro for the head of a function.
 // clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(v1) {

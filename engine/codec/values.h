@@ -1,6 +1,6 @@
-// What travels, beyond what msgpack-cxx carries itself (numbers, strings, vector, array, map, set,
-// tuple, pair, optional): tensors, libtorch's small values, enums, variants, durations, and structs
-// by WEFT_FIELDS.
+// Adaptors for values beyond those that msgpack-cxx carries itself (numbers, strings, vector,
+// array, map, set, tuple, pair, optional): tensors, libtorch's small values, enums, variants,
+// durations, and structs by WEFT_FIELDS.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ void pack_fields(Packer& packer, const std::tuple<Fields&...>& fields) {
   }
 }
 
-// Throws msgpack::type_error where the number of fields differs: another version of the struct.
+// Throws msgpack::type_error if the number of fields differs: another version of the struct.
 template <class... Fields>
 void unpack_fields(const msgpack::object& object, const std::tuple<Fields&...>& fields) {
   if constexpr (RefusalOfFields<Fields...>::accept()) {
@@ -65,7 +65,7 @@ WEFT_API c10::Scalar unpack_scalar(const msgpack::object& object);
 
 }  // namespace weft::codec
 
-// Makes a struct one that travels: struct Point { double x, y; WEFT_FIELDS(x, y) };
+// Makes a struct that travels: struct Point { double x, y; WEFT_FIELDS(x, y) };
 #define WEFT_FIELDS(...)                                              \
   auto weft_fields() const { return std::tie(__VA_ARGS__); }          \
   template <class WeftPacker>                                         \
@@ -76,7 +76,7 @@ WEFT_API c10::Scalar unpack_scalar(const msgpack::object& object);
     ::weft::codec::unpack_fields(weft_object, std::tie(__VA_ARGS__)); \
   }
 
-// The formatter takes the macro for the head of a function.
+// clang-format takes the macro for the head of a function.
 // clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
@@ -146,7 +146,7 @@ struct convert<T, std::enable_if_t<std::is_enum_v<T>>> {
   }
 };
 
-// libtorch looks these up in tables by their numbers, and does not ask whether they are in there.
+// libtorch looks these up in tables by their numbers, without checking the range.
 template <class T>
 requires(std::is_same_v<T, c10::ScalarType> || std::is_same_v<T, c10::Layout> || std::is_same_v<T, c10::MemoryFormat>)
 struct convert<T> {
@@ -158,7 +158,7 @@ struct convert<T> {
   }
 };
 
-// A character of UTF-8, 16 or 32, as its number.
+// A UTF-8, UTF-16 or UTF-32 code unit travels as its number.
 template <class T>
 requires(std::is_same_v<T, char8_t> || std::is_same_v<T, char16_t> || std::is_same_v<T, char32_t>)
 struct pack<T> {
@@ -177,7 +177,7 @@ struct convert<T> {
   }
 };
 
-// An array of nothing: nil is an empty optional around it.
+// An empty array, since nil is an empty optional around the value.
 template <>
 struct pack<std::monostate> {
   weft::codec::Packer& operator()(weft::codec::Packer& packer, std::monostate) const { return packer.pack_array(0); }
