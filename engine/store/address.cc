@@ -46,8 +46,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
-// Where nobody listens at a port of the range that the kernel takes local ports from, a socket may
-// be given that very port, and connect to itself.
+// True if the socket is connected to itself. The kernel may pick the destination port as the local
+// port if nobody listens there and it is in the range for local ports.
 bool is_own_end(int socket) {
   SocketAddress local;
   SocketAddress remote;
@@ -58,13 +58,13 @@ bool is_own_end(int socket) {
          std::memcmp(&local.storage, &remote.storage, local.length) == 0;
 }
 
-// What this process lacks by its own limit does not turn up by waiting.
+// Waiting does not help a process that has reached its own limit of descriptors.
 void require_descriptors(int number, const std::string& where) {
   if (number == EMFILE)
     throw system_error(Blame::Busy, "no connection can be made to " + where, number);
 }
 
-// One attempt: a connected socket, or -1 and the reason in `number`.
+// One attempt: returns a connected socket, or -1 with the errno in `number`.
 int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
                              address.ai_protocol));
@@ -85,8 +85,8 @@ int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   return number == 0 ? socket.release() : -1;
 }
 
-// Tries the host's addresses in turn, once. Returns a socket, or -1 with the reason and its errno
-// (0: no such host).
+// Tries each of the host's addresses once. Returns a socket, or -1 with the reason in `failure` and
+// its errno in `number` (0: no such host).
 int connect_once(const std::string& host, int port, Deadline deadline, std::string& failure,
                  int& number) {
   number = 0;
@@ -130,8 +130,8 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
-    require_descriptors(Descriptor(::dup(STDERR_FILENO)) ? 0 : errno,
-                        host);  // its file or server cannot be asked without
+    // Without a descriptor, neither /etc/hosts nor a name server can be read.
+    require_descriptors(Descriptor(::dup(STDERR_FILENO)) ? 0 : errno, host);
     const std::string what = "the host of rank 0, '" + host +
                              "' (MASTER_ADDR, or in the address given), has no address: " + failure;
     if (end.passed())
@@ -222,10 +222,10 @@ Descriptor open_listener(int family, int port) {
   const SocketAddress any = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", port);
   Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1, no = 0;
-  if (family == AF_INET6) {  // of IPv4 as well, whatever the system's default
+  if (family == AF_INET6) {  // accept IPv4 too, independent of the system's default
     static_cast<void>(::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no));
   }
-  // Connections of an earlier job may linger there.
+  // Connections of an earlier job may linger on the port.
   if (socket.get() < 0 ||
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       ::bind(socket.get(), any.get(), any.length) != 0 || ::listen(socket.get(), 1024) != 0) {
@@ -245,7 +245,8 @@ int port_of(int socket) {
 
 namespace {
 
-// The first of the host's addresses that is this machine's: that can be bound.
+// The first of the host's addresses that belongs to this machine, which is one that can be bound;
+// "" if there is none.
 std::string own_address_of(const std::string& host) {
   std::string ignored;
   const Addresses addresses = resolve(host, 0, SOCK_STREAM, ignored);
@@ -275,7 +276,7 @@ std::string local_address_towards(const std::string& host, int port) {
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const Descriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (socket.get() < 0 || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0)
-      continue;  // sends nothing
+      continue;  // connect() on a UDP socket sends nothing
     sockaddr_storage local{};
     socklen_t length = sizeof local;
     if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &length) != 0) continue;
@@ -294,7 +295,7 @@ bool is_loopback(const std::string& address) {
   return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 127);
 }
 
-// RFC 6761, and how Debian calls ::1.
+// Names of the loopback: those of RFC 6761, and Debian's names of ::1.
 bool names_loopback(const std::string& host) {
   return host == "localhost" || host.starts_with("localhost.") || host.ends_with(".localhost") ||
          host == "ip6-localhost" || host == "ip6-loopback" || is_loopback(host);
@@ -313,8 +314,8 @@ std::string address_for_others(const std::string& host, int port) {
 }
 
 std::string outward_address() {
-  // Addresses of documentation (RFC 5737, 3849) are nobody's: the default route leads there.
-  // Nothing is sent.
+  // Nobody has the addresses that are reserved for documentation (RFC 5737, 3849), so packets to
+  // them take the default route. Nothing is sent.
   for (const char* nobody : {"203.0.113.1", "2001:db8::1"}) {
     const std::string local = local_address_towards(nobody, 9);
     if (!local.empty() && !is_loopback(local) && !local.starts_with("fe80:")) return local;
@@ -394,14 +395,14 @@ LauncherFile::LauncherFile(const std::string& job) {
 
 LauncherFile::~LauncherFile() {
   int port = 0;
-  // Another meeting may have taken the place of one that failed.
+  // Another meeting may have replaced the file of one that failed.
   if (published_ != 0 && std::ifstream(path_) >> port && port == published_)
     ::unlink(path_.c_str());
 }
 
 void LauncherFile::publish(int port) {
-  // Written aside and moved into place, so that nobody reads half of it.
-  // A process of another container that shares the folder may have this one's number.
+  // Writes a temporary file and renames it, so that nobody reads half of it. mkostemp picks the
+  // name, since a process of another container that shares the folder may have the same process id.
   std::string aside = path_ + ".XXXXXX";
   const Descriptor file(::mkostemp(aside.data(), O_CLOEXEC));
   if (!file) throw system_error(Blame::Caller, "writing " + aside, errno);

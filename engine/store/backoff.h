@@ -1,7 +1,8 @@
-// The pause between two looks at something that nobody announces (a port that is not open yet, a
-// key that is not set): short at first, longer for what takes long, because a thousand ranks may be
-// looking at one. It is at most a fourth of the time waited so far, a twentieth where that is long,
-// and each is shortened by chance, since those thousand often begin at one moment.
+// The growing pause between two attempts to see something that nobody announces (a port that is not
+// open yet, a key that is not set). Short at first, and longer for long waits, because a thousand
+// ranks may poll the same thing. A pause is at most a fourth of the time waited so far, a twentieth
+// in long waits. Each is shortened at random, since those thousand ranks often begin at the same
+// moment.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +17,9 @@ namespace weft::group {
 
 class Backoff {
  public:
-  // For a question over a connection that is there.
+  // For queries over an existing connection.
   Backoff() = default;
-  // For a look that costs the other side more: a connection of its own.
+  // For attempts that cost the other side more: a new connection each.
   static Backoff between_connections() { return Backoff(kLongest); }
 
   // Blocks for the next pause, or until the deadline.
@@ -30,7 +31,7 @@ class Backoff {
     const timespec limit{0, static_cast<long>(left.count())};
     ::ppoll(nullptr, 0, &limit, nullptr);
   }
-  // How long that pause is, which counts as waited. Less than a second.
+  // Returns the length of the next pause and counts it as waited. Less than a second.
   std::chrono::nanoseconds next() {
     const auto some = std::chrono::nanoseconds(
         std::uniform_int_distribution<long>(next_.count() / 2, next_.count())(random_));
@@ -44,7 +45,8 @@ class Backoff {
   static constexpr std::chrono::milliseconds kLongest{500};
   explicit Backoff(std::chrono::milliseconds longest) : longest_(longest) {}
 
-  std::chrono::milliseconds longest_{50};  // while the waiting is not long yet
+  // Limit of a pause, until a twentieth of the time waited is longer.
+  std::chrono::milliseconds longest_{50};
   std::chrono::nanoseconds next_{50'000};
   std::chrono::nanoseconds waited_{0};
   std::minstd_rand random_{std::random_device()()};

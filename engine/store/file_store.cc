@@ -17,14 +17,15 @@ namespace weft::group {
 
 namespace {
 
-// What FileStore counts in the file beside its users' keys.
+// Counters that FileStore keeps in the file beside its users' keys.
 struct Counts {
-  long open = -1;    // stores, in all processes
-  long closed = -1;  // and so far
+  long open = -1;    // stores that are open, in all processes
+  long closed = -1;  // stores that have been closed
 };
 
-// The file is a sequence of a key and its value, each behind its length (32 bits, as the machine
-// writes them); of two values of one key the later holds. Nothing where it is not that.
+// Reads the counters. The file is a sequence of keys and values, each preceded by its length (32
+// bits, in the machine's byte order); of two values of one key the later counts. Returns nullopt
+// for any other content.
 std::optional<Counts> counts_in(std::string_view file) {
   const auto next = [&file]() -> std::optional<std::string_view> {
     std::uint32_t length = 0;
@@ -47,9 +48,9 @@ std::optional<Counts> counts_in(std::string_view file) {
   return counts;
 }
 
-// Removes the file if this was the last store. FileStore's own destructor may not: it counts that
-// it has closed and that it is open no more one after the other, and where two processes do so in
-// turns, neither sees both counts complete.
+// Removes the file if this was the last store. FileStore's own destructor may fail to: it counts
+// "closed" and "no longer open" in two steps, and if two processes take turns at them, neither sees
+// both counts complete.
 class Removal {
  public:
   Removal(std::string path, int world_size) : path_(std::move(path)), world_size_(world_size) {}
@@ -57,7 +58,7 @@ class Removal {
   Removal& operator=(const Removal&) = delete;
   ~Removal() {
     const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return;  // it is removed
+    if (descriptor < 0) return;  // already removed
     remove_if_last(descriptor);
     ::close(descriptor);
   }
@@ -67,7 +68,8 @@ class Removal {
     while (::flock(descriptor, LOCK_EX) != 0) {
       if (errno != EINTR) return complain("locked");
     }
-    // Another may have removed it while this one waited, and the next job made its own.
+    // Another process may have removed the file while this one waited for the lock, and the next
+    // job may have made a new one.
     struct stat locked {};
     struct stat named {};
     if (::fstat(descriptor, &locked) != 0 || ::stat(path_.c_str(), &named) != 0) return;
@@ -99,7 +101,7 @@ class Removal {
   const int world_size_;
 };
 
-// The Removal comes first, so that it ends last.
+// Removal is the first base, so that it is destroyed last.
 class JobFile : private Removal, public c10d::FileStore {
  public:
   JobFile(const std::string& path, int world_size)

@@ -1,5 +1,5 @@
-// The store of a job that meets through a file: c10d's FileStore, but whose file goes with the last
-// rank for certain.
+// The store of a job that meets through a file: c10d's FileStore, except that the last rank
+// reliably removes the file.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace weft::group {
 
-// Python's ranks with a FileStore of their own may share the file. Throws what FileStore throws.
+// Python ranks with a FileStore of their own may share the file. Throws what FileStore throws.
 c10::intrusive_ptr<c10d::FileStore> open_job_file(const std::string& path, int world_size);
 
 }  // namespace weft::group

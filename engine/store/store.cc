@@ -25,8 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLongestOfC10d =
-    std::chrono::seconds(1);  // for which c10d tries to connect by itself
+// How long c10d itself retries to connect.
+constexpr milliseconds kLongestOfC10d = std::chrono::seconds(1);
 
 Error not_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
@@ -37,28 +37,30 @@ c10::intrusive_ptr<c10d::Store> innermost(const c10::intrusive_ptr<c10d::Store>&
   return prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
 }
 
-// FileStore counts its copies as workers, and others need not know clone() at all.
+// True for stores with a connection. A FileStore cannot be cloned, as it counts its copies as
+// workers; other stores need not implement clone() at all.
 bool has_connection(const c10::intrusive_ptr<c10d::Store>& innermost) {
   return dynamic_cast<c10d::TCPStore*>(innermost.get()) != nullptr;
 }
 
-// What stands before a PrefixStore's keys, which c10d shows only to what derives from it.
+// Reads the prefix that a PrefixStore puts before its keys, which c10d shows only to derived
+// classes.
 struct Prefixes : c10d::PrefixStore {
   static std::string of(c10d::PrefixStore& store) { return (store.*&Prefixes::joinKey)(""); }
 };
 
-// `store` with another one innermost.
+// A copy of `store`, with its prefixes, over another innermost store.
 c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inner,
                                      const c10::intrusive_ptr<c10d::Store>& store) {
   auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
   if (prefix == nullptr) return inner;
   std::string text = Prefixes::of(*prefix);
-  text.pop_back();  // the '/' that comes before the key
+  text.pop_back();  // the '/' between prefix and key
   return c10::make_intrusive<c10d::PrefixStore>(text, over(inner, prefix->getUnderlyingStore()));
 }
 
-// A connection to the store's host that carries nothing, and so tells when that has ended. Throws
-// PeerLost where nobody listens any more.
+// Opens an idle connection to the store's host, which shows when the host ends. Throws PeerLost if
+// nobody listens any more.
 Descriptor connection_beside(const c10d::TCPStore& store) {
   try {
     return Descriptor(
@@ -70,19 +72,19 @@ Descriptor connection_beside(const c10d::TCPStore& store) {
 
 }  // namespace
 
-// A client of the store that `given` is a client of, which leaves the table of connections with its
-// last user. (A weak reference keeps a store's socket open until the reference goes, so none may
-// stay behind.)
+// A second client of the TCPStore that `given` is a client of. It leaves the table of connections
+// when its last user releases it. (A weak reference keeps a store's socket open, so no weak
+// reference may stay in the table.)
 class StoreConnection final : public c10d::TCPStore {
  public:
-  // Takes `beside` where it does not throw.
+  // Takes `beside` unless it throws.
   StoreConnection(const c10d::TCPStore& given, Descriptor& beside)
       : TCPStore(given.getHost(), options_of(given)), beside_(std::move(beside)) {
     setTimeout(given.getTimeout());
   }
-  void release_resources() override;  // c10 calls it when the last user goes
+  void release_resources() override;  // called by c10 when the last user releases it
   // c10d's client would log an error and a stack trace for each call on a connection that has
-  // ended.
+  // ended, so callers check this first.
   bool is_lost() const { return is_lost_ || has_ended(beside_); }
   void note_lost() { is_lost_ = true; }
 
@@ -101,14 +103,15 @@ class StoreConnection final : public c10d::TCPStore {
 
 namespace {
 
-// The connections that there are, by the store object that they were asked for.
+// The open connections, by the store object for which they were made.
 class Connections {
  public:
   c10::intrusive_ptr<c10d::Store> to(const c10::intrusive_ptr<c10d::Store>& given) {
     const auto& store = static_cast<const c10d::TCPStore&>(*given);
-    std::vector<c10::intrusive_ptr<StoreConnection>>
-        held;                      // outlives the lock: the last user's end takes it
-    std::lock_guard lock(mutex_);  // also while one is made: who comes meanwhile is to share it
+    // Destroyed after the lock is released, because the destructor of a last user takes the lock.
+    std::vector<c10::intrusive_ptr<StoreConnection>> held;
+    // Also held while a connection is made, so that other threads wait and then share it.
+    std::lock_guard lock(mutex_);
     std::erase_if(made_, [](const Made& one) { return one.process != ::getpid(); });
     for (const Made& one : made_) {
       const auto& connection = held.emplace_back(one.connection.lock());
@@ -127,10 +130,11 @@ class Connections {
   }
 
  private:
-  // c10d would try to reach a host that has ended for as long as the store's time limit says.
+  // Checks the host before each attempt: c10d would try to reach a host that has ended until the
+  // store's time limit.
   static c10::intrusive_ptr<StoreConnection> make(const c10d::TCPStore& store) {
-    require_descriptors(2,
-                        "another connection to the group's store");  // c10d would blame the network
+    // c10d would blame the network.
+    require_descriptors(2, "another connection to the group's store");
     Descriptor beside = connection_beside(store);
     for (const Deadline deadline = Deadline::in(store.getTimeout());;) {
       try {
@@ -148,15 +152,15 @@ class Connections {
     int port = 0;
     Weak connection;
     const StoreConnection* made = nullptr;
-    pid_t process = 0;  // a child that was forked does not share its parent's
+    pid_t process = 0;  // a forked child does not share its parent's connections
   };
   std::mutex mutex_;
   std::vector<Made> made_;
 };
 
 Connections& connections() {
-  static Connections* const all =
-      new Connections();  // for good: threads that join may outlive main()
+  // Never destroyed: threads that join may outlive main().
+  static Connections* const all = new Connections();
   return *all;
 }
 
@@ -166,8 +170,8 @@ void StoreConnection::release_resources() { connections().forget(*this); }
 
 namespace {
 
-// c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others
-// for misuse: only their texts and types tell them apart.
+// Converts c10d's exceptions. c10d throws DistNetworkError when the store's host is gone,
+// DistStoreError on time-outs, and others for misuse, told apart only by type and text.
 template <class F>
 auto guarded(StoreConnection* connection, const std::string& what, F call) {
   if (connection != nullptr && connection->is_lost()) {
@@ -253,8 +257,7 @@ bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
     return std::vector<std::uint8_t>(begin, begin + value.size());
   };
   const auto wanted = as_c10d(desired);
-  // c10d returns the value that the key has now; of a key that does not exist, the one that was
-  // expected.
+  // c10d returns the present value of the key; for a missing key, the expected value.
   return guarded(connection_, "compare and set " + key,
                  [&] { return store_->compareSet(key, as_c10d(expected), wanted) == wanted; });
 }

@@ -1,4 +1,4 @@
-// c10d's stores as the transports' Bootstrap, with Weft's errors.
+// Makes c10d's stores usable as the transports' Bootstrap, with Weft's errors.
 #pragma once
 
 #include <chrono>
@@ -11,18 +11,18 @@
 
 namespace weft::group {
 
-// Longer ones overflow inside c10d and Gloo.
+// Longer timeouts overflow inside c10d and Gloo.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
 
 class StoreConnection;
 
-// Where the store has a connection (TCPStore), get() looks for the key again and again: others use
-// the connection meanwhile, which c10d's own wait would keep to itself. Give it a connection_of() a
-// store on which users may block.
+// If the store has a connection (TCPStore), get() polls for the key, so that others can use the
+// connection meanwhile; c10d's own wait would block it. For a store on which users may block, pass
+// connection_of() it.
 class StoreBootstrap final : public transport::Bootstrap {
  public:
-  // With `interrupt`, get() does so with every store, and calls it in between; what it throws ends
-  // the wait. (c10d's own wait cannot be ended.)
+  // With `interrupt`, get() polls every kind of store, and calls `interrupt` in between; an
+  // exception from it ends the wait. (c10d's own wait cannot be ended.)
   explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
                           std::function<void()> interrupt = {});
 
@@ -31,8 +31,8 @@ class StoreBootstrap final : public transport::Bootstrap {
   long add(const std::string& key, long amount) override;
   bool exists(const std::string& key) override;
   bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override;
-  // Only what nobody may be about to get: c10d's own get would wait for it anew, past every
-  // deadline.
+  // Only for a key that no rank may be about to get: c10d's get would wait for it again, beyond
+  // every deadline.
   void erase(const std::string& key) override;
   bool exist(const std::vector<std::string>& keys);
 
@@ -42,14 +42,14 @@ class StoreBootstrap final : public transport::Bootstrap {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::function<void()> interrupt_;
-  bool is_shared_;               // the connection
-  StoreConnection* connection_;  // of store_; null where that is none of connection_of()
+  bool is_shared_;               // the store has a connection, which others use too
+  StoreConnection* connection_;  // of store_; null if it is not from connection_of()
 };
 
-// The same store over another connection than the user's, where it has connections (TCPStore): all
-// groups and agents of this process that are made with one store object share one, however many
-// they are. None of them blocks on it. It ends with the last that holds it. Throws PeerLost where
-// it cannot be made, Busy where this process has no descriptor left.
+// Returns the same store over another connection than the user's, if it has connections (TCPStore).
+// All groups and agents of this process that are made with one store object share that connection,
+// and none of them blocks on it. The last holder closes it. Throws PeerLost if it cannot be made,
+// Busy if this process has no descriptor left.
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text);

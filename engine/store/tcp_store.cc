@@ -15,8 +15,7 @@ namespace weft::group {
 
 namespace {
 
-// How long c10d tries again by itself where the host that was there refuses the connection or
-// closes it.
+// How long c10d itself retries when a host that was up refuses or closes the connection.
 constexpr std::chrono::milliseconds kLongestOfC10d = std::chrono::seconds(2);
 constexpr auto kBetweenLooks = std::chrono::milliseconds(500);
 
@@ -27,14 +26,13 @@ c10::intrusive_ptr<c10d::Store> connect_to_store(const std::string& address, int
                                                  Deadline deadline,
                                                  const std::function<void()>& look) {
   using Store = c10::intrusive_ptr<c10d::Store>;
-  // c10d takes a lack of descriptors for the network's fault, and tries again until its time is
-  // over.
+  // c10d takes a lack of descriptors for a network failure, and retries until its time is over.
   require_descriptors(1, "the connection to the store at " + address + ":" + std::to_string(port));
   std::packaged_task<Store()> connect([=]() -> Store {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(port);
-    options.numWorkers =
-        1;  // a host in Python waits until it has counted every rank: this one counts itself
+    // A host in Python waits until it has counted all ranks; this makes the client count itself.
+    options.numWorkers = 1;
     options.timeout = std::min(timeout, kLongestOfC10d);
     const BriskLookups brisk;
     auto made = c10::make_intrusive<c10d::TCPStore>(address, options);
@@ -42,8 +40,8 @@ c10::intrusive_ptr<c10d::Store> connect_to_store(const std::string& address, int
     return made;
   });
   std::future<Store> store = connect.get_future();
-  // c10d waits for the first answer without any limit, and nothing but the other end stops it: so a
-  // thread of its own does, which is left behind where no answer comes.
+  // c10d waits for the first answer without a limit, and only the other end can stop it. So a
+  // thread of its own connects, and is abandoned if no answer arrives.
   try {
     std::thread(std::move(connect)).detach();
   } catch (const std::system_error& error) {

@@ -1,4 +1,4 @@
-// Connecting to c10d's TCPStore, by a deadline.
+// Connects to c10d's TCPStore by a deadline.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,12 @@
 
 namespace weft::group {
 
-// A client of the TCPStore that listens at this address, a numeric one; its calls take `timeout` at
-// most. `look` is called now and then while no answer comes. Throws Timeout where whoever listens
-// there has not answered as a store does by the deadline: another program, or a host that hangs.
-// Throws Busy where this process has no descriptor left for the connection. Other failures are
-// c10d's exceptions, after two seconds at most: the host that was there has ended, or turned this
-// one away.
+// Returns a client of the TCPStore that listens at this numeric address; its calls take at most
+// `timeout`. Calls `look` now and then while no answer arrives. Throws Timeout if the listener has
+// not answered as a store does by the deadline: it is another program, or a host that hangs. Throws
+// Busy if this process has no descriptor left for the connection. Other failures are c10d's
+// exceptions, after at most two seconds: the host was there and has ended, or has rejected this
+// process.
 c10::intrusive_ptr<c10d::Store> connect_to_store(const std::string& address, int port,
                                                  std::chrono::milliseconds timeout,
                                                  Deadline deadline,
