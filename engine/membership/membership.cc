@@ -29,13 +29,13 @@ namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(10);
 constexpr auto kRest = std::chrono::milliseconds(100);
-// For one that reads slowly. A thousand ranks that leave a dozen groups at once say about 30 MiB.
+// Bytes that may wait for a slow peer. A thousand ranks that leave a dozen groups at once send
+// about 30 MiB.
 constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
-constexpr std::size_t kMaxStrangers =
-    64;  // connected, and no Hello yet; above the ranks that may come
+// Connections without a Hello so far, beyond the number of ranks that may connect.
+constexpr std::size_t kMaxStrangers = 64;
 
-// A peer that vanishes without a word (cable, power) is noticed after about 15 s, and so is one
-// that reads nothing.
+// The kernel notices a peer that vanishes (cable, power), or that reads nothing, after about 15 s.
 void keep_alive(int socket) {
   const auto set = [socket](int level, int name, int value) {
     setsockopt(socket, level, name, &value, sizeof value);
@@ -48,7 +48,7 @@ void keep_alive(int socket) {
   set(IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-// Tells jobs apart, and does not tell the token.
+// Tells jobs apart without revealing the token.
 std::string name_of_job(const std::string& token) {
   std::array<char, 17> text{};
   std::snprintf(text.data(), text.size(), "%016" PRIx64,
@@ -56,7 +56,7 @@ std::string name_of_job(const std::string& token) {
   return text.data();
 }
 
-// Whether `number` is the rank that the frame is for.
+// True if the frame is for one rank, named by `number`.
 bool names_recipient(const Frame& frame) {
   return frame.type == FrameType::Completed || frame.type == FrameType::Answer ||
          frame.type == FrameType::Speak || frame.type == FrameType::Called;
@@ -79,7 +79,7 @@ std::vector<std::string> member_keys(int size) {
 
 }  // namespace
 
-// One connection.
+// One connection to another rank.
 struct Membership::Peer {
   Peer(int number, int ranks) : socket(number), reader(ranks) {}
   ~Peer() {
@@ -90,44 +90,46 @@ struct Membership::Peer {
   Peer& operator=(const Peer&) = delete;
 
   const int socket;
-  int rank = -1;  // unknown until its Hello
+  int rank = -1;  // -1 until its Hello
   FrameReader reader;
   std::string unsent;
   bool said_goodbye = false;
   bool given_up = false;
   EventLoop::Registration watch;
-  EventLoop::Registration patience;  // for its Hello
+  EventLoop::Registration patience;  // timer: for its Hello, later for unsent bytes
 };
 
 struct Membership::State : std::enable_shared_from_this<State> {
   int rank = 0;
   int size = 1;
-  std::string token;      // of the hub: what a Hello must say
-  std::string hub_token;  // that of another rank
+  std::string token;      // of this rank; a Hello that it accepts has this text
+  std::string hub_token;  // of the hub, if that is another rank
   std::shared_ptr<StoreBootstrap> store;
   std::shared_ptr<EventLoop> loop;
   int listening = -1;
-  int hub = -1;               // set once, before anything is watched
-  std::vector<bool> members;  // known after connect
+  int hub = -1;               // set once, before any connection is watched
+  std::vector<bool> members;  // known after connect()
 
-  // On the loop.
+  // Used on the loop only.
   EventLoop::Registration accepting;
-  EventLoop::Registration resting;  // instead of accepting
-  std::map<int, std::unique_ptr<Peer>>
-      peers;  // by rank: all members at the hub, only the hub elsewhere
-  std::set<std::unique_ptr<Peer>> strangers;  // accepted, no Hello yet
+  EventLoop::Registration resting;  // timer that runs instead of accepting
+  // By rank: at the hub all members, elsewhere only the hub.
+  std::map<int, std::unique_ptr<Peer>> peers;
+  std::set<std::unique_ptr<Peer>> strangers;  // accepted connections without a Hello so far
   std::map<std::string, Listener> listeners;
   std::function<void(const Frame& frame)> listens_to_waits;
   std::map<int, std::string> lost;
-  std::set<int> left;        // with a goodbye
-  std::set<int> came;        // at the hub: who has said Hello
-  std::size_t expected = 0;  // and how many will
-  std::string missed;        // what those who are still to come have missed
-  std::set<int> joined;      // and a second time: it needs the store no more to join
+  std::set<int> left;        // ranks that said goodbye
+  std::set<int> came;        // at the hub: ranks that have sent a Hello
+  std::size_t expected = 0;  // at the hub: how many ranks will
+  std::string missed;        // at the hub: frames for ranks that have yet to connect
+  // At the hub: ranks that have sent their second Hello, so they no longer need the store to join.
+  std::set<int> joined;
   std::atomic<bool> all_joined{false};
   std::atomic<bool> closed{false};
   std::atomic<bool> alone{false};  // the hub's connection has ended
-  std::atomic<int> lacks{0};       // the errno for which the others could not be accepted last
+  // At the hub: errno of the last accept() that failed for lack of resources.
+  std::atomic<int> lacks{0};
 
   ~State() {
     if (listening >= 0) ::close(listening);
@@ -171,7 +173,7 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
 Membership::Membership(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Membership::~Membership() {
-  // The sockets close on the loop, behind the goodbye.
+  // The sockets close on the loop, after the goodbye.
   state_->loop->post([state = state_] {
     state->closed = true;
     for (auto& [rank, peer] : state->peers) {
@@ -219,7 +221,7 @@ void Membership::connect(const std::function<void()>& check, Deadline deadline) 
   if (state.size == 1) return;
   state.members.assign(static_cast<std::size_t>(state.size), true);
   int lowest = 0;
-  if (!state.store->exist(member_keys(state.size))) {  // one question in the usual case
+  if (!state.store->exist(member_keys(state.size))) {  // one query in the usual case
     lowest = -1;
     for (int rank = state.size; rank-- > 0;) {
       const bool is_member = state.store->exists(member_key(rank));
@@ -242,8 +244,8 @@ void Membership::connect(const std::function<void()>& check, Deadline deadline) 
   });
 }
 
-// They are on their way, or have been here for long: all have published. (Once joined, this process
-// may leave, and the store with it.)
+// All ranks have published, so each is connecting or has connected long ago. (Once joined, this
+// process may leave, and the store may go with it.)
 void Membership::wait_for_hellos(const std::function<void()>& check, Deadline deadline) {
   State& state = *state_;
   const auto members =
@@ -332,8 +334,7 @@ void Membership::State::accept_strangers() {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0 && is_shortage(errno)) {
       lacks = errno;
-      // Nothing is left to accept with, and the descriptor stays readable, so look away for a
-      // while.
+      // The listening socket stays readable while accept() fails, so stop watching it for a while.
       accepting.reset();
       resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->become_hub();
@@ -343,7 +344,8 @@ void Membership::State::accept_strangers() {
     keep_alive(socket);
     auto peer = std::make_unique<Peer>(socket, size);
     if (strangers.size() >= static_cast<std::size_t>(size) + kMaxStrangers)
-      continue;  // they say nothing; enough of them
+      // Too many connections that have sent nothing: close this one.
+      continue;
     Peer& one = *peer;
     strangers.insert(std::move(peer));
     watch(one);
@@ -397,7 +399,7 @@ void Membership::State::expect(std::size_t ranks) {
 
 void Membership::State::handle(Peer& peer, const Frame& given) {
   Frame frame = given;
-  if (is_hub()) frame.rank = peer.rank;  // nobody speaks for another, but for the hub
+  if (is_hub()) frame.rank = peer.rank;  // only the hub speaks for other ranks
   switch (frame.type) {
     case FrameType::Hello: joined.insert(frame.rank); return expect(expected);
     case FrameType::Lost: return is_hub() ? void() : note_lost(frame.rank, frame.text);
@@ -413,8 +415,8 @@ void Membership::State::handle(Peer& peer, const Frame& given) {
   if (is_hub()) pass_on(frame, peer.rank);
 }
 
-// An answer to one rank goes to that rank only: a thousand ranks that leave at once give a million
-// of them.
+// Sends an answer for one rank only to that rank: a thousand ranks that leave at once send a
+// million of them.
 void Membership::State::pass_on(const Frame& frame, int from) {
   if (!is_hub() || !names_recipient(frame)) return broadcast(frame, from);
   const auto recipient = frame.number < static_cast<std::uint64_t>(size)
@@ -465,7 +467,7 @@ void Membership::State::note_lost(int who, const std::string& how) {
   if (who == rank || !lost.emplace(who, how).second) return;
   log::debug("rank " + std::to_string(who) + " is lost: " + how);
   if (is_hub()) broadcast({FrameType::Lost, who, 0, "", how}, who);
-  const auto told = listeners;  // a listener may forget itself
+  const auto told = listeners;  // a copy: a listener may forget itself
   for (const auto& [group, listener] : told) listener.lost(who, how);
 }
 
@@ -487,7 +489,8 @@ void Membership::State::send_to(Peer& peer, const std::string& bytes) {
   flush(peer);
 }
 
-// Not within this call: whoever tells it something may be at reading from it, or at telling all.
+// Ends the connection on a later turn of the loop: the caller may be reading from the peer, or
+// iterating over all peers.
 void Membership::State::give_up(Peer& peer) {
   peer.given_up = true;
   peer.patience =
@@ -497,13 +500,13 @@ void Membership::State::give_up(Peer& peer) {
       });
 }
 
-// What does not fit now is sent when the peer's socket takes more.
+// Sends as much as the socket takes now, and the rest when it takes more.
 void Membership::State::flush(Peer& peer) {
   while (!peer.given_up && !peer.unsent.empty()) {
     const auto count = ::send(peer.socket, peer.unsent.data(), peer.unsent.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      if (errno != EAGAIN) return;  // its end shows when it is read
+      if (errno != EAGAIN) return;  // reading from it will show how it ended
       peer.patience =
           loop->at(Deadline::in(std::chrono::milliseconds(5)), [weak = weak_from_this(), &peer] {
             if (const auto self = weak.lock()) self->flush(peer);
@@ -538,7 +541,7 @@ void Membership::forget(const std::string& group) {
 void Membership::send(Frame frame) {
   frame.rank = state_->rank;
   state_->loop->post([state = state_, frame = std::move(frame)] {
-    state->pass_on(frame, -1);  // at the hub to all, elsewhere to the hub
+    state->pass_on(frame, -1);  // from the hub to all; from other ranks to the hub
   });
 }
 

@@ -1,12 +1,12 @@
-// Who of the job lives, and who is leaving. The lowest rank that runs Weft is the hub: every other
-// rank holds one TCP connection to it, over which nothing travels in quiet times. The kernel closes
-// a dead process's connection at once, so its death is known, with its rank, in milliseconds,
-// whatever the backend; a cut cable is noticed by keep-alives in about 15 s, and so is a rank that
-// reads nothing, or as soon as 64 MiB wait for it. The hub passes frames on. Ranks without Weft
-// (Python's torch.distributed) are simply not part of it.
+// Which ranks of the job are alive, and which are leaving. The lowest rank that runs Weft is the
+// hub. Every other rank holds one TCP connection to it, which is idle in quiet times. The kernel
+// closes a dead process's connection at once, so the others learn of the death, with its rank, in
+// milliseconds, independent of the backend. Keep-alives notice a cut cable in about 15 s, and a
+// rank that reads nothing after that time too, or as soon as 64 MiB wait for it. The hub passes
+// frames on. Ranks without Weft (Python's torch.distributed) simply take no part.
 //
-// Ranks that come to rank 0 connect while the first group is still being joined, so that a death is
-// noticed then as well.
+// Ranks connect to rank 0 while the first group is still being joined, so that a death is noticed
+// then too.
 //
 // All state lives on the job's loop; public functions may be called from every thread and do not
 // block unless they take a deadline.
@@ -26,47 +26,48 @@ namespace weft::group {
 
 class Membership : public std::enable_shared_from_this<Membership> {
  public:
-  // What a group is told, on the loop. Ranks are the job's.
+  // Events that a group is told of, on the loop. Ranks are the job's.
   struct Listener {
     std::function<void(int rank, const std::string& how)> lost;
     std::function<void(const Frame& abort)> aborted;
     std::function<void(const Frame& leaving)> leaving;
     std::function<void(int rank, int leaver)> completed;
-    std::function<void(int rank)> gone;  // it left the job, without more ado or after Leaving
-    std::function<void()> alone;         // the hub left: nothing will come any more
+    std::function<void(int rank)> gone;  // it left the job; a Leaving frame may have preceded
+    std::function<void()> alone;         // the hub left: no further events follow
   };
 
-  // Opens this rank's listening socket and publishes it. Not yet usable; see connect.
+  // Opens this rank's listening socket and publishes its address. Call connect() before use.
   static std::shared_ptr<Membership> make(int rank, int size, const std::string& local_address,
                                           std::shared_ptr<StoreBootstrap> store,
                                           std::shared_ptr<EventLoop> loop);
-  // Says goodbye.
+  // Sends a goodbye.
   ~Membership();
 
-  // Connects to rank 0 as soon as that is there; returns then, or when `stop` says so (rank 0 may
-  // be no Weft rank). Throws PeerLost when it was there and is no more, Caller when it gives
-  // another world size.
+  // Connects to rank 0 as soon as it has published its address. Also returns when stop() is true,
+  // since rank 0 may not run Weft, or at the deadline. Throws PeerLost if rank 0 has published and
+  // is gone, Caller if it gives another world size.
   void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
-  // Once all ranks have published (any collective after make() ensures it): finds the hub and
-  // connects to it, if that has not happened; the hub waits until all others say that they have
-  // joined. Throws as connect_to_first, Timeout, and what `check` throws, which is called in
-  // between.
+  // Finds the hub and connects to it, unless that has happened. Call it once all ranks have
+  // published (any collective after make() ensures that). At the hub, waits until all others say
+  // that they have joined. Calls check() in between and passes its exceptions through. Throws as
+  // connect_to_first(), and Timeout.
   void connect(const std::function<void()>& check, Deadline deadline);
   // Blocks until every rank has published. Throws Timeout.
   void wait_for_all(Deadline deadline);
-  // Whether a rank takes part; known after connect.
+  // True if the rank takes part; known after connect().
   bool has(int rank) const;
 
-  // Tells `listener` about this group's events until forget(group). Ranks that were lost, or left,
-  // before are told at once.
+  // Tells `listener` about this group's events until forget(group), beginning with ranks that have
+  // already been lost or have left.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
-  // Calls `told`, on the loop, with what ranks ask and answer about their waits (Asking to Called)
-  // and means this one.
+  // Calls `told`, on the loop, with frames about waits (Asking to Called) that are meant for this
+  // rank.
   void listen_to_waits(std::function<void(const Frame& frame)> told);
-  // The hub is gone: nobody hears of anybody any more.
+  // True if the hub is gone, so that no rank hears of others any more.
   bool is_alone() const;
-  // To all ranks but this one; of those types that name a rank in `number` to that one only.
+  // Sends the frame to all other ranks; a frame whose type names a rank in `number`, to that rank
+  // only.
   void send(Frame frame);
 
  private:
