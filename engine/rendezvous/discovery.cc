@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x314d4657;  // "WFM1"
 constexpr int kMaxWorld = 1 << 20;
-constexpr std::size_t kMaxSets = 64;  // that are remembered, of strangers' as of our own
+constexpr std::size_t kMaxSets = 64;  // of other processes, and of our own, that are remembered
 
 struct Head {
   std::uint32_t magic;
@@ -92,8 +92,8 @@ bool DiscoveryState::hear(const Announcement& announcement, const std::string& f
   if (announcement.kind == AnnouncementKind::Decided) {
     const auto ours = announced_.find(announcement.set);
     if (ours == announced_.end()) {
-      // Another set, which goes on without us. Of an earlier life of this very process we hear only
-      // some members.
+      // Another set, which goes on without this process. If it contains an earlier life of this
+      // very process, only some of its members are heard.
       if (finished_.size() > kMaxSets) finished_.clear();
       auto& nonces = finished_[announcement.set];
       nonces.insert(announcement.nonce);
@@ -103,7 +103,8 @@ bool DiscoveryState::hear(const Announcement& announcement, const std::string& f
       }
       return others_.erase(announcement.nonce) > 0;
     }
-    members_ = ours->second;  // it has heard every member, us too, announce this set
+    // The sender has heard every member, this process too, announce the set.
+    members_ = ours->second;
     return true;
   }
   const std::size_t bound = 4 * static_cast<std::size_t>(self_.world_size) + 64;
@@ -145,7 +146,7 @@ void DiscoveryState::look_for_conflicts(Time now) {
     return refuse("rank " + std::to_string(taker->first) + " is given to " + taker->second +
                   " and to the process at " + process.address);
   }
-  // Only who was heard after the last one came is surely there still.
+  // Only processes that were heard after the newest one came are certainly still present.
   int there = 1;
   for (const auto& [nonce, process] : others_) there += process.last >= newest ? 1 : 0;
   if (there > self_.world_size) {

@@ -1,9 +1,10 @@
-// Who takes part in a rendezvous by multicast: what processes announce, and how each finds, from
-// what it hears, the same ranks and the same host for the store. No sockets, no clock of its own.
+// Decides which processes take part in a rendezvous by multicast. From the announcements that it
+// hears, each process concludes the same ranks and the same host of the store. Uses no sockets and
+// no clock of its own.
 //
-// Every process draws a nonce. Who has heard world_size processes announces the set it sees (a code
-// of its nonces); a set is decided when all its members announce it. The lowest nonce hosts the
-// store; ranks that nobody asked for are given out in the order of the nonces.
+// Every process draws a nonce. A process that has heard world_size processes announces the set that
+// it sees (a code of their nonces). A set is decided when all its members announce it. The lowest
+// nonce hosts the store. Ranks that no process was given are assigned in the order of the nonces.
 #pragma once
 
 #include <chrono>
@@ -22,59 +23,59 @@ namespace weft::group {
 
 enum class AnnouncementKind : std::uint8_t {
   Here = 1,
-  Decided = 2,  // the sender goes on with the set that it announces
-  Bye = 3,      // the sender takes part no more
+  Decided = 2,  // the sender has decided on the set that it announces
+  Bye = 3,      // the sender no longer takes part
 };
 
 struct Announcement {
   AnnouncementKind kind = AnnouncementKind::Here;
   std::uint64_t nonce = 0;
   int world_size = 1;
-  std::optional<int> rank;  // where the process was given one
-  int port = 0;  // where it listens for the store's clients (TCP), should it become the host
-  std::uint64_t set =
-      0;  // code of the set of processes it sees, itself included; 0 while that is not whole
+  std::optional<int> rank;  // if the process was given one
+  int port = 0;  // TCP port for clients of the store, should this process become the host
+  // The code of the set of processes that it sees, itself included; 0 while that is incomplete.
+  std::uint64_t set = 0;
   std::string group;  // the job's group_name
 };
 
 constexpr std::size_t kMaxAnnouncedName = 255;
 
-// The datagram. A longer group name is cut.
+// Makes the datagram. A longer group name is cut.
 std::string encode(const Announcement& announcement);
-// Nothing for a datagram that is none; every field is checked.
+// Checks every field; nullopt for a malformed datagram.
 std::optional<Announcement> decode(std::span<const char> datagram);
 
 class DiscoveryState {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // Who has not been heard for so long has left.
+  // A process that has not been heard for this long has left.
   static constexpr auto kPatience = std::chrono::seconds(2);
 
   DiscoveryState(Announcement self, Time now);
 
-  // Returns whether that was news, so that our own announcement should follow at once.
+  // Returns true for news, upon which this process should announce at once.
   bool hear(const Announcement& announcement, const std::string& from, Time now);
-  // What to announce now.
+  // Returns the announcement to send now.
   Announcement to_announce(Time now);
 
   bool decided() const { return !members_.empty(); }
-  // Why this process cannot take part: ranks given twice, world sizes that differ, too many
-  // processes.
+  // The reason why this process cannot take part: ranks given twice, different world sizes, or too
+  // many processes.
   const std::optional<Error>& conflict() const { return conflict_; }
 
-  // Once decided.
+  // These require decided().
   int rank() const;
   bool hosts() const { return members_.begin()->first == self_.nonce; }
   const std::string& host_address() const { return members_.begin()->second.address; }
   int host_port() const { return members_.begin()->second.announced.port; }
-  // For messages: the processes that are there, by address.
+  // The processes that are present, by address; for messages.
   std::string describe(Time now) const;
 
  private:
   struct Process {
     Announcement announced;
     std::string address;
-    Time first;  // heard
+    Time first;  // when it was first heard
     Time last;
   };
   using Processes = std::map<std::uint64_t, Process>;  // by nonce
@@ -87,9 +88,9 @@ class DiscoveryState {
   Announcement self_;
   Time started_;
   Processes others_;
-  std::map<std::uint64_t, Processes> announced_;  // sets this process has announced, by code
-  std::map<std::uint64_t, std::set<std::uint64_t>>
-      finished_;  // sets without this process that were decided: nonces by code
+  std::map<std::uint64_t, Processes> announced_;  // sets that this process has announced, by code
+  // Decided sets without this process: the nonces that announced them, by code.
+  std::map<std::uint64_t, std::set<std::uint64_t>> finished_;
   Processes members_;
   std::optional<Error> conflict_;
 };

@@ -1,21 +1,21 @@
-// What the launcher of this process says about it: weft-run, torchrun and weft::spawn by RANK and
-// WORLD_SIZE, mpirun and srun by variables of their own (docs/environment.md). For what a program
-// decides before it joins, such as the name of its worker; init_process_group and rpc::init read
-// the same. Any thread.
+// Rank and size of this process, as its launcher tells them: weft-run, torchrun and weft::spawn by
+// RANK and WORLD_SIZE, mpirun and srun by variables of their own (docs/environment.md). For
+// decisions that a program makes before it joins, such as its worker's name; init_process_group and
+// rpc::init read the same. Usable from every thread.
 #pragma once
 
 #include <weft/base/export.h>
 
 namespace weft {
 
-// Throw Caller where no launcher started this process, naming the variables, and where the variable
-// is no number.
+// Throw Caller if no launcher started this process, naming the variables, and if the variable is
+// not a number.
 WEFT_API int launched_rank();
 WEFT_API int launched_world_size();
-// Among this machine's ranks: which GPU is this rank's, whose port it takes. Throws as well where
-// the launcher does not say.
+// This rank's number among the ranks of its machine, for instance to choose its GPU. Also throws if
+// the launcher does not tell it.
 WEFT_API int launched_local_rank();
-// The same for programs that may run alone: `otherwise` where no launcher says.
+// The same for programs that may run alone: `otherwise` if no launcher tells it.
 WEFT_API int launched_rank_or(int otherwise);
 WEFT_API int launched_world_size_or(int otherwise);
 WEFT_API int launched_local_rank_or(int otherwise);

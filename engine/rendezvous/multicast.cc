@@ -17,10 +17,10 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kLook = std::chrono::seconds(1);  // until a process that waits may say so
+constexpr auto kLook = std::chrono::seconds(1);  // how often a waiting process may report
 constexpr auto kInterval =
     std::chrono::milliseconds(100);  // between announcements when nothing happens
-constexpr auto kAtMost = std::chrono::milliseconds(2);  // between announcements when much happens
+constexpr auto kAtMost = std::chrono::milliseconds(2);  // least time between announcements
 constexpr int kDatagramsAtOnce = 64;
 
 struct Interface {
@@ -52,7 +52,7 @@ std::uint64_t random_nonce() {
   return nonce;
 }
 
-// The multicast group as an address to bind and send to, on the interface.
+// The multicast group as an address to bind and to send to, on the interface.
 SocketAddress group_address(const std::string& group, int port, const Interface& interface) {
   SocketAddress address = socket_address(group.substr(0, group.find('%')), port);
   if (address.storage.ss_family == AF_INET6) {
@@ -61,7 +61,7 @@ SocketAddress group_address(const std::string& group, int port, const Interface&
   return address;
 }
 
-// A socket that hears the group and sends to it, on one interface.
+// A socket that receives from the group and sends to it, on one interface.
 Descriptor join_group(const SocketAddress& group, const Interface& interface) {
   const int family = group.storage.ss_family;
   Descriptor socket(::socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -75,8 +75,8 @@ Descriptor join_group(const SocketAddress& group, const Interface& interface) {
     ip_mreqn request{};
     request.imr_multiaddr = reinterpret_cast<const sockaddr_in*>(&group.storage)->sin_addr;
     const SocketAddress own = socket_address(interface.address, 0);
-    request.imr_address =
-        reinterpret_cast<const sockaddr_in*>(&own.storage)->sin_addr;  // what datagrams come from
+    // The source address of the datagrams.
+    request.imr_address = reinterpret_cast<const sockaddr_in*>(&own.storage)->sin_addr;
     request.imr_ifindex = static_cast<int>(interface.index);
     set(IPPROTO_IP, IP_ADD_MEMBERSHIP, request);
     set(IPPROTO_IP, IP_MULTICAST_IF, request);
@@ -97,7 +97,8 @@ Descriptor join_group(const SocketAddress& group, const Interface& interface) {
   return socket;
 }
 
-// Announces and listens, from its making to its end. Its state belongs to its loop.
+// Announces this process and listens to the others, from construction to destruction. Its state
+// belongs to its loop.
 class Discovery {
  public:
   Discovery(const SocketAddress& group, const Interface& interface, Announcement self)
@@ -123,7 +124,8 @@ class Discovery {
     loop_.post([&] {
       watch_.reset();
       timer_.reset();
-      // Who leaves a crowd that is too large must not make it look right for the rest.
+      // A process that leaves because too many have come must not make the number look right to the
+      // rest.
       Announcement bye = state_.to_announce(Clock::now());
       bye.kind = AnnouncementKind::Bye;
       if (!state_.conflict()) send(bye);
@@ -135,11 +137,11 @@ class Discovery {
   Discovery(const Discovery&) = delete;
   Discovery& operator=(const Discovery&) = delete;
 
-  // Blocks until the set is decided or in conflict; false when the deadline comes first.
+  // Blocks until the set is decided or in conflict; returns false if the deadline passes first.
   bool wait(Deadline deadline) {
     return loop_.drive([this] { return over_.load(std::memory_order_acquire); }, deadline);
   }
-  // Unchanging once wait() returned true.
+  // Does not change once wait() has returned true.
   const DiscoveryState& state() const { return state_; }
   std::string describe() {
     std::string text;
@@ -178,7 +180,7 @@ class Discovery {
   void on_readable() {
     bool news = false;
     for (int i = 0; i < kDatagramsAtOnce; ++i) {
-      char buffer[512];  // longer than any announcement: what is cut is none
+      char buffer[512];  // longer than any announcement, so a truncated datagram is never valid
       SocketAddress from;
       from.length = sizeof from.storage;
       const auto count = ::recvfrom(socket_.get(), buffer, sizeof buffer, 0,
@@ -201,7 +203,7 @@ class Discovery {
   DiscoveryState state_;
   Clock::time_point last_;
   std::atomic<bool> over_{false};
-  EventLoop loop_;  // behind what its thread uses
+  EventLoop loop_;  // after the members that its thread uses
   EventLoop::Registration watch_;
   EventLoop::Registration timer_;
 };

@@ -32,16 +32,16 @@ namespace {
 struct Wanted {
   std::optional<int> rank;
   std::optional<int> world_size;
-  std::string said_by;  // "RANK and WORLD_SIZE": where the two numbers are from
+  std::string said_by;  // the source of the two numbers: "RANK and WORLD_SIZE"
 };
 
-// mpirun (Open MPI, MPICH) and srun have their own names for the same numbers.
+// mpirun (Open MPI, MPICH) and srun have names of their own for these numbers.
 constexpr auto kRankVariables = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
                                  "SLURM_PROCID"};
 constexpr auto kWorldSizeVariables = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                       "SLURM_NTASKS"};
 
-// The first of these variables that is set; null where none is.
+// The first of these variables that is set; null if none is.
 const char* first_set(const Environment& environment, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (environment(name) != nullptr) return name;
@@ -63,7 +63,7 @@ std::optional<int> world_size_variable(const Environment& environment) {
   return first_number(environment, kWorldSizeVariables);
 }
 
-// Takes what the options leave open from the URL, and what that does from the environment.
+// Takes rank and world size from the options, else from the URL, else from the environment.
 Wanted wanted_of(const RendezvousOptions& options, const Url& url, const Environment& environment) {
   Wanted wanted{options.rank, options.world_size, {}};
   const auto fill = [&](std::optional<int>& number, const char* name,
@@ -82,9 +82,9 @@ Wanted wanted_of(const RendezvousOptions& options, const Url& url, const Environ
   return wanted;
 }
 
-// Says on stderr, when it is time, that this rank waits for rank 0 before it can know of any other.
-// The ranks of a job cannot agree on one that speaks then, so that one of each machine does: the
-// first, and where that is rank 0 the second.
+// Warns on stderr, after the report times, that this rank waits for rank 0 before it can know any
+// other rank. The ranks of a job cannot agree yet on one that reports, so one on each machine does:
+// the first, or the second if the first is rank 0.
 class Seeker {
  public:
   Seeker(const Wanted& wanted, const Environment& environment, WaitReports reports)
@@ -94,7 +94,7 @@ class Seeker {
     if (!wanted.said_by.empty()) said_by_ = "; its rank and world size are from " + wanted.said_by;
   }
 
-  // `why`: what it waits for, and what it saw at the last look, as a part of a sentence.
+  // `why`: the event that it waits for and the last observation, as a part of a sentence.
   void look(const std::function<std::string()>& why) {
     if (!patience_.is_over() || !speaks_) return;
     log::warn(begin_ + " has waited " + describe_wait(patience_.waited()) + " for " + why() +
@@ -142,8 +142,8 @@ std::chrono::milliseconds limit_for_c10d(Deadline deadline) {
   return std::min(deadline.remaining(), kLongestTimeout);
 }
 
-// Nobody waits in here for all ranks to come, which c10d would do by looking every 10 ms: the group
-// does, and knows who.
+// c10d would wait for all ranks by polling every 10 ms; instead the group waits for them, and knows
+// which are missing.
 c10d::TCPStoreOptions server_options(int port, Deadline deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
@@ -164,16 +164,16 @@ std::string at(const std::string& host, int port) {
   return "tcp://" + (six ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-// Under torchrun the agent hosts the store, and every rank is a client.
+// Under torchrun, its agent hosts the store and every rank is a client.
 bool agent_hosts(const Environment& environment) {
   const char* agent = environment("TORCHELASTIC_USE_AGENT_STORE");
   return agent != nullptr && std::string(agent) == "True";
 }
 
-// An agent's store outlives failures, before which perhaps not all ranks have counted their lives
-// in it: each restart of the ranks has a part of the store to itself. Agents of several machines
-// count restarts each by itself, so there the ranks count on; and the first start has no prefix, as
-// in Python's torch.distributed.
+// The store of torchrun's agent outlives failures, and ranks may have failed before all had counted
+// their lives in it. So each restart of the ranks uses a part of the store of its own. The agents
+// of several machines count restarts separately; there the ranks' own count serves. The first start
+// has no prefix, as in Python's torch.distributed.
 c10::intrusive_ptr<c10d::Store> of_this_attempt(const c10::intrusive_ptr<c10d::Store>& store,
                                                 const Environment& environment) {
   const char* const agents = environment("GROUP_WORLD_SIZE");
@@ -188,22 +188,23 @@ struct TcpAddress {
   int port = 0;
 };
 
-// In a store that a rank 0 of Weft's hosts: that it says which of the lives at this address it has
-// begun.
+// Keys in a store that a Weft rank 0 hosts. kHosted: this rank 0 announces, by begun(), which lives
+// (see next_life()) at this address it has begun.
 constexpr const char* kHosted = "weft/hosted";
 std::string begun(std::int64_t life) { return "weft/begun/" + std::to_string(life); }
-// How often somebody has come to the store.
+// Counts how often `who` has joined at the store.
 std::string lives(const std::string& who) { return "weft/lives/" + who; }
 
-// As rank 0 joins groups it says which, by their names, in the store that it hosts.
+// Keys under which rank 0 writes the names of the groups that it joins into the store that it
+// hosts.
 constexpr const char* kGroupsOfRankZero = "weft/groups";
 std::string group_of_rank_zero(std::int64_t number) {
   return "weft/group/" + std::to_string(number);
 }
 
-// Names a group in the words of a program that joins it.
+// Describes a group in the words of the program that joins it.
 std::string spelled(const std::string& group_name) {
-  constexpr std::string_view kRpc = "rpc";  // as rpc::init() names its groups
+  constexpr std::string_view kRpc = "rpc";  // the name that rpc::init() gives its groups
   if (group_name.empty()) return "the group without a name (init_process_group)";
   if (group_name == kRpc) return "the workers of rpc::init";
   if (group_name.starts_with("rpc/"))
@@ -218,8 +219,8 @@ void tell_group_of_rank_zero(c10d::Store& store, const std::string& group_name) 
             std::vector<std::uint8_t>(group_name.begin(), group_name.end()));
 }
 
-// Why rank 0 is not met at its store: "rank 0 has joined group 'a' there, this rank joins group
-// 'b'".
+// Explains why this rank does not meet rank 0 at its store: "rank 0 has joined group 'a' there,
+// this rank joins group 'b'".
 std::string other_groups(c10d::Store& store, const std::string& group_name, std::int64_t life) {
   constexpr std::int64_t kMost = 4;
   const auto last = store.add(kGroupsOfRankZero, 0);
@@ -241,15 +242,15 @@ std::string other_groups(c10d::Store& store, const std::string& group_name, std:
          (is_among ? "" : "; all ranks must join the same");
 }
 
-// Who has waited that long at one store looks whether there is another by now.
+// After waiting this long at one store, a rank checks whether another store has replaced it.
 constexpr std::chrono::milliseconds kLongestAtAStore = std::chrono::seconds(10);
 
 c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline,
                                            Seeker& seeker) {
   const std::string where = at(address.host, address.port);
   try {
-    // c10d's client backs off for up to a second when the host is not there yet: look for it more
-    // often before asking.
+    // c10d's client backs off for up to a second if the host is not there yet, so poll more often
+    // before using it.
     const auto look = [&](const std::string& failure) {
       seeker.look([&] {
         return "rank 0, which should host the store at " + where + " (" + failure +
@@ -264,8 +265,8 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
                                 look_for_answer);
       } catch (const Error&) {
         throw;
-      } catch (const std::exception&
-                   error) {  // it listened just now, and may again: its next life, perhaps
+        // It listened just now and may listen again, perhaps as the host's next life.
+      } catch (const std::exception& error) {
         if (deadline.passed()) throw;
         log::debug("the store at " + where +
                    " turned this process away: " + tensor::text_of(error));
@@ -285,8 +286,8 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   }
 }
 
-// Empty where this process has no descriptor left for it: it is told so again at the next that it
-// needs, when it can tell the others.
+// Returns an empty Descriptor if this process has no descriptor left. The next one that it needs
+// fails too, at a point where it can tell the others.
 Descriptor connection_beside(const TcpAddress& address, Deadline deadline) {
   try {
     return Descriptor(connect_to(address.host, address.port, deadline));
@@ -296,18 +297,18 @@ Descriptor connection_beside(const TcpAddress& address, Deadline deadline) {
   }
 }
 
-// A rank that comes again at once may find the store of the life that has just ended, whose host is
-// about to close it. So each rank waits there until rank 0 has begun this life too; null where that
-// store has ended, or for long enough: a host that was cut off closes nothing. c10d's client would
-// log an error and a stack trace when its host closes the connection, so that one beside it, which
-// carries nothing, tells first.
+// Joins the store, and waits there until rank 0 has begun this life too: a rank that rejoins at
+// once may find the store of the life that has just ended, whose host is about to close it. Returns
+// null if that store has ended, or after kLongestAtAStore, since a host that was cut off closes
+// nothing. A second, idle connection shows the end first, because c10d's client would log an error
+// and a stack trace when the host closes its connection.
 c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address, int rank,
                                                       const std::string& group_name,
                                                       Deadline deadline, Seeker& seeker,
                                                       std::string& why) {
   const auto store = join_store(address, rank, deadline, seeker);
   const Descriptor beside = connection_beside(address, deadline);
-  if (!store->check({kHosted})) return store;  // by Python, or only just
+  if (!store->check({kHosted})) return store;  // by Python, or not yet marked
   const auto named = under_name(store, group_name);
   const auto life = named->add(lives(std::to_string(rank)), 0) + 1;
   const auto mine = begun(life);
@@ -347,9 +348,10 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
   }
 }
 
-// c10d's daemon looks up a name for every address that connects to it, one after the other. For an
-// IPv4 address at a socket of both families not even /etc/hosts has one, so a name server that is
-// slow or silent would hold up all ranks: where the host is of IPv4 alone, so is the socket.
+// Opens a socket for IPv4 alone if the host has no other addresses. c10d's daemon looks up the name
+// of every address that connects to it, one after the other. For an IPv4 address at a socket of
+// both families even /etc/hosts has no name, so a slow or silent name server would hold up all
+// ranks.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host,
                                               c10d::TCPStoreOptions options) {
   if (is_ipv4_only(host)) {
@@ -358,16 +360,15 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host,
       options.port = static_cast<std::uint16_t>(port_of(socket.get()));
       options.masterListenFd = socket.release();  // the store closes it
     } catch (const Error& error) {
-      log::debug(
-          error
-              .text());  // a store of this process may be there, which is shared; else c10d says so
+      // This process may have a store there, which is shared; any other failure c10d reports.
+      log::debug(error.text());
     }
   }
   const BriskLookups brisk;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-// Why c10d could not open a store, of which it gives the errno as part of a text at most.
+// The reason why c10d could not open a store. c10d gives the errno only as a part of a text.
 Error why_no_store(const TcpAddress& address, const std::string& text) {
   if (text.find("EADDRINUSE") != std::string::npos) {
     return {Blame::Caller,
@@ -390,21 +391,21 @@ Error why_no_store(const TcpAddress& address, const std::string& text) {
   return {Blame::Caller, text};
 }
 
-// c10d does not say that this process has reached its limit of descriptors, or tries again until
-// its time is over; and a host that cannot accept a rank's connection cannot tell that rank why. So
-// the descriptors are counted beforehand.
+// Throws Busy beforehand if this process may run out of descriptors. c10d does not report that
+// limit, or retries until its time is over; and a host that cannot accept a rank's connection
+// cannot tell that rank why.
 void require_descriptors_to_host(int world_size) {
-  constexpr int kStore =
-      14;  // c10d's listener and loop, and both ends of this rank's own three connections
-  constexpr int kGroup =
-      6;  // the job's loop and listener, the backend's, and what is open for a moment
-  constexpr int kRank = 4;  // two connections to the store and one beside them, and one of the job
+  // c10d's listener and loop, and both ends of this rank's own three connections.
+  constexpr int kStore = 14;
+  // The job's loop and listener, the backend's, and short-lived ones.
+  constexpr int kGroup = 6;
+  constexpr int kRank = 4;  // two to the store, one beside them, one of the job
   require_descriptors(kStore + kGroup + kRank * (world_size - 1),
                       "rank 0, which hosts the store of " + std::to_string(world_size) + " ranks,");
 }
 
-// Where `shared`, another job's store at this address will do as well: the group's name keeps their
-// keys apart.
+// If `shared`, another job's store at this address serves too: the group's name keeps their keys
+// apart.
 c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, int world_size, bool shared,
                                            Deadline deadline, Seeker& seeker) {
   require_descriptors_to_host(world_size);
@@ -453,7 +454,7 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
   return result;
 }
 
-// One name for all ranks of one mpirun or srun.
+// A name that all ranks of one mpirun or srun share.
 std::string launcher_job(const Environment& environment) {
   std::string job;
   for (const char* name : {"PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"}) {
@@ -462,14 +463,14 @@ std::string launcher_job(const Environment& environment) {
   return job.empty() ? "parent-" + std::to_string(getppid()) : job;
 }
 
-// How many meetings this process has had under a name. All ranks of a job count alike, if each
-// meeting succeeds or fails for all of them.
+// Number of meetings that this process has had under each name. All ranks of a job count alike, if
+// each meeting succeeds or fails for all of them.
 constinit ForkMutex meetings_mutex(ForkOrder::Engine);
 auto& meetings = *new std::map<std::string, int>();
 
-// mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port
-// and writes it down, for each meeting in a file of its own: an agent and a group of one job have a
-// store each.
+// mpirun and srun tell each rank its number, but not where rank 0 is. On one machine rank 0 takes
+// any free port and writes it to a file, one for each meeting: an agent and a group of one job have
+// a store each.
 Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_name,
                                const Environment& environment, Deadline deadline, Seeker& seeker) {
   const auto local = first_number(environment, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
@@ -539,17 +540,17 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name,
   return join_tcp({address, number}, wanted, group_name, environment, deadline, open, seeker);
 }
 
-// A store outlives groups: the second group of one rank on one address must not find the keys of
-// the first. Each rank counts its own lives in the store, so all ranks count alike; the first has
-// no prefix, as in Python's torch.distributed.
+// A life is one use of the store by a rank and name. A store outlives groups: the second group of a
+// rank at one address must not find the keys of the first. Each rank counts its own lives in the
+// store, so all ranks count alike. The first has no prefix, as in Python's torch.distributed.
 struct NextLife {
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::Store> before;  // of the last life; null in the first one
+  c10::intrusive_ptr<c10d::Store> before;  // of the previous life; null in the first
 };
 
 NextLife next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::string& who) {
   const auto life = store->add(lives(who), 1);
-  if (who == "0") store->set(begun(life), "1");  // for join_store_of_this_life()
+  if (who == "0") store->set(begun(life), "1");  // read by store_if_of_this_life()
   const auto of = [&](std::int64_t number) -> c10::intrusive_ptr<c10d::Store> {
     if (number <= 1) return store;
     return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(number), store);
@@ -557,7 +558,8 @@ NextLife next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::stri
   return {of(life), life <= 1 ? nullptr : of(life - 1)};
 }
 
-// Names this process, and where threads are ranks without a number, this thread. Survives no fork.
+// Identifies this process; also this thread, if threads are ranks without a number. Differs in a
+// forked child.
 std::string identity(bool of_thread) {
   const auto random = [] {
     return std::to_string(std::random_device()()) + std::to_string(std::random_device()());
@@ -567,7 +569,8 @@ std::string identity(bool of_thread) {
   return std::to_string(getpid()) + "-" + (of_thread ? thread : process);
 }
 
-// The file's ranks, each to be had once. What an earlier job left behind is found out by that.
+// Claims one of the file's ranks, each of which can be claimed once. This also detects ranks that
+// an earlier job left in the file.
 int claim_rank(c10d::Store& store, std::optional<int> given, int world_size,
                const std::string& path) {
   const std::string remedy = "; or an earlier job that was killed left the file: remove it";
@@ -607,7 +610,7 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
     result.store = under_name(result.store, group_name);
     const bool numbered = wanted.rank.has_value();
     if (open) {
-      result.rank = wanted.rank.value_or(kAnyRank);  // whose it is, its members settle
+      result.rank = wanted.rank.value_or(kAnyRank);  // the members settle which rank it gets
     } else {
       const std::string who =
           identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : "");
@@ -711,8 +714,8 @@ Rendezvous rendezvous(const RendezvousOptions& options, const Environment& envir
                             deadline, open, seeker);
   }
   if (url.scheme != "file") {
-    // A store that is given stays as it is; others get what Python's init_process_group puts before
-    // its keys, so that Python ranks and C++ ranks meet.
+    // A given store stays as it is. Others get the prefix of Python's init_process_group, so that
+    // Python and C++ ranks meet.
     if (!options.store || shared) result.store = under_name(result.store, options.group_name);
     try {
       if (!open) {

@@ -1,5 +1,5 @@
-// How the processes of a job find each other: a URL (or a store that is given) becomes a store that
-// all ranks share, and a rank and world size for this one. Blocks.
+// How the processes of a job find each other: turns a URL (or a given store) into a store that all
+// ranks share, and a rank and world size for this process. Blocks.
 #pragma once
 
 #include <functional>
@@ -14,12 +14,12 @@
 
 namespace weft::group {
 
-// A variable's value, or null. Tests give their own environment.
+// Returns a variable's value, or null. Tests pass their own environment.
 using Environment = std::function<const char*(const char*)>;
 Environment process_environment();
 
-// Which meeting of a name this is in this process: 1, 2, … One that is not kept, for not all have
-// come, has not been: who tries again meets under the same number.
+// Numbers the meetings of one name in this process: 1, 2, … A meeting that failed because not all
+// ranks came is not kept, so the next attempt has the same number.
 class Numbered {
  public:
   explicit Numbered(std::string name);
@@ -50,32 +50,31 @@ struct RendezvousOptions {
   WaitReports wait_reports = default_wait_reports();
 };
 
-constexpr int kAnyRank = -1;  // of a member that comes and goes, and was given none
+constexpr int kAnyRank = -1;  // rank of a member that comes and goes and was given none
 
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;  // prefixed for the job, not yet for a group
-  // The store to which an earlier rank of the same number was connected; null if there was none.
+  // The store that an earlier rank of the same number used; null if there was none.
   c10::intrusive_ptr<c10d::Store> before;
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  // The address of this machine by which the others reach it; "" when the store says nothing about
-  // it.
+  // The address of this machine for the other ranks; "" if the store does not tell it.
   std::string local_address;
-  // Released once every rank has come to the store.
+  // To be released once every rank has come to the store.
   std::shared_ptr<const void> until_all_came;
-  std::shared_ptr<Numbered> number;  // null where the ranks need not count
-  bool hosts = false;                // the store is in this process
-  std::string said_by;               // where rank and world size are from: "RANK and WORLD_SIZE"
+  std::shared_ptr<Numbered> number;  // null if the ranks need no count
+  bool hosts = false;                // this process hosts the store
+  std::string said_by;               // the source of rank and world size: "RANK and WORLD_SIZE"
 };
 
-// Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
-// `open`: members come and go, and a rank that comes again finds those that are there; one without
-// a rank hosts no store.
+// Throws Caller, naming the argument that is missing or wrong; Timeout, naming the event that did
+// not happen. `open`: members come and go; a rank that joins again finds those that are present,
+// and a member without a rank does not host the store.
 Rendezvous rendezvous(const RendezvousOptions& options, const Environment& environment,
                       Deadline deadline, bool open = false);
 
-// LOCAL_RANK, or what mpirun and srun set in its place.
+// LOCAL_RANK, or its counterpart of mpirun and srun.
 std::optional<int> local_rank(const Environment& environment);
 
 }  // namespace weft::group

@@ -1,4 +1,4 @@
-// scheme://host:port/path?key=value&…, as init methods are written.
+// An init method: scheme://host:port/path?key=value&…
 #pragma once
 
 #include <limits>
@@ -15,15 +15,16 @@ struct Url {
   std::string path;
   std::map<std::string, std::string> query;
 
-  // Throws Caller, quoting the text and saying what is wrong with it.
+  // Throws Caller, quoting the text and the mistake.
   static Url parse(const std::string& text);
-  // A query's number. Throws Caller when it is none.
+  // A number from the query. Throws Caller if the value is not a number.
   std::optional<int> number(const std::string& key) const;
 };
 
 constexpr int kMaxPort = 65535;
 
-// "12" as 12; nothing else. Throws Caller: "RANK is 'x'; it takes a number from 0 to 2147483647".
+// Parses "12", and nothing but digits. Throws Caller: "RANK is 'x'; it takes a number from 0 to
+// 2147483647".
 int to_number(const std::string& what, const std::string& text, int least = 0,
               int most = std::numeric_limits<int>::max());
 
