@@ -20,14 +20,13 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kPatience =
-    std::chrono::seconds(5);              // for what the GPU still does with retired memory
-constexpr std::size_t kMostCalls = 1024;  // of a text in which another rank says how calls differ
+constexpr auto kPatience = std::chrono::seconds(5);  // for the GPU's work with retired memory
+constexpr std::size_t kMostCalls = 1024;  // length of another rank's text about differing calls
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
 
-// What tell_failure() has left in the store.
+// The failure that tell_failure() has left in the store.
 Error could_not_join(const std::string& told) {
   int rank = -1;
   const auto number = std::from_chars(told.data(), told.data() + told.size(), rank);
@@ -42,7 +41,8 @@ DeviceType to_weft(c10::DeviceType type) {
   return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host;
 }
 
-// Blocks until what the loop does now, and what was posted before, is done. Not on the loop.
+// Blocks until the loop has finished its present turn and everything that was posted before. Must
+// not be called on the loop.
 void finish_turn(EventLoop& loop) {
   std::atomic<bool> done{false};
   loop.post([&done] { done = true; });
@@ -50,8 +50,8 @@ void finish_turn(EventLoop& loop) {
 }
 
 // Ranks that are threads of one process and share a GPU may hang where processes would not: a
-// stream that waits for another rank holds up what the driver does for the whole process, that
-// rank's work among it.
+// stream that waits for another rank holds up the driver for the whole process, and so that rank's
+// work.
 void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
   if (store.add("threads on " + gpu.str() + "/" + trace::process_identity(), 1) != 2) return;
   log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
@@ -60,27 +60,27 @@ void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
             "weft::spawn), or give each a GPU of its own");
 }
 
-// Where a rank could not join, the others are told what they need to know.
+// Tells the other ranks why this one could not join, as far as they need to know.
 void tell_given_up(const CoreOptions& options, const Error& error) {
   const auto tell_members = [&](const std::string& how) {
     options.job->membership->send(
         {FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
   };
   switch (error.blame()) {
-    case Blame::PeerLost:   // meet() tells its own findings
-    case Blame::Cancelled:  // of which all are told
+    case Blame::PeerLost:   // meet() tells them itself
+    case Blame::Cancelled:  // all ranks are told of these
       break;
     case Blame::Timeout:
-      // Not in the store: it may go with this rank, and the same ranks may meet there once more.
+      // Not in the store: it may end with this rank, and the same ranks may meet there again.
       tell_members("it gave up: ");
       break;
     default:  // they would wait for this rank
       tell_failure(options, error);
-      tell_members("it could not join: ");  // the store may go with this rank before they look
+      tell_members("it could not join: ");  // the store may end with this rank before they look
   }
 }
 
-// Throws where the backend cannot be used on this machine.
+// Throws if the backend cannot be used on this machine.
 Carrier named_carrier(c10::DeviceType type, const std::string& backend) {
   Carrier carrier;
   carrier.named = backend;
@@ -97,13 +97,13 @@ Carrier named_carrier(c10::DeviceType type, const std::string& backend) {
   return carrier;
 }
 
-// Host memory always has a carrier: the fallback takes the place of a default backend that cannot
-// be used. Throws Busy where this process is short of something.
+// Like named_carrier(), but if a default backend cannot carry host memory, the fallback replaces
+// it, so that host memory always has a carrier. Throws Busy if this process is short of a resource.
 Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
   try {
     return named_carrier(type, backend);
   } catch (const Error& error) {
-    if (error.blame() == Blame::Busy) throw;  // the fallback would lack the same
+    if (error.blame() == Blame::Busy) throw;  // the fallback would lack it too
     if (type == c10::kCPU) {
       static std::once_flag said;
       std::call_once(said, [&] {
@@ -136,12 +136,12 @@ Job::~Job() {
   const bool is_on_loop = loop && loop->inside();
   continuations->stop(/*waits=*/!is_on_loop && !Op::ending());
   if (!loop || is_on_loop) return;
-  looked_into.reset();  // which may wait for other ranks, and they for this one's membership
+  looked_into.reset();  // may wait for other ranks, and they for this one's membership
   if (membership) {
     membership.reset();
     finish_turn(*loop);  // the goodbye goes out before the loop ends
   }
-  // What the loop kept alive retires its memory when it goes.
+  // Objects that the loop kept alive retire their memory when it is destroyed.
   loop.reset();
   devices->reclaim(Deadline::in(kPatience));
 }
@@ -168,11 +168,11 @@ Core::~Core() {
   options.job->waits->remove(options.name);
 }
 
-// What handles and Works share: the group leaves when the last of them goes. The Core is whole
-// until then, so that a loss ends what leaving waits for.
+// Shared by handles and Works: the group leaves when the last of them is destroyed. Until then the
+// Core is whole, so that a loss ends the waits of leaving.
 struct Core::LeaveOnDrop {
   std::shared_ptr<Core> core;
-  std::shared_ptr<HostFlag> ended;  // the Core has
+  std::shared_ptr<HostFlag> ended;  // raised when the Core is destroyed
   ~LeaveOnDrop() {
     if (core->made_in_.is_inherited()) {
       core->options.job->loop->close_inherited();
@@ -184,20 +184,20 @@ struct Core::LeaveOnDrop {
     } catch (const std::exception& error) {
       log::warn("leaving " + core->place() + ": " + error.what());
     }
-    // The loop may be telling this group of something, and pass it on to other ranks afterwards:
-    // that comes first, whatever this process does next. The Core then ends here, not there.
+    // The loop may be telling this group of an event that it then passes on to other ranks. Let it
+    // finish, since this process may end next. The Core is then destroyed here, not on the loop.
     finish_turn(*core->options.job->loop);
-    // A callback that looks after the group may have it in its hands for a moment, and then the
-    // Core ends there. Who drops a group relies on what it held being given back: a store of a
-    // file, a port.
+    // A callback may hold the Core for a moment, and then destroys it. Wait for that: the user
+    // relies on the group's resources being released (a FileStore, a port).
     core.reset();
     static_cast<void>(ended->synchronize(Deadline::never()));
   }
 };
 
 ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
-  // The last reference may go inside a turn of the loop or where a backend ends an operation (a
-  // continuation's capture): leaving waits for those threads.
+  // The last reference may be dropped inside a turn of the loop, or where a backend ends an
+  // operation (as a continuation's capture). Leaving waits for those threads, so it runs on another
+  // one.
   const auto outside = [loop = std::weak_ptr(options.job->loop)](auto call) {
     const auto is_inside = [&] {
       const auto alive = loop.lock();
@@ -227,7 +227,7 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
     handle->handle_ = handle;
     return ProcessGroup(handle);
   } catch (...) {
-    member.withdraw();  // the same ranks may meet once more, and are the same group then
+    member.withdraw();  // the same ranks may meet again, as the same group
     tell_given_up(options, to_error(std::current_exception(), Blame::Busy));
     throw;
   }
@@ -250,8 +250,8 @@ void Core::join(Core* parent) {
   parent_ = nullptr;
 }
 
-// Where no backend meets the others before the first operation, the job's ranks do. Python's do not
-// say that they have come: for those that might be, nobody waits longer than a moment.
+// If no backend meets the other ranks before the first operation, the job's ranks meet here. Python
+// ranks do not announce themselves, so this waits only for kMoment for ranks that may be Python's.
 void Core::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options.job->membership;
@@ -273,8 +273,8 @@ void Core::meet_members() {
   options.job->waits->on_connected();
 }
 
-// The same for a later group: what one of them says of it, that it leaves, say, must find the
-// others listening.
+// The same for a later group: before a member tells something about the group, for example that it
+// leaves, the others must be listening.
 void Core::await_members() {
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
   const Deadline deadline = Deadline::in(options.timeout);
@@ -300,7 +300,7 @@ void Core::listen() {
                                        if (const auto alive = weak.lock())
                                          alive->send(std::move(frame));
                                      });
-  // Of a rank of the job, as the group knows it: -1 for those that are no members.
+  // Converts a rank of the job to one of this group; -1 if it is not a member.
   const auto rank_in_group = [ranks = options.global_ranks](int rank) {
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
@@ -311,7 +311,7 @@ void Core::listen() {
     const auto core = weak.lock();
     if (member < 0 || !core) return;
     ledger->on_lost(rank);
-    // Through the job's rank 0 all are connected: without it there is no new_group.
+    // All ranks are connected through the job's rank 0; without it new_group fails.
     const char* const fix =
         rank == 0 ? "; restart the job"
                   : "; make a group of the ranks that live by new_group, or restart the job";
@@ -331,7 +331,7 @@ void Core::listen() {
   listener.aborted = [ledger = ledger_, weak = weak_from_this(), rank_in_group,
                       lose](const Frame& abort) {
     if (abort.number == kLeftByException) {
-      ledger->on_gone(abort.rank);  // who leaves does not wait for it
+      ledger->on_gone(abort.rank);  // it leaves, and does not wait for the others to complete
       return lose(abort.rank, abort.text);
     }
     if (abort.number == kCallsDiffer) {
@@ -377,8 +377,7 @@ void Core::listen() {
   options.job->waits->add(options.name, std::move(source));
 }
 
-// --- joining
-// ---------------------------------------------------------------------------------------------------------
+// --- Joining ---
 
 transport::Communicator& Core::communicator(c10::Device device) {
   static_cast<void>(carrier(device));
@@ -403,8 +402,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
   try {
     make_communicator(carrier, device);
   } catch (...) {
-    // For the first operation on a device: the group is there, and the others wait in that
-    // operation.
+    // At the first operation on a device the group exists, and the others wait in that operation.
     if (!handle_.expired()) {
       const Error error = to_error(std::current_exception(), Blame::Busy);
       tell_given_up(options, error);
@@ -433,7 +431,7 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
     made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
   }
   if (!options.job->connected) {
-    // All ranks of the job have come this far: who among them runs Weft is known now.
+    // All ranks of the job have come this far, so it is known now which of them run Weft.
     options.job->membership->connect([this] { throw_if_hopeless(); },
                                      Deadline::in(options.timeout));
     options.job->connected = true;
@@ -446,11 +444,11 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
     carrier.communicator = std::move(made);
     carrier.device = device;
   }
-  if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
+  if (broken) carrier.communicator->abort(*broken);  // fail() was called before it existed
 }
 
-// A backend that waits for a rank which has died meanwhile waits for the whole timeout, and cannot
-// be told: it is left alone to do so, on a thread of its own.
+// Joins the communicator on a thread of its own. A backend that waits for a rank which has died
+// waits for the whole timeout and cannot be told, so that thread is left to it.
 std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10::DeviceType type,
                                                     const transport::JoinOptions& join) {
   if (options.size == 1) return carrier.transport->join(join);
@@ -471,8 +469,8 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     } catch (...) {
       attempt->error = std::current_exception();
     }
-    // This thread may end long after the group: it holds nothing then (a store of a file counts who
-    // still holds it).
+    // This thread may end long after the group, so it releases everything first (a FileStore counts
+    // its holders).
     join = {};
     transport.reset();
     attempt->raise();
@@ -500,7 +498,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);
   } catch (const Error& error) {
-    // A lost rank's connections may break before its loss is told.
+    // A lost rank's connections may break before this rank hears of the loss.
     if (error.blame() == Blame::PeerLost) static_cast<void>(is_broken(kLossIsTold));
     throw_if_hopeless();
     static_cast<void>(agrees_with_first(type));
@@ -521,13 +519,13 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   return std::move(attempt->made);
 }
 
-// Throws what ends joining before its time. A rank that could not join says why, and is gone right
-// after that, perhaps with the store.
+// Throws the error that ends joining early, if there is one. A rank that could not join writes the
+// reason into the store and leaves right after that, perhaps with the store.
 void Core::throw_if_hopeless() {
   std::optional<std::string> told;
   std::optional<Error> unreachable;
-  const bool was_broken =
-      is_broken();  // looked at first: what a rank says in the store it says before it goes
+  // Checked first: a rank writes into the store before it leaves.
+  const bool was_broken = is_broken();
   try {
     if (bootstrap->exists(kFailedKey))
       told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
@@ -550,7 +548,7 @@ void Core::throw_if_hopeless() {
   if (unreachable) throw Error(*unreachable);
 }
 
-// A rank that the host of the store cannot take in never learns why.
+// A rank whose connection the store's host cannot accept never learns why.
 void Core::throw_if_out_of_reach() {
   if (!options.job->hosts_store || options.job->connected || descriptors_left(1) > 0) return;
   const std::vector<int> missing = missing_ranks();
@@ -563,7 +561,7 @@ void Core::throw_if_out_of_reach() {
       .with_ranks(missing);
 }
 
-// `came`: whether what is waited for has come from that rank, or need not.
+// `came` returns true if the rank has come, or need not come.
 void Core::throw_if_left_without(const std::function<bool(int rank)>& came) const {
   for (const int rank : ledger_->leavers()) {
     if (came(rank)) continue;
@@ -574,7 +572,7 @@ void Core::throw_if_left_without(const std::function<bool(int rank)>& came) cons
   }
 }
 
-// Whether rank 0 has said with which backends it joins; throws Caller when this rank has another.
+// True if rank 0 has announced its backends; throws Caller if this rank has other ones.
 bool Core::agrees_with_first(c10::DeviceType type) {
   if (options.rank == 0) return true;
   if (!bootstrap->exists(here_key(0))) return false;
@@ -592,8 +590,8 @@ bool Core::agrees_with_first(c10::DeviceType type) {
                   "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
 }
 
-// The backends of this rank as parse_backends() takes them, with the fallback where it took a
-// default's place.
+// The backends of this rank in the form of parse_backends(), with the fallback where it replaced a
+// default.
 std::string Core::backends() const {
   std::string text;
   for (const auto& [type, carrier] : carriers_) {
@@ -630,8 +628,7 @@ Error Core::not_come(const std::vector<int>& ranks) const {
       .with_ranks(ranks);
 }
 
-// --- leaving
-// ---------------------------------------------------------------------------------------------------------
+// --- Leaving ---
 
 void Core::leave_at_last() {
   if (has_left_.exchange(true)) return;
@@ -662,9 +659,10 @@ void Core::throw_if_left() const {
     throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
 }
 
-// The others hear of a loss or an abort anyway. They may not know that this rank has run out of
-// time, and would wait for it when they leave. A rank whose own part of a collective ended before
-// this one refused its part does not know of that either, and would take this one for lost.
+// Tells the others that this rank leaves the broken group. They hear of a loss or an abort anyway.
+// But they may not know that this rank has run out of time, and would wait for it when they leave.
+// And a rank whose own part of a collective ended before this rank refused its part would take this
+// rank for lost.
 void Core::tell_leaving_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_->blame() == Blame::Caller)
@@ -683,7 +681,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   const auto& membership = options.job->membership;
   const Deadline deadline = Deadline::in(limit);
   const std::string own = wait_for_own_operations(deadline);
-  if (is_broken()) {  // meanwhile
+  if (is_broken()) {  // broken meanwhile
     tell_leaving_broken();
     return std::nullopt;
   }
@@ -741,12 +739,13 @@ void Core::warn_of_unreceived() {
             whose);
 }
 
-// Receives are not among them: nobody is left who could want their bytes. The job's Waits report
-// these operations as before.
+// Skips receives: nobody is left who could want their bytes. The job's Waits go on reporting these
+// operations.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {
-    std::lock_guard lock(issue_mutex);  // other threads may issue, and are refused from now on
+    // Other threads may be issuing; from now on they are refused.
+    std::lock_guard lock(issue_mutex);
     unfinished = unfinished_;
   }
   for (const Issued& one : unfinished) {
@@ -755,8 +754,7 @@ std::string Core::wait_for_own_operations(Deadline deadline) {
   return "";
 }
 
-// --- what can be carried
-// ---------------------------------------------------------------------------------------------
+// --- Devices and their backends ---
 
 const Carrier& Core::carrier(c10::Device device) const {
   const auto found = carriers_.find(device.type());

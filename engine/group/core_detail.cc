@@ -1,5 +1,5 @@
-// WEFT_DEBUG=detail: ranks tell each other in the store what they call, over backends whose
-// messages do not say it.
+// WEFT_DEBUG=detail over backends whose messages do not describe the call: ranks exchange
+// descriptions of their calls in the store and compare them.
 #include <sstream>
 
 #include <weft/engine/group/core.h>
@@ -9,10 +9,10 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kOtherSide =
-    std::chrono::seconds(10);  // for the other side of a message to say what it called
+// How long the other side of a message has to describe its call.
+constexpr auto kOtherSide = std::chrono::seconds(10);
 
-// What a rank says of a collective with WEFT_DEBUG=detail: three lines.
+// A rank's description of a collective; in the store it is three lines.
 struct Said {
   std::string call;
   Core::Operation::Parts parts;
@@ -101,13 +101,13 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
                                      std::to_string(said.parts.sends[here]));
     }
   }
-  // Everybody has read the collective before the last one.
+  // All ranks have read the description of the collective before the last one.
   if (number > 2)
     bootstrap->erase("detail/" + std::to_string(number - 2) + "/" + std::to_string(options.rank));
 }
 
-// A message has ended once both sides have called, so that each finds there what the other has
-// said. The Work ends behind that.
+// A message ends only once both sides have called, so each finds the other's description in the
+// store. The Work ends after the comparison.
 Op Core::compare_message(const Op& op, const MessageCalled& called) {
   const std::string mine = std::to_string(called.tensor.numel()) + " elements of " +
                            c10::toString(called.tensor.scalar_type());
@@ -149,7 +149,7 @@ Op Core::compare_message(const Op& op, const MessageCalled& called) {
     }
   };
   op.on_ended([continuations = options.job->continuations, compare = std::move(compare)]() mutable {
-    continuations->run(Task(std::move(compare)));  // it waits for the store
+    continuations->run(Task(std::move(compare)));  // compare() waits for the store
   });
   return compared.op();
 }

@@ -14,8 +14,8 @@ namespace weft::group {
 
 namespace {
 
-// The bytes are those of all the tensors that this rank gives an operation, what it sends and what
-// it receives; dtype and shape are the first one's.
+// The bytes are those of all tensors that this rank gives an operation, sent and received; dtype
+// and shape are the first one's.
 trace::About about(const char* name, std::uint64_t number, const c10::Device& device,
                    std::span<const at::Tensor> tensors) {
   trace::About about{
@@ -36,15 +36,16 @@ void end(trace::Operation& traced, const std::optional<Error>& error) {
   }
 }
 
-// Autograd may have saved what is written now: its backward then fails by libtorch's own error
-// ("modified by an inplace operation") instead of computing with the new values.
+// Called before a tensor is written. If autograd has saved it, its backward then fails with
+// libtorch's own error ("modified by an inplace operation") instead of computing with the new
+// values.
 void raise_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Autograd does not see what a collective does to a result of its own, so that a backward through
-// it brings the gradients of this rank's part alone. Reducing a loss for a report, after its
-// backward or detached, is all right.
+// Warns once a process if a backward passes through a tensor that a collective has overwritten:
+// autograd does not see the collective, so the gradients are those of this rank's part alone.
+// Reducing a loss for a report, after its backward or detached, is fine.
 void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call) {
   static std::atomic<bool> said{false};
   if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
@@ -61,8 +62,7 @@ void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call)
 
 }  // namespace
 
-// --- issuing
-// ---------------------------------------------------------------------------------------------------------
+// --- Issuing ---
 
 Work Core::issue(Operation operation, const Call& call) {
   throw_if_broken();
@@ -108,10 +108,10 @@ Work Core::issue(Operation operation, const Call& call) {
     const Error why = to_error(std::current_exception(), Blame::PeerLost);
     traced.fail(why);
     trace::dump_after(place(), why);
-    ledger_->complete_collective(number);  // or leaving waits for it
+    ledger_->complete_collective(number);  // otherwise leaving would wait for it
     throw;
   }
-  if (operation.on_all) {  // which all ranks have made by now, or none
+  if (operation.on_all) {  // all ranks have made these by now, or none has
     std::vector<std::shared_ptr<transport::Communicator>> others;
     {
       std::lock_guard lock_of_carriers(error_mutex_);
@@ -120,7 +120,7 @@ Work Core::issue(Operation operation, const Call& call) {
           others.push_back(other.communicator);
       }
     }
-    // Outside that lock: it may end earlier operations, and fail the group.
+    // Without that lock, since it may end earlier operations and fail the group.
     for (const auto& other : others) state->ops.push_back(other->barrier({}));
   }
   const auto is_over = [](const Op& op) { return op.ended() && !op.error(); };
@@ -129,8 +129,7 @@ Work Core::issue(Operation operation, const Call& call) {
     traced.end();
     return Work(std::move(state));
   }
-  // Of several Ops the last one ends the collective; if any has failed, with the error of one that
-  // did.
+  // The last of several Ops ends the collective; if any fail, with the first error.
   struct Ends {
     explicit Ends(std::size_t operations) : left(operations) {}
     std::atomic<std::size_t> left;
@@ -150,7 +149,7 @@ Work Core::issue(Operation operation, const Call& call) {
   return Work(std::move(state));
 }
 
-// Throws what the ledger does, with the operation that cannot begin.
+// Throws the ledger's error, with the name of the operation that cannot begin.
 std::uint64_t Core::begin_collective(const char* name) {
   try {
     return ledger_->begin_collective();
@@ -194,7 +193,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
     raise_version(tensor);
     ledger_->begin_recv(peer);
   }
-  // From here on nothing throws: leaving waits for what has begun.
+  // From here on nothing throws: leaving waits for operations that have begun.
   const bool from_any = peer == transport::kAnySource;
   const std::uint64_t number = from_any ? 0 : next_message(is_send, peer, tag);
   auto shown = about(is_send ? "send" : "recv", number, tensor.device(), {&tensor, 1});
@@ -224,8 +223,8 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
              if (failure) ledger->fail_send(peer);
              return;
            }
-           // Backends whose messages name their sender need not say it again; a message of another
-           // size is taken as well.
+           // If the recv named its source, the backend may leave it out on success. A recv that
+           // failed because of the message's size has taken that message too.
            ledger->complete_recv(peer, failure || source >= 0 ? source : peer);
            const auto error = ledger->left_behind();
            if (core && error) core->fail(*error);
@@ -245,8 +244,8 @@ void Core::follow(const Waits::Wait& wait, const Op& op,
   });
 }
 
-// An operation that has timed out, and a collective that was refused as the caller's mistake
-// (mostly since the ranks' calls do not fit together), have broken their communicator.
+// An operation that has timed out has broken its communicator. So has a collective that was refused
+// as the caller's mistake, mostly because the ranks' calls do not match.
 bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
   return error.blame() == Blame::Timeout ||
          (error.blame() == Blame::Caller && operation.collective > 0);
@@ -254,7 +253,7 @@ bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
 
 void Core::remember(Issued issued) {
   if (issued.op.ended()) return;
-  // Not at every call, which would look at all of thousands of messages each time.
+  // Not at every call, which would scan thousands of messages each time.
   if (unfinished_.size() >= 2 * kept_unfinished_ + 8) {
     std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
     kept_unfinished_ = unfinished_.size();
@@ -297,8 +296,8 @@ std::optional<std::string> Core::call(std::uint64_t number) {
   return number > 0 && called.number == number ? std::optional(called.text()) : std::nullopt;
 }
 
-// As the mesh says it. What differs between calls that may meet is left out: "all_gather_into"
-// meets "all_gather".
+// In the words of the mesh. Leaves out differences between calls that match: "all_gather_into"
+// matches "all_gather".
 std::string Core::Called::text() const {
   constexpr std::string_view kInto = "_into";
   std::string text(name);
@@ -333,8 +332,7 @@ Waits::Progress Core::progress() {
   return {begun, last_.operation() + " (" + behind + when.substr(2)};
 }
 
-// --- failing
-// ---------------------------------------------------------------------------------------------------------
+// --- Failing ---
 
 void Core::fail(const Error& why) {
   fail(why, [] {});
@@ -370,7 +368,7 @@ bool Core::is_broken(std::chrono::milliseconds within) {
   return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
 }
 
-// Where a rank may be lost without anybody hearing of it.
+// Adds a hint if a rank may have been lost without the others hearing of it.
 Error Core::with_hint(const Error& error) const {
   const std::string hint =
       "the rank through which the others hear of lost ranks (0, the lowest) has left the job, so "
@@ -433,8 +431,8 @@ void Core::explain_waiting() {
     waiting.swap(unexplained_);
     for (auto& [error, done] : waiting) error = explained(error);
   }
-  // Users' continuations among them, which may use this group: not under the caller's locks, nor on
-  // the loop.
+  // Some are users' continuations, which may use this group, so they run neither under the caller's
+  // locks nor on the loop.
   for (auto& [why, done] : waiting) {
     options.job->continuations->run(Task([error = why, tell = std::move(done)] { tell(error); }));
   }
@@ -443,8 +441,8 @@ void Core::explain_waiting() {
 Error Core::explained(const Error& error) const {
   if (error.blame() != Blame::PeerLost) return with_hint(error);
   if (broken_) {
-    // Told twice, by the backend and by the group, which says "rank 1 is lost: how": said once, and
-    // how as the group knows it.
+    // The backend and the group may both report one loss, the group as "rank 1 is lost: how". Then
+    // report it once, in the group's words.
     const std::string what = reason_.substr(0, reason_.find(": "));
     if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos)
       return *broken_;
@@ -467,7 +465,7 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
   const auto state = work.state_;
   if (!state || state->is_captured || state->done()) return work;
   const auto ops = std::make_shared<const std::vector<Op>>(state->ops);
-  // Kept by the operation, which goes on where its Work is dropped.
+  // Owned by the operation, which goes on if its Work is dropped.
   const auto timer = std::make_shared<EventLoop::Registration>();
   *timer = options.job->loop->at(
       Deadline::in(limit), [weak = weak_from_this(), ops, limit, wait = state->wait] {
@@ -503,7 +501,7 @@ std::optional<Error> Core::loss() {
   {
     std::lock_guard lock(error_mutex_);
     if (broken_ && broken_->blame() == Blame::PeerLost) {
-      unseen_.reset();  // came with it
+      unseen_.reset();  // it came with the loss
       return broken_;
     }
   }

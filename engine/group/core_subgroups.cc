@@ -23,10 +23,10 @@ namespace weft::group {
 namespace {
 
 constexpr const char* kPassed = "passed";
-constexpr auto kReading =
-    std::chrono::seconds(1);  // that ranks get to read what rank 0 has written
+// How long ranks have to read what rank 0 has written.
+constexpr auto kReading = std::chrono::seconds(1);
 
-// "color key", as ranks tell each other in split().
+// The numbers that ranks exchange in split(), as "color key".
 struct Split {
   int color = 0;
   int key = 0;
@@ -46,7 +46,7 @@ Split decode(const std::string& text) {
   return split;
 }
 
-// As rank 0 says in the store who is missing.
+// The missing ranks, as rank 0 writes them into the store.
 std::string encode(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += std::to_string(rank) + " ";
@@ -58,15 +58,14 @@ std::vector<int> decode_ranks(const std::string& text) {
   return {std::istream_iterator<int>(fields), std::istream_iterator<int>()};
 }
 
-// "3,0,2", "0-7", "0-1016:8": a list of ranks as it stands in names. Lists that differ have texts
-// that differ.
+// A list of ranks for names: "3,0,2", "0-7", "0-1016:8". Different lists have different texts.
 std::string listed(const std::vector<int>& ranks) {
   std::string text;
   for (std::size_t first = 0; first < ranks.size();) {
     std::size_t last = first;
     const int step = first + 1 < ranks.size() ? ranks[first + 1] - ranks[first] : 0;
     while (last + 1 < ranks.size() && ranks[last + 1] - ranks[last] == step) ++last;
-    if (last < first + 2) last = first;  // a pair is no row
+    if (last < first + 2) last = first;  // two ranks are no range
     text += (first == 0 ? "" : ",") + std::to_string(ranks[first]);
     if (last > first)
       text += "-" + std::to_string(ranks[last]) + (step == 1 ? "" : ":" + std::to_string(step));
@@ -80,8 +79,8 @@ constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
 constinit trace::Name monitored_barrier{trace::Layer::Engine, "monitored_barrier"};
 }  // namespace traced
 
-// Runs `meet`, in which ranks meet over the store, as an operation: the recorder shows it, and
-// whose rank has not come.
+// Runs `meet`, in which ranks meet over the store, as a recorded operation, so that the flight
+// recorder shows it and the rank that has not come.
 template <class Meet>
 auto recorded(const trace::Member& member, const char* name, std::uint64_t number,
               const std::string& place, const Meet& meet) {
@@ -119,8 +118,8 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   }
   CoreOptions made = options;
   if (!wanted.backend.empty()) {
-    static_cast<void>(
-        parse_backends(wanted.backend));  // on every rank, also those that are not among them
+    // On every rank, also on those that are not among `ranks`.
+    static_cast<void>(parse_backends(wanted.backend));
     made.backend = wanted.backend;
   }
   if (wanted.device) {
@@ -130,7 +129,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
       made.device.set_index(options.device.is_cuda() ? options.device.index() : 0);
     }
   }
-  // Before anything is asked of the store, which may end with the ranks that see this error first.
+  // Before the store is queried, since it may end with the ranks that see this error first.
   if (loss) {
     const std::vector<int> living = living_ranks();
     for (const int rank : ranks) {
@@ -139,8 +138,9 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
                             ", which is not there)");
     }
   }
-  // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so
-  // that those who are none need not call, or call for groups in another order.
+  // Counted after all checks, so that a rank whose call was refused is in step when it calls again.
+  // Counted by members, so that other ranks need not call, and may call for groups in another
+  // order.
   const std::string members = listed(ranks);
   const int nth = next_number("group " + members);
   made.name = options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +
@@ -148,23 +148,24 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   if (wanted.timeout != ProcessGroupOptions().timeout)
     made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(
-      member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(), [&] {
-        try {
-          if (loss) {
-            if (options.job->membership->is_alone()) throw Error(*loss);
-            static_cast<void>(bootstrap->exists(
-                prefix));  // the store may have gone with that rank: not to be waited for
-          }
-          return make_subgroup(ranks, prefix, std::move(made));
-        } catch (const Error& error) {
-          if (!loss || error.blame() != Blame::PeerLost) throw;
-          // The lost rank is named again, or the store was its own, or what the ranks are connected
-          // through.
-          if (error.text() == loss->text()) throw;
-          throw loss->with_text(loss->text() + " (new_group: " + error.text() + ")");
-        }
-      });
+  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(),
+                  [&] {
+                    try {
+                      if (loss) {
+                        if (options.job->membership->is_alone()) throw Error(*loss);
+                        // The store may have ended with the lost rank: find out now, and do not
+                        // wait for it.
+                        static_cast<void>(bootstrap->exists(prefix));
+                      }
+                      return make_subgroup(ranks, prefix, std::move(made));
+                    } catch (const Error& error) {
+                      if (!loss || error.blame() != Blame::PeerLost) throw;
+                      // The lost rank is named again, or it hosted the store, or the ranks were
+                      // connected through it.
+                      if (error.text() == loss->text()) throw;
+                      throw loss->with_text(loss->text() + " (new_group: " + error.text() + ")");
+                    }
+                  });
 }
 
 ProcessGroup Core::split(int color, int key) {
@@ -178,8 +179,9 @@ ProcessGroup Core::split(int color, int key) {
   });
 }
 
-// A rank that hosts the store and hears of a loss first may end, and the store with it, before this
-// rank hears of the loss.
+// If the store fails, waits a moment for the news of a loss that explains it: a rank that hosts the
+// store and hears of a loss first may end, and the store with it, before this rank hears of the
+// loss.
 void Core::by_the_store(const std::function<void()>& meet) {
   try {
     meet();
@@ -219,7 +221,7 @@ ProcessGroup Core::divide(int count, int color, int key) {
                        std::move(made));
 }
 
-// `ranks`: of this group, in the order of their new ranks.
+// `ranks` are ranks of this group, in the order of their new ranks.
 ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::string& prefix,
                                  CoreOptions made) {
   const auto own = std::find(ranks.begin(), ranks.end(), options.rank);
@@ -235,8 +237,8 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
   return make(made, this);
 }
 
-// The store, whose waits end as well when a rank has left without having come to a meeting of all
-// ranks, to which each comes by setting base + its rank.
+// Returns a store for a meeting of all ranks, to which each comes by setting the key base + its
+// rank. Waits on it also end when a rank has left without having come.
 StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
   return StoreBootstrap(options.own_store, [this, base, &wait] {
     throw_broken();
@@ -253,10 +255,11 @@ std::vector<int> Core::absent_from(const std::string& base) {
   return ranks;
 }
 
-// Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in
-// the next. Who comes says so in the round that is open, and stays in it unless its time is over
-// first: what it came with can be claimed once, by rank 0 to count it in, or by itself to withdraw.
-// (The key stays then: who has seen it may be about to get it.)
+// Rank 0 counts the rounds that it has closed, so a rank that missed one is not behind in the next.
+// A rank comes to the open round by writing the number of its attempt, and stays in it unless its
+// time is over first. An attempt can be claimed once: by rank 0, which counts the rank in, or by
+// the rank itself, which withdraws. (The key stays after a withdrawal: rank 0 may have seen it and
+// be about to get it.)
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   throw_if_broken();
   const trace::Range range(traced::monitored_barrier,
@@ -266,7 +269,7 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
     throw Error(Blame::Caller,
                 "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
   }
-  if (options.size == 1) return;  // nobody is to be met in the store
+  if (options.size == 1) return;  // there is no other rank to meet
   timeout = std::min(timeout, kLongestTimeout);
   std::lock_guard lock(monitored_mutex_);
   for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
@@ -279,26 +282,26 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
     });
     return true;
   });
-  // This round passed: everybody came to it, and so has left those before; nobody reads their keys
-  // any more.
+  // This round has passed, so all ranks have come to it and have left the earlier ones, whose keys
+  // nobody reads any more.
   const auto mine = std::partition(monitored_keys_.begin(), monitored_keys_.end(),
                                    [&](const std::string& key) { return !key.starts_with(base); });
   monitored_stale_.assign(monitored_keys_.begin(), mine);
   monitored_keys_.erase(monitored_keys_.begin(), mine);
 }
 
-// Of rank 0.
+// All ranks but rank 0, which calls this.
 std::set<int> Core::everybody_else() const {
   std::set<int> others;
   for (int rank = 1; rank < options.size; ++rank) others.insert(rank);
   return others;
 }
 
-// Waits until every rank has come, and claims what they came with. Gives those that are missing at
+// Waits until every rank has come, and claims their attempts. Returns the ranks that are missing at
 // the deadline.
 std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
-  std::map<int, std::string> came;  // and with what
-  // One that withdraws meanwhile has claimed it for itself.
+  std::map<int, std::string> came;  // ranks with their attempts
+  // Fails if the rank has withdrawn, and so claimed the attempt for itself.
   const auto claim = [&](int rank) {
     return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1;
   };
@@ -324,17 +327,17 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
   bootstrap->set(base + "0", to_bytes(std::to_string(timeout.count())));
-  // In no time at all nobody comes, also who was there before: who gives none wants to see it fail,
-  // not to win a race.
+  // Without any time nobody counts as come, not even ranks that were there before: a caller who
+  // gives none wants to see the barrier fail, not to win a race.
   const std::set<int> absent =
       timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
   const std::vector<int> missing(absent.begin(), absent.end());
   const std::string verdict =
       absent.empty() ? kPassed : ranks_text(missing) + " did not come within " + describe(timeout);
-  // In this order: who has read the verdict, or comes from now on, comes to the next round.
+  // In this order: a rank that has read the verdict, or comes from now on, comes to the next round.
   bootstrap->add("monitored/closed", 1);
   bootstrap->set(base + "verdict", to_bytes(verdict + "\n" + encode(missing)));
-  // This process may host the store: it does not go before the others have read it.
+  // This process may host the store, so it waits until the others have read the verdict.
   const Deadline soon = Deadline::in(kReading);
   try {
     for (int rank = 1; rank < options.size; ++rank) {
@@ -369,8 +372,8 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
     }
     return verdict.has_value();
   };
-  // Rank 0, if it is there, says at its own deadline who is missing; it may have come later than
-  // this rank.
+  // Rank 0, if it has come, writes at its own deadline which ranks are missing. It may have come
+  // later than this rank.
   if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0"))
     listen(Deadline::in(kReading));
   if (!verdict) {
@@ -378,7 +381,7 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
       throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout))
           .with_ranks({0});
     }
-    // Rank 0 has counted it in, and waits for others until its own time is over.
+    // Rank 0 has counted this rank in, and waits for others until its own deadline.
     const std::string theirs = to_text(bootstrap->get(base + "0", Deadline::in(kReading)));
     std::int64_t limit = 0;
     std::from_chars(theirs.data(), theirs.data() + theirs.size(), limit);
