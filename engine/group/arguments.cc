@@ -21,9 +21,9 @@ std::string shape(const at::Tensor& tensor) {
   return text.str();
 }
 
-// The advice for a tensor that must be replaced by the result of `call` (".contiguous()"). Where
-// the operation writes it, the program must keep that result itself: in a temporary it would be
-// lost.
+// The advice for a tensor that must be replaced by the result of `call` (".contiguous()"). If the
+// operation writes the tensor, the program must keep that result itself: written into a temporary,
+// the data would be lost.
 std::string remedy(const std::string& what, const std::string& call, Use use) {
   if (use == Use::Reads) return "pass " + call;
   return what + " before (t = t" + call + ") and read the result there";
@@ -39,7 +39,7 @@ void check_device(const c10::Device& device, int gpus) {
   if (gpus == 0)
     throw Error(Blame::Caller,
                 what + ", but this process sees no GPU; leave it out, or give at::kCPU");
-  if (device.index() < gpus) return;  // also where there is none: the rank chooses its own
+  if (device.index() < gpus) return;  // also without an index: the rank chooses its own GPU
   throw Error(Blame::Caller,
               what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
                   " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
@@ -133,7 +133,7 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
                  : std::string(of->name) + "[" + std::to_string(part) + "]";
     }
   };
-  c10::SmallVector<Range, 4> ranges;  // as many as operands that are one tensor each
+  c10::SmallVector<Range, 4> ranges;  // room for operands that are one tensor each
   for (const Operand& operand : operands) {
     int part = 0;
     for (const Slice& slice : operand.parts) {
@@ -144,8 +144,8 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  const Range* last = nullptr;          // that ends last, of those before
-  const Range* last_written = nullptr;  // the same, of those that are written
+  const Range* last = nullptr;          // of the earlier ranges, the one with the greatest end
+  const Range* last_written = nullptr;  // the same among those that are written
   const auto compare = [&](const Range* before, const Range& range) {
     if (before == nullptr || before->end <= range.begin) return;
     if (before->of != range.of && before->is_own() && range.is_own() && before->is_same_as(range))

@@ -1,13 +1,12 @@
-// The call of a user that the operations of this thread belong to. Errors and reports of waits name
-// it in front of the operation ("checkpoint::save: all_gather_into #1"), which the user has never
-// called.
+// The user's call to which the operations of this thread belong. Errors and wait reports name it in
+// front of the operation ("checkpoint::save: all_gather_into #1"), which the user has never called.
 #pragma once
 
 namespace weft::group {
 
 class CalledBy {
  public:
-  // `name`: a literal. Inside of another one this does nothing: the user has called the outermost.
+  // `name`: a literal. Does nothing inside of another one, since the user has called the outermost.
   explicit CalledBy(const char* name) : is_outermost_(name_ == nullptr) {
     if (is_outermost_) name_ = name;
   }
@@ -17,7 +16,7 @@ class CalledBy {
   CalledBy(const CalledBy&) = delete;
   CalledBy& operator=(const CalledBy&) = delete;
 
-  // Null where the user has called the operation.
+  // Null if the user has called the operation itself.
   static const char* name() { return name_; }
 
  private:

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kMostText = 16 << 10;
 
-// One byte of blame, the ranks as numbers in words, and the text behind a line's end.
+// One byte of blame, the ranks as decimal numbers, a line end, and the text.
 std::string in_bytes(const Error& error) {
   std::string ranks;
   for (const int rank : error.ranks()) ranks += std::to_string(rank) + " ";

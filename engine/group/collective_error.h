@@ -1,4 +1,4 @@
-// Together or not at all: what went wrong on one rank is thrown on all. Internal.
+// Throws an error of one rank on all ranks. Internal.
 #pragma once
 
 #include <exception>
@@ -10,19 +10,19 @@
 
 namespace weft::group {
 
-// What was caught, with the first line of its text where it is no Error: libtorch's go on with a
-// stack trace.
+// Returns the caught exception as an Error. If it is another exception, keeps only the first line
+// of its text: libtorch's go on with a stack trace.
 Error first_line_of(const std::exception_ptr& caught);
 
-// What it throws, so cut.
+// Runs `call` and returns its exception as first_line_of() does.
 std::optional<Error> error_of(const std::function<void()>& call);
 
-// Collective. Returns on all ranks where none brings a failure; else throws, on all, that of the
-// first rank which does.
+// Collective. Returns on all ranks if no rank passes a failure; else throws, on all ranks, the
+// failure of the first rank that does.
 void agree(ProcessGroup& group, const std::optional<Error>& failure);
 
-// Collective. All ranks bring the same error; none throws it before all have it, for who throws may
-// leave the group by that, and so break it for the others.
+// Collective. All ranks pass the same error. None throws it before all have it, because a rank that
+// throws may leave the group by that, and break it for the others.
 [[noreturn]] void throw_together(ProcessGroup& group, const Error& error);
 
 }  // namespace weft::group

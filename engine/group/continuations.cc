@@ -15,7 +15,7 @@ using weft::detail::thread_executor;
 
 namespace {
 
-constexpr int kAtOnce = 4;  // threads that run tasks, beside those that block
+constexpr int kAtOnce = 4;  // threads that run tasks, not counting those that block
 
 }  // namespace
 
@@ -53,8 +53,8 @@ void Continuations::run(Task task) {
     tasks_.push_back(std::move(task));
     call_another();
     if (!threads_.empty()) return;
-    // No thread is to be had. What blocks in the task is refused where it would wait for this
-    // thread (drive()).
+    // There is no thread. A task that blocks where it would wait for this very thread is refused
+    // (drive()).
     task = std::move(tasks_.back());
     tasks_.pop_back();
   }
@@ -84,7 +84,7 @@ void Continuations::work() {
       tasks_.pop_front();
       lock.unlock();
       task();
-      task = Task();  // what it owns goes without the lock
+      task = Task();  // destroyed without the lock
       lock.lock();
     } else if (stopping_) {
       return;
@@ -100,7 +100,7 @@ void Continuations::stop(bool waits) {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   changed_.notify_all();
-  // Tasks that block meanwhile may have called others.
+  // Tasks that block may have started more threads meanwhile.
   while (!threads_.empty()) {
     std::thread thread = std::move(threads_.back());
     threads_.pop_back();

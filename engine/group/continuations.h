@@ -1,5 +1,5 @@
-// Where the continuations of a job's operations run (Work::future()): on threads that may block.
-// The threads that end operations are the backends': one that waited there for another operation
+// Runs the continuations of a job's operations (Work::future()) on threads that may block.
+// Operations end on the backends' threads: a continuation that waited there for another operation
 // would wait for itself.
 #pragma once
 
@@ -15,28 +15,28 @@
 
 namespace weft::group {
 
-// A thread that blocks on a future or a Work does not count: as many take its place as there are
-// tasks for.
+// A thread that blocks on a future or a Work does not count: others replace it while there are
+// tasks.
 class Continuations final : public weft::detail::Executor,
                             public std::enable_shared_from_this<Continuations> {
  public:
-  // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would
-  // be blocked.
+  // Drives nothing, since backends make progress by themselves. Throws Caller if it would block a
+  // backend's thread.
   const char* name() const override { return "futures"; }
   bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) override;
   void block(const std::function<void()>& wait) override;
   void recall(const void* /*awaited*/) noexcept override {}
   bool inside() const override;
-  // After stop(), and where no thread is to be had, at once on this thread.
+  // Runs the task at once on this thread after stop(), or if no thread can be started.
   void run(Task task) override;
 
-  // Ends the threads when all tasks have run. Waits for them, but on one of them, and with `waits`
-  // false.
+  // Ends the threads when all tasks have run. Waits for them if `waits`, except for the calling
+  // thread.
   void stop(bool waits);
 
  private:
   void work();
-  // With the mutex held: one more thread where a task waits and no thread is free.
+  // Starts or wakes a thread if a task waits and no thread is free. Requires mutex_.
   void call_another();
 
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// What a rank that cannot join tells those that wait for it. Internal.
+// Tells ranks that wait for this one why it cannot join. Internal.
 #pragma once
 
 #include <weft/base/error.h>
@@ -6,7 +6,8 @@
 
 namespace weft::group {
 
-// The others see it in the store while it lives, however late they come.
+// Leaves the error in the store: the others find it there while the store lives, however late they
+// come.
 void tell_failure(const CoreOptions& options, const Error& error);
 
 }  // namespace weft::group

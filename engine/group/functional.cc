@@ -21,7 +21,8 @@ class CollectiveNode final : public torch::autograd::Node {
  public:
   CollectiveNode(const char* of, Step backward) : of_(of), backward_(std::move(backward)) {}
   std::string name() const override { return "weft::functional::" + std::string(of_); }
-  // What no loss here depends on has zeros: other ranks' losses may.
+  // Outputs without a gradient get zeros: no loss of this rank depends on them, but other ranks'
+  // losses may.
   variable_list apply(variable_list&& gradients) override {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
@@ -34,7 +35,7 @@ class CollectiveNode final : public torch::autograd::Node {
   const Step backward_;
 };
 
-// Of what autograd knows nothing; a view where that will do.
+// The values without autograd; a view if possible.
 at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
@@ -65,7 +66,7 @@ variable_list of_each_rank(const at::Tensor& tensor, const ProcessGroup& group) 
   return variable_list(static_cast<std::size_t>(group.size()), tensor);
 }
 
-// Of an average every input has its share.
+// The gradient of an input: of an average, its share.
 at::Tensor share_of(const at::Tensor& gradient, ReduceOp op, const ProcessGroup& group) {
   return op == ReduceOp::Avg ? gradient.div(group.size()) : gradient;
 }
@@ -88,9 +89,9 @@ void require_one_each(const char* what, const variable_list& tensors, const Proc
              " given; it takes one for each of the " + std::to_string(group.size()) + " ranks");
 }
 
-// Runs `forward` on the inputs, and where gradients are enabled makes its results lead to them by
-// `backward`, which gives the inputs' gradients for the results'. Both get plain tensors, or, when
-// a backward pass is itself differentiated, what leads on.
+// Runs `forward` on the inputs. If gradients are enabled, connects its results to the inputs by
+// `backward`, which returns the inputs' gradients for those of the results. Both get plain tensors,
+// or tensors with a graph when a backward pass is itself differentiated.
 variable_list run(const char* what, const variable_list& inputs, const Step& forward,
                   Step backward) {
   for (const at::Tensor& input : inputs) {

@@ -25,7 +25,7 @@ c10::Device default_device(int local_rank) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
 }
 
-// Why a backend that is named cannot be used here.
+// The reason why a named backend cannot be used here.
 std::optional<Error> unusable(const std::string& backends) {
   if (group::is_default_backend(backends)) return std::nullopt;
   for (const auto& [type, name] : group::parse_backends(backends)) {
@@ -40,7 +40,7 @@ std::optional<Error> unusable(const std::string& backends) {
 
 // An unknown backend is a mistake of the program, which all ranks make: this rank throws at once. A
 // rank that cannot use its backend meets the others to tell them, but does not wait for them:
-// mostly they cannot either, and the store has gone with rank 0.
+// mostly they cannot use it either, and the store has ended with rank 0.
 group::Rendezvous meet(const ProcessGroupOptions& options, Deadline deadline) {
   constexpr auto kSoon = std::chrono::seconds(2);
   const auto why_not = unusable(options.backend);
@@ -87,7 +87,7 @@ std::shared_ptr<group::Job> start_job(const group::CoreOptions& made,
 
 ProcessGroup group::init(ProcessGroupOptions options,
                          std::shared_ptr<tensor::CudaDevices> devices) {
-  check_environment();  // a wrong variable is reported here, before anybody waits
+  check_environment();  // reports a wrong variable before any rank waits
   static_cast<void>(group::parse_backends(options.backend));
   options.backend = group::backends_of(options.backend);
   if (group::parse_backends(options.backend).contains(c10::kCUDA)) tensor::prepare_for_cuda();
@@ -115,8 +115,8 @@ ProcessGroup group::init(ProcessGroupOptions options,
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
   if (!options.store)
-    place.store->setTimeout(options.timeout);  // what is left of joining, until now
-  // Where the user blocks on the store he does not hold up the group.
+    place.store->setTimeout(options.timeout);  // until now it was the time left for joining
+  // With a connection of its own the group is not held up by a user who blocks on the store.
   made.own_store = made.store;
   made.backend = options.backend;
   try {
@@ -133,8 +133,8 @@ ProcessGroup group::init(ProcessGroupOptions options,
   log::set_thread_label("rank " + std::to_string(made.rank));
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);
-  if (place.until_all_came)
-    membership->wait_for_all(deadline);  // where the group itself has not waited for them
+  // The group itself may not have waited for them.
+  if (place.until_all_came) membership->wait_for_all(deadline);
   if (place.number) place.number->keep();
   made.job->looked_into = instruments::start(
       {made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(made.own_store),

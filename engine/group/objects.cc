@@ -30,7 +30,7 @@ at::Tensor size_of(const Bytes& mine, const ProcessGroup& group) {
   return number(static_cast<std::int64_t>(mine.size()), bytes_of(group));
 }
 
-// What ranks said, before room is made for it.
+// Checks the sizes that ranks announce, before memory is allocated for them.
 std::vector<std::int64_t> checked(const at::Tensor& sizes, const Limit& limit) {
   const at::Tensor here = sizes.to(at::kCPU);
   const auto* data = static_cast<const std::int64_t*>(here.const_data_ptr());
@@ -58,7 +58,7 @@ at::Tensor to_tensor(const Bytes& mine, const ProcessGroup& group) {
   return bytes.to(bytes_of(group).device());
 }
 
-// With room behind them.
+// The bytes, followed by padding.
 at::Tensor padded(const at::Tensor& bytes, std::int64_t length) {
   if (bytes.numel() == length) return bytes;
   at::Tensor whole = at::zeros({length}, bytes.options());
@@ -72,7 +72,7 @@ Bytes to_bytes(const at::Tensor& tensor) {
   return {data, data + here.numel()};
 }
 
-// Each without the room behind it.
+// Removes the padding of each row.
 std::vector<at::Tensor> trimmed(const at::Tensor& rows, const std::vector<std::int64_t>& lengths) {
   std::vector<at::Tensor> result = rows.unbind();
   for (std::size_t i = 0; i < result.size(); ++i) result[i] = result[i].narrow(0, 0, lengths[i]);
@@ -89,8 +89,8 @@ std::int64_t longest_of(const std::vector<std::int64_t>& lengths) {
   return *std::max_element(lengths.begin(), lengths.end());
 }
 
-constexpr std::size_t kMostName =
-    4096;  // letters of a type's name; what is longer is cut on all ranks
+// Length of a type's name; longer names are cut, on all ranks.
+constexpr std::size_t kMostName = 4096;
 
 std::string name_of(const std::type_info& type) {
   std::string name = type_name(type);
@@ -216,7 +216,7 @@ void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag) {
 Bytes recv_bytes(int& from, ProcessGroup& group, int tag) {
   const at::Tensor size = at::empty({1}, bytes_of(group).dtype(at::kLong));
   Work announced = group.recv(size, from, tag);
-  announced.synchronize(kNoTimeout);  // on the host, which asks who has sent
+  announced.synchronize(kNoTimeout);  // on the host, which needs to know the sender
   if (from == kAnySource) from = announced.source_rank();
   const std::int64_t length = checked(size, object("recv_object: a value")).front();
   const at::Tensor bytes = at::empty({length}, bytes_of(group));

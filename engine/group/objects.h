@@ -1,15 +1,16 @@
-// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its
-// own size. Semantics of torch.distributed's object collectives, without pickle: who receives names
-// the type, which is the sender's. Another type, and foreign bytes, throw Caller.
+// Collectives and messages of values: anything that weft::encode takes (engine/codec/codec.h), of
+// any size. Semantics of torch.distributed's object collectives, without pickle: the receiver names
+// the type, which must be the sender's. Another type, and malformed bytes, throw Caller.
 //
-//   const auto names = weft::all_gather_object(std::string("trainer"), group);    // of rank r at
-//   [r] const auto settings = weft::broadcast_object(group.rank() == 0 ? read_settings() :
-//   Settings(), 0, group);
 //
-// For what the host knows, not for bulk: values are copied, several times, and one has at most 4
-// GiB, else all ranks of the call throw Caller. Tensors in them travel through host memory and
-// arrive on the device that they were on, which exists there, or the call throws. Calls block the
-// host, and are ordered among the group's other operations as two of these.
+//   const auto names = weft::all_gather_object(std::string("trainer"), group);  // rank r's at [r]
+//   const auto settings =
+//       weft::broadcast_object(group.rank() == 0 ? read_settings() : Settings(), 0, group);
+//
+// For small values of the host: they are copied several times, and above 4 GiB all ranks of the
+// call throw Caller. Tensors in them travel through host memory and arrive on the device that they
+// were on; if it does not exist there, the call throws. Calls block the host. In the order of the
+// group's operations each counts as two.
 #pragma once
 
 #include <cstddef>
@@ -31,16 +32,16 @@ namespace detail {
 
 using Bytes = std::vector<std::byte>;
 
-// How much one rank may bring, in the words of an error: "KIND of N bytes; it may have MOST;
-// INSTEAD".
+// The most bytes that one rank may pass, in the words of an error: "KIND of N bytes; it may have
+// MOST; INSTEAD".
 struct Limit {
   const char* kind;
   std::int64_t most;
   const char* instead;
 };
 
-// Of rank r at [r], what it has brought: kByte, of any length. `mine` lies on a device of the
-// group, on the same kind everywhere. All ranks throw Caller where one brings more than the limit.
+// Returns rank r's tensor at [r]: kByte, of any length. `mine` is on a device of the group, of the
+// same kind on all ranks. All ranks throw Caller if one passes more than the limit.
 WEFT_API std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group,
                                                    const Limit& limit);
 // The same on root; empty on the others.
@@ -54,10 +55,10 @@ WEFT_API Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessG
 WEFT_API void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag);
 WEFT_API Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
 
-// A value's bytes behind the name of its type, which the receivers compare with their own.
+// A value's bytes after the name of its type, which the receivers compare with their own.
 WEFT_API Bytes with_type(const std::type_info& type, const Bytes& value);
 // Returns the value's bytes. Throws Caller if the name is not this type's; the error names the
-// call, the rank whose value it is, and both types.
+// call, the rank that passed the value, and both types.
 WEFT_API std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes,
                                             const char* call, int rank);
 
@@ -71,7 +72,7 @@ T decoded(const Bytes& bytes, const char* call, int rank) {
   return decode<T>(of_type(typeid(T), bytes, call, rank));
 }
 
-// Of rank r at [r].
+// The value of rank r at [r].
 template <class T>
 std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
   for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -84,10 +85,10 @@ std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
 
 }  // namespace detail
 
-// Each looks first whether the type can travel, so that the compiler answers briefly where it
+// Each function first checks that the type can travel, so that the compiler's error is short if it
 // cannot (future/refusal.h).
 
-// root's value, on every rank; the others' is not looked at.
+// Returns root's value on every rank; ignores the others' values.
 template <class T>
 T broadcast_object(const T& value, int root, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -100,7 +101,7 @@ T broadcast_object(const T& value, int root, ProcessGroup group) {
   }
 }
 
-// Of rank r at [r].
+// Returns the value of rank r at [r].
 template <class T>
 std::vector<T> all_gather_object(const T& value, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -122,7 +123,7 @@ std::vector<T> gather_object(const T& value, int root, ProcessGroup group) {
   }
 }
 
-// root's values[rank]; one for each rank there, and none on the others.
+// Returns root's values[rank]. root passes one value for each rank, the others none.
 template <class T>
 T scatter_object(const std::vector<T>& values, int root, ProcessGroup group) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -134,7 +135,7 @@ T scatter_object(const std::vector<T>& values, int root, ProcessGroup group) {
   }
 }
 
-// Two messages of this tag: how long, and what.
+// Sends two messages with this tag: the size and the bytes.
 template <class T>
 void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -144,7 +145,7 @@ void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
   }
 }
 
-// `source`: who sent it, where that is asked for.
+// `source`: receives the rank of the sender, unless null.
 template <class T>
 T recv_object(int from, ProcessGroup group, int tag = 0, int* source = nullptr) {
   if constexpr (codec::RefusalOf<T>::accept()) {

@@ -41,7 +41,7 @@ std::span<const at::Tensor> written(const at::Tensor& tensor, bool writes = true
   return {&tensor, writes ? 1U : 0U};
 }
 
-// The parts of a flat tensor but for this rank's own, in at most two pieces.
+// The parts of a flat tensor other than this rank's own, in at most two pieces.
 std::array<Slice, 2> all_but(const std::vector<Slice>& parts, std::size_t own) {
   const std::size_t bytes = parts.front().bytes;
   return {parts.front().part(0, own * bytes),
@@ -89,8 +89,9 @@ void check_flat(const std::string& operation, const at::Tensor& flat, const char
                                  std::to_string(part.numel()));
 }
 
-// What gathers takes complex tensors as their real views, on all ranks: one may be gathered into
-// the other. What is no plain tensor stays as it is, for the checks to refuse.
+// Operations that gather take complex tensors as their real views, on all ranks, so that one kind
+// may be gathered into the other. Tensors that are not plain stay as they are; the checks refuse
+// them.
 at::Tensor as_real(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_complex() || tensor.layout() != at::kStrided ||
       tensor.is_conj())
@@ -332,13 +333,13 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
     for (const at::Tensor& input : inputs) all += with(input, op) + "; ";
     return all;
   };
-  // Parts of different sizes: one reduction to each rank, the own one in place.
+  // For parts of different sizes: one reduction to each rank, this rank's own in place.
   const auto copy_own_part = [&, own = inputs[static_cast<std::size_t>(rank())]]() mutable {
-    const at::AutoDispatchBelowADInplaceOrView
-        bytes_only;  // as backends write: whatever autograd thinks of the tensor
+    // Like backends, this writes bytes without regard to autograd.
+    const at::AutoDispatchBelowADInplaceOrView bytes_only;
     output.copy_(own, /*non_blocking=*/true);
   };
-  Tensors pinned = inputs;  // the first of which all ranks give alike; outputs may differ
+  Tensors pinned = inputs;  // the first is alike on all ranks; outputs may differ
   pinned.push_back(output);
   return limited(
       core().issue({.name = "reduce_scatter",
@@ -417,8 +418,8 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   check_apart("all_to_all", {{"outputs", to, rank(), true}, {"inputs", from, rank()}});
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
-  // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes
-  // part.
+  // An empty list here may be non-empty on other ranks, so with parts of different sizes every rank
+  // takes part.
   return limited(core().issue(
       {.name = "all_to_all",
        .fingerprint =

@@ -17,10 +17,10 @@ namespace weft::group {
 
 namespace {
 
-// What each rank says of its tensor.
+// The numbers that each rank announces about its tensor.
 enum Word : std::int64_t { kEntries, kScalarType, kSparseDims, kDims, kShape, kWords };
 
-// Of the sizes; ranks compare it.
+// A hash of the sizes, for comparison between ranks.
 std::int64_t digest(at::IntArrayRef sizes) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const std::int64_t size : sizes) {
@@ -30,7 +30,7 @@ std::int64_t digest(at::IntArrayRef sizes) {
   return static_cast<std::int64_t>(hash);
 }
 
-// As many as different indices there are.
+// The number of different indices.
 std::int64_t most_entries(const at::Tensor& tensor) {
   std::int64_t most = 1;
   for (const std::int64_t size :
@@ -78,8 +78,8 @@ void SparseSum::check_announced(const at::Tensor& all) const {
   }
 }
 
-// mine: [entries, …]; the entries of all ranks, one behind the other. They travel padded to the
-// most that one rank has.
+// mine: [entries, …]. Returns the entries of all ranks, one after the other. They travel padded to
+// the greatest number of entries of a rank.
 at::Tensor SparseSum::gathered(const at::Tensor& mine, const at::Tensor& entries) {
   const std::int64_t most = entries.max().item<std::int64_t>();
   auto shape = mine.sizes().vec();

@@ -1,7 +1,7 @@
 // The sum of sparse COO tensors over the ranks of a group: the concatenation of their entries,
-// coalesced. How many entries each rank has is exchanged first, because the others must make room
-// for them. Internal to all_reduce and to DistributedDataParallel, which does other work between
-// the two halves.
+// coalesced. Ranks first exchange their numbers of entries, since the others must make room for
+// them. Internal to all_reduce and to DistributedDataParallel, which does other work between the
+// two halves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@ namespace weft::group {
 class SparseSum {
  public:
   SparseSum() = default;
-  // Every rank, with tensors of one shape, dtype and number of sparse dimensions; entries may
-  // differ. Tells the others how many this rank has, and waits for nobody.
+  // Called by every rank, with tensors of one shape, dtype and number of sparse dimensions; entries
+  // may differ. Announces this rank's number of entries and does not wait.
   SparseSum(ProcessGroup group, const at::Tensor& own);
 
-  // Once, by every rank at the same place among the group's operations. Exchanges the entries; the
-  // host waits until it knows how many there are. Returns the coalesced sum, the same bits on all
-  // ranks. Throws Caller, on all ranks and naming one that differs, where shape, dtype or
-  // dimensions do.
+  // Called once, by every rank at the same place among the group's operations. Exchanges the
+  // entries; the host waits until it knows how many there are. Returns the coalesced sum, bitwise
+  // the same on all ranks. Throws Caller, on all ranks and naming one that differs, if shape, dtype
+  // or dimensions differ.
   at::Tensor finish();
 
  private:

@@ -37,7 +37,7 @@ Error named(const Error& error, const std::string& what, bool place) {
 
 WorkState::~WorkState() {
   if (seen || !core || core->made_in_.is_inherited()) return;
-  // Nobody will look: an error, whenever it comes, surfaces on the group.
+  // Nobody will look at the Work any more, so an error, now or later, surfaces on the group.
   const auto dropped = [wait = wait](const Error& error) {
     const std::string what = wait.what();
     const Error said = named(error, what);
@@ -80,7 +80,7 @@ bool WorkState::done() const {
 }
 
 void WorkState::wait_on(const c10::Stream& stream) {
-  // An error that comes later surfaces on the group.
+  // A later error surfaces on the group.
   if (const auto known = error()) {
     seen = true;
     throw *known;
@@ -110,8 +110,8 @@ void Work::wait(c10::Stream stream) {
 
 namespace {
 
-// An agent's thread that serves a call has another serve the rest meanwhile: this operation may
-// wait for a peer that waits for an answer from here. So has one that runs continuations.
+// Tells the executor of this thread that it blocks, so that another thread of the executor goes on:
+// this operation may wait for a peer that waits for an answer of this agent, or for a continuation.
 bool await(const Fence& done, Deadline deadline) {
   const auto execution_context = weft::detail::current_executor();
   weft::detail::Executor* const here = weft::detail::thread_executor();
@@ -153,8 +153,8 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   }
   state_->seen = true;
   if (const auto error = state_->error()) {
-    // The thread that has ended the operation breaks the group, perhaps after this one goes on:
-    // what this one does next finds the group broken.
+    // The thread that has ended the operation breaks the group, perhaps only after this thread goes
+    // on. Break it here too, so that this thread's next call finds it broken.
     if (group::Core::breaks_group(state_->wait, *error)) state_->core->fail(*error);
     throw *error;
   }
@@ -174,13 +174,13 @@ std::optional<Error> Work::error() const {
 
 namespace {
 
-// What on_done_inline() was given, while its operation runs.
+// The function given to on_done_inline(), while its operation runs.
 struct Inline {
   std::shared_ptr<group::WorkState> state;
   std::function<void(const std::optional<Error>&)> done;
-  std::atomic<std::size_t> left;  // Ops
+  std::atomic<std::size_t> left;  // Ops that have not ended
   std::mutex mutex;
-  std::optional<Error> error;  // the first; guarded by mutex
+  std::optional<Error> error;  // of the first Op that failed; guarded by mutex
 
   static void call(const std::function<void(const std::optional<Error>&)>& done,
                    const std::string& what, const std::optional<Error>& error) noexcept {
@@ -200,7 +200,7 @@ struct Inline {
     if (--left > 0) return;
     const std::string what = state->wait.what();
     if (!error) {
-      // As in future(): the function may drop the last handle of the group.
+      // As in future(): the function may drop the group's last handle.
       state.reset();
       return call(done, what, std::nullopt);
     }
@@ -257,8 +257,8 @@ Future<void> Work::future() {
     op.on_ended([promise, op, state = state_]() mutable {
       const auto error = op.error();
       if (!error) {
-        // Who waits may drop the last handle of the group, which leaves it, at once; no handle is
-        // to be left here then.
+        // A thread that waits may at once drop the group's last handle, which leaves the group, so
+        // no handle may be left here.
         state.reset();
         return promise.set();
       }

@@ -1,13 +1,13 @@
-// The handle of one operation of a process group. Cheap to copy. A compiler warns of a call whose
+// The handle of one operation of a process group. Cheap to copy. The compiler warns of a call whose
 // Work is dropped, since the operation is then not waited for. A program may still drop it, by
 // static_cast<void>(…): the tensors stay pinned until the operation has passed, and an error that
 // nobody looked at surfaces on the group (its next call throws it).
 //
-//   wait()         CUDA: the current stream waits, the host goes on; an error that comes later
-//   surfaces on the group.
-//                  CPU, and barriers: the host waits.
-//   synchronize()  the host waits until the bytes are there.
-//   query()        polls.
+//
+//   wait()         CUDA: the current stream waits and the host goes on; a later error surfaces on
+//                  the group. CPU, and barriers: the host waits.
+//   synchronize()  The host waits until the operation has ended.
+//   query()        Polls.
 #pragma once
 
 #include <chrono>
@@ -37,31 +37,30 @@ class [[nodiscard(
     "the operation runs on; call wait() before its tensors are used, or keep the Work")]] WEFT_API
     Work {
  public:
-  // Done, without error.
+  // An operation that is done, without error.
   Work() = default;
 
   // Throws the operation's Error (PeerLost, Timeout, Cancelled, …), every time.
   void wait();
-  // The stream waits, whatever device the tensors are on. For CPU tensors the stream must be a CPU
-  // one.
+  // Makes the stream wait. For CPU tensors the stream must be a CPU one, and the host waits.
   void wait(c10::Stream stream);
-  // Throws Timeout when the time is over first; the operation goes on, and may be waited for again.
-  // Caller for a negative time.
+  // Throws Timeout if the timeout passes first; the operation goes on, and may be waited for again.
+  // Throws Caller for a negative timeout.
   void synchronize(std::chrono::milliseconds timeout = kGroupTimeout);
   bool query() const;
-  // Who sent, after a recv; -1 for other operations and before it is done.
+  // The sender's rank, after a recv; -1 for other operations and before it is done.
   int source_rank() const;
   std::optional<Error> error() const;
-  // CPU: done when the bytes are there. CUDA: done at once, with the operation as what its value
-  // waits for (future.h).
+  // CPU: done when the operation has ended. CUDA: done at once, with the operation as the device
+  // work that its value waits for (future.h).
   Future<void> future();
-  // Calls `done` once, with the operation's error if it failed: on the thread that ends the
-  // operation, a backend's, and here and now where it has ended. (Where a connection broke the
-  // group finds out first which rank was lost, and calls `done` on the thread that does.)
-  // future().then() changes threads twice and lets its function block; `done` must not: it waits
-  // for nothing, calls neither this group nor another that shares its backend, and is short. What
-  // it throws is logged. The error counts as seen. Throws Caller for an empty function, and for an
-  // operation that was captured into a CUDA graph.
+  // Calls `done` once, with the operation's error if it failed. It runs on the thread that ends the
+  // operation, which is a backend's, or at once on this thread if the operation has ended. (If a
+  // connection broke, the group first finds out which rank was lost, and calls `done` on the thread
+  // that does.) future().then() changes threads twice and lets its function block; `done` must not:
+  // it waits for nothing, calls neither this group nor another that shares its backend, and is
+  // short. Logs an exception of `done`. The error counts as seen. Throws Caller for an empty
+  // function, and for an operation that was captured into a CUDA graph.
   void on_done_inline(std::function<void(const std::optional<Error>&)> done) const;
 
  private:
