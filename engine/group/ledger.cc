@@ -89,8 +89,8 @@ void Ledger::complete_recv(int from, int source) {
   answer_leavers();
 }
 
-// Whether what is expected from a rank, or from any (-1), and `more` beyond that, is more than can
-// still come.
+// Returns an error if a rank, or all ranks together (-1), cannot send as many messages any more as
+// are expected from there, and `more` beyond that.
 std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const {
   const std::string text =
       "group '" + group_ + "' with fewer messages to this rank than it receives";
@@ -138,7 +138,7 @@ void Ledger::answer_leavers() {
 void Ledger::on_leaving(const Frame& frame) {
   const int rank = group_rank(frame.rank);
   if (rank < 0 || rank == rank_) return;
-  // How many messages it sent to each rank of the group, in order.
+  // The text holds the number of messages that it sent to each rank of the group, in order.
   std::istringstream counts(frame.text);
   std::uint64_t messages = 0;
   for (int i = 0; i <= rank_; ++i) {
@@ -146,7 +146,7 @@ void Ledger::on_leaving(const Frame& frame) {
   }
   std::lock_guard lock(mutex_);
   leavers_.emplace(rank, Leaver{frame.number, messages, false});
-  satisfied_.insert(rank);  // it waited for its own operations before it said so
+  satisfied_.insert(rank);  // it waited for its own operations before it sent this
   answer_leavers();
   changed_.notify_all();
 }

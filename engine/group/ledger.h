@@ -1,6 +1,7 @@
-// What this rank has begun and completed in one group, and who is leaving it. A rank that drops its
-// group may still have bytes on the way to others: closing the connections would throw them away.
-// So it tells the others how far it came, and goes when they have completed all of that.
+// Counts the operations that this rank has begun and completed in one group, and knows which ranks
+// are leaving it. A rank that drops its group may still have bytes on the way to others, and
+// closing the connections would throw them away. So it tells the others how far it came, and leaves
+// when they have completed all of that.
 //
 // Shared by the group and by membership's callbacks, which outlive it. Thread-safe.
 #pragma once
@@ -22,60 +23,61 @@ namespace weft::group {
 
 class Ledger {
  public:
-  // `members`: the group's ranks as ranks of the job, in the group's order; `send` passes a frame
+  // `members`: the group's ranks as ranks of the job, in the group's order. `send` passes a frame
   // to the other ranks.
   Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send);
 
-  // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take
+  // Numbers a collective: 1, 2, … Throws PeerLost if a member has left that would have to take
   // part.
   std::uint64_t begin_collective();
   void complete_collective(std::uint64_t number);
   std::uint64_t collectives_begun() const;
-  // Throws PeerLost when the receiver has left.
+  // Throws PeerLost if the receiver has left.
   void begin_send(int to);
-  // It has failed: the receiver need not wait for it.
+  // The send has failed: the receiver need not wait for it.
   void fail_send(int to);
-  // `from`: a rank, or -1 for any. Throws PeerLost when nothing can come from there any more.
+  // `from`: a rank, or -1 for any. Throws PeerLost if nothing can arrive from there any more.
   void begin_recv(int from);
-  // `from`: as it was begun; `source`: whose message it took, also where it failed for what that
-  // is; -1: nothing came.
+  // `from`: as given to begin_recv(). `source`: the sender of the message that was taken, even if
+  // the recv failed because of that message; -1: no message.
   void complete_recv(int from, int source);
 
-  // This rank is connected to the others, or has given up: who leaves before has to wait for it.
+  // This rank is connected to the others, or has given up. Ranks that leave before that wait for
+  // it.
   void on_joined();
 
-  // From membership. All ranks are the job's.
+  // Events from membership. All ranks are the job's.
   void on_leaving(const Frame& frame);
   void on_completed(int rank, int leaver);
-  // The rank will answer no more: it is lost, or has left the job.
+  // The rank will not answer any more: it is lost, or has left the job.
   void on_gone(int rank);
-  // It does not belong to those that live: it is lost, or has left the group by an exception.
+  // The rank does not count as living: it is lost, or has left the group by an exception.
   void on_lost(int rank);
-  // Nobody will answer any more.
+  // No rank will answer any more.
   void on_alone();
-  // Why something that is pending here will never complete, because a rank has left that would have
-  // to take part in it.
+  // The reason why a pending operation here will never complete: a rank has left that would have to
+  // take part in it.
   std::optional<Error> left_behind() const;
-  // Whether the rank (of the job) has left the group, or is no member.
+  // True if the rank (of the job) has left the group, or is not a member.
   bool has_left(int rank) const;
-  // Who has left the group, by group rank.
+  // The ranks that have left the group, by group rank.
   std::vector<int> leavers() const;
-  // The others, but for those that are lost, by group rank, in order.
+  // The members that are neither lost nor have left, by group rank, in order.
   std::vector<int> living() const;
-  // "rank 1 has left group 'x'"; "" when nobody has.
+  // "rank 1 has left group 'x'"; "" if none has.
   std::string who_left() const;
 
   // Tells the others that this rank leaves, and how far it came.
   void say_leaving();
-  // Blocks until each of the others has completed what this rank took part in, or is gone. `known`
-  // says which ranks answer at all. Returns the ranks that it still waited for at the deadline
-  // (empty: all are done).
+  // Blocks until each of the others has completed everything that this rank took part in, or is
+  // gone. `known` tells which ranks answer at all. Returns the ranks for which it still waited at
+  // the deadline (empty: none).
   std::vector<int> await_others(const std::function<bool(int)>& known, Deadline deadline);
 
  private:
   struct Leaver {
     std::uint64_t collectives = 0;
-    std::uint64_t messages = 0;  // that it sent to this rank
+    std::uint64_t messages = 0;  // sent to this rank
     bool answered = false;
   };
   std::uint64_t completed_through() const;
@@ -95,8 +97,9 @@ class Ledger {
   std::set<std::uint64_t> unfinished_;
   std::vector<std::uint64_t> sent_;      // by group rank
   std::vector<std::uint64_t> received_;  // by group rank
-  std::vector<std::uint64_t>
-      expected_;  // receives begun and not complete, by group rank; the last counts those from any
+  // Receives that have begun and not completed, by group rank; the last element counts those from
+  // any.
+  std::vector<std::uint64_t> expected_;
   std::map<int, Leaver> leavers_;  // by group rank
   std::set<int> satisfied_;        // group ranks that need nothing more from this one
   std::set<int> lost_;             // group ranks

@@ -12,10 +12,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kAnswers = std::chrono::seconds(1);  // that ranks have to answer
-constexpr auto kLongestTick = milliseconds(1000);   // between two looks at what is pending
+constexpr auto kAnswers = std::chrono::seconds(1);  // for ranks to answer
+constexpr auto kLongestTick = milliseconds(1000);   // between two looks at pending operations
 constexpr auto kShortestTick = milliseconds(5);
-constexpr auto kLongestTurn = milliseconds(20);  // that a rank lets the next lower one speak first
+constexpr auto kLongestTurn = milliseconds(20);  // for the next lower rank to report first
 constexpr int kMostTurns = 100;
 constexpr std::size_t kMostNamed = 8;   // ranks in one line
 constexpr std::size_t kMostLines = 64;  // of waiting_for()
@@ -29,8 +29,8 @@ struct Blamed {
   std::string text;
 };
 
-// Whether a rank has begun another operation than the wait's as the one of that number. Backends
-// that compare calls end both.
+// True if a rank has begun another operation than the wait's under the same number. Backends that
+// compare calls fail both.
 bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
   const std::string number = "#" + std::to_string(wait.collective);
   if (progress.collectives != wait.collective || !progress.last.starts_with(number + " ("))
@@ -39,7 +39,7 @@ bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
   return !progress.last.starts_with(number + " (" + name + ", ");
 }
 
-// The ranks that keep a wait waiting, and what they did last.
+// The ranks that keep a wait waiting, and their last operations.
 std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size,
                           const Waits::Answers& answers) {
   const auto is_in = [](const std::vector<int>& ranks, int rank) {
@@ -140,7 +140,7 @@ void Waits::add(const std::string& group, Source source) {
 }
 
 void Waits::remove(const std::string& group) {
-  Source last;  // ends outside of the lock
+  Source last;  // destroyed after the lock is released
   std::lock_guard lock(mutex_);
   const auto found = sources_.find(group);
   if (found == sources_.end()) return;
@@ -155,8 +155,9 @@ std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
 }
 
 std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::string& but) const {
-  std::map<std::string, Source>
-      sources;  // copied: a source may hold its group's last reference, whose end takes the lock
+  // A copy, since a source may hold the last reference to its group, whose destructor takes the
+  // lock.
+  std::map<std::string, Source> sources;
   {
     std::lock_guard lock(mutex_);
     sources = sources_;
@@ -171,8 +172,7 @@ std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::stri
   return oldest;
 }
 
-// --- asking
-// ----------------------------------------------------------------------------------------------------------
+// --- Asking ---
 
 void Waits::begin_round(const std::string& group, std::function<void(const Answers&)> done) {
   const auto membership = membership_.lock();
@@ -259,14 +259,14 @@ void Waits::on_asked(const Frame& frame) {
   membership->send(std::move(reply));
 }
 
-// Long enough to be reported soon.
+// True if the wait is long enough to be reported soon.
 bool Waits::is_long(const Wait& wait) const {
   const milliseconds enough = reports_.empty() ? milliseconds(kAnswers) : reports_.front() / 2;
   return Clock::now() - wait.since >= enough;
 }
 
-// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile,
-// or wait for another operation now.
+// A higher rank waits and has seen that this one does too. Meanwhile this one may have reported, or
+// may wait for another operation.
 void Waits::on_told_to_speak(const Frame& frame) {
   std::size_t level = 0;
   std::from_chars(frame.text.data(), frame.text.data() + frame.text.size(), level);
@@ -282,7 +282,7 @@ void Waits::on_answered(const Frame& frame) {
   if (found == rounds_.end() || found->second->group != frame.group) return;
   Round& round = *found->second;
   const auto member = std::find(round.members.begin(), round.members.end(), frame.rank);
-  if (member == round.members.end()) return;  // a rank of the job, and none of the group
+  if (member == round.members.end()) return;  // a rank of the job that is no member of the group
   const int rank = static_cast<int>(member - round.members.begin());
   if (round.awaited.erase(rank) == 0) return;
   round.answers.progress[rank] = answer->progress;
@@ -356,8 +356,7 @@ Waits::Absent Waits::who_kept(const std::string& group, const Wait& wait) {
   return absent;
 }
 
-// --- saying so
-// -------------------------------------------------------------------------------------------------------
+// --- Reporting ---
 
 milliseconds Waits::calls_differ_after() const {
   return reports_.empty() ? kLongestTick
@@ -400,8 +399,7 @@ void Waits::tick() {
   if (level > said_of(wait)) begin_report(group, wait, level, /*is_told_to=*/false);
 }
 
-// --- comparing calls
-// -------------------------------------------------------------------------------------------------
+// --- Comparing calls ---
 
 void Waits::tell_calls() {
   std::map<std::string, Source> sources;
@@ -428,8 +426,8 @@ void Waits::tell_calls() {
   }
 }
 
-// Each rank is compared with the lowest one, by whichever of the two comes later: a rank that has
-// not come knows nothing to compare with, and tells the other itself once it has come and waits.
+// The later of the two compares a rank's call with the lowest rank's: a rank that has not come has
+// no call to compare, and tells the other its own once it has come and waits.
 void Waits::tell_call(const std::string& group, const Source& source, std::uint64_t number) {
   const auto membership = membership_.lock();
   const auto call = source.call(number);
@@ -473,7 +471,7 @@ void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t
     is_reporting_ = false;
     const int lower = answers.lowest_waiting;
     if (is_told_to || lower < 0 || lower > rank_) return report(group, wait, level, answers);
-    note_said(level);  // it will, unless its wait is over by then
+    note_said(level);  // the lower rank will report, unless its wait is over by then
     Frame frame;
     frame.type = FrameType::Speak;
     frame.number = static_cast<std::uint64_t>(lower);
@@ -517,8 +515,7 @@ void Waits::note_said(std::size_t level) {
   said_at_ = Clock::now();
 }
 
-// --- waits of this rank alone
-// ----------------------------------------------------------------------------------------
+// --- Waits of this rank alone ---
 
 Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std::string what,
                             int rank, std::string hint)
@@ -561,8 +558,7 @@ void Waits::LocalWait::look() {
   });
 }
 
-// --- meetings
-// --------------------------------------------------------------------------------------------------------
+// --- Meetings ---
 
 void Waits::begin_meeting(const std::string& name) {
   std::lock_guard lock(mutex_);
@@ -607,7 +603,7 @@ void Waits::Meeting::look() {
   if (missing.empty() || lowest_here < rank_) return;
   const Answers answers = waits_->ask(group_);
   std::vector<Blamed> seen;
-  std::vector<int> unseen;  // nobody knows what they do
+  std::vector<int> unseen;  // ranks that have not answered
   for (const int rank : missing) {
     const auto found = answers.progress.find(rank);
     if (found == answers.progress.end()) {
