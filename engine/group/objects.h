@@ -1,4 +1,4 @@
-// Collectives and messages of values: anything that weft::encode takes (engine/codec/codec.h), of
+// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), of
 // any size. Semantics of torch.distributed's object collectives, without pickle: the receiver names
 // the type, which must be the sender's. Another type, and malformed bytes, throw Caller.
 //
