@@ -24,19 +24,19 @@ struct HoldsAView : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(
         weft::detail::kNever<About...>,
-        "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, "
-        "T*): what it points "
-        "to does not travel with it; hold a std::string, a std::vector or the value itself");
+        "a value that is sent cannot hold a view or a pointer (std::string_view, std::span, "
+        "at::ArrayRef, T*), since the memory behind it is not sent; hold a std::string, a "
+        "std::vector or the value itself");
     return false;
   }
 };
 template <class... About>
 struct HoldsALongDouble : weft::detail::Refusal {
   static constexpr bool accept() {
-    static_assert(weft::detail::kNever<About...>,
-                  "a long double does not travel: machines differ in what it is; use a double (and "
-                  "std::chrono::duration<double>: "
-                  "a literal like 1.5s is of long doubles)");
+    static_assert(
+        weft::detail::kNever<About...>,
+        "a long double cannot be sent, since its format differs between machines; use a double "
+        "(and std::chrono::duration<double>: a literal like 1.5s holds a long double)");
     return false;
   }
 };
@@ -74,17 +74,17 @@ struct HasNoFields : weft::detail::Refusal {
     static_assert(weft::detail::kNever<About...>,
                   "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members "
                   "into a struct of your own, "
-                  "where it is public; of another type send what it is made of, or an RRef to it");
+                  "where it is public; of any other type send its parts, or an RRef to it");
     return false;
   }
 };
 template <class... About>
 struct HasNoDefault : weft::detail::Refusal {
   static constexpr bool accept() {
-    static_assert(weft::detail::kNever<About...>,
-                  "what travels is made before it is decoded: give this struct a default "
-                  "constructor, or send it as a "
-                  "std::tuple of its members");
+    static_assert(
+        weft::detail::kNever<About...>,
+        "a value is constructed before it is decoded: give this struct a default constructor, "
+        "or send it as a std::tuple of its members");
     return false;
   }
 };

@@ -49,7 +49,7 @@ std::size_t padded(std::size_t bytes) {
 }
 
 [[noreturn]] void foreign(const std::string& what) {
-  throw Error(Blame::Caller, "these bytes are not what weft::encode made: " + what);
+  throw Error(Blame::Caller, "these bytes were not made by weft::encode: " + what);
 }
 
 template <class T>
@@ -139,7 +139,7 @@ void Reader::read(std::span<const std::byte> body,
     const auto in_place = [](msgpack::type::object_type, std::size_t, void*) { return true; };
     const auto object = msgpack::unpack(zone, reinterpret_cast<const char*>(body.data()),
                                         body.size(), offset, in_place, nullptr, limit);
-    if (offset != body.size()) foreign("there are bytes behind the value");
+    if (offset != body.size()) foreign("bytes follow the value");
     convert(object);
   } catch (const Error&) {
     throw;
@@ -153,8 +153,9 @@ void Reader::read(std::span<const std::byte> body,
   } catch (const std::exception& error) {
     throw Error(Blame::Caller, "these bytes cannot be decoded: " + tensor::text_of(error));
   } catch (...) {
-    throw Error(Blame::Caller,
-                "these bytes cannot be decoded: something was thrown that is no std::exception");
+    throw Error(
+        Blame::Caller,
+        "these bytes cannot be decoded: an exception that is not a std::exception was thrown");
   }
 }
 
@@ -198,7 +199,7 @@ Split split(std::span<const std::byte> bytes) {
   const auto front = take<Front>(bytes);
   if (front.magic != kMagic) foreign("they do not begin with WEFT");
   if (front.version != kVersion) {
-    foreign("they are of version " + std::to_string(front.version) + ", this is version " +
+    foreign("they have version " + std::to_string(front.version) + ", this is version " +
             std::to_string(kVersion));
   }
   if (front.parts > kMaxStorages || front.parts > bytes.size() / sizeof(PartEntry))
@@ -213,17 +214,17 @@ Split split(std::span<const std::byte> bytes) {
     const std::size_t at = all - bytes.size();
     const std::size_t pad = padded(at) - at;
     if (pad > bytes.size() || entry.bytes > bytes.size() - pad) foreign("they end inside a tensor");
-    if (entry.begin % kPartAlignment != 0) foreign("a storage begins at an odd place");
+    if (entry.begin % kPartAlignment != 0) foreign("a storage begins at an unaligned offset");
     if (entry.device_type < 0 || entry.device_type > 1 || entry.device_index < 0 ||
         entry.device_index > 127)
-      foreign("a tensor lies on no known device");
+      foreign("a tensor is on an unknown device");
     at::Tensor storage = at::empty({static_cast<std::int64_t>(entry.bytes)}, at::kByte);
     if (entry.bytes > 0) std::memcpy(storage.mutable_data_ptr(), bytes.data() + pad, entry.bytes);
     if (entry.device_type == 1) storage = moved_to_cuda(storage, entry.device_index);
     result.parts.push_back({entry.begin, entry.bytes, storage.storage(), 0});
     bytes = bytes.subspan(pad + entry.bytes);
   }
-  if (!bytes.empty()) foreign("there are bytes behind the last tensor");
+  if (!bytes.empty()) foreign("bytes follow the last tensor");
   return result;
 }
 

@@ -77,7 +77,7 @@ at::Tensor computed(const at::Tensor& given) {
 }
 
 [[noreturn]] void foreign(const std::string& what) {
-  throw Error(Blame::Caller, "these bytes describe no tensor: " + what);
+  throw Error(Blame::Caller, "these bytes do not describe a tensor: " + what);
 }
 
 // True for memory that has an owner outside of libtorch, which need not wait for us: the storage
@@ -102,13 +102,13 @@ c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint
 
 std::vector<std::int64_t> integers(const msgpack::object& object, const char* what) {
   if (object.type != msgpack::type::ARRAY || object.via.array.size > 64)
-    foreign(std::string("its ") + what);
+    foreign(std::string("invalid ") + what);
   std::vector<std::int64_t> numbers;
   for (std::uint32_t i = 0; i < object.via.array.size; ++i) {
     const auto& one = object.via.array.ptr[i];
     if (one.type != msgpack::type::POSITIVE_INTEGER ||
         one.via.u64 > std::numeric_limits<std::int64_t>::max()) {
-      foreign(std::string("its ") + what);
+      foreign(std::string("invalid ") + what);
     }
     numbers.push_back(static_cast<std::int64_t>(one.via.u64));
   }
@@ -116,7 +116,7 @@ std::vector<std::int64_t> integers(const msgpack::object& object, const char* wh
 }
 
 std::uint64_t number(const msgpack::object& object, const char* what) {
-  if (object.type != msgpack::type::POSITIVE_INTEGER) foreign(std::string("its ") + what);
+  if (object.type != msgpack::type::POSITIVE_INTEGER) foreign(std::string("invalid ") + what);
   return object.via.u64;
 }
 
@@ -188,7 +188,7 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
   for (std::int64_t dim = 0; dim < dims; ++dim) {
     for (std::int64_t entry = 0; entry < entries; ++entry) {
       if (index(dim, entry) < 0 || index(dim, entry) >= sizes[static_cast<std::size_t>(dim)]) {
-        foreign("an index beyond its sizes");
+        foreign("an index is beyond its sizes");
       }
     }
   }
@@ -197,7 +197,7 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
     std::int64_t dim = 0;
     while (dim < dims && index(dim, entry - 1) == index(dim, entry)) ++dim;
     if (dim == dims || index(dim, entry - 1) > index(dim, entry))
-      foreign("its indices are in order, and are not");
+      foreign("its indices are marked as sorted, and are not");
   }
 }
 
@@ -205,7 +205,7 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
 at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   at::Tensor part = reader.unpack(object);
   if (!part.defined() || part.layout() != at::kStrided || part.requires_grad())
-    foreign("its indices or values");
+    foreign("invalid indices or values");
   return part;
 }
 
@@ -214,8 +214,7 @@ at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
 // bytes received.
 at::Tensor indices_of(const TensorReader& reader, const msgpack::object& object) {
   const at::Tensor part = part_of(reader, object);
-  if (!part.is_non_overlapping_and_dense())
-    foreign("its indices, of which some lie in one place or apart");
+  if (!part.is_non_overlapping_and_dense()) foreign("its indices overlap or have gaps");
   if (!part.is_cpu()) return part.clone();
   // empty_like keeps the strides; clone() of a large tensor begins a parallel region.
   at::Tensor copy = at::empty_like(part);
@@ -230,7 +229,7 @@ at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::objec
   const at::Tensor part = part_of(reader, object);
   const bool has_blocks = layout == at::kSparseBsr || layout == at::kSparseBsc;
   if (has_blocks ? !part.is_non_overlapping_and_dense() : !part.is_contiguous()) {
-    foreign("its values, of which some lie in one place or apart");
+    foreign("its values overlap or have gaps");
   }
   return part;
 }
@@ -263,7 +262,7 @@ void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std
     uses_.pop_back();
     throw Error(
         Blame::Caller,
-        "a tensor was packed into other bytes than those of its message; use the packer given");
+        "a tensor was packed into another buffer than its message; use the packer that is passed");
   }
 }
 
@@ -426,16 +425,16 @@ Part TensorWriter::part_over(const Range& range) const {
 
 at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   if (object.type != msgpack::type::ARRAY || object.via.array.size == 0)
-    foreign("no list of fields");
+    foreign("it is not a list of fields");
   const auto& fields = object.via.array;
   const auto form = static_cast<Form>(number(fields.ptr[0], "form"));
   if (form == Form::Undefined && fields.size == 1) return at::Tensor();
-  if (fields.size < 6) foreign("its form");
+  if (fields.size < 6) foreign("invalid form");
   const auto& gradient = fields.ptr[1];
   const bool has_slot = gradient.type == msgpack::type::POSITIVE_INTEGER;
   const std::uint64_t slot = has_slot ? gradient.via.u64 : 0;
   if (has_slot ? slot > kMaxRecorded : gradient.type != msgpack::type::BOOLEAN)
-    foreign("its gradient");
+    foreign("invalid gradient");
   at::Tensor tensor;
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
@@ -450,7 +449,7 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
                  ._coalesced_(coalesced);
   } else if (form == Form::Compressed && fields.size == 7) {
     const auto layout = number(fields.ptr[2], "layout");
-    if (layout >= std::size(kCompressed)) foreign("its layout");
+    if (layout >= std::size(kCompressed)) foreign("invalid layout");
     const auto compressed = indices_of(*this, fields.ptr[4]);
     const auto plain = indices_of(*this, fields.ptr[5]);
     const auto values = compressed_values_of(*this, fields.ptr[6], kCompressed[layout]);
@@ -460,11 +459,11 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
     tensor = at::sparse_compressed_tensor(compressed, plain, values, sizes,
                                           values.options().layout(kCompressed[layout]));
   } else {
-    foreign("its form");
+    foreign("invalid form");
   }
   if (!has_slot && !gradient.via.boolean) return tensor;
   if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type()))
-    foreign("its gradient");
+    foreign("invalid gradient");
   if (slot > 0 && attach_) {
     attach_(tensor, slot - 1);
   } else {
@@ -481,11 +480,11 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
   const auto sizes = integers(fields.ptr[5], "sizes");
   const auto strides = integers(fields.ptr[6], "strides");
   if (code >= std::size(kTypes) || sizes.size() != strides.size() || storage > parts_.size())
-    foreign("its dtype, strides or storage");
+    foreign("invalid dtype, strides or storage");
   const auto type = kTypes[code];
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   if (storage == 0) {
-    if (!empty) foreign("no storage");
+    if (!empty) foreign("it has elements and no storage");
     return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type));
   }
   const Part& part = parts_[storage - 1];

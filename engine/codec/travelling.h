@@ -138,7 +138,7 @@ struct packer_serializer<weft::codec::Buffer, T> {
   static weft::codec::Packer& pack(weft::codec::Packer& packer, const T&) {
     static_assert(!std::is_same_v<T, T>,
                   "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members into a struct of your own; "
-                  "of another type send what it is made of, or an RRef to it");
+                  "of any other type send its parts, or an RRef to it");
     return packer;
   }
 };

@@ -329,11 +329,10 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
 }
 
 void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout) {
-  throw Error(
-      Blame::Timeout,
-      "the Future<" + type_name(value) + "> was not done within " + describe(timeout) +
-          "; what completes it goes on: wait again, or longer (a call has a limit of its own, "
-          "rpc::to(worker).timeout(…))");
+  throw Error(Blame::Timeout,
+              "the Future<" + type_name(value) + "> was not done within " + describe(timeout) +
+                  "; its work goes on: wait again, or longer (a call has a limit of its own, "
+                  "rpc::to(worker).timeout(…))");
 }
 
 void throw_no_state() {
@@ -343,7 +342,7 @@ void throw_no_state() {
 
 void throw_no_error() {
   throw Error(Blame::Caller,
-              "a future was to fail with a null std::exception_ptr; give the error, as "
+              "a future cannot fail with a null std::exception_ptr; give the error, as "
               "std::make_exception_ptr(…), or a value");
 }
 

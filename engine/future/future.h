@@ -136,9 +136,8 @@ template <class... About>
 struct CannotShare : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "futures share their value, and this one cannot be copied: have it at once, with "
-                  "sync<&f>(…), or leave it "
-                  "where it is, with remote<&f>(…)");
+                  "futures share their value, and this value cannot be copied: get it at once with "
+                  "sync<&f>(…), or leave it on its worker with remote<&f>(…)");
     return false;
   }
 };
@@ -153,10 +152,10 @@ struct ContinuesNothing : Refusal {
 template <class... About>
 struct ContinuesAnotherValue : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "a continuation takes the Future, or its value, which has another type: write "
-                  "then([](Future<T> future) …) "
-                  "or then([](T value) …)");
+    static_assert(
+        kNever<About...>,
+        "a continuation takes the Future, or its value, and this one takes another type: write "
+        "then([](Future<T> future) …) or then([](T value) …)");
     return false;
   }
 };
@@ -164,7 +163,7 @@ template <class... About>
 struct LooksAtAnotherValue : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "what on_done() is given takes the Future, or its value, or nothing");
+                  "the function given to on_done() takes the Future, or its value, or nothing");
     return false;
   }
 };

@@ -300,7 +300,7 @@ auto bytes() {
   return weft::encode(Local());
 }
 #endif
-#ifdef LONG_DOUBLE  // says: a long double does not travel
+#ifdef LONG_DOUBLE  // says: a long double cannot be sent
 long double half(long double number) { return number / 2; }
 long double call(const Agent& agent) { return agent.sync<&half>("worker1", 1.0L); }
 #endif
@@ -497,7 +497,7 @@ void call(const Future<int>& later) {
 #ifdef FUTURE_OF_ANOTHER_TYPE  // says: could not convert | no viable conversion
 Future<int> call(const Agent& agent) { return agent.async<&text_of>("worker1", 7); }
 #endif
-#ifdef SHARED_FUTURE_OF_WHAT_CANNOT_BE_COPIED  // says: futures share their value, and this one
+#ifdef SHARED_FUTURE_OF_WHAT_CANNOT_BE_COPIED  // says: futures share their value, and this value
                                                // cannot be copied
 std::unique_ptr<int> make() { return nullptr; }
 auto call(const Agent& agent) { return agent.async<&make>("worker1").get(); }

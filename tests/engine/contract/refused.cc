@@ -63,7 +63,7 @@ struct Elsewhere {
 struct Viewing {
   std::u8string_view text;
   int number = 0;
-  WEFT_FIELDS(text, number)  // refused: what travels cannot hold a view or a pointer
+  WEFT_FIELDS(text, number)  // refused: a value that is sent cannot hold a view or a pointer
 };
 struct WithoutFields {
   int number = 0;
@@ -78,7 +78,7 @@ int takes_without_default(WithoutDefault value);
 Future<Future<int>> gives_twice_later();
 struct Pointing {
   std::vector<int*> numbers;
-  WEFT_FIELDS(numbers)  // refused: what travels cannot hold a view or a pointer
+  WEFT_FIELDS(numbers)  // refused: a value that is sent cannot hold a view or a pointer
 };
 
 // RE-004, RE-035: before anything is sent; what a foreign program sends is in rpc/errors_test.cc.
@@ -143,7 +143,7 @@ void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
       1, WithoutDefault(1));       // refused: give this struct a default constructor
   encode(torch::nn::AnyModule());  // refused: cannot travel: write WEFT_FIELDS(a, b)
   decode<std::pair<int, std::string_view>>(
-      bytes);  // refused: what travels cannot hold a view or a pointer
+      bytes);  // refused: a value that is sent cannot hold a view or a pointer
 }
 
 // RR-021 in all modes.

@@ -49,9 +49,8 @@ TEST(Future, WaitRunsOutOfTimeAndMayBeRepeated) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_THAT(
-        error.text(),
-        testing::HasSubstr("the Future<int> was not done within 1 ms; what completes it goes on"));
+    EXPECT_THAT(error.text(),
+                testing::HasSubstr("the Future<int> was not done within 1 ms; its work goes on"));
   }
   promise.set(3);
   future.wait(milliseconds(1));
