@@ -40,9 +40,10 @@ void check_device(const c10::Device& device, int gpus) {
     throw Error(Blame::Caller,
                 what + ", but this process sees no GPU; leave it out, or give at::kCPU");
   if (device.index() < gpus) return;  // also without an index: the rank chooses its own GPU
-  throw Error(Blame::Caller,
-              what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
-                  " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
+  throw Error(
+      Blame::Caller,
+      what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
+          " only; if CUDA_VISIBLE_DEVICES shows one GPU to each rank, it is cuda:0 on all ranks");
 }
 
 void check_tensor(const Core& core, const std::string& operation, const char* name,
@@ -152,8 +153,7 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
       return;
     refuse(operation, before->text() + " and " + range.text() +
                           " share memory, which the operation writes; give each tensor memory of "
-                          "its own (this rank's own "
-                          "part may go in and come out in one place)");
+                          "its own (only this rank's own part may be input and output at once)");
   };
   for (const Range& range : ranges) {
     compare(range.of->is_written ? last : last_written, range);
@@ -168,7 +168,7 @@ void check_aligned(const std::string& operation, const at::Tensor& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % tensor.element_size() == 0)
     return;
   refuse(operation, tensor::describe(tensor) +
-                        " begins at an address that is no multiple of its elements' " +
+                        " begins at an address that is not a multiple of its element size of " +
                         std::to_string(tensor.element_size()) + " bytes; pass .clone()");
 }
 

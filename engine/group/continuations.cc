@@ -23,9 +23,10 @@ bool Continuations::inside() const { return Op::ending(); }
 
 bool Continuations::drive(const std::function<bool()>& done, Deadline, const void*) {
   if (inside()) {
-    throw Error(Blame::Caller,
-                "what runs when an operation ends (Op::on_ended) blocks on a future, on a "
-                "backend's thread; use then()");
+    throw Error(
+        Blame::Caller,
+        "a function that runs when an operation ends (Op::on_ended) would block on a future, "
+        "on a backend's thread; use then()");
   }
   return done();
 }
@@ -69,7 +70,8 @@ void Continuations::call_another() {
   try {
     threads_.emplace_back([self = shared_from_this()] { self->work(); });
   } catch (const std::system_error& error) {
-    log::error(std::string("no thread more for what follows operations (Work::future()): ") +
+    log::error(std::string(
+                   "cannot start a thread for the continuations of operations (Work::future()): ") +
                error.what());
   }
 }

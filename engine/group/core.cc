@@ -128,7 +128,7 @@ void tell_failure(const CoreOptions& options, const Error& error) {
     StoreBootstrap(options.own_store)
         .set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
   } catch (const Error& second) {
-    log::debug("the others are not told: " + second.text());
+    log::debug("cannot tell the other ranks: " + second.text());
   }
 }
 
@@ -264,8 +264,7 @@ void Core::meet_members() {
     const std::vector<int> missing = missing_ranks();
     if (options.timeout <= kMoment) throw not_come(missing);
     log::warn("joining " + place() + ": " + ranks_text(missing) + " did not come within " +
-              describe(kMoment) +
-              "; where that is a rank of Python's, all is well; this one goes on");
+              describe(kMoment) + "; this is expected of Python's ranks, and this rank goes on");
     return;
   }
   membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
@@ -314,7 +313,7 @@ void Core::listen() {
     // All ranks are connected through the job's rank 0; without it new_group fails.
     const char* const fix =
         rank == 0 ? "; restart the job"
-                  : "; make a group of the ranks that live by new_group, or restart the job";
+                  : "; make a group of the living ranks with new_group, or restart the job";
     core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix)
                    .with_ranks({member}));
   };
@@ -352,7 +351,7 @@ void Core::listen() {
   };
   listener.gone = [ledger = ledger_, lose](int rank) {
     ledger->on_gone(rank);
-    if (!ledger->has_left(rank)) lose(rank, "it left the job, its group being broken");
+    if (!ledger->has_left(rank)) lose(rank, "it left the job after its group had broken");
   };
   listener.alone = [ledger = ledger_] { ledger->on_alone(); };
   membership->listen(options.name, std::move(listener));
@@ -384,12 +383,11 @@ transport::Communicator& Core::communicator(c10::Device device) {
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
   if (carrier.communicator && carrier.device != device) {
-    throw Error(
-        Blame::Caller,
-        "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
-            device.str() +
-            "; a group carries those of one GPU (set LOCAL_RANK or ProcessGroupOptions::device, or "
-            "make a group for the other: new_group(ranks, {.device = …}))");
+    throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() +
+                                   ", and this tensor is on " + device.str() +
+                                   "; a group carries tensors of one GPU (set LOCAL_RANK or "
+                                   "ProcessGroupOptions::device, or make a group for the other: "
+                                   "new_group(ranks, {.device = …}))");
   }
   if (carrier.communicator) return *carrier.communicator;
   if (is_broken()) {
@@ -567,7 +565,7 @@ void Core::throw_if_left_without(const std::function<bool(int rank)>& came) cons
     if (came(rank)) continue;
     throw Error(Blame::PeerLost,
                 "rank " + std::to_string(rank) + " has left group '" + options.name +
-                    "' and does not come any more; new_group makes one of the ranks that are there")
+                    "' and will not come; make a group of the other ranks with new_group")
         .with_ranks({rank});
   }
 }
@@ -643,7 +641,7 @@ void Core::leave_at_last() {
 void Core::leave(std::chrono::milliseconds limit) {
   if (limit.count() <= 0) {
     throw Error(Blame::Caller,
-                "leave " + place() + ": a limit of " + describe(limit) + "; it is positive");
+                "leave " + place() + ": a limit of " + describe(limit) + "; it must be positive");
   }
   if (has_left_.exchange(true)) throw_if_left();
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
@@ -669,7 +667,7 @@ void Core::tell_leaving_broken() {
     options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, reason_});
   if (broken_->blame() != Blame::Timeout) return;
   options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name,
-                                 "it left the group, having run out of time: " + reason_});
+                                 "it left the group because it ran out of time: " + reason_});
 }
 
 std::optional<Error> Core::part(std::chrono::milliseconds limit) {
@@ -696,7 +694,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
     log::warn("rank " + std::to_string(options.rank) + " has waited " +
               describe_wait(patience.waited()) + " to leave group '" + options.name +
               "': " + ranks_have(slow) +
-              " not completed what this rank took part in, and leaving earlier would throw away "
+              " not completed the operations of this rank, and leaving earlier would discard "
               "bytes that are on their way");
   }
   warn_of_unreceived();
@@ -708,7 +706,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   }
   if (slow.empty()) return std::nullopt;
   return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " +
-                                   ranks_have(slow) + " not completed what this rank took part in")
+                                   ranks_have(slow) + " not completed the operations of this rank")
       .with_ranks(slow);
 }
 

@@ -88,12 +88,12 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
     if (said.parts.sends.size() != mine.parts.sends.size() ||
         said.parts.takes.size() != mine.parts.takes.size()) {
       throw Error(Blame::PeerLost,
-                  disagree + " cannot read what " + peer + " says of its parts: " + theirs);
+                  disagree + " cannot read what " + peer + " says about its parts: " + theirs);
     }
     if (mine.parts.sends[there] != said.parts.takes[here]) {
       throw Error(Blame::Caller,
                   disagree + " sends " + peer + " " + std::to_string(mine.parts.sends[there]) +
-                      " elements, which takes " + std::to_string(said.parts.takes[here]));
+                      " elements, and that rank takes " + std::to_string(said.parts.takes[here]));
     }
     if (mine.parts.takes[there] != said.parts.sends[here]) {
       throw Error(Blame::Caller, disagree + " takes " + std::to_string(mine.parts.takes[there]) +

@@ -51,12 +51,11 @@ void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call)
   if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
   tensor.register_hook([call](const at::Tensor&) {
     if (said.exchange(true)) return;
-    log::warn("a backward goes through a tensor that " + call.what() +
+    log::warn("a backward passes through a tensor that " + call.what() +
               " has overwritten, which autograd does not see: the gradients are those of this "
-              "rank's part alone. Call "
-              "weft::functional::all_reduce (and its like) where other ranks are to have "
-              "gradients, or give the collective "
-              "tensor.detach().clone() where its result is only looked at");
+              "rank's part alone. Call weft::functional::all_reduce (or its like) if other ranks "
+              "should get gradients, or pass tensor.detach().clone() to the collective if the "
+              "program only reads its result");
   });
 }
 
@@ -371,9 +370,8 @@ bool Core::is_broken(std::chrono::milliseconds within) {
 // Adds a hint if a rank may have been lost without the others hearing of it.
 Error Core::with_hint(const Error& error) const {
   const std::string hint =
-      "the rank through which the others hear of lost ranks (0, the lowest) has left the job, so "
-      "one may be lost; let it "
-      "leave last, behind a barrier of all";
+      "the rank that tells the others of lost ranks (0, the lowest) has left the job, so a rank "
+      "may be lost unnoticed; let it leave last, after a barrier of all ranks";
   const bool has_one = error.text().find(hint) != std::string::npos;
   if (error.blame() != Blame::Timeout || has_one || options.size < 3 ||
       !options.job->membership->is_alone())
@@ -474,7 +472,7 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
             std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
         if (!core || is_over) return;
         const std::string text =
-            ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
+            ": not all ranks took part within " + describe(limit) + ", the limit of with_timeout()";
         core->fail(core->with_hint(Error(Blame::Timeout, wait.what() + text)));
       });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());

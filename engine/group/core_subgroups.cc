@@ -41,7 +41,8 @@ Split decode(const std::string& text) {
   const char* end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, split.color);
   if (first.ptr == end || std::from_chars(first.ptr + 1, end, split.key).ec != std::errc()) {
-    throw Error(Blame::PeerLost, "split: '" + text + "' in the group's store is no color and key");
+    throw Error(Blame::PeerLost,
+                "split: '" + text + "' in the group's store is not a color and a key");
   }
   return split;
 }
@@ -135,7 +136,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
     for (const int rank : ranks) {
       if (std::find(living.begin(), living.end(), rank) != living.end()) continue;
       throw loss->with_text(loss->text() + " (new_group names rank " + std::to_string(rank) +
-                            ", which is not there)");
+                            ", which is lost or has left)");
     }
   }
   // Counted after all checks, so that a rank whose call was refused is in step when it calls again.
@@ -267,7 +268,7 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   if (timeout == kGroupTimeout) timeout = options.timeout;
   if (timeout.count() < 0) {
     throw Error(Blame::Caller,
-                "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
+                "monitored_barrier: a timeout of " + describe(timeout) + "; it must be positive");
   }
   if (options.size == 1) return;  // there is no other rank to meet
   timeout = std::min(timeout, kLongestTimeout);
@@ -388,8 +389,7 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
     const auto more =
         std::clamp(std::chrono::milliseconds(limit), std::chrono::milliseconds(0), kLongestTimeout);
     if (!listen(Deadline::in(more + kReading))) {
-      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went")
-          .with_ranks({0});
+      throw Error(Blame::PeerLost, came + "rank 0 ended before it told the result").with_ranks({0});
     }
   }
   bootstrap->set(own + "/read", {});

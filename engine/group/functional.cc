@@ -100,7 +100,7 @@ variable_list run(const char* what, const variable_list& inputs, const Step& for
       refuse(what, "a tensor is sparse; only dense ones have gradients here (to_dense())");
     if (input.scalar_type() != inputs.front().scalar_type() ||
         input.device() != inputs.front().device() || input.sizes() != inputs.front().sizes()) {
-      refuse(what, "the tensors differ in shape, dtype or device; those of one call are alike");
+      refuse(what, "the tensors differ in shape, dtype or device; those of one call must be alike");
     }
   }
   const bool leads = c10::GradMode::is_enabled() &&

@@ -38,7 +38,7 @@ std::vector<std::int64_t> checked(const at::Tensor& sizes, const Limit& limit) {
   for (const std::int64_t size : result) {
     if (size >= 0 && size <= limit.most) continue;
     throw Error(Blame::Caller, std::string(limit.kind) + " of " + std::to_string(size) +
-                                   " bytes; it may have " + std::to_string(limit.most) + "; " +
+                                   " bytes; the limit is " + std::to_string(limit.most) + "; " +
                                    limit.instead);
   }
   return result;
@@ -124,7 +124,7 @@ std::span<const std::byte> of_type(const std::type_info& type, const Bytes& byte
                                                     static_cast<std::size_t>(bytes[1]) << 8;
   if (length == 0 || length > kMostName || bytes.size() < 2 + length) {
     throw Error(Blame::Caller,
-                whose + " begins with no type's name: that rank called something else");
+                whose + " does not begin with the name of a type: that rank made another call");
   }
   std::string theirs;
   for (std::size_t i = 0; i < length; ++i) theirs += static_cast<char>(bytes[2 + i]);

@@ -106,7 +106,7 @@ void as_real(Tensors& tensors) {
 void sum_sparse(const ProcessGroup& group, at::Tensor& tensor, ReduceOp op) {
   if (op != ReduceOp::Sum) {
     throw Error(Blame::Unsupported,
-                "all_reduce: sparse tensors are added up only, not reduced with " +
+                "all_reduce: sparse tensors can only be added up, not reduced with " +
                     std::string(name(op)) + "; scale the values, or reduce .to_dense()");
   }
   const c10::AutoGradMode no_grad(false);
@@ -498,7 +498,7 @@ ProcessGroup ProcessGroup::with_timeout(std::chrono::milliseconds limit) const {
   if (limit.count() <= 0 || limit > whole) {
     throw Error(Blame::Caller, "with_timeout " + core().place() + ": a limit of " +
                                    weft::describe(limit) +
-                                   "; it is positive, and at most the group's timeout of " +
+                                   "; it must be positive, and at most the group's timeout of " +
                                    weft::describe(whole) +
                                    " (ProcessGroupOptions::timeout), which holds in any case");
   }

@@ -65,14 +65,14 @@ void SparseSum::check_announced(const at::Tensor& all) const {
                                                            : nullptr;
     const std::string whose = "all_reduce of sparse tensors: rank " + std::to_string(rank);
     if (what) {
-      throw Error(Blame::Caller, whose + " passed one of another " + what +
-                                     " than this rank, whose is " + tensor::describe(own_) +
+      throw Error(Blame::Caller, whose + " passed a tensor of another " + what +
+                                     " than this rank, which passed " + tensor::describe(own_) +
                                      " with " + std::to_string(own_.sparse_dim()) +
                                      " sparse dimensions");
     }
     if (said[rank][kEntries] < 0 || said[rank][kEntries] > most_entries(own_)) {
       throw Error(Blame::PeerLost, whose + " announced " + std::to_string(said[rank][kEntries]) +
-                                       " entries of a tensor of " +
+                                       " entries of a tensor that has at most " +
                                        std::to_string(most_entries(own_)));
     }
   }

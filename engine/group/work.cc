@@ -130,7 +130,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
   if (timeout.count() < 0) {
     throw Error(Blame::Caller, "Work::synchronize: a timeout of " + describe(timeout) +
-                                   "; it is positive, kGroupTimeout or kNoTimeout");
+                                   "; it must be positive, kGroupTimeout or kNoTimeout");
   }
   if (state_->is_captured && !state_->done()) {
     throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
@@ -217,11 +217,10 @@ void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done)
   if (!state_ || state_->ops.empty())
     return Inline::call(done, state_ ? state_->wait.what() : "an operation", std::nullopt);
   if (state_->is_captured) {
-    throw Error(
-        Blame::Caller,
-        state_->wait.what() + " " + state_->core->place() +
-            " was captured into a CUDA graph, and ends each time that the graph is launched, which "
-            "the host is not told of; wait for the stream that the graph is launched on");
+    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
+                                   " was captured into a CUDA graph, and ends at each launch of "
+                                   "the graph without the host being told; wait for the stream "
+                                   "that the graph is launched on");
   }
   state_->seen = true;
   const auto inlined = std::make_shared<Inline>();

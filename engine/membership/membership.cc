@@ -496,7 +496,7 @@ void Membership::State::give_up(Peer& peer) {
   peer.patience =
       loop->at(Deadline::in(std::chrono::milliseconds(0)), [weak = weak_from_this(), &peer] {
         if (const auto self = weak.lock())
-          self->on_ended(peer, "it reads too slowly: 64 MiB that it is to hear wait for it");
+          self->on_ended(peer, "it reads too slowly: 64 MiB of messages wait for it");
       });
 }
 

@@ -110,7 +110,7 @@ class Discovery {
       throw system_error(
           Blame::Caller,
           "announcing over interface " + interface.name +
-              ": has it a route for multicast? WEFT_SOCKET_IFNAME chooses another interface",
+              ": does it have a route for multicast? WEFT_SOCKET_IFNAME chooses another interface",
           errno);
     }
     loop_.post([this] {

@@ -257,7 +257,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
                "); it must be started, with that address";
       });
     };
-    const auto look_for_answer = [&] { look("it listens, and does not answer"); };
+    const auto look_for_answer = [&] { look("it listens but does not answer"); };
     for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
       const std::string found = wait_for_listener(address.host, address.port, deadline, look);
       try {
@@ -329,7 +329,7 @@ c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address,
 c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank,
                                                         const std::string& group_name,
                                                         Deadline deadline, Seeker& seeker) {
-  std::string why = "the store there is an earlier group's";
+  std::string why = "the store there belongs to an earlier group";
   for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
     try {
       if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker, why))
@@ -338,7 +338,7 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
       if (deadline.passed() || error.native_code() == EMFILE) throw;
     } catch (const std::exception& error) {
       log::debug("the store at " + at(address.host, address.port) +
-                 " is an earlier group's: " + tensor::text_of(error));
+                 " belongs to an earlier group: " + tensor::text_of(error));
     }
     if (deadline.passed()) {
       throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +
@@ -382,11 +382,11 @@ Error why_no_store(const TcpAddress& address, const std::string& text) {
     if (is_shortage(error.native_code())) return {Blame::Busy, error.text(), error.native_code()};
   }
   if (!has_route_to(address.host, address.port)) {
-    return {Blame::Unsupported,
-            "no network interface leads there, not even the loopback one is up where that is this "
-            "machine (ip link set lo "
-            "up): " +
-                text};
+    return {
+        Blame::Unsupported,
+        "no network interface leads there; if it is this machine, its loopback interface is down "
+        "(ip link set lo up): " +
+            text};
   }
   return {Blame::Caller, text};
 }
@@ -632,7 +632,7 @@ Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::strin
   check_range(wanted.rank.value_or(0), result.world_size);
   const auto look = [&](const std::function<std::string()>& who_came) {
     seeker.look([&] {
-      return "the others at " + at(url.host, *url.port) + ", of whom came only " + who_came();
+      return "the others at " + at(url.host, *url.port) + "; so far there are " + who_came();
     });
   };
   Meeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank,
@@ -747,7 +747,7 @@ int launched(const std::optional<int>& number, const std::string& function, cons
   throw Error(Blame::Caller,
               function + "(): no launcher has told this process (none of " + variables +
                   " is set); start it by weft-run, torchrun, mpirun or srun, or call " + function +
-                  "_or(…), which gives a number of the program's where it runs alone");
+                  "_or(…), which returns a number of your choice if there is no launcher");
 }
 
 std::optional<int> rank_of_launcher() { return group::rank_variable(group::process_environment()); }

@@ -173,7 +173,7 @@ SocketAddress socket_address(const std::string& host, int port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0) {
-    throw Error(Blame::Caller, "'" + host + "' is no IP address");
+    throw Error(Blame::Caller, "'" + host + "' is not an IP address");
   }
   const Addresses addresses(list, &freeaddrinfo);
   SocketAddress address;

@@ -85,7 +85,7 @@ class Removal {
     }
     const auto counts = counts_in(file);
     if (!counts) {
-      log::warn("file://" + path_ + " is not removed: what it holds is not a job's");
+      log::warn("file://" + path_ + " is not removed: its content is not that of a job's store");
     } else if (counts->open == 0 && counts->closed >= world_size_ && ::unlink(path_.c_str()) != 0 &&
                errno != ENOENT) {
       complain("removed");

@@ -52,9 +52,10 @@ c10::intrusive_ptr<c10d::Store> connect_to_store(const std::string& address, int
          std::future_status::ready) {
     if (look) look();
     if (!deadline.passed()) continue;
-    throw Error(Blame::Timeout,
-                "whoever listens at " + address + ":" + std::to_string(port) +
-                    " does not answer as the store of a job does; is that port another program's?");
+    throw Error(
+        Blame::Timeout,
+        "the listener at " + address + ":" + std::to_string(port) +
+            " does not answer like the store of a job; does another program use that port?");
   }
   return store.get();
 }

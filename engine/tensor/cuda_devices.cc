@@ -153,8 +153,8 @@ void CudaDevices::refuse_capture(const c10::Device& device, std::string_view wha
     return;
   throw Error(Blame::Caller,
               std::string(what) +
-                  " cannot be captured into a CUDA graph, as the current stream of " +
-                  device.str() + " is at present: " + std::string(why));
+                  " cannot be captured into a CUDA graph, but the current stream of " +
+                  device.str() + " is being captured: " + std::string(why));
 }
 
 bool CudaDevices::is_captured(const Fence& fence) { return cuda::is_captured(fence); }

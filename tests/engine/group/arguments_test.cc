@@ -58,7 +58,7 @@ std::vector<Wrong> wrong_calls() {
        [](auto& g) { static_cast<void>(g.all_reduce(at::_efficientzerotensor({2}))); },
        "has no memory"},
       {"misplaced", [=](auto& g) { static_cast<void>(g.all_reduce(askew)); },
-       "is no multiple of its elements' 4 bytes; pass .clone()"},
+       "is not a multiple of its element size of 4 bytes; pass .clone()"},
       {"misplaced input",
        [=](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(1), askew)); }, "pass .clone()"},
       {"misplaced part",

@@ -80,7 +80,7 @@ TEST(Agree, ARankThatBringsMoreThanATextIsRefused) {
     ASSERT_TRUE(thrown.has_value());
     EXPECT_EQ(
         thrown->text(),
-        "the text of an error of 20000 bytes; it may have 16384; that rank runs another program");
+        "the text of an error of 20000 bytes; the limit is 16384; that rank runs another program");
   });
 }
 

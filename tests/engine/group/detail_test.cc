@@ -85,7 +85,7 @@ TEST(Detail, SeesPartsOfAnAllToAllThatDoNotFit) {
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
     const std::string other = std::to_string(1 - group.rank());
     const std::string expected = "sends rank " + other + " " + std::to_string(size) +
-                                 " elements, which takes " + std::to_string(7 - size);
+                                 " elements, and that rank takes " + std::to_string(7 - size);
     EXPECT_NE(error.text().find(expected), std::string::npos) << error.text();
     const auto out =
         std::vector<at::Tensor>{torch::zeros({group.rank() + 1}), torch::zeros({group.rank() + 1})};

@@ -237,7 +237,10 @@ TEST_P(Functional, WhatHasNoGradientIsRefused) {
            "functional::all_reduce: Max has no gradient here; use Sum or Avg");
     expect(error_of([&] { functional::scatter({x}, kRoot, group); }),
            "1 tensor is given; it takes one for each of the 3 ranks");
-    expect(error_of([&] { functional::all_to_all({x, x, torch::ones({1})}, group); }), "are alike");
+    expect(error_of([&] {
+             functional::all_to_all({x, x, torch::ones({1})}, group);
+           }),
+           "must be alike");
     expect(error_of([&] { functional::broadcast(x, 3, group); }), "3 is not a rank");
     expect(error_of([&] { functional::all_gather(at::Tensor(), group); }), "undefined");
     expect(error_of([&] { functional::all_reduce(torch::eye(2).to_sparse(), group); }), "sparse");

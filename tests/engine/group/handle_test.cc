@@ -97,7 +97,7 @@ TEST_P(Handle, ALimitBreaksTheGroupWhereOthersDoNotCome) {
       const Error error = error_of([&] { work.wait(); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       const std::string why =
-          ": not all ranks took part within 200 ms, its limit of with_timeout()";
+          ": not all ranks took part within 200 ms, the limit of with_timeout()";
       EXPECT_THAT(error.text(), AllOf(StartsWith("all_reduce #1 on group 'default/0,1' ("),
                                       HasSubstr("rank 0 of 2)" + why)));
       EXPECT_THAT(other.error()->text(), HasSubstr("(rank 0 of 2): all_reduce #1" + why));

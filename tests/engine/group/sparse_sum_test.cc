@@ -98,7 +98,7 @@ TEST_P(SparseSums, CG007_WhatDiffersIsNamedOnEveryRankAndTheGroupGoesOn) {
           error_of([&] { static_cast<void>(group.all_reduce(first ? zeroth : other)); });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_NE(error.text().find("rank " + std::to_string(first ? 1 : 0) +
-                                  " passed one of another " + what),
+                                  " passed a tensor of another " + what),
                 std::string::npos)
           << error.text();
     };

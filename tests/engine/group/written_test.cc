@@ -234,9 +234,9 @@ TEST(BackwardThrough, AReducedLossIsWarnedOfOnce) {
   }
   for (std::thread& rank : ranks) rank.join();
   const auto first =
-      log.find("a backward goes through a tensor that all_reduce #4 has overwritten");
+      log.find("a backward passes through a tensor that all_reduce #4 has overwritten");
   ASSERT_NE(first, std::string::npos) << log;
-  EXPECT_EQ(log.find("a backward goes through", first + 1), std::string::npos) << log;
+  EXPECT_EQ(log.find("a backward passes through", first + 1), std::string::npos) << log;
 }
 
 }  // namespace

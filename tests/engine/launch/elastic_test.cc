@@ -155,8 +155,8 @@ TEST(Elastic, AnotherProgramAtTheEndpointIsNotWaitedForWithoutEnd) {
           " --rdzv-conf join_timeout=1 true; code=$?; kill $other; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: no rendezvous at 127.0.0.1:" + port +
-                                     ": whoever listens at 127.0.0.1:" + port +
-                                     " does not answer as the store of a job does"));
+                                     ": the listener at 127.0.0.1:" + port +
+                                     " does not answer like the store of a job"));
 }
 
 // Ranks of 2 and 1, whose order is that of their coming.

@@ -90,7 +90,7 @@ TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
     hub->send({FrameType::Leaving, 0, 0, "group", std::string(kMaxFrameText, ' ')});
   }
   ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
-  EXPECT_EQ(told.get(), "1: it reads too slowly: 64 MiB that it is to hear wait for it");
+  EXPECT_EQ(told.get(), "1: it reads too slowly: 64 MiB of messages wait for it");
   hub->forget("group");
 }
 

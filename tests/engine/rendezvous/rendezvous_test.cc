@@ -443,8 +443,8 @@ TEST(Tcp, CN018_AnotherProgramAtTheAddressIsATimeoutThatSaysSo) {
   const int port = group::port_of(mute.get());
   expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
               "rank 1 cannot reach the store of rank 0 at " + address(port) +
-                  ": whoever listens at 127.0.0.1:" + std::to_string(port) +
-                  " does not answer as the store of a job does");
+                  ": the listener at 127.0.0.1:" + std::to_string(port) +
+                  " does not answer like the store of a job");
 }
 
 // A name that no name server need be asked for.

@@ -189,8 +189,8 @@ TEST_F(CudaDevices, WhatCannotBeCapturedIsRefusedWhileTheCurrentStreamIs) {
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_EQ(error.text(),
-              "this cannot be captured into a CUDA graph, as the current stream of cuda:0 is at "
-              "present: of a reason");
+              "this cannot be captured into a CUDA graph, but the current stream of cuda:0 is "
+              "being captured: of a reason");
   }
   EXPECT_TRUE(tensor::CudaDevices::is_captured(devices_->ready(gpu_)));
   ASSERT_EQ(fake_->end_capture(torch_->view(side), graph), CUDA_SUCCESS);
