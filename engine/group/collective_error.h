@@ -11,7 +11,7 @@
 namespace weft::group {
 
 // Returns the caught exception as an Error. If it is another exception, keeps only the first line
-// of its text: libtorch's go on with a stack trace.
+// of its text: libtorch's exceptions append a stack trace.
 Error first_line_of(const std::exception_ptr& caught);
 
 // Runs `call` and returns its exception as first_line_of() does.

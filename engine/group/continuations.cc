@@ -54,8 +54,8 @@ void Continuations::run(Task task) {
     tasks_.push_back(std::move(task));
     call_another();
     if (!threads_.empty()) return;
-    // There is no thread. A task that blocks where it would wait for this very thread is refused
-    // (drive()).
+    // No thread could be started, so the task runs on this one. If this is a backend's thread,
+    // drive() refuses to block it.
     task = std::move(tasks_.back());
     tasks_.pop_back();
   }

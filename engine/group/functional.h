@@ -2,7 +2,6 @@
 // too, so that a loss on one rank reaches the tensors that other ranks have passed. Semantics of
 // torch.distributed.nn.functional.
 //
-//
 //   const auto everywhere = weft::functional::all_gather(embedding, group);  // one of each rank
 //   // The gradient of every rank's loss reaches every embedding.
 //   loss_of(torch::cat(everywhere)).backward();

@@ -1,7 +1,6 @@
-// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), of
-// any size. Semantics of torch.distributed's object collectives, without pickle: the receiver names
+// Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its
+// own size. Semantics of torch.distributed's object collectives, without pickle: the receiver names
 // the type, which must be the sender's. Another type, and malformed bytes, throw Caller.
-//
 //
 //   const auto names = weft::all_gather_object(std::string("trainer"), group);  // rank r's at [r]
 //   const auto settings =

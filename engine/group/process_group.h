@@ -47,7 +47,7 @@ struct ProcessGroupOptions {
   c10::intrusive_ptr<c10d::Store> store{};
   // Isolates jobs that share an address.
   std::string group_name{};
-  // Of joining, and of each operation.
+  // Limit of joining, and of each operation.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // Default: cuda:LOCAL_RANK if there is a GPU, else cpu.
   std::optional<c10::Device> device{};

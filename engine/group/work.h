@@ -3,7 +3,6 @@
 // static_cast<void>(…): the tensors stay pinned until the operation has passed, and an error that
 // nobody looked at surfaces on the group (its next call throws it).
 //
-//
 //   wait()         CUDA: the current stream waits and the host goes on; a later error surfaces on
 //                  the group. CPU, and barriers: the host waits.
 //   synchronize()  The host waits until the operation has ended.
