@@ -328,8 +328,8 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
   bootstrap->set(base + "0", to_bytes(std::to_string(timeout.count())));
-  // With a timeout of 0 no rank counts as come, not even ranks that came before: such a caller wants
-  // to see the barrier fail, not to win a race.
+  // With a timeout of 0 no rank counts as come, not even ranks that came before: such a caller
+  // wants to see the barrier fail, not to win a race.
   const std::set<int> absent =
       timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
   const std::vector<int> missing(absent.begin(), absent.end());
