@@ -9,11 +9,12 @@ namespace weft::parallel {
 
 namespace {
 
+// A bucket that still takes gradients, of one dtype and device.
 struct Open {
   PlannedBucket bucket;
   std::size_t bytes = 0;
   std::size_t next_limit = 0;
-  std::size_t last = 0;  // position of its last gradient
+  std::size_t last = 0;  // position in the order of its latest gradient
 };
 
 void check_permutation(std::size_t count, std::span<const std::size_t> order) {
@@ -41,7 +42,7 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradien
     return std::tuple(gradient.dtype, gradient.device.type(), gradient.device.index());
   };
   std::map<decltype(key(gradients[0])), Open> open;
-  std::vector<std::pair<std::size_t, PlannedBucket>> closed;  // by position of the last gradient
+  std::vector<std::pair<std::size_t, PlannedBucket>> closed;  // and its last gradient's position
   for (std::size_t position = 0; position < order.size(); ++position) {
     const PlannedGradient& gradient = gradients[order[position]];
     if (gradient.sparse) {

@@ -1,4 +1,4 @@
-// Which gradients travel together. Pure planning: no tensors are touched.
+// Plans which gradients travel together. Touches no tensors.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ struct PlannedGradient {
 };
 
 struct PlannedBucket {
-  std::vector<std::size_t> gradients;  // indices into what was given, in the order of `order`
-  std::size_t limit = 0;               // bytes at which it closed; 0 for a sparse one
+  std::vector<std::size_t> gradients;  // indices into `gradients`, in the order of `order`
+  std::size_t limit = 0;               // bytes at which it closes; 0 for a sparse gradient
 };
 
-// Walks the gradients in `order` (indices; all of them, once each). Each (dtype, device) fills a
-// bucket of its own; a bucket closes when it has reached its limit, and the next limit of the list
-// applies (the last one for good). Buckets come in the order in which their last gradient does.
-// Throws Caller when `order` is not a permutation or a limit is 0.
+// Walks the gradients in `order`, which names each index once. The gradients of one dtype and
+// device fill one bucket at a time. A bucket closes when it has reached its limit; the next bucket
+// then uses the next limit of the list, or the last one again. Buckets are sorted by the position
+// of their last gradient. Throws Caller if `order` is not a permutation or a limit is 0.
 std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradients,
                                         std::span<const std::size_t> order,
                                         std::span<const std::size_t> limits);

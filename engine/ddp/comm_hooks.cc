@@ -18,14 +18,14 @@ Future<at::Tensor> average(const ProcessGroup& given, const GradBucket& bucket) 
 CommHook compress(at::ScalarType dtype, CommHook inner) {
   return [dtype, inner = std::move(inner)](GradBucket& bucket) {
     at::Tensor full = bucket.buffer();
-    // A cast to a real type would drop the imaginary parts. Sparse tensors cannot be viewed, and go
-    // as they are.
+    // A cast to a real type would drop the imaginary parts. Sparse complex tensors cannot be viewed
+    // as real ones, so they are sent uncompressed.
     if (full.is_complex() && full.layout() != at::kStrided) return inner(bucket);
     const at::Tensor whole = full;
     if (full.is_complex()) full = at::view_as_real(full).view({-1});
     bucket.set_buffer(full.to(dtype));
     return inner(bucket).then([full, whole](const at::Tensor& small) {
-      // copy_() would repeat one element for all.
+      // copy_() would broadcast a result of one element.
       if (!small.defined() || small.sizes() != full.sizes()) {
         throw Error(Blame::Caller, "a comm hook returned " +
                                        (small.defined() ? c10::str(small.sizes()) : "nothing") +

@@ -1,6 +1,6 @@
-// What a bucket of gradients goes through instead of the built-in all-reduce. A hook gets the
-// bucket's local, undivided sum and returns a future of the average; it divides by the number of
-// ranks itself.
+// Communication hooks: functions that reduce a bucket of gradients in place of the built-in
+// all-reduce. A hook gets the bucket's local, undivided sum and returns a future of the average; it
+// divides by the number of ranks itself.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// One bucket, as a hook sees it. Valid during the call of the hook; the tensors may be kept.
+// One bucket, as a hook sees it. Valid only during the call of the hook; its tensors may be kept.
 class GradBucket {
  public:
   GradBucket(std::size_t index, std::size_t count, at::Tensor buffer,
@@ -27,17 +27,17 @@ class GradBucket {
         parameters_(std::move(parameters)),
         group_(std::move(group)) {}
 
-  // 0 is launched first; the same on all ranks.
+  // Buckets are launched in this order, from 0; the index is the same on all ranks.
   std::size_t index() const { return index_; }
-  // Flat, all of one dtype; for a sparse gradient the sparse tensor itself.
+  // Flat, of one dtype; for a sparse gradient the sparse tensor itself.
   const at::Tensor& buffer() const { return buffer_; }
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
   // Views of the bucket, shaped as the parameters.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool is_last() const { return index_ + 1 == count_; }
-  // Of the model's ranks, and carries the buffer's device: the model's own group, or, where the
-  // model lies on several GPUs, that of the bucket's GPU.
+  // A group of the model's ranks that can carry the buffer's device: the model's own group, or, for
+  // a model on several GPUs, the group of the bucket's GPU.
   const ProcessGroup& group() const { return group_; }
 
  private:
@@ -53,15 +53,15 @@ using CommHook = std::function<Future<at::Tensor>(GradBucket&)>;
 
 namespace comm_hooks {
 
-// What happens without a hook. The group that is given carries the buckets, but for those of
-// further GPUs of a model that lies on several: these go by their own (GradBucket::group()).
+// Averages as DDP does without a hook. `group` carries the buckets. If the model lies on several
+// GPUs, the buckets of the other GPUs use their own group (GradBucket::group()).
 WEFT_API CommHook all_reduce(ProcessGroup group);
-// Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that
-// float16 does not overflow. Of complex gradients real and imaginary parts are sent, as twice as
-// many elements; sparse complex ones go as they are.
+// Sends the gradients as float16 or bfloat16, which halves the bytes. Divides before the sum, so
+// that float16 does not overflow. Complex gradients are sent as their real and imaginary parts,
+// twice as many elements; sparse complex ones are sent uncompressed.
 WEFT_API CommHook fp16_compress(ProcessGroup group);
 WEFT_API CommHook bf16_compress(ProcessGroup group);
-// The same around another hook, which then sees the smaller buffer.
+// Compresses for another hook, which then sees the smaller buffer.
 WEFT_API CommHook fp16_compress(CommHook inner);
 WEFT_API CommHook bf16_compress(CommHook inner);
 

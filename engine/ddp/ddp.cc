@@ -19,10 +19,10 @@ namespace weft::parallel {
 struct Replica::State {
   std::shared_ptr<torch::nn::Module> module;
   DeviceGroups groups;
-  std::uint32_t number = 0;  // in its group: the model in transport::Training
+  std::uint32_t number = 0;  // of this model within its group; see transport::Training
   DdpOptions options;
   std::shared_ptr<Reducer> reducer;
-  std::vector<const void*> parameters;  // of the module, as they were wrapped
+  std::vector<const void*> parameters;  // the module's, when it was wrapped
 
   std::vector<at::Tensor> buffers() const {
     std::vector<at::Tensor> tensors;
@@ -68,8 +68,8 @@ struct Replica::State {
                 "a change of the module"};
   }
 
-  // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its
-  // backward yet.
+  // Writes buffers unseen by autograd, as a batch norm's own updates are: the backward of an
+  // earlier forward may still run.
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
     const group::CalledBy by("DistributedDataParallel's buffers");
@@ -84,7 +84,7 @@ struct Replica::State {
 
 namespace {
 
-// Parameters whose modules say that their gradients are sparse.
+// The parameters whose modules declare sparse gradients.
 std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& module) {
   std::unordered_set<const void*> found;
   for (const auto& part : module.modules(/*include_self=*/true)) {
@@ -116,7 +116,8 @@ std::vector<NamedTensor> named_values(const torch::nn::Module& module,
   return named;
 }
 
-// What decides which collectives a rank takes part in, and how large they are; a line each.
+// The options that decide which collectives a rank takes part in and how large these are, one line
+// each.
 std::string agreed(const DdpOptions& options) {
   std::ostringstream text;
   text << std::boolalpha << "DdpOptions::bucket_bytes " << options.bucket_bytes
@@ -144,7 +145,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
     broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
   });
 
-  std::unordered_set<const void*> seen;  // a weight that two modules share counts once
+  std::unordered_set<const void*> seen;  // counts a weight that two modules share once
   std::vector<ReducerParameter> parameters;
   bool requires_any = false;
   for (const auto& item : module->named_parameters()) {
@@ -179,9 +180,9 @@ void Replica::before_forward() {
   if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
-// Parameters may be frozen and thawed between forwards, on all ranks alike: they compare it when it
-// happens. While all are frozen no gradient comes, and nothing is to be agreed on (a discriminator
-// in its generator's step).
+// Parameters may be frozen and thawed between forwards, on all ranks alike; the ranks compare it
+// when it happens. While all are frozen there are no gradients, so there is nothing to compare (a
+// discriminator in its generator's step).
 void Replica::follow_frozen() {
   if (!state_->reducer->trains_others()) return;
   if (join_scope_ != nullptr) {
@@ -202,7 +203,8 @@ bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
 bool Replica::is_synchronizing() const { return state_->reducer->is_synchronizing(); }
 
 void Replica::set_synchronizing(bool on) {
-  if (state_) state_->reducer->set_synchronizing(on);  // else it was moved while a NoSync was alive
+  // A replica that was moved while a NoSync was alive has no state.
+  if (state_) state_->reducer->set_synchronizing(on);
 }
 
 void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }

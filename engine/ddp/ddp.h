@@ -1,27 +1,29 @@
-// DistributedDataParallel: one module replicated on every rank of a group; each rank computes on
-// its own inputs, gradients are averaged over the ranks while the backward pass still runs.
+// DistributedDataParallel: one module replicated on every rank of a group. Each rank computes on
+// its own inputs; gradients are averaged over the ranks while the backward pass still runs.
 // Semantics of torch.nn.parallel.DistributedDataParallel.
 //
-//   Net net;                                             // a torch::nn module holder, or
-//   std::shared_ptr<NetImpl> weft::DistributedDataParallel ddp(net, group); torch::optim::SGD
-//   optimizer(net->parameters(), 0.1); auto loss = loss_of(ddp(inputs), labels); loss.backward();
-//   // gradients in parameter.grad() are averages optimizer.step();
+//   Net net;  // a torch::nn module holder, or std::shared_ptr<NetImpl>
+//   weft::DistributedDataParallel ddp(net, group);
+//   torch::optim::SGD optimizer(net->parameters(), 0.1);
+//   auto loss = loss_of(ddp(inputs), labels);
+//   loss.backward();  // gradients in parameter.grad() are averages
+//   optimizer.step();
 //
-// The module may lie on the host, on the rank's GPU, and on further GPUs of the rank's own, in the
-// same way on all ranks: for each further GPU the constructor makes a group of the same ranks,
-// whose buckets travel beside the others'.
+// The module may lie on the host, on the rank's GPU, and on further GPUs of that rank, in the same
+// way on all ranks. For each further GPU the constructor makes a group of the same ranks, so that
+// the buckets of all GPUs travel at the same time.
 //
 // All ranks run the same number of forward and backward passes (weft::join where they cannot).
-// Every backward of an output is averaged, in whatever order backwards follow the forwards, unless
-// that forward was made inside of no_sync(). Parameters keep their type, device and shape:
-// module->to() comes before. They may be frozen and thawed between forwards, on all ranks alike;
-// submodules and parameters are not added, removed or replaced. The object is used by one thread at
-// a time; it is moved, not copied, and outlives the backward of its last forward (a backward after
-// its end is a Caller error).
+// Every backward of an output is averaged, in any order of backwards and forwards, unless its
+// forward was made inside of no_sync(). Parameters keep their type, device and shape: call
+// module->to() before wrapping. They may be frozen and thawed between forwards, on all ranks alike.
+// Submodules and parameters must not be added, removed or replaced. One thread at a time uses the
+// object. It is moved, not copied, and must outlive the backward of its last forward (a later
+// backward is a Caller error).
 //
 // Ranks keep the same parameters only if they change them alike. In steps 2, 4, 8, …, 1024, 2048,
-// 3072, … rank 0 compares sums over those in host memory with the other ranks', and warns once
-// where they differ by more than rounding.
+// 3072, … rank 0 compares sums over the parameters in host memory with the other ranks', and warns
+// once if they differ by more than rounding.
 #pragma once
 
 #include <memory>
@@ -51,8 +53,8 @@ class ShardedOptimizer;
 // The part of DistributedDataParallel that does not depend on the module's type.
 class WEFT_API Replica : public Joinable {
  public:
-  // Backwards of forwards that are made while it lives accumulate gradients locally, whenever they
-  // run; the first backward of another forward reduces all that has come.
+  // While it lives, backwards of the forwards made meanwhile accumulate gradients locally, whenever
+  // these backwards run. The first backward of another forward reduces all that has accumulated.
   class [[nodiscard]] NoSync {
    public:
     NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.is_synchronizing()) {
@@ -66,29 +68,29 @@ class WEFT_API Replica : public Joinable {
     Replica* replica_;
     bool before_;
   };
-  // With `on` false it changes nothing: for loops that synchronise in every nth step.
+  // With `on` false it changes nothing: for loops that synchronise only in every nth step.
   NoSync no_sync(bool on = true) { return {*this, on}; }
 
-  // Once, before the first backward that averages gradients; throws Caller else.
+  // Called once, before the first backward that averages gradients; throws Caller otherwise.
   void register_comm_hook(CommHook hook);
   DdpStats stats() const;
 
  protected:
-  // Compares the model and the options with rank 0's (gradient_as_bucket_view is each rank's own),
-  // then copies rank 0's parameters and buffers. Throws Caller, on all ranks, when they differ,
-  // where the module has no parameters that require a gradient, and where one cannot be copied to
-  // other ranks, being sparse or expanded.
+  // Compares the model and the options with rank 0's (except gradient_as_bucket_view), then copies
+  // rank 0's parameters and buffers. Throws Caller on all ranks if they differ, if no parameter
+  // requires a gradient, or if a tensor is sparse or expanded and so cannot be copied to other
+  // ranks.
   Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
           const DdpOptions& options);
   ~Replica() override;
   Replica(Replica&&) noexcept;
   Replica& operator=(Replica&&) noexcept;
 
-  // Throws Caller where the module has other parameters than it had when it was wrapped, naming
-  // one.
+  // Throws Caller if the module no longer has the parameters that it had when it was wrapped; the
+  // error names one.
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
-  // Whether after_forward needs the outputs.
+  // True if after_forward needs the outputs.
   static bool tracks_outputs();
 
   ProcessGroup& join_group() override;
@@ -107,13 +109,13 @@ class WEFT_API Replica : public Joinable {
   std::unique_ptr<State> state_;
 };
 
-// The module that a holder or a std::shared_ptr leads to.
+// The module type of a holder or a std::shared_ptr.
 template <class M>
 std::type_identity<M> module_of(const torch::nn::ModuleHolder<M>&);
 template <class M>
 std::type_identity<M> module_of(const std::shared_ptr<M>&);
 
-// Whether DistributedDataParallel<Module>(Given…) is made by a constructor.
+// True if one of the constructors makes DistributedDataParallel<Module>(Given…).
 template <class Module, class... Given>
 constexpr bool kTakes = (std::is_base_of_v<Replica, std::remove_cvref_t<Given>> ||
                          ...);  // copies, moves
@@ -128,7 +130,7 @@ template <class Module, class Given, class Group, class Options>
 constexpr bool kTakes<Module, Given, Group, Options> =
     kTakes<Module, Given, Group>&& std::is_convertible_v<Options, DdpOptions>;
 
-// The Module of DistributedDataParallel(Given…) where the constructors do not show it.
+// The Module of DistributedDataParallel(Given…) if no constructor tells it.
 template <class Given, class... More>
 consteval auto shown_module() {
   if constexpr (requires(const Given& given) { module_of(given); }) {
@@ -152,7 +154,7 @@ struct TakesOtherInputs : weft::detail::Refusal {
     return false;
   }
 };
-// Why the module's forward() cannot be called with A.
+// The reason why the module's forward() cannot be called with A.
 template <class Module, class... A>
 consteval auto refusal_of_forward() {
   if constexpr (requires(Module & module, A && ... inputs) {
@@ -169,7 +171,7 @@ consteval auto refusal_of_forward() {
 template <class Module>
 class DistributedDataParallel final : public parallel::Replica {
  public:
-  // Blocks until all ranks have come. Throws Caller, on all ranks, when the model or the options
+  // Blocks until all ranks have called it. Throws Caller on all ranks if the model or the options
   // differ between them.
   DistributedDataParallel(
       std::shared_ptr<Module> module, ProcessGroup group,
@@ -192,11 +194,11 @@ class DistributedDataParallel final : public parallel::Replica {
                   "ddp(std::make_shared<NetImpl>(…), group)");
   }
 
-  // The module's forward, whatever its signature.
+  // Runs the module's forward, of any signature.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     if constexpr (!std::is_base_of_v<torch::nn::Module, Module>) {
-      return weft::detail::Refused();  // the constructor has said so
+      return weft::detail::Refused();  // the constructor's static_assert has reported it
     } else if constexpr (decltype(parallel::refusal_of_forward<Module, Arguments...>())::accept()) {
       return output_of(std::forward<Arguments>(arguments)...);
     } else {
@@ -232,7 +234,7 @@ class DistributedDataParallel final : public parallel::Replica {
   std::shared_ptr<Module> module_;
 };
 
-// Of what is no module, so that the constructor says so.
+// Deduces a module type from wrong arguments, so that the constructor can report them.
 template <class... Given>
 requires(sizeof...(Given) > 0 && !parallel::kTakes<parallel::ShownModule<Given...>, Given...>)
     DistributedDataParallel(Given&&...)

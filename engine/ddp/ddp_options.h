@@ -7,16 +7,16 @@
 
 namespace weft {
 
-// The same on all ranks, but for gradient_as_bucket_view.
+// The same on all ranks, except gradient_as_bucket_view.
 struct DdpOptions {
-  // A bucket is sent when it has reached so many bytes of gradients; the first one is smaller so
+  // A bucket is sent when its gradients have reached this many bytes. The first one is smaller so
   // that sending starts early.
   std::size_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
-  // Look, after each forward, which parameters the outputs do not depend on, and count them as zero
-  // gradients.
+  // After each forward, find the parameters that the outputs do not depend on, and count their
+  // gradients as zero.
   bool find_unused_parameters = false;
-  // Gradients are views of the buckets: one copy less. They change under a user who keeps them over
-  // an iteration.
+  // Gradients are views of the buckets, which saves one copy. A user who keeps a gradient over an
+  // iteration sees it change.
   bool gradient_as_bucket_view = true;
   // The graph is the same in every iteration. Allows parameters that are used several times in one
   // backward.

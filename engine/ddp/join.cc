@@ -14,9 +14,9 @@ namespace parallel {
 
 namespace {
 
-// What every step's exchange is made up of, and who throws when, is the same on all ranks: tensors
-// of different sizes would end a process with Gloo, and a rank that does not throw would wait for
-// those that have.
+// Checks that all ranks exchange equally much in every step and throw in the same cases: tensors of
+// different sizes would end a process with Gloo, and a rank that does not throw would wait for
+// those that do.
 void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions& options) {
   if (group.size() == 1) return;
   const std::vector<int> mine{static_cast<int>(joinables),
@@ -61,8 +61,8 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
           Blame::Caller,
           "join: one object is given twice; name each once, where it first communicates in a step");
     }
-    // A rank runs out for all of them at once, and the ranks that go on are told apart by their
-    // numbers.
+    // A rank runs out for all joinables at once, and the exchange names active ranks by their
+    // number in the group.
     if (joinable.join_group().ranks() != group_.ranks()) {
       throw Error(Blame::Caller,
                   "join: the objects' groups have different members; make them with groups of the "
@@ -79,8 +79,9 @@ JoinScope::~JoinScope() {
   for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
 }
 
-// One number for each rank, how many of the active synchronise, and how many train each joinable (a
-// rank that has run out may have switched its own to evaluation).
+// Exchanges one number for each rank (1: active), how many of the active ranks synchronise, and how
+// many of them train each joinable: a rank that has run out may have switched its own module to
+// evaluation.
 JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
   const auto ranks = static_cast<std::int64_t>(group_.size());
   const auto device = group::Core::of(group_).host_values_device();

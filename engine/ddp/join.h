@@ -4,8 +4,8 @@
 //   weft::join(ddp, [&] { for (auto& batch : my_batches) train_step(ddp, batch); });
 //
 // At the start of each step every active rank says so in one small all-reduce. A rank that has run
-// out answers the others' collectives with zeros until all have; then all take over the state of
-// one that was active last.
+// out answers the others' collectives with zeros until all have run out. Then all take over the
+// state of one of the ranks that were active last.
 #pragma once
 
 #include <functional>
@@ -19,12 +19,12 @@ namespace weft {
 
 struct JoinOptions {
   // Divide gradients by the number of ranks at the start, as if finished ranks contributed zeros;
-  // else by those still active.
+  // otherwise by the number of ranks still active.
   bool divide_by_initial_world_size = true;
-  // Throw Cancelled on all ranks, once each has made the steps that all could make, as soon as one
-  // runs out.
+  // Throw Cancelled on all ranks as soon as one runs out, after each rank has made the steps that
+  // all could make.
   bool throw_on_early_termination = false;
-  // Off: only runs the steps; every rank must have as many.
+  // Off: only runs the steps; every rank must have equally many.
   bool enable = true;
 };
 
@@ -32,14 +32,14 @@ namespace parallel {
 class JoinScope;
 }
 
-// What the active ranks do in a step.
+// One step of the active ranks.
 struct JoinStep {
-  int first_rank = 0;         // the lowest of them
+  int first_rank = 0;         // the lowest active rank
   bool synchronizes = false;  // false inside no_sync
-  bool trains = false;        // as their object says
+  bool trains = false;        // true if their joinable trains
 };
 
-// An object that communicates in every step and can do so without contributing.
+// An object that communicates in every step and can take part without contributing.
 class Joinable {
  public:
   virtual ~Joinable() = default;
@@ -47,13 +47,13 @@ class Joinable {
  protected:
   friend class parallel::JoinScope;
   virtual ProcessGroup& join_group() = 0;
-  // Throws Caller where it cannot take part.
+  // Throws Caller if the object cannot take part.
   virtual void check_join() const {}
-  // Whether it is in training mode, where that changes what it communicates.
+  // True in training mode, if that changes the object's communication.
   virtual bool trains() const { return false; }
-  // The communication of one step of the others.
+  // Runs the communication of one step of the other ranks.
   virtual void mirror_step(const JoinStep& step) = 0;
-  // All ranks have run out; all take over what `last_rank` holds.
+  // Called when all ranks have run out: all take over the state of `last_rank`.
   virtual void take_over(int last_rank) = 0;
 
   // Set while this rank is inside weft::join.
@@ -69,12 +69,13 @@ class WEFT_API JoinScope {
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
-  // Called by a joinable at the start of its step; only the first of the scope speaks for the rank.
+  // Called by a joinable at the start of its step; only the scope's first joinable announces the
+  // step.
   void announce_step(const Joinable& joinable, bool synchronizes);
-  // What gradients are divided by in this step.
+  // The number by which gradients are divided in this step.
   int divisor() const;
   int first_active_rank() const { return first_active_; }
-  // After this rank's last step: mirrors the others until all have run out.
+  // Called after this rank's last step: mirrors the others until all have run out.
   void run_out();
 
  private:
@@ -95,11 +96,11 @@ class WEFT_API JoinScope {
 
 }  // namespace parallel
 
-// Runs the steps of this rank, then mirrors the others' collectives until every rank has run out.
-// Collective. What `steps` throws passes through. The joinables are named in the order in which
-// they communicate within a step, each once; their groups have the same members. Throws Caller
-// where that is not so, and for one that is inside of another join; on all ranks where these give
-// other numbers of objects, or other options (but for `enable`).
+// Collective. Runs the steps of this rank, then mirrors the others' collectives until every rank
+// has run out. Exceptions of `steps` pass through. `joinables` names each object once, in the order
+// in which they communicate within a step; their groups have the same members. Throws Caller if
+// that is not so or if an object is inside another join; and on all ranks if they give different
+// numbers of objects or different options (`enable` apart).
 WEFT_API void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
                    JoinOptions options = {});
 inline void join(Joinable& joinable, const std::function<void()>& steps, JoinOptions options = {}) {

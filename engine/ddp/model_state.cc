@@ -43,7 +43,7 @@ std::string text_of(const ProcessGroup& group, const std::vector<NamedTensor>& n
   return text;
 }
 
-// The first line in which two texts differ; "" if they are equal.
+// The first line in which the two texts differ; "" if they are equal.
 std::string difference(const std::string& mine, const std::string& theirs) {
   if (mine == theirs) return "";
   std::istringstream left(mine);
@@ -81,7 +81,7 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
 
 }  // namespace
 
-// The ranks compare digests, since texts are long and nearly always equal.
+// Compares digests, because texts are long and nearly always equal.
 bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   codec::Digest digest;
   digest.add(text.data(), text.size());
@@ -105,7 +105,7 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   if (group.size() == 1) return;
   const std::string mine = options + text_of(group, tensors);
   if (!is_same_on_all(group, mine)) throw_difference(group, mine);
-  // All ranks have equal models, so all of them throw here or none.
+  // All ranks have equal models here, so either all of them throw or none.
   for (const NamedTensor& item : tensors)
     require_flat(item.tensor, "'" + item.name + "' of the model");
 }
@@ -141,8 +141,8 @@ void withdraw_change(const ProcessGroup& group) {
 Error explained_by_changes(const ProcessGroup& group, const Error& error) {
   const bool is_explained = error.text().find(kNotAlike) != std::string::npos;
   if (error.blame() != Blame::Caller || group.size() == 1 || is_explained) return error;
-  group::StoreBootstrap store(
-      group::Core::of(group).options.own_store);  // which is not interrupted: the group is broken
+  // The group is broken, so this uses a store that the failure does not interrupt.
+  group::StoreBootstrap store(group::Core::of(group).options.own_store);
   std::string changes;
   try {
     const Deadline soon = Deadline::in(std::chrono::seconds(1));

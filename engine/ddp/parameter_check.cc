@@ -17,11 +17,11 @@ namespace weft::parallel {
 
 namespace {
 
-constexpr std::uint32_t kOften = 1024;  // from here on every so many steps
+constexpr std::uint32_t kOften = 1024;  // from here on, sums are compared every kOften steps
 
-constexpr double kRounding = 1e-6;  // of the magnitudes
+constexpr double kRounding = 1e-6;  // relative to the magnitudes
 
-// The name of the parameter whose sums stand there.
+// The name of the parameter at `index` among the sums, which cover CPU parameters only.
 std::string name_of(const std::vector<ParameterCheck::Parameter>& parameters, std::size_t index) {
   for (const auto& parameter : parameters) {
     if (parameter.tensor.is_cpu() && index-- == 0) return parameter.name;
@@ -64,7 +64,7 @@ ParameterCheck::Sums ParameterCheck::sums_of(const at::Tensor& tensor) {
 bool ParameterCheck::differ(const Sums& one, const Sums& other) {
   if (std::memcmp(&one, &other, sizeof one) == 0) return false;
   const double most = kRounding * std::max(one.magnitudes, other.magnitudes);
-  // So that a sum that is no number differs as well.
+  // Written with ! so that sums that are NaN differ as well.
   return !(std::abs(one.values - other.values) <= most &&
            std::abs(one.magnitudes - other.magnitudes) <= most);
 }
@@ -87,7 +87,7 @@ void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
   for (int rank = 1; rank < group_.size() && group_.rank() == 0; ++rank) {
     auto& store = *group::Core::of(group_).bootstrap;
     const std::string key = key_of(rank);
-    if (!store.exists(key)) continue;  // it has run out of inputs
+    if (!store.exists(key)) continue;  // that rank has run out of inputs
     const auto bytes = store.get(key, Deadline::in(std::chrono::seconds(1)));
     store.erase(key);
     std::vector<Sums> theirs(mine_.size());

@@ -23,23 +23,22 @@ namespace weft::parallel {
 
 namespace traced {
 namespace {
-constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // it takes its place in a bucket
+constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // its slot is filled
 constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
-constinit trace::Name gradients{trace::Layer::Engine,
-                                "gradients"};  // the backward pass waits for them
+constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the wait of the backward
 }  // namespace
 }  // namespace traced
 
 namespace {
 
-// Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls
-// backward() or grad() itself.
+// True if libtorch's engine runs inside a distributed pass. The pass does not use that engine, so
+// one of its nodes has called backward() or grad().
 bool is_inside_a_pass() {
   return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
 }
 
-// Called by a backward through the outputs of a wrapper that has ended. torch::autograd::grad() may
-// go on: its results are this rank's own anyhow.
+// Called by a backward through the outputs of a destroyed wrapper. Allows torch::autograd::grad():
+// its results are local to this rank in any case.
 void refuse_without_wrapper() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted != nullptr && !wanted->empty()) return;
@@ -55,14 +54,14 @@ void refuse_without_wrapper() {
 
 namespace {
 
-// All of this process. A module may have two wrappers.
+// All reducers of this process. A module may have two wrappers.
 struct Reducers {
   std::mutex mutex;
   std::vector<std::weak_ptr<Reducer>> all;
 };
 
 Reducers& reducers() {
-  static Reducers* const made = new Reducers();  // for good: threads may outlive main()
+  static Reducers* const made = new Reducers();  // never destroyed: threads may outlive main()
   return *made;
 }
 
@@ -97,7 +96,7 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
   kept_.resize(parameters_.size());
   for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
   trained_ = compared_ = ever_trained_ = trained_now();
-  // Gradients come roughly in the reverse of the order in which the forward pass used the
+  // Gradients come roughly in the reverse of the order in which the forward pass uses the
   // parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
@@ -170,8 +169,8 @@ void Reducer::begin_forward() {
   follow_parameters();
   const bool is_outside =
       autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
-  if (is_outside &&
-      !passing_) {  // whatever the last backward was, it has ended, maybe by an exception
+  // The last backward has ended, perhaps by an exception.
+  if (is_outside && !passing_) {
     graph_task_.reset();
     context_pass_.reset();
     ended_ = true;
@@ -189,7 +188,8 @@ void Reducer::prepare_forward() {
   drop_failed_pass();
   require_in_step();
   refuse_capture();
-  if (passing_) group::Core::of(group()).throw_if_broken();  // that is why it did not end
+  // A broken group may be the reason why the pass did not end.
+  if (passing_) group::Core::of(group()).throw_if_broken();
   if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
   if (passing_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller,
@@ -209,8 +209,8 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   const auto forward = std::make_shared<Forward>();
   forward->synchronizes = synchronizing_;
   bool is_visible = false;
-  // The gradient of an output is the first thing of a backward pass, and comes even when no
-  // parameter's does.
+  // A backward pass computes the gradient of its output first, even if no parameter gets a
+  // gradient.
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     is_visible = true;
@@ -228,7 +228,8 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
       compare_parameters();
     }
   } else {
-    // It returns nothing, or a type that does not say what it holds: any backward may be its own.
+    // The forward returned nothing, or a type in which no tensors are found, so any backward may
+    // belong to it.
     hidden_ = hidden_.value_or(false) || synchronizing_;
   }
 }
@@ -256,15 +257,16 @@ bool Reducer::finds_unused() const {
   return options_.find_unused_parameters && !static_graph_.is_counted();
 }
 
-// Every event of a backward: in the first one the reducer learns that it runs, and asks to be told
-// of its end. The callback belongs to the graph task that runs at this moment, and is destroyed
-// with it where an exception ends it. Where outputs could be hooked that is the user's own
-// backward; else the first gradient asks for it, which may be inside a re-entrant one.
+// Called for every gradient of a backward. At the first one the reducer learns that the backward
+// runs and registers a callback for its end. The callback belongs to the graph task that runs at
+// this moment, and is destroyed with it if an exception ends it. If outputs could be hooked, that
+// is the user's own backward; otherwise the first parameter's gradient registers it, perhaps inside
+// a re-entrant backward.
 void Reducer::enter_backward() {
   drop_failed_pass();
   if (is_in_known_backward()) return;
-  if (is_reducing() && failure_.empty() && pass_failed_)
-    require_same_pass();  // that one still runs
+  // The earlier backward still runs.
+  if (is_reducing() && failure_.empty() && pass_failed_) require_same_pass();
   const auto task = std::make_shared<char>();
   auto* const pass = autograd::Pass::current();
   graph_task_ = task;
@@ -287,7 +289,7 @@ bool Reducer::is_in_known_backward() const {
               : context_pass_ == nullptr && !graph_task_.expired();
 }
 
-// Called by the first gradient of an output of that forward.
+// Called by the first gradient of an output of `forward`.
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
@@ -302,17 +304,17 @@ void Reducer::on_backward_start(Forward& forward) {
   }
 }
 
-// The ranks' steps are compared with each bucket: a rank that has skipped the backward of a step
-// has made a forward more than the others. Those that torch::autograd::grad() uses, and those for
-// evaluation, may be this rank's alone.
+// Counts or uncounts `forward` as a step. The ranks' steps are compared with each bucket: a rank
+// that has skipped the backward of a step has made one forward more than the others. Forwards for
+// torch::autograd::grad() and for evaluation are not counted, since one rank may make them alone.
 void Reducer::count(Forward& forward, bool counts) {
   if (std::exchange(forward.counts, counts) == counts) return;
   steps_ += counts ? 1 : -1;
 }
 
-// Whether gradients that come in a backward of no known forward are those of one that synchronises:
-// it showed no outputs, or keeps a loss of its own elsewhere, or another backward has brought a
-// part of its gradients.
+// True if gradients of a backward of no known forward are to be synchronised: there was a forward
+// without visible outputs, or a forward that synchronises has had no backward (it may keep a loss
+// elsewhere), or an earlier backward has brought a part of this pass's gradients.
 bool Reducer::awaits_gradients() const {
   if (backward_ != Kind::Unknown) return false;
   if (passing_ || hidden_.value_or(false)) return true;
@@ -322,8 +324,8 @@ bool Reducer::awaits_gradients() const {
   });
 }
 
-// From here on this backward's gradients are reduced; also those that it has brought before it came
-// to the outputs of a forward that synchronises.
+// From here on this backward's gradients are reduced, and so are those that it brought before it
+// reached the outputs of a forward that synchronises.
 void Reducer::synchronize() {
   if (backward_ == Kind::Synchronized) return;
   begin_pass();
@@ -335,9 +337,9 @@ void Reducer::synchronize() {
   }
 }
 
-// Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its
-// results to the caller, and a rank may call it as often as it likes (gradient penalties,
-// adversarial examples).
+// True if the backward that runs here can change a parameter's gradient. torch::autograd::grad()
+// cannot: it returns its results to the caller, and one rank may call it as often as it likes
+// (gradient penalties, adversarial examples).
 bool Reducer::accumulates() const {
   if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
@@ -350,19 +352,19 @@ bool Reducer::accumulates() const {
          std::any_of(old_hooks_.begin(), old_hooks_.end(), is_wanted);
 }
 
-// Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has
-// its own.
+// The gradient that this thread's backward writes for the parameter: the pass of an AutogradContext
+// has its own gradients.
 at::Tensor& Reducer::gradient_of(const at::Tensor& parameter) {
   if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
   return parameter.mutable_grad();
 }
 
-// A context keeps its gradients while later passes fill the buckets again.
+// A context keeps its gradients while later passes fill the buckets again, so they are not views.
 bool Reducer::gradients_are_views() const {
   return options_.gradient_as_bucket_view && autograd::Pass::current() == nullptr;
 }
 
-// Called with the gradient already in parameter.grad(), or accumulated there.
+// Called when parameter.grad() has the gradient, perhaps added to an earlier one.
 void Reducer::on_gradient(std::size_t parameter) {
   if (is_inside_a_pass()) {
     throw Error(
@@ -378,7 +380,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
   enter_backward();
   if (awaits_gradients() && !has_failed()) {
-    if (!passing_ && hidden_.value_or(false)) ++steps_;  // no hook of an output has counted it
+    if (!passing_ && hidden_.value_or(false)) ++steps_;  // no output's hook has counted this step
     synchronize();
   }
   if (backward_ != Kind::Synchronized) return keep_local(parameter);
@@ -395,9 +397,10 @@ void Reducer::on_gradient(std::size_t parameter) {
   take(parameter);
 }
 
-// In a backward of no_sync, or of no forward of this wrapper; or so far.
+// Notes a gradient of a backward under no_sync(), of one without a forward of this wrapper, or of
+// one that is not known to synchronise yet.
 void Reducer::keep_local(std::size_t parameter) {
-  if (has_failed()) return;  // from here on backwards are another wrapper's, of the same model
+  if (has_failed()) return;  // later backwards belong to another wrapper of the model
   if (passing_ && ready_[parameter]) {
     throw Error(
         Blame::Caller,
@@ -419,7 +422,7 @@ void Reducer::keep_local(std::size_t parameter) {
   direct_task_ = torch::autograd::get_current_graph_task_id();
 }
 
-// One gradient of this pass, which is in parameter.grad().
+// Adds one gradient, which is in parameter.grad(), to this pass.
 void Reducer::take(std::size_t parameter) {
   if (!travels(parameter)) {
     throw Error(
@@ -441,13 +444,13 @@ void Reducer::take(std::size_t parameter) {
   mark_unused();
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
-  if (ready_[parameter] && !trained_[parameter])
-    return;  // frozen, and an older forward brings nothing for it either
+  // The parameter was frozen; an older forward still brings a gradient for it.
+  if (ready_[parameter] && !trained_[parameter]) return;
   mark_ready(parameter);
 }
 
-// Two wrappers of one module in one backward would each average what the other one has averaged.
-// Hooks of one accumulator are called one after the other on one thread.
+// If two wrappers of one module took part in one backward, each would average the other's average.
+// The hooks of one accumulator run one after the other on one thread, so `last` sees both.
 void Reducer::require_one_wrapper(std::size_t parameter) const {
   struct Last {
     int graph_task = -1;
@@ -468,7 +471,7 @@ void Reducer::require_one_wrapper(std::size_t parameter) const {
                   names_of({parameter}) + "; use one of them for all that the loss contains");
 }
 
-// Whether another wrapper of the same module averages the gradients of that backward.
+// True if another wrapper of the same module averages the gradients of that graph task.
 bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) const {
   if (graph_task < 0) return false;
   std::vector<std::shared_ptr<Reducer>> others;
@@ -518,7 +521,7 @@ void Reducer::begin_pass() {
   std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
 }
 
-// A distributed pass has a time limit, which the others' gradients must keep.
+// A distributed pass has a deadline, which also limits waits for the other ranks' gradients.
 void Reducer::wait(Work work, const c10::Device& device) const {
   const auto* const pass = autograd::Pass::current();
   if (pass == nullptr || pass->deadline().is_never() || !device.is_cpu()) return work.wait();
@@ -546,7 +549,7 @@ void Reducer::mark_ready(std::size_t parameter) {
 }
 
 void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
-  // As in parameter.grad(): what passes under no_sync() have brought is averaged with the rest.
+  // Gradients of earlier passes under no_sync() are averaged with this one, as in parameter.grad().
   if (auto* pass = autograd::Pass::current()) pass->absorb(parameters_[parameter].tensor);
   at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
   if (bucket.sparse) {
@@ -576,8 +579,8 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
   if (gradients_are_views()) gradient = view;
 }
 
-// Autograd runs each gradient on the stream of its forward operation, and a user may have had
-// several.
+// Autograd computes each gradient on the stream of its forward operation, and a user may use
+// several streams.
 void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
   if (device.is_cpu()) return;
   const c10::Stream stream = tensor::CudaDevices::current_stream(device);
@@ -590,7 +593,7 @@ void Reducer::wait_for_slots(Bucket& bucket) {
   for (const c10::Stream& stream : std::exchange(bucket.streams, {})) wait_for(stream);
 }
 
-// The current stream of its device goes on when what lies in `stream` is done.
+// Makes the current stream of that device wait for the work enqueued on `stream` so far.
 void Reducer::wait_for(const c10::Stream& stream) {
   const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
   if (stream == current) return;
@@ -643,12 +646,12 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
   }
 }
 
-// A static graph is counted once; else every pass may use other parameters.
+// A static graph is counted once; without one, every pass may use other parameters.
 bool Reducer::counts_usage() const {
   return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters;
 }
 
-// The backward has run to its end.
+// Called when the backward has run to its end.
 void Reducer::end_backward() {
   const c10::AutoGradMode no_grad(false);
   bool warns = false;
@@ -683,8 +686,8 @@ void Reducer::finish() {
   const bool is_first_static = static_graph_.counts();
   if (!is_first_static && next_bucket_ < buckets_.size()) {
     if (!finds_unused()) {
-      // Another backward of this forward's outputs brings the rest. Where nothing has come (the
-      // parameters were frozen meanwhile) none need follow.
+      // Another backward of this forward's outputs brings the rest. If no gradient has come (the
+      // parameters were frozen meanwhile), none need follow.
       const bool any_came = next_bucket_ > 0 || taken_ > 0;
       if (!any_came && !static_graph_) passing_ = false;
       return;
@@ -692,7 +695,7 @@ void Reducer::finish() {
     leave_out_what_is_missing();
   }
   if (is_first_static) {
-    // Everything was put off: now it is known what this graph brings.
+    // All work was put off until here, where all gradients of this graph are known.
     require_used_by_others();
     unused_ = static_graph_.unused();
     std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });

@@ -1,20 +1,20 @@
 // Averages gradients over the ranks while the backward pass still computes the next ones. Internal
 // to DistributedDataParallel: knows parameters and buckets, not modules.
 //
-// A forward: begin_forward, prepare_forward unless it is inside of no_sync, the user's forward,
-// end_forward(outputs). The outputs hold what the reducer knows of their forward. When a backward
-// reaches one, on_backward_start says of which forward it is, and that decides whether the backward
-// synchronises, whatever other forwards and backwards lie between.
+// A forward calls begin_forward, then prepare_forward unless it is inside of no_sync, then the
+// user's forward, then end_forward(outputs). The outputs hold a record of their forward. When a
+// backward reaches an output, on_backward_start gets that record, which decides whether the
+// backward synchronises; other forwards and backwards in between do not matter.
 //
 // A pass reduces every parameter's gradient once. Each gradient accumulator calls on_gradient when
-// its gradient is there; the last gradient of a bucket launches the bucket's all-reduce at once,
-// from that thread, in the order of the buckets, which is the same on all ranks. When the backward
-// ends, end_backward() makes the current stream (CPU: this thread) wait for the sums and puts the
-// averages into the gradients. Gradients accumulate, and an average plus a local gradient is
-// averaged to the same average plus that of the local ones: so each of several backwards may have
-// its own pass.
+// its gradient has been computed. The last gradient of a bucket launches the bucket's all-reduce at
+// once, from that thread, in the order of the buckets, which is the same on all ranks. When the
+// backward ends, end_backward() makes the current stream (CPU: this thread) wait for the sums and
+// writes the averages into the gradients. If an average is already in a gradient, a local gradient
+// added to it averages to the old average plus the average of the local gradients; so each of
+// several backwards may have its own pass.
 //
-// Thread-safe against autograd's threads; forward and backward themselves come from the user one
+// Thread-safe against autograd's threads. The user calls forward and backward one after the other.
 // after the other.
 #pragma once
 
@@ -48,40 +48,41 @@ struct ReducerParameter {
   bool sparse_gradient = false;
 };
 
-// One forward with gradients, as its outputs remember it: it lives as long as a backward may reach
-// it.
+// The record of one forward with gradients. Its outputs hold it, so it lives as long as a backward
+// may reach it.
 struct Forward {
   bool synchronizes = false;
   bool had_backward = false;
   bool counts = false;  // as a step
-  std::vector<std::size_t>
-      unused;  // the outputs do not depend on these parameters; with find_unused_parameters
+  // With find_unused_parameters: the parameters that the outputs do not depend on.
+  std::vector<std::size_t> unused;
 };
 
-// Goes on with the averages while backward computes the next gradients (ZeroRedundancyOptimizer).
-// Owned by others.
+// Uses the averages while backward computes the next gradients (ZeroRedundancyOptimizer). The
+// reducer does not own it.
 class BucketFollower {
  public:
   BucketFollower() = default;
   BucketFollower(const BucketFollower&) = delete;
   BucketFollower& operator=(const BucketFollower&) = delete;
   virtual ~BucketFollower() = default;
-  // Before a forward with gradients that follows a backward which has ended.
+  // Called before a forward with gradients, after the previous backward has ended.
   virtual void before_forward() = 0;
-  // Of every bucket, in their order, on the thread of backward, when its collective has been
-  // issued: what it issues itself has the same place among the group's operations on all ranks. The
-  // averages are in the gradients of `parameters` when `averaged` is done (CUDA: for streams that
-  // wait for it). A bucket of a sparse gradient shows no parameters.
+  // Called for every bucket, in the order of the buckets, on the thread of backward, when the
+  // bucket's collective has been issued: so operations that it issues have the same place among the
+  // group's operations on all ranks. When `averaged` is done, the averages are in the gradients of
+  // `parameters` (CUDA: for streams that wait for it). The bucket of a sparse gradient has no
+  // `parameters`.
   virtual void on_bucket(const std::vector<at::Tensor>& parameters, const Future<void>& averaged,
                          bool is_last) = 0;
-  // The backward ends with an error: throws that, or an earlier one of its own, which has brought
-  // it about. Once it has begun to follow this pass, the other ranks are told.
+  // The backward ends with the error `why`. Throws it, or an earlier error of its own that has
+  // caused it. If it has begun to follow this pass, it tells the other ranks.
   [[noreturn]] virtual void fail(const std::exception_ptr& why) = 0;
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // `number`: the model in transport::Training.
+  // `number`: this model in transport::Training.
   static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters,
                                        DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options);
@@ -89,42 +90,43 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before every forward with gradients, also one whose backward will not synchronise.
+  // Called before every forward with gradients, also one whose backward will not synchronise.
   void begin_forward();
-  // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first
-  // synchronised backward. Throws Caller when the last backward left gradients out, or a parameter
-  // has another type or device than it had, naming the parameters.
+  // Called before a forward whose backward will synchronise. Rebuilds the buckets once, after the
+  // first synchronised backward. Throws Caller, naming the parameters, if the last backward left
+  // gradients out or a parameter's type or device has changed.
   void prepare_forward();
-  // After a forward; `outputs` are the tensors that it returned. A backward of one of them calls
-  // on_backward_start first. `trains`: the module is in training mode.
+  // Called after a forward with the tensors that it returned. A backward of one of them first calls
+  // on_backward_start. `trains`: the module is in training mode.
   void end_forward(const std::vector<at::Tensor>& outputs, bool trains);
-  // Whether forwards that begin now are to synchronise (false inside of no_sync). While it is
-  // false, gradients that no forward of the wrapper explains are what the user wants.
+  // True if forwards that begin now are to synchronise (false inside of no_sync). While it is
+  // false, the user wants gradients without a forward of the wrapper, so they cause no warning.
   bool is_synchronizing() const;
   void set_synchronizing(bool on);
   // The parameters that require a gradient at this moment.
   std::vector<bool> trained_now() const;
-  // Whether there are any, and they are others than at the last forward that synchronised.
+  // True if any parameter requires a gradient and they are not those of the last forward that
+  // synchronised.
   bool trains_others() const;
-  // Called before a forward that synchronises: notes which parameters require a gradient now. A
-  // parameter that requires one for the first time gets a place in the buckets. Collective. Throws
-  // Caller, naming the parameters, where the ranks differ in that, and where the buckets cannot
+  // Collective. Called before a forward that synchronises: notes which parameters require a
+  // gradient now. A parameter that requires one for the first time gets a place in the buckets.
+  // Throws Caller, naming the parameters, if the ranks differ in that or if the buckets cannot
   // change any more.
   void take_over_trained();
   void set_comm_hook(CommHook hook);
-  // Null for none. Not during a backward.
+  // Null removes it. Not during a backward.
   void set_follower(BucketFollower* follower);
   bool has_follower() const;
-  // What gradients are divided by; the number of ranks unless join says otherwise.
+  // The number by which gradients are divided: the number of ranks, unless join sets another.
   void set_divisor(int ranks);
-  // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs.
-  // Its parameters receive the gradients that the others' do, for an optimizer that goes on here
+  // Takes part in one pass of the others with zeros; called by a rank that has run out of inputs.
+  // Its parameters receive the same gradients as the others', for an optimizer that goes on here
   // (ZeroRedundancyOptimizer).
   void mirror_pass();
 
   DdpStats stats() const;
-  // Those whose gradients are averaged. For the follower, which is called under the reducer's lock
-  // or outside of backwards.
+  // The parameters whose gradients are averaged. For the follower, which calls it under the
+  // reducer's lock or outside of backwards.
   std::vector<at::Tensor> averaged_parameters() const;
   const ProcessGroup& group() const { return groups_.own(); }
 
@@ -136,11 +138,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     at::Tensor flat;
     std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
     std::size_t pending = 0;
-    std::vector<c10::Stream> streams;  // CUDA: on which this pass has filled slots
-    Future<at::Tensor> reduced;        // what the hook returned
-    Work work;                         // the built-in all-reduce
-    std::optional<Future<void>>
-        averaged;  // the gradients, by who brings one of the two; with a follower
+    std::vector<c10::Stream> streams;      // CUDA: on which this pass has filled slots
+    Future<at::Tensor> reduced;            // returned by the hook
+    Work work;                             // of the built-in all-reduce
+    std::optional<Future<void>> averaged;  // with a follower: done when gradients are averages
     at::Tensor sparse_gradient;
     group::SparseSum sparse_sum;
     std::vector<trace::Arrow> arrows;  // from the gradients that have come
@@ -165,8 +166,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_gradient(std::size_t parameter);
   void enter_backward();
   bool is_in_known_backward() const;
-  // A backward brings gradients of the pass that began or went on in it. An exception may have
-  // ended it since.
+  // True while a backward brings gradients of a pass that began or went on in it. An exception may
+  // have ended that backward since.
   bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
   void count(Forward& forward, bool counts);
   void compare_parameters();
@@ -197,8 +198,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_failed() const;
   void note_failure(std::string why);
   [[noreturn]] void fail_pass(const std::exception_ptr& caught);
-  // Collective: the ranks compare which parameters require a gradient now. `changed`: those of
-  // which this rank knows it.
+  // Collective: the ranks compare which parameters require a gradient now. `changed`: the changes
+  // that this rank knows of.
   void compare_trained(const std::vector<std::size_t>& changed);
   void compare_trained_of(const Bucket& bucket);
   Error failed_pass() const;
@@ -210,8 +211,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_no_frozen_rest() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
-  // Blocks until the future that the hook of that bucket has returned, or what follows it, is done,
-  // as long as the group's timeout allows.
+  // Blocks until `future` is done: the future that the bucket's hook has returned, or its
+  // continuation. Waits at most the group's timeout.
   template <class T>
   void wait_for_hook(const Future<T>& future, const Bucket& bucket) const;
   void end_backward();
@@ -241,67 +242,61 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   const std::vector<ReducerParameter> parameters_;
   std::vector<Layout> layouts_;
-  DeviceGroups groups_;   // of the buckets; its own one of everything else
+  DeviceGroups groups_;   // `of(device)` carries buckets, `own()` everything else
   std::uint32_t number_;  // of the DistributedDataParallel in its group
   const DdpOptions options_;
   int divisor_;
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards all members below
   struct Hook {
     NodePtr<torch::autograd::Node> accumulator;
     std::uintptr_t key = 0;
   };
-  std::vector<Hook> hooks_;  // by parameter
-  std::vector<Hook>
-      old_hooks_;  // of accumulators that parameters had before; a graph may still end in them
-  std::vector<bool>
-      trained_;  // by parameter: it required a gradient at the last forward that synchronised
-  std::vector<bool> compared_;  // by parameter: it required one when the ranks compared that last
-  std::vector<bool> ever_trained_;  // by parameter: it did at some forward
+  std::vector<Hook> hooks_;      // by parameter
+  std::vector<Hook> old_hooks_;  // of former accumulators, in which a graph may still end
+  std::vector<bool> trained_;  // by parameter: required a gradient at the last synchronised forward
+  std::vector<bool> compared_;      // by parameter: required one when the ranks last compared it
+  std::vector<bool> ever_trained_;  // by parameter: required one at some forward
   std::vector<std::size_t> bucket_order_;
   std::vector<Bucket> buckets_;
-  std::vector<std::optional<Place>>
-      places_;  // none: it has not been trained since the wrapper was made
+  std::vector<std::optional<Place>> places_;  // empty: never trained since the wrapper was made
   CommHook hook_;
   BucketFollower* follower_ = nullptr;
 
   // --- forwards
   std::vector<std::weak_ptr<Forward>> forwards_;
   std::uint32_t steps_ = 0;
-  std::optional<bool>
-      hidden_;  // there was one without visible outputs; true: one that synchronises
-  bool hidden_had_pass_ = false;  // since then
+  std::optional<bool> hidden_;    // a forward without visible outputs; true if one synchronises
+  bool hidden_had_pass_ = false;  // since that forward
   bool synchronizing_ = true;     // false inside of no_sync
   bool warned_of_direct_ = false;
 
   // --- the backward that runs
   Kind backward_ = Kind::Unknown;
-  std::weak_ptr<void> graph_task_;  // lives as long as libtorch's graph task
-  std::shared_ptr<const std::atomic<bool>>
-      context_pass_;              // that of an AutogradContext that this is; null for others
-  bool ended_ = true;             // end_backward() has been called
-  bool warns_of_direct_ = false;  // it brings gradients of no forward of the wrapper
-  std::size_t direct_ = 0;        // the first parameter of which it does
-  int direct_task_ = -1;          // and libtorch's number of the graph task
-  int averaging_task_ = -1;       // that of the last backward whose gradients are averaged
-  std::vector<std::pair<std::size_t, std::optional<c10::Stream>>>
-      came_;  // what it brought while it was not synchronised
+  std::weak_ptr<void> graph_task_;                         // lives as long as libtorch's graph task
+  std::shared_ptr<const std::atomic<bool>> context_pass_;  // an AutogradContext's pass, or null
+  bool ended_ = true;                                      // end_backward() has been called
+  bool warns_of_direct_ = false;  // it brings gradients without a forward of the wrapper
+  std::size_t direct_ = 0;        // the first parameter with such a gradient
+  int direct_task_ = -1;          // the number of its graph task in libtorch
+  int averaging_task_ = -1;       // the graph task of the last averaged backward
+  // The parameters whose gradients came before it was known to synchronise.
+  std::vector<std::pair<std::size_t, std::optional<c10::Stream>>> came_;
 
   // --- the pass
   bool passing_ = false;          // it has begun
   bool goes_on_ = false;          // it began in an earlier backward
-  bool told_unfinished_ = false;  // the user knows that gradients are missing
-  bool interrupted_ = false;      // an exception has ended a backward of it
-  std::size_t taken_ = 0;         // gradients of this pass
-  std::shared_ptr<const std::atomic<bool>>
-      pass_failed_;           // that of an AutogradContext that this is; null for others
-  std::string failure_;       // what ended this pass, where that is known
-  bool out_of_step_ = false;  // it failed between its buckets
+  bool told_unfinished_ = false;  // the user has been told that gradients are missing
+  bool interrupted_ = false;      // an exception has ended one of its backwards
+  std::size_t taken_ = 0;         // number of gradients of this pass
+  std::shared_ptr<const std::atomic<bool>> pass_failed_;  // an AutogradContext's pass, or null
+  std::string failure_;       // the error that ended this pass, if known
+  bool out_of_step_ = false;  // a pass failed after some of its buckets were launched
   bool unused_marked_ = false;
-  std::size_t next_bucket_ = 0;  // the first that is not launched
+  std::size_t next_bucket_ = 0;  // the first that has not been launched
   std::vector<bool> ready_;
-  std::vector<std::size_t> unused_;  // by this pass's outputs
-  std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
+  std::vector<std::size_t> unused_;  // parameters that this pass's outputs do not use
+  std::vector<at::Tensor> kept_;     // former gradients of unused parameters, by parameter
   Usage usage_;
   StaticGraph static_graph_;
   ParameterCheck check_;

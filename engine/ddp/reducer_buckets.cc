@@ -1,4 +1,4 @@
-// The reducer's buckets: their memory, their rebuild after the first pass, their results, and
+// The reducer's buckets: their memory, their rebuilding after the first pass, their results, and
 // passes with zeros.
 #include <algorithm>
 
@@ -14,7 +14,7 @@
 
 namespace weft::parallel {
 
-// In that order of all parameters: of those that are trained, or were.
+// Plans the buckets in that order of all parameters; they hold those that are or have been trained.
 void Reducer::build_buckets(const std::vector<std::size_t>& order) {
   bucket_order_ = order;
   std::vector<std::size_t> planned_parameters;
@@ -99,7 +99,8 @@ void Reducer::take_over_trained() {
   build_buckets(bucket_order_);
 }
 
-// Rank 0's order of arrival, sent off at the end of the first pass and taken at the next forward.
+// Takes over rank 0's order of arrival, which was sent at the end of the first pass, at the next
+// forward.
 void Reducer::take_over_order() {
   if (!order_.is_due()) return;
   const auto start = std::chrono::steady_clock::now();
@@ -111,7 +112,7 @@ void Reducer::take_over_order() {
 
 namespace {
 
-// A hook's result becomes the bucket's.
+// Copies a hook's result into the bucket, unless it is there already.
 void adopt(const at::Tensor& result, const at::Tensor& flat) {
   if (result.defined() && result.layout() != at::kStrided) {
     throw Error(Blame::Caller,
@@ -124,7 +125,7 @@ void adopt(const at::Tensor& result, const at::Tensor& flat) {
                                    " elements for a bucket of " + std::to_string(flat.numel()) +
                                    "; return as many, in the order of buffer()");
   }
-  // What shares its memory may still be in another order, or a lazy view.
+  // A result that shares the bucket's memory may still have another order, or be a lazy view.
   const bool is_flat =
       result.is_alias_of(flat) && result.is_contiguous() && !result.is_conj() && !result.is_neg();
   if (!is_flat) flat.copy_(result.reshape(flat.sizes()));
@@ -142,7 +143,7 @@ void put(const at::Tensor& view, at::Tensor& gradient, bool as_view) {
 
 }  // namespace
 
-// Of the future's own errors get() tells.
+// Leaves errors of the future itself to get().
 template <class T>
 void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const {
   if (future.done()) return;
@@ -198,9 +199,9 @@ void Reducer::collect(Bucket& bucket) {
   }
 }
 
-// What collect() does, as soon as it can be done: on the thread that runs what follows the
-// operation, while this one goes on with the backward (CUDA: on a stream beside). Which parameters
-// a pass leaves alone must be known before it ends.
+// Runs the work of collect() early, if there is a follower: as a continuation of the operation,
+// while this thread goes on with the backward (CUDA: on another stream). Not if usage is counted:
+// then the unused parameters are known only at the end of the pass.
 void Reducer::follow(std::size_t index) {
   if (follower_ == nullptr || counts_usage()) return;
   Bucket& bucket = buckets_[index];
@@ -229,7 +230,8 @@ void Reducer::follow(std::size_t index) {
   follower_->on_bucket(used, *bucket.averaged, is_last);
 }
 
-// With a static graph, once it has been counted; else every one that takes part is.
+// Known with a static graph once it has been counted; without one, every parameter that takes part
+// is used.
 bool Reducer::is_used_anywhere(std::size_t parameter) {
   const bool used_here = std::find(unused_.begin(), unused_.end(), parameter) == unused_.end();
   return used_here || usage_.is_anywhere(parameter);
@@ -282,12 +284,12 @@ void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   take_over_order();
-  ++steps_;  // as the backward counts it that the others have
+  ++steps_;  // as the others' backward counts it
   next_bucket_ = 0;
   usage_.forget();
   unused_.clear();
-  // Which parameters the others use, their counts say, where they count. The rest have no gradient,
-  // as on a rank that zeroes its gradients before each step.
+  // If the others count usage, their counts say which parameters they use. The rest have no
+  // gradient, as on a rank that zeroes its gradients before each step.
   if (counts_usage() || usage_.is_shared()) {
     std::fill(kept_.begin(), kept_.end(), at::Tensor());
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

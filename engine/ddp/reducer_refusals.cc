@@ -1,4 +1,4 @@
-// What the reducer refuses, and a pass that has failed.
+// The reducer's refusals, and its handling of failed passes.
 #include <algorithm>
 
 #include <torch/csrc/autograd/variable.h>
@@ -11,9 +11,9 @@
 
 namespace weft::parallel {
 
-// Libtorch gives a parameter a new accumulator when its storage is set (torch::load) or its type
-// changes: the hook follows. Another type, device or shape than its place in the bucket has is
-// refused.
+// libtorch gives a parameter a new accumulator when its storage is set (torch::load) or its type
+// changes; the hook is attached to the new one. Throws if a parameter's type, device or shape is no
+// longer that of its place in the bucket.
 void Reducer::follow_parameters() {
   std::vector<std::size_t> changed;
   std::vector<std::size_t> moved;
@@ -40,9 +40,9 @@ void Reducer::follow_parameters() {
   for (const std::size_t parameter : moved) attach(parameter);
 }
 
-// A pass over several workers that has failed never came to finish(). What the user's retained
-// graph brings next is another pass; where buckets have gone already, the ranks would reduce
-// different ones with each other.
+// Resets the state of a failed distributed pass, which never reached finish(). The next backward of
+// the user's retained graph is another pass. If buckets have been launched already, the ranks would
+// reduce different ones with each other, so this rank is out of step.
 void Reducer::drop_failed_pass() {
   if (!passing_ || !pass_failed_ || !*pass_failed_) return;
   pass_failed_ = nullptr;
@@ -82,13 +82,13 @@ void Reducer::fail_pass(const std::exception_ptr& caught) {
   std::rethrow_exception(why);
 }
 
-// From there on a backward is another wrapper's, of the same model. (A distributed pass learns by
-// pass_failed_.)
+// True if later backwards belong to another wrapper of the model. (Distributed passes use
+// pass_failed_ instead.)
 bool Reducer::has_failed() const { return passing_ && (!failure_.empty() || interrupted_); }
 
-// A gradient that no_sync has left and no pass will average, since the parameter takes part in
-// none: ranks would step it differently. Where the ranks count what they use, they average it as
-// what only some use.
+// Throws if a frozen parameter holds a gradient from no_sync that no pass will average: the ranks
+// would step the parameter differently. If the ranks count usage, they average it like a parameter
+// that only some of them use.
 void Reducer::require_no_frozen_rest() const {
   if (counts_usage()) return;
   std::vector<std::size_t> rests;
@@ -112,7 +112,7 @@ Error Reducer::unfinished_pass() {
                              "the forward must take part in the loss"};
 }
 
-// Nobody knows what the other ranks have sent and received meanwhile.
+// The other ranks may have sent and received anything meanwhile, so the pass cannot be continued.
 Error Reducer::failed_pass() const {
   return {Blame::Caller,
           "the last backward failed on rank " + std::to_string(group().rank()) +
@@ -133,9 +133,9 @@ void Reducer::require_in_step() const {
           "this one any more; make a new group and a new DistributedDataParallel on all of them");
 }
 
-// A pass may leave outputs of the forward for another one. Outside of contexts that one goes on
-// with the same gradients; each pass of a context has its own, and averages would be added to what
-// the first one has left.
+// A pass may leave outputs of the forward for another backward. Outside of contexts that backward
+// goes on with the same gradients. Each pass of a context has its own gradients, so averages would
+// be added to the gradients that the first one has left.
 void Reducer::require_same_pass() const {
   const auto* const pass = autograd::Pass::current();
   if (pass_failed_ == (pass ? pass->failure() : nullptr)) return;
@@ -147,7 +147,7 @@ void Reducer::require_same_pass() const {
                   "losses of a forward to one context.backward({a, b})");
 }
 
-// A CUDA graph repeats what streams did; these steps do something on the host as well.
+// A CUDA graph repeats only the work of streams, and these steps also work on the host.
 void Reducer::refuse_capture() const {
   const bool builds = rebuilds() && !stats_.rebuilt;
   if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
@@ -169,9 +169,9 @@ void Reducer::check_static_graph(std::size_t parameter) {
                   "; the graph changed, switch static_graph off");
 }
 
-// Once this rank has counted. Where it only mirrored the pass in which the others counted, they
-// know nothing of what it alone uses: for good they leave that without a gradient, and it would be
-// stepped on this rank only.
+// Called once this rank has counted. If it only mirrored the pass in which the others counted, they
+// do not know the parameters that it alone uses: they would leave these without a gradient for
+// good, and only this rank would step them.
 void Reducer::require_used_by_others() {
   if (!static_graph_.is_shared()) return;
   std::vector<std::size_t> used_here;
@@ -207,8 +207,8 @@ void Reducer::compare_trained(const std::vector<std::size_t>& changed) {
   compared_ = trained_now();
 }
 
-// What is frozen between its forward and its backward brings no gradient. A rank that has frozen it
-// alone would reduce whatever lies in its place.
+// A parameter that is frozen between its forward and its backward brings no gradient. A rank that
+// has frozen it alone would reduce stale bytes in its place.
 void Reducer::compare_trained_of(const Bucket& bucket) {
   std::vector<std::size_t> changed;
   for (const std::size_t parameter : bucket.parameters) {

@@ -27,8 +27,9 @@ void Usage::share(ProcessGroup& group) {
 }
 
 bool Usage::is_anywhere(std::size_t parameter) {
-  sum_ = sum_.to(
-      at::kCPU);  // once: with a static graph every later pass asks again, which may be captured
+  // Copies to the host once only: with a static graph every later pass asks again, perhaps while a
+  // CUDA graph is captured.
+  sum_ = sum_.to(at::kCPU);
   return sum_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
 }
 

@@ -1,5 +1,5 @@
-// What the reducer knows of the passes that were: which parameters they used, how often, and in
-// which order their gradients came. Internal to it, which locks.
+// The reducer's record of past passes: which parameters they used, how often, and in which order
+// their gradients came. Internal to the reducer, whose mutex guards it.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@
 
 namespace weft::parallel {
 
-// Which parameters had a gradient, here and anywhere.
+// Which parameters had a gradient, on this rank and on any rank.
 class Usage {
  public:
   explicit Usage(std::size_t parameters);
-  // Here, since the ranks last told each other.
+  // Notes that this rank has used the parameter since the ranks last told each other.
   void note(std::size_t parameter);
   bool is_here(std::size_t parameter) const;
   void forget() { here_.zero_(); }
-  // The ranks tell each other, as one all-reduce of the group.
+  // Tells the other ranks, by one all-reduce of the group.
   void share(ProcessGroup& group);
   Work take_work() { return std::exchange(work_, {}); }
-  // Whether they ever have.
+  // True once share() has been called.
   bool is_shared() const { return sum_.defined(); }
-  // As of the last share(), whose work has been waited for.
+  // As of the last share(); its work must have been waited for.
   bool is_anywhere(std::size_t parameter);
 
  private:
@@ -34,23 +34,23 @@ class Usage {
   Work work_;
 };
 
-// How often each gradient comes. The first pass over a static graph counts, and all later ones must
-// bring the same.
+// How often each gradient comes. The first pass over a static graph counts; all later ones must
+// bring the same gradients equally often.
 class StaticGraph {
  public:
   StaticGraph(bool enabled, std::size_t parameters) : enabled_(enabled), counts_(parameters) {}
   explicit operator bool() const { return enabled_; }
-  // Whether this rank has counted. One that has only mirrored the first pass of the others has not.
+  // True if this rank has counted. A rank that only mirrored the others' first pass has not.
   bool is_counted() const { return enabled_ && counted_; }
   bool counts() const { return enabled_ && !counted_; }
-  // Whether the ranks have told each other what they use.
+  // True once the ranks have told each other which parameters they use.
   bool is_shared() const { return shared_; }
 
   void count(std::size_t parameter) { ++counts_[parameter]; }
   bool uses(std::size_t parameter) const { return counts_[parameter] > 0; }
   std::vector<std::size_t> unused() const;
   void begin_pass() { remaining_ = counts_; }
-  // A gradient has come; false if that is once too often.
+  // Called when a gradient has come; false if it came more often than in the first pass.
   bool take(std::size_t parameter) { return uses(parameter) && --remaining_[parameter] >= 0; }
   bool misses(std::size_t parameter) const { return remaining_[parameter] > 0; }
   void end_pass() { counted_ = shared_ = true; }
@@ -65,16 +65,18 @@ class StaticGraph {
   std::vector<int> remaining_;  // in this pass
 };
 
-// The order in which gradients come, in the first pass, on rank 0: the others take it over.
+// The order in which gradients came in rank 0's first pass; the other ranks take it over.
 class ArrivalOrder {
  public:
-  // Whether it is still to be shared.
+  // True until the order is shared.
   bool is_open() const { return !shared_; }
   void note(std::size_t parameter) { arrived_.push_back(parameter); }
-  // Once, as a broadcast of the group. What has not come goes behind the rest.
+  // Called once. Broadcasts rank 0's order; parameters whose gradient has not come are put at the
+  // end.
   void share(ProcessGroup& group, std::size_t parameters);
-  // Once, as soon as it is shared: waits for rank 0's.
+  // True from share() until take().
   bool is_due() const { return order_.defined(); }
+  // Waits for rank 0's order and returns it.
   std::vector<std::size_t> take();
 
  private:

@@ -1,5 +1,5 @@
-// The parameters that a pass does not use: which they are, what stands in for their gradients, and
-// what those are afterwards.
+// Parameters that a pass does not use: finds them, fills zeros in for their gradients, and restores
+// their gradients at the end.
 #include <algorithm>
 #include <unordered_set>
 
@@ -31,7 +31,7 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
     if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr)
       continue;
     goes_on_elsewhere = true;
-    // What another worker computed may depend on anything that was sent in this context.
+    // Another worker's result may depend on everything that was sent in this context.
     for (const auto& send : context->sends()) visit(send.get());
   }
   std::vector<std::size_t> unreachable;
@@ -41,8 +41,9 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
   return unreachable;
 }
 
-// The losses of several forwards may be added up for one backward: unused is what none of them
-// uses. What only the others use counts as unused at its end.
+// One backward may run for the sum of the losses of several forwards, so a parameter is unused here
+// if none of the live forwards uses it. One that is used only by forwards outside of this backward
+// is counted as unused at its end.
 std::vector<std::size_t> Reducer::unused_by_forwards() const {
   if (hidden_) return {};
   std::vector<std::size_t> uses(parameters_.size());
@@ -73,8 +74,8 @@ void Reducer::mark_unused() {
   }
 }
 
-// Frozen since their buckets were made, on all ranks alike (take_over_trained): as what no rank
-// uses.
+// Parameters that were frozen on all ranks (take_over_trained) after their buckets were made are
+// treated as unused by every rank.
 void Reducer::leave_out_frozen() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
@@ -84,7 +85,7 @@ void Reducer::leave_out_frozen() {
   }
 }
 
-// Outputs that the loss leaves out are unused, although the forward used what they depend on.
+// Parameters behind outputs that the loss leaves out are unused, although the forward used them.
 void Reducer::leave_out_what_is_missing() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
@@ -95,8 +96,8 @@ void Reducer::leave_out_what_is_missing() {
   mark_unused();
 }
 
-// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the
-// average.
+// A parameter that no rank used gets back the gradient it had, or none. One that another rank used
+// keeps the average.
 void Reducer::restore_unused() {
   for (const std::size_t parameter : unused_) {
     const bool used_elsewhere = usage_.is_shared() && usage_.is_anywhere(parameter);

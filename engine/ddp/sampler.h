@@ -1,4 +1,4 @@
-// Which examples each rank sees.
+// Deals the examples of a data set out to ranks.
 #pragma once
 
 #include <atomic>
@@ -18,25 +18,25 @@ namespace weft {
 struct SamplerOptions {
   bool shuffle = true;
   std::uint64_t seed = 0;
-  // Leave out the examples that do not fill all ranks; else the first ones are repeated until they
-  // do.
+  // Leave out the last examples that do not suffice for all ranks; otherwise the first examples are
+  // repeated for the remaining ranks.
   bool drop_last = false;
 };
 
-// Deals the examples 0 … dataset_size - 1 out to the ranks, every rank the same number: rank r
-// takes positions r, r + size, … of the epoch's order. That order is the one of
-// torch.utils.data.DistributedSampler for the same seed and epoch. A libtorch sampler: give it to
-// torch::data::make_data_loader, or take indices().
+// Deals the examples 0 … dataset_size - 1 out to the ranks, equally many to each: rank r takes
+// positions r, r + size, … of the epoch's order. That order is the one of
+// torch.utils.data.DistributedSampler for the same seed and epoch. It is a libtorch sampler: pass
+// it to torch::data::make_data_loader, or use indices().
 class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  // Throws Caller for a rank outside the replicas.
+  // Throws Caller if `rank` is not below `ranks`.
   DistributedSampler(std::size_t dataset_size, std::size_t ranks, std::size_t rank,
                      SamplerOptions options = {});
   DistributedSampler(std::size_t dataset_size, const ProcessGroup& group,
                      SamplerOptions options = {});
 
-  // Another order for another epoch; all ranks give the same. Takes effect at once, and in copies
-  // when they are reset: a data loader's at the begin of its epoch.
+  // Chooses the order of that epoch; all ranks give the same epoch. Takes effect at once here, and
+  // in copies at their next reset(): a data loader resets its copy at the begin of its epoch.
   void set_epoch(std::size_t epoch);
   // This rank's examples in this epoch, in order.
   const std::vector<std::int64_t>& indices() const { return indices_; }
@@ -56,21 +56,21 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   std::size_t rank_;
   SamplerOptions options_;
   std::shared_ptr<std::atomic<std::size_t>> epoch_ =
-      std::make_shared<std::atomic<std::size_t>>(0);  // of all copies
+      std::make_shared<std::atomic<std::size_t>>(0);  // shared by all copies
   std::size_t position_ = 0;
   std::vector<std::int64_t> indices_;
 };
 
-// A data set cut once, at random, into parts of given fractions: one for each rank, or for training
-// and testing.
+// A data set cut once, at random, into parts of given fractions: for example one for each rank, or
+// one for training and one for testing.
 class WEFT_API DataPartitioner {
  public:
-  // Part i gets int(fractions[i] * dataset_size) examples. Throws Caller when the fractions are
-  // negative or exceed 1 in sum. The same seed gives the same parts on every rank and machine.
+  // Part i gets int(fractions[i] * dataset_size) examples. Throws Caller if a fraction is negative
+  // or their sum exceeds 1. The same seed gives the same parts on every rank and machine.
   DataPartitioner(std::size_t dataset_size, const std::vector<double>& fractions,
                   std::uint64_t seed = 1234);
 
-  // The examples of one part. Throws Caller for a part that there is not.
+  // The examples of one part. Throws Caller if there is no such part.
   const std::vector<std::int64_t>& use(int part) const;
 
  private:
