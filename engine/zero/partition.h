@@ -1,4 +1,4 @@
-// Who takes care of what. Pure planning.
+// Deals parameters out to ranks. Touches no tensors.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace weft::parallel {
 
-// Deals items of these sizes out to ranks: the largest first, each to the rank that has least (the
-// lowest of equals), so that no rank has more than the even share and one item. `loads`, one for
-// each rank, holds what was dealt before and is added to. Returns each item's rank. The rule of
-// torch.distributed.optim.ZeroRedundancyOptimizer.
+// Deals items of these sizes out to ranks, the largest first, each to the rank with the smallest
+// load (the lowest of equals), so that no rank has more than the even share and one item. `loads`,
+// one for each rank, holds the sizes dealt before, and these are added to it. Returns each item's
+// rank. The rule is that of torch.distributed.optim.ZeroRedundancyOptimizer.
 std::vector<int> deal_balanced(std::span<const std::size_t> sizes, std::vector<std::size_t>& loads);
 
 }  // namespace weft::parallel

@@ -38,7 +38,7 @@ at::Tensor bytes_of(const Optimizer& optimizer) {
       .clone();
 }
 
-// What rank `from` has sent.
+// Loads the state that rank `from` has sent.
 void load_bytes(Optimizer& optimizer, const at::Tensor& bytes, c10::Device device, int from) {
   try {
     torch::serialize::InputArchive archive;
@@ -51,7 +51,7 @@ void load_bytes(Optimizer& optimizer, const at::Tensor& bytes, c10::Device devic
   }
 }
 
-// Moves one parameter's state, if there is any.
+// Moves one parameter's state, or erases it in `to` if there is none.
 void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
   const auto found = from.state().find(key_of(parameter));
   if (found == from.state().end()) {
@@ -62,8 +62,8 @@ void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
 }
 
 // Collective. A step copies the owner's values to the other ranks by a parameter's place in the
-// list: where ranks list parameters of one shape in another order, it would copy one parameter's
-// values into another. This looks at parameters in host memory only, as ParameterCheck does.
+// list. If ranks listed parameters of one shape in different orders, it would copy one parameter's
+// values into another. Only parameters in host memory are checked, as ParameterCheck does.
 void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& named) {
   if (group.size() == 1) return;
   std::vector<double> sums;
@@ -109,7 +109,7 @@ void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& n
 
 ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make,
                                    ZeroOptions options)
-    // The defaults as the optimizer itself understands what it was given.
+    // The defaults as an optimizer of this kind understands the options that it is given.
     : Optimizer(groups, make({})->defaults().clone()),
       group_(std::move(group)),
       make_(make),
@@ -132,10 +132,9 @@ void ShardedOptimizer::add_param_group(const OptimizerParamGroup& group) {
 }
 
 // --- the layout
-// ------------------------------------------------------------------------------------------------------
 
-// Shards come in rounds, one of each rank: while a round's travel, every rank steps its own of the
-// next.
+// Shards are laid out in rounds of one shard for each rank: while the shards of one round travel,
+// every rank steps its own shard of the next.
 void ShardedOptimizer::lay_out(std::size_t first_group) {
   std::vector<NamedTensor> named;
   std::unordered_map<const void*, int> owners = owners_;
@@ -163,7 +162,7 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
     throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   all_.reset();
   std::vector<std::size_t> loads = loads_;
-  std::vector<Shard> made;  // an optimizer's constructor may throw: all of them, or none
+  std::vector<Shard> made;  // kept all or none: an optimizer's constructor may throw
   for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
     const auto& parameters = param_groups_[g].params();
     std::vector<std::size_t> sizes;
@@ -217,7 +216,7 @@ ShardedOptimizer::Shard ShardedOptimizer::make_shard(std::size_t group, int owne
   return shard;
 }
 
-// Libtorch's own ways to change a parameter list, or a parameter's memory, pass by this class.
+// libtorch can change a parameter list, or a parameter's memory, without calling this class.
 void ShardedOptimizer::check_layout() const {
   std::size_t count = 0;
   for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
@@ -257,7 +256,6 @@ std::vector<const Optimizer*> ShardedOptimizer::local_optimizers() const {
 }
 
 // --- the step
-// --------------------------------------------------------------------------------------------------------
 
 at::Tensor ShardedOptimizer::step(LossClosure closure) {
   at::Tensor loss;
@@ -299,7 +297,8 @@ void ShardedOptimizer::prepare_step(Shard& shard) const {
   shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
 }
 
-// The others wait for what this rank would have sent, and for what comes behind that.
+// If the step throws, aborts the group: the other ranks wait for this rank's values and for the
+// operations behind them.
 void ShardedOptimizer::step_own(Shard& shard) {
   prepare_step(shard);
   try {
@@ -327,7 +326,7 @@ at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
 
 void ShardedOptimizer::land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
   if (!parameters.front().is_alias_of(flat)) return unflatten(flat, parameters);
-  // Written behind autograd's back: what a graph has saved of them is not valid any more.
+  // The broadcast wrote without autograd, so values that a graph has saved are no longer valid.
   for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -335,11 +334,10 @@ void ShardedOptimizer::mirror_step(const JoinStep& step) {
   if (step.synchronizes) step_shards();
 }
 
-// Every rank has the same parameters after every step.
+// Every rank has the same parameters after every step, so there is nothing to take over.
 void ShardedOptimizer::take_over(int) {}
 
 // --- the state
-// -------------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
   auto whole = plain();
@@ -357,8 +355,8 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   group::Core& core = group::Core::of(group_);
   core.check_rank(to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
-  // Names and numbers besides tensors; an optimizer with more state than this has none of
-  // libtorch's.
+  // Names and numbers take bytes besides the tensors. No optimizer of libtorch has more state than
+  // this.
   std::int64_t most_expected = 64 << 20;
   for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
   const auto gathered =

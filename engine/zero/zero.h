@@ -4,17 +4,16 @@
 //
 //   weft::DistributedDataParallel ddp(net, group);
 //   weft::ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group,
-//   torch::optim::AdamOptions(1e-3)); loss_of(ddp(inputs)).backward();   // the same gradients on
-//   every rank zero.step();                       // each rank steps its parameters and sends them
-//   to the others
+//                                                          torch::optim::AdamOptions(1e-3));
+//   loss_of(ddp(inputs)).backward();  // the same gradients on every rank
+//   zero.step();                      // each rank steps its parameters and sends them
 //
 // Every parameter has one owner, chosen so that the ranks' bytes are balanced. An owner's
 // parameters are cut into shards; a shard travels while the next one is stepped. It is a libtorch
 // optimizer: param_groups(), zero_grad(), schedulers and torch::save work as on any other. Used by
 // one thread at a time.
 //
-//   zero.overlap_with(ddp);            // once: backward then steps what it has averaged, while it
-//   computes the rest
+//   zero.overlap_with(ddp);  // called once: from then on shards are stepped during backward
 #pragma once
 
 #include <concepts>
@@ -39,11 +38,11 @@ class LBFGS;
 namespace weft {
 
 struct ZeroOptions {
-  // A shard closes when it has reached so many bytes.
+  // A shard closes when it has reached this many bytes.
   std::size_t shard_bytes = 25 << 20;
-  // The parameters become views of the buffers that travel: no copies, but their storage changes
-  // when they are added. Who keeps a parameter's data() from before sees the old values, and
-  // module->to(device) comes before.
+  // The parameters become views of the buffers that travel, which saves copies, but their storage
+  // changes when they are added. A data() that was taken before still shows the old values, and
+  // module->to(device) must be called before.
   bool parameters_as_bucket_view = false;
 };
 
@@ -56,70 +55,73 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
  public:
   ~ShardedOptimizer() override;
 
-  // Steps this rank's parameters, and returns when those of all ranks are up to date (CUDA: when
-  // the current stream will find them so). Collective. The closure is called once, before. Inside
-  // weft::join it is called once for each synchronized backward, and the list names the model
-  // before the optimizer: a rank that has run out goes on stepping its own parameters with the
-  // gradients that the model's part in join leaves there. Where a rank's optimizer throws, that
-  // passes through, and aborts the group: the other ranks, which may have stepped theirs, throw
-  // Cancelled with the rank and the text at once.
+  // Collective. Steps this rank's parameters, and returns when those of all ranks are up to date
+  // (CUDA: when they are so in the order of the current stream). Calls the closure once, before.
+  // Inside weft::join it is called once for each synchronised backward, and join's list names the
+  // model before the optimizer: a rank that has run out goes on stepping its own parameters with
+  // the gradients that the model's part of join writes there. If a rank's optimizer throws, step()
+  // rethrows the exception there and aborts the group: the other ranks, which may have stepped
+  // their parameters, throw Cancelled at once, with the rank and the text.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  // From now on each backward that synchronises `ddp` also steps: a shard's owner steps it when the
-  // gradients of all its parameters are averages, and its values travel, while backward computes
-  // the next gradients. step() then waits for what is under way and steps the rest, with the same
-  // result as without this. Called by all ranks, at the same place, outside of a backward; for as
-  // long as both live. `ddp` may have a comm hook.
+  // Makes each later backward that synchronises `ddp` step as well. When the gradients of all
+  // parameters of a shard are averages, its owner steps it and its values travel, while backward
+  // computes the next gradients. step() then waits for these and steps the rest; the result is the
+  // same as without overlap_with. Called by all ranks, at the same place, outside of a backward; it
+  // applies as long as both objects live. `ddp` may have a comm hook.
   //
-  // So parameters change during backward. step() follows every such backward, before the next
-  // forward and before this object ends: what is under way then goes on. Options (a learning rate)
-  // are those at the time of backward, and gradients are stepped as they are averaged: nothing can
-  // change them between backward and step (clipping by a global norm, unscaling), and no step can
-  // be left out. A graph that is used once more fails by autograd's check of versions, as it does
-  // where backward still needs a parameter's value after its gradient (through parameter.detach()).
+  // So parameters change during backward. step() must follow every such backward, before the next
+  // forward and before this object is destroyed, since steps and broadcasts are still running.
+  // Options (a learning rate) are those at the time of backward. Gradients are used as soon as they
+  // are averaged: nothing can change them between backward and step (clipping by a global norm,
+  // unscaling), and no step can be left out. A second backward of the same graph fails by
+  // autograd's check of versions; so does a backward that needs a parameter's value after its
+  // gradient (through parameter.detach()).
   //
-  // Nothing is stepped before step() where DdpOptions::find_unused_parameters is set, as it is
-  // known only at the end which parameters no rank has used; the same goes for the first backward
-  // of a static graph, and for shards with sparse gradients, with frozen parameters alone, or with
-  // one that a static graph leaves out on all ranks. A shard waits for the gradient that comes
-  // last: of a small model, one shard on each rank, ZeroOptions::shard_bytes makes more. Host
-  // memory: the steps run on a thread of the group, one after the other.
+  // Some shards are stepped only in step(): all shards if DdpOptions::find_unused_parameters is set
+  // (backward knows only at its end which parameters no rank has used) and in the first backward of
+  // a static graph; and shards that have sparse gradients, only frozen parameters, or a parameter
+  // that a static graph leaves out on all ranks. A shard waits for the last of its gradients; a
+  // small model has one shard on each rank, and a smaller ZeroOptions::shard_bytes makes more. In
+  // host memory the steps run on a thread of the group, one after the other.
   //
-  // What a step throws on its owner aborts the group, and comes from this rank's backward or
-  // step(); from the others' comes Cancelled, as with step(). So does what ends a rank's backward
-  // instead of averages. Throws Caller where `ddp` lacks a parameter of this that requires a
-  // gradient, has another group or another such optimizer, and inside of weft::join. Backwards
-  // inside of an AutogradContext, weft::join, and CUDA graphs are refused afterwards (Caller).
+  // If a step throws on its owner, the group is aborted: this rank's backward or step() throws that
+  // exception, and the others' throw Cancelled, as with step(). The same happens if a rank's
+  // backward ends without averages. Throws Caller if `ddp` lacks one of this optimizer's parameters
+  // that requires a gradient, has another group, or has another such optimizer; and inside of
+  // weft::join. Afterwards backwards inside of an AutogradContext, weft::join, and CUDA graphs
+  // throw Caller.
   void overlap_with(Replica& ddp);
 
-  // Collective. Owners of earlier groups stay. Throws Caller, on all ranks, where the ranks'
-  // parameters differ in shape or dtype, and for a parameter that is here already.
+  // Collective. Parameters of earlier groups keep their owners. Throws Caller on all ranks if the
+  // ranks' parameters differ in shape or dtype, and for a parameter that this optimizer already
+  // has.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  // Brings the state of all parameters to one rank, where save() can then write it. Collective;
-  // holds until the next step.
+  // Collective. Collects the state of all parameters on one rank, where save() can write it until
+  // the next step.
   void consolidate_state_dict(int to = 0);
-  // What the plain optimizer with the same parameters would write, so that either can load it, in a
-  // group of any size. Throws Caller where the state has not been consolidated.
+  // Writes the same as the plain optimizer over the same parameters, so that either can load it, in
+  // a group of any size. Throws Caller if the state has not been consolidated.
   void save(torch::serialize::OutputArchive& archive) const override;
-  // Takes the options, and of the state this rank's part. Called on every rank, with the same
+  // Takes the options and this rank's part of the state. Called on every rank with the same
   // archive.
   void load(torch::serialize::InputArchive& archive) override;
-  // The same in two steps: an optimizer of its kind over all parameters, which loads; and what it
-  // has loaded, which this takes from it.
+  // load() in two steps: plain() returns an optimizer of this kind over all parameters, which the
+  // caller loads; take() takes over the state that it has loaded.
   std::unique_ptr<torch::optim::Optimizer> plain() const;
   void take(torch::optim::Optimizer& whole);
 
-  // The rank that steps it. Throws Caller for a parameter that was not given.
+  // The rank that steps the parameter. Throws Caller if this optimizer does not have it.
   int owner(const at::Tensor& parameter) const;
-  // Of this rank's shards, in the order in which they are stepped.
+  // The optimizers of this rank's shards, in the order in which they are stepped.
   std::vector<const torch::optim::Optimizer*> local_optimizers() const;
 
  protected:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
-  // Blocks until all ranks have come. Warns where parameters in host memory have other values on
-  // some ranks.
+  // Blocks until all ranks have called it. Warns if parameters in host memory have different values
+  // on some ranks.
   ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
 
   ProcessGroup& join_group() override { return group_; }
@@ -129,11 +131,11 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
 
  private:
   struct Shard {
-    std::size_t group = 0;  // of param_groups()
+    std::size_t group = 0;  // index into param_groups()
     int owner = 0;
     std::vector<at::Tensor> parameters;
     at::Tensor flat;  // the parameters' memory, if they are views
-    // On its owner only; shared with a step under way, which may outlive this.
+    // Only on its owner. Shared with a running step, which may outlive this object.
     std::shared_ptr<torch::optim::Optimizer> optimizer;
   };
   struct Overlap;
@@ -142,19 +144,19 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   void check_layout() const;
   void step_shards();
   void step_own(Shard& shard);
-  // Gives its optimizer the options of its group.
+  // Gives the shard's optimizer the options of its parameter group.
   void prepare_step(Shard& shard) const;
-  // The shard's own memory where that is one piece, its buffer or its only parameter; else
-  // undefined.
+  // The shard's memory if it is one piece: its buffer, or its only parameter. Undefined otherwise.
   static at::Tensor whole_memory(const Shard& shard);
-  // The shard's values in one piece: that, or a copy (without values elsewhere than here).
+  // The shard's values in one piece: whole_memory(), or a copy (uninitialised on other ranks than
+  // the owner).
   at::Tensor travelling(const Shard& shard) const;
-  // What the owner has sent becomes the parameters' values.
+  // Makes the values that the owner has sent the parameters' values.
   static void land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters);
   // Throws Caller between a backward that steps and step().
   void check_stepped(const char* what) const;
   bool is_mine(const Shard& shard) const { return shard.owner == group_.rank(); }
-  // An optimizer over all parameters with the state of this rank's.
+  // Returns an optimizer over all parameters with the state of this rank's.
   std::unique_ptr<torch::optim::Optimizer> whole_with_local_state() const;
 
   ProcessGroup group_;
@@ -162,9 +164,9 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   ZeroOptions options_;
   std::vector<std::size_t> loads_;               // bytes by rank
   std::unordered_map<const void*, int> owners_;  // by parameter
-  std::vector<Shard> shards_;  // in the order in which they are stepped and sent, on all ranks
+  std::vector<Shard> shards_;  // in the order in which all ranks step and send them
   std::unique_ptr<torch::optim::Optimizer> all_;  // with the consolidated state
-  std::unique_ptr<Overlap> overlap_;              // after overlap_with
+  std::unique_ptr<Overlap> overlap_;              // set by overlap_with
 };
 
 }  // namespace parallel
@@ -185,8 +187,8 @@ constexpr bool kShards<O, Parameters, Group, Options, How> =
 
 }  // namespace parallel
 
-// O: a libtorch optimizer, which takes parameter groups and options and treats each parameter by
-// itself.
+// O: a libtorch optimizer that takes parameter groups and options and steps each parameter
+// independently of the others.
 template <class O>
 class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, O>,
@@ -196,9 +198,9 @@ class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
                 "AdamW, SGD, RMSprop, Adagrad");
 
  public:
-  // Collective; blocks until all ranks have come. Every rank gives the same parameters in the same
-  // order, with the same values (as after DistributedDataParallel's constructor). Throws Caller, on
-  // all ranks, where shapes or dtypes differ.
+  // Collective; blocks until all ranks have called it. Every rank gives the same parameters in the
+  // same order, with the same values (as after DistributedDataParallel's constructor). Throws
+  // Caller on all ranks if shapes or dtypes differ.
   template <class Options>
   requires std::constructible_from<O, std::vector<torch::optim::OptimizerParamGroup>, Options>
   ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, ProcessGroup group,

@@ -22,7 +22,8 @@ namespace {
 
 const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
 
-// Of the group's own errors the other ranks learn by themselves, and better.
+// Ends the group on an error of this rank. An error of the group itself is passed to group.fail():
+// the other ranks have seen it themselves, with a better text.
 void end_group(group::Core& group, const char* what, const std::exception_ptr& why) {
   try {
     std::rethrow_exception(why);
@@ -41,11 +42,11 @@ void end_group(group::Core& group, const char* what, const std::exception_ptr& w
 constexpr const char* kNoAverages =
     "ZeroRedundancyOptimizer: backward ended there without averages: ";
 
-// One step of a shard on its owner, on whatever thread has brought the averages.
+// Steps a shard on its owner, on the thread that completes the averages.
 struct Step {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   std::vector<at::Tensor> parameters;
-  at::Tensor copy;  // to be filled, where the parameters lie apart
+  at::Tensor copy;  // to be filled, if the parameters lie apart
   std::shared_ptr<HostFlag> flag;
   std::shared_ptr<Failure> failure;
 
@@ -57,7 +58,7 @@ struct Step {
       const trace::Range range(traced::step);
       const trace::ServeScope counted;
       optimizer->step();
-      // Libtorch's own optimizers write behind autograd's back.
+      // libtorch's own optimizers write without autograd.
       for (const at::Tensor& parameter : parameters)
         parameter.unsafeGetTensorImpl()->bump_version();
       if (copy.defined()) flatten_into(copy, parameters);
@@ -69,7 +70,8 @@ struct Step {
   }
 };
 
-// As then(), but never on this thread, which goes on with the backward, nor on a backend's.
+// Like then(), but runs the step neither on this thread, which goes on with the backward, nor on a
+// thread of the backend.
 Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Step step) {
   const auto executor = group::Core::of(group).options.job->continuations;
   Promise<void> stepped(executor);
@@ -142,7 +144,7 @@ ShardedOptimizer::Overlap::Overlap(ShardedOptimizer& zero, const std::shared_ptr
                 "overlap_with: the DistributedDataParallel and the optimizer have different "
                 "groups; make both with one");
   }
-  begin();  // throws what is wrong
+  begin();  // throws if this optimizer does not fit the reducer
   reducer->set_follower(this);
 }
 
@@ -198,7 +200,7 @@ void ShardedOptimizer::Overlap::on_bucket(const std::vector<at::Tensor>& paramet
   std::vector<std::size_t> touched;
   for (const at::Tensor& parameter : parameters) {
     const auto found = shard_of_.find(key_of(parameter));
-    if (found == shard_of_.end()) continue;  // another optimizer's
+    if (found == shard_of_.end()) continue;  // stepped by another optimizer
     const std::size_t shard = found->second;
     if (touched.empty() || touched.back() != shard) pass.needs[shard].push_back(averaged);
     touched.push_back(shard);
@@ -213,7 +215,7 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
   Pass& pass = *pass_;
   Shard& shard = zero_.shards_[index];
   pass.begun[index] = true;
-  // From here on they change at any time, and on some ranks without autograd seeing it.
+  // From here on the parameters change at any time, on some ranks without autograd.
   for (const at::Tensor& parameter : shard.parameters)
     parameter.unsafeGetTensorImpl()->bump_version();
   Stepped one{.shard = &shard, .ready = when_all(std::exchange(pass.needs[index], {}))};
@@ -248,7 +250,7 @@ void ShardedOptimizer::Overlap::send(const Stepped& one) {
     detail::run_after(one.ready.device_work(),
                       [&] { arrived = core.broadcast(one.flat, owner).future(); });
   } else {
-    return;  // complete() tells, or what the group does next
+    return;  // complete() throws that error, or the group's next operation does
   }
   if (!zero_.is_mine(*one.shard)) {
     arrived = arrived.then(

@@ -1,11 +1,11 @@
 // The part of ZeroRedundancyOptimizer that steps while the model's backward computes. Internal to
 // it.
 //
-// In line among the group's operations stand, of bucket after bucket, its all-reduce and then the
-// broadcasts of the shards that the bucket before it has completed: so the line moves while an
-// owner steps. A broadcast is issued before its owner has stepped, in the same place on all ranks,
-// and begins when it has (host memory: a flag; CUDA: stream order). Its step waits only for
-// all-reduces that stand before it, so the line always moves on.
+// In the order of the group's operations, each bucket's all-reduce is followed by the broadcasts of
+// the shards that the bucket before it has completed, so operations go on while an owner steps. A
+// broadcast is issued before its owner has stepped, in the same place on all ranks, and begins when
+// the owner has stepped (host memory: by a flag; CUDA: by stream order). A step waits only for
+// all-reduces that were issued before its broadcast, so there is no deadlock.
 #pragma once
 
 #include <exception>
@@ -19,29 +19,29 @@
 
 namespace weft::parallel {
 
-// Of the error that other ranks see.
+// Begins the error that other ranks see.
 constexpr const char* kStepThrew = "ZeroRedundancyOptimizer: the step there threw: ";
 
-// What went wrong first. Usable from every thread.
+// The first error of a pass. Thread-safe.
 class Failure {
  public:
   explicit Failure(std::weak_ptr<group::Core> group) : group_(std::move(group)) {}
-  // Ends the group, if it is the first: the other ranks wait for values that do not come. `what`
-  // happened here, they are told.
+  // Stores the error if it is the first, and then ends the group, because the other ranks wait for
+  // values that will not come. They are told `what` and this rank's error.
   void set(const char* what, const std::exception_ptr& why);
-  // The first, once the others have been told.
+  // Throws the first error, once the other ranks have been told.
   [[noreturn]] void rethrow() const;
   std::exception_ptr why() const;
 
  private:
-  const std::weak_ptr<group::Core> group_;  // a step under way does not keep a rank from leaving
+  const std::weak_ptr<group::Core> group_;  // weak: a step must not keep a rank from leaving
   mutable std::mutex mutex_;
   std::exception_ptr why_;
   HostFlag told_;
 };
 
-// Called by the backward of the model under the reducer's lock, and by the optimizer's own calls
-// outside of a backward.
+// The model's backward calls it under the reducer's lock; the optimizer's own functions call it
+// outside of backwards.
 struct ShardedOptimizer::Overlap final : BucketFollower {
   Overlap(ShardedOptimizer& zero, const std::shared_ptr<Reducer>& reducer);
   ~Overlap() override;
@@ -51,29 +51,29 @@ struct ShardedOptimizer::Overlap final : BucketFollower {
                  bool is_last) override;
   [[noreturn]] void fail(const std::exception_ptr& why) override;
 
-  // Ends what backward has begun: waits for all of it, throws the first error. By shard, whether it
-  // has been stepped and has arrived; empty where no backward has stepped since.
+  // Waits for everything that backward has begun and throws the first error. Returns for each shard
+  // whether it has been stepped and has arrived; empty if no backward has stepped since the last
+  // call.
   std::vector<bool> complete();
   bool is_under_way() const { return pass_.has_value(); }
 
  private:
-  // A shard that has been stepped, or will be once its averages are there.
+  // A shard that has been stepped, or will be once its averages have arrived.
   struct Stepped {
     const Shard* shard = nullptr;
-    at::Tensor flat;  // what travels; kept until the current stream has waited for it
+    at::Tensor flat;  // the bytes to send; kept until the current stream has waited
     Future<void> ready;
-    std::shared_ptr<HostFlag>
-        flag;  // host memory, on its owner: raised when `flat` has the new values
+    std::shared_ptr<HostFlag> flag;  // host memory, on the owner: raised when `flat` is up to date
   };
-  // A backward, until complete().
+  // A backward and its steps, until complete().
   struct Pass {
     bool all_came = false;             // the last bucket has been issued
-    std::vector<std::size_t> missing;  // by shard: parameters whose averages nobody brings yet
+    std::vector<std::size_t> missing;  // by shard: parameters whose averages have not been issued
     std::vector<std::vector<Future<void>>> needs;  // by shard: the buckets of its parameters
     std::vector<bool> begun;                       // by shard
     std::vector<Stepped> stepped;
-    std::size_t sent = 0;  // of those
-    Future<void> last;     // host memory: the step before
+    std::size_t sent = 0;  // how many of `stepped`
+    Future<void> last;     // host memory: the previous step
     std::vector<Future<void>> arrivals;
     std::shared_ptr<Failure> failure;  // shared with steps under way
   };
