@@ -21,7 +21,7 @@ using group::error_of;
 
 constexpr std::int64_t kPiece = 8 << 20;
 
-// After all have agreed. The same error on all ranks.
+// Called after agree(). Throws the same error on all ranks.
 void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += name + '\0';
@@ -41,13 +41,13 @@ void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
                                       "; name the same on all, in the same order"));
 }
 
-// In pieces, for files of any size.
+// Sends the bytes in pieces of kPiece, so that files may have any size.
 void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
   if (group.size() == 1) return;
   const c10::Device device = group::Core::of(group).host_values_device();
   for (std::int64_t offset = 0; offset < bytes.numel(); offset += kPiece) {
     const at::Tensor piece = bytes.narrow(0, offset, std::min(kPiece, bytes.numel() - offset));
-    const at::Tensor there = piece.to(device);  // itself, on the host
+    const at::Tensor there = piece.to(device);  // `piece` itself on the host
     group.broadcast(there, 0).wait();
     if (group.rank() != 0 && !device.is_cpu()) piece.copy_(there);
   }
@@ -64,8 +64,8 @@ void write(const std::string& file, const std::vector<Part>& parts) {
   draft.publish();
 }
 
-// Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0
-// alone.
+// Runs a collective that a user easily calls on rank 0 alone: an error that the absence of other
+// ranks causes says that all must call it.
 template <class Call>
 auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
   const group::CalledBy by(name);
@@ -89,7 +89,7 @@ void save_on_all(const std::string& file, ProcessGroup& group, const std::vector
   for (const Part& part : parts) {
     auto* const sharded = sharded_optimizer_of(part);
     if (sharded == nullptr) continue;
-    // It is collective: what fails here does not keep this rank from the others.
+    // Collective: an earlier failure here must not keep this rank from calling it.
     const auto error = error_of([&] { sharded->consolidate_state_dict(0); });
     if (error && !failure) failure = error;
   }

@@ -1,18 +1,19 @@
-// Checkpoints: what a job goes on from after it has ended, whatever ended it.
+// Checkpoints: files from which a job continues after it has ended, for any reason.
 //
-//   const std::vector<weft::checkpoint::Part> parts = {{"model", net}, {"optimizer", optimizer},
-//   {"epoch", epoch}}; if (weft::checkpoint::exists("run.pt", group))
-//   weft::checkpoint::load("run.pt", group, parts); … weft::checkpoint::save("run.pt", group,
-//   parts);
+//   const std::vector<weft::checkpoint::Part> parts = {
+//       {"model", net}, {"optimizer", optimizer}, {"epoch", epoch}};
+//   if (weft::checkpoint::exists("run.pt", group)) weft::checkpoint::load("run.pt", group, parts);
+//   …
+//   weft::checkpoint::save("run.pt", group, parts);
 //
-// Rank 0 writes and reads the file, whose name the other ranks only mention; no file system needs
-// to be shared. A file written by any number of ranks is read by any other number. It is an archive
-// of libtorch: torch::serialize::InputArchive reads it, with an archive for each module and
-// optimizer in it.
+// Rank 0 writes and reads the file. The other ranks only name it, so no file system needs to be
+// shared. A file written by any number of ranks can be read by any other number. It is an archive
+// of libtorch with an inner archive for each module and optimizer; torch::serialize::InputArchive
+// reads it.
 //
 // All calls are collective, block, and either return on all ranks or throw one error on all ranks.
-// What rank 0 reads and writes meanwhile counts against the group's timeout. The parts are used by
-// one thread at a time.
+// The time in which rank 0 reads and writes counts against the group's timeout. One thread at a
+// time uses the parts.
 #pragma once
 
 #include <cmath>
@@ -45,12 +46,12 @@ namespace detail {
 
 using Scalar = std::variant<bool, std::int64_t, double, std::string>;
 
-// A variable of the program: its value, and whether it can hold another, which it takes if it is
-// to.
+// A variable of the program: reads its value, checks that it can hold another one, and writes that.
 struct Variable {
   void* place = nullptr;
-  std::optional<Scalar> (*get)(const void* place) =
-      nullptr;  // nullopt: an integer above those of 64 bits with a sign
+  // Returns nullopt for an integer that exceeds a signed one of 64 bits.
+  std::optional<Scalar> (*get)(const void* place) = nullptr;
+  // Writes only if `write`. Returns false if the variable cannot hold the value.
   bool (*set)(void* place, const Scalar& value, bool write) = nullptr;
 };
 
@@ -81,7 +82,8 @@ Variable variable(T* place) {
                            static_cast<std::uint64_t>(std::numeric_limits<T>::max()))
         return false;
     }
-    if constexpr (std::same_as<T, float>) {  // fewer digits are taken, another number is not
+    // A float takes a value with fewer digits, but no value beyond its range.
+    if constexpr (std::same_as<T, float>) {
       if (std::isfinite(*kept) &&
           std::abs(*kept) > static_cast<double>(std::numeric_limits<float>::max()))
         return false;
@@ -105,21 +107,19 @@ constexpr bool kNoPart = false;
 
 }  // namespace detail
 
-// A name, unique in its checkpoint, and what is kept under it: a variable of the program, or what
-// leads to one. It refers to that, which outlives it; of a constant or a temporary it has a copy,
-// which save() takes and load() refuses.
+// A name, unique in its checkpoint, and the value stored under it: a variable of the program, or a
+// pointer or holder of one. Part refers to the variable, which must outlive it. It copies a
+// constant or a temporary; save() accepts these and load() refuses them.
 class Part {
  public:
-  // - a torch::nn module, its holder, or a (shared) pointer to it: parameters and buffers. (What a
-  // class of your own keeps
-  //   besides, by a save() of its own, is a part of its own. Of a DistributedDataParallel: its
-  //   module().)
+  // - a torch::nn module, its holder, or a (shared) pointer to it: parameters and buffers. Values
+  //   that your class writes in a save() of its own need a Part of their own. Of a
+  //   DistributedDataParallel, give its module().
   // - any torch::optim::Optimizer: options and state. A weft::ZeroRedundancyOptimizer is
-  // consolidated, and its part is
-  //   what the plain optimizer with the same parameters writes; either loads it.
-  // - an at::Tensor or a std::vector of them. load() writes into the memory that is there; an
-  // undefined tensor, or an empty
-  //   vector, takes what the file has, on the group's device.
+  //   consolidated and written as the plain optimizer over the same parameters would be; either
+  //   loads it.
+  // - an at::Tensor or a std::vector of them. load() writes into the existing memory; an undefined
+  //   tensor or an empty vector takes the tensors of the file, on the group's device.
   // - a bool, an integer, a float or double, a std::string.
   template <class T>
   Part(std::string name, T&& value) : name_(std::move(name)) {
@@ -167,7 +167,7 @@ class Part {
   using Content = std::variant<torch::nn::Module*, torch::optim::Optimizer*, at::Tensor*,
                                std::vector<at::Tensor>*, detail::Variable>;
 
-  // A null pointer, or an empty holder: save() and load() say so, on all ranks.
+  // True for a null pointer or an empty holder, which save() and load() report on all ranks.
   template <class T>
   static bool leads_nowhere(const T& value) {
     if constexpr (requires { static_cast<bool>(value); }) return !static_cast<bool>(value);
@@ -191,26 +191,26 @@ class Part {
   std::shared_ptr<void> kept_;
 };
 
-// Returns when the file is on rank 0's disk, whole, in place of the one that was there; until then
-// that one stays, whatever happens. It keeps that one's permissions, and a link stays a link. Every
-// rank names the same parts; what rank 0 has is saved. Tensors of GPUs are copied to the host.
-// Throws Caller where the file cannot be written and for parts that differ between ranks, Busy for
-// a full disk and for a file that another process is writing.
+// Writes rank 0's parts; every rank names the same parts. Returns when the file is complete on rank
+// 0's disk and has replaced the previous one, which stays intact until then. The file keeps the
+// previous one's permissions; if `file` is a symbolic link, the link stays. Copies tensors of GPUs
+// to the host. Throws Caller if the file cannot be written or the parts differ between ranks, and
+// Busy if the disk is full or another process is writing the file.
 WEFT_API void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
-// Throws what save() would for this file, as far as that can be known beforehand; changes nothing.
-// A program calls it before the hours after which it saves.
+// Throws the errors of save() for this file that can be known beforehand; changes nothing. A
+// program calls it before it computes for hours and then saves.
 WEFT_API void check_writable(const std::string& file, ProcessGroup group);
 
-// Whether there is such a file, on rank 0.
+// True if the file exists on rank 0.
 WEFT_API bool exists(const std::string& file, ProcessGroup group);
 
-// Takes the parts from the file, whatever else it has in it. The bytes travel from rank 0, so that
-// all ranks go on from the same; each takes them to the devices of its own module and optimizer.
-// All or nothing: before anything changes, names, shapes and dtypes are compared on every rank.
-// Throws Caller on all ranks, with what differs, where they do not fit on one, and where the file
-// is no checkpoint or is damaged. An optimizer loses the state of parameters for which the file has
-// none; its load() is called twice.
+// Loads the parts from the file, which may have others. Rank 0 sends the bytes, so that all ranks
+// continue from the same state; each rank copies them to the devices of its own module and
+// optimizer. All or nothing: names, shapes and dtypes are compared on every rank before anything
+// changes. Throws Caller on all ranks, with the difference, if the parts do not fit on one rank,
+// and if the file is not a checkpoint or is damaged. An optimizer loses the state of parameters for
+// which the file has none; its load() is called twice.
 WEFT_API void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
 }  // namespace weft::checkpoint

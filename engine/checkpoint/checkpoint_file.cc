@@ -23,7 +23,7 @@ constexpr std::string_view kVersion = "0001";
 constexpr std::size_t kDigits = 20;
 constexpr std::size_t kHash = 64;
 constexpr std::size_t kLine = kBegin.size() + kVersion.size() + 1 + kDigits + 1 + kHash + 1;
-// Linux passes on less than 2 GiB in one call.
+// Linux writes and reads less than 2 GiB in one call.
 constexpr std::size_t kPiece = 1u << 30;
 
 std::string last_line(std::size_t bytes, const std::string& digest) {
@@ -49,7 +49,8 @@ std::string folder_of(const std::string& file) {
   return folder.empty() ? "." : folder;
 }
 
-// What the links at the path's end lead to, which may not be there yet: a link stays one.
+// Follows symbolic links at the end of the path, so that a link stays one. Their target need not
+// exist yet.
 std::string behind_links(std::filesystem::path path) {
   std::error_code none;
   for (int links = 0; links < 40; ++links) {
@@ -63,7 +64,6 @@ std::string behind_links(std::filesystem::path path) {
 }  // namespace
 
 // --- Draft
-// -----------------------------------------------------------------------------------------------------------
 
 Draft::Draft(const std::string& file) : named_(file) {
   if (file.empty()) fail("it has no name", 0);
@@ -78,7 +78,7 @@ Draft::Draft(const std::string& file) : named_(file) {
   }
   if (is_there && S_ISDIR(old.st_mode)) fail("it is a folder", 0);
   if (is_there && !S_ISREG(old.st_mode)) fail("it is not a regular file", 0);
-  // Renaming would not ask: who has made it read-only wants to keep it.
+  // rename() would replace a read-only file, so writability is checked here.
   if (is_there && ::faccessat(AT_FDCWD, file_.c_str(), W_OK, AT_EACCESS) != 0) fail("", errno);
   open_aside();
   if (is_there && ::fchmod(aside_file_.get(), old.st_mode & 07777) != 0) {
@@ -88,18 +88,19 @@ Draft::Draft(const std::string& file) : named_(file) {
   }
 }
 
-// Whoever writes it holds a lock on it, which goes with its process.
+// Opens the file at the path `aside_` and locks it while it is being written; the lock ends with
+// the process.
 void Draft::open_aside() {
   for (;;) {
     aside_file_ = Descriptor(
         ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (!aside_file_) fail("", errno);
-    // File systems without locks do without.
+    // On file systems without locks it is written without one.
     if (::flock(aside_file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw Error(Blame::Busy, "the checkpoint '" + named_ +
                                    "' cannot be written: another process is writing it");
     }
-    // Between these two calls another writer may have put it into the file's place, or removed it.
+    // Between open() and flock() another writer may have renamed or removed the file.
     struct stat locked {};
     struct stat named {};
     if (::fstat(aside_file_.get(), &locked) != 0) fail("", errno);
@@ -141,7 +142,7 @@ void Draft::publish() {
   if (failed_ == 0 && ::rename(aside_.c_str(), file_.c_str()) != 0) failed_ = errno;
   if (failed_ != 0) fail("", failed_);
   aside_file_ = Descriptor();
-  // Its new name is on the disk when the folder is. Some file systems cannot say so (EINVAL).
+  // Makes the new name durable by syncing the folder. Some file systems cannot do that (EINVAL).
   const Descriptor folder(::open(folder_of(file_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL) fail("", errno);
 }
@@ -153,7 +154,6 @@ void Draft::fail(const std::string& why, int number) const {
 }
 
 // --- Reader
-// ----------------------------------------------------------------------------------------------------------
 
 bool is_file(const std::string& file) {
   struct stat status {};
@@ -164,7 +164,7 @@ bool is_file(const std::string& file) {
 }
 
 Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'") {
-  // A pipe without a writer would block.
+  // O_NONBLOCK, because opening a pipe without a writer would block.
   file_ = Descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file_ || ::fstat(file_.get(), &status) != 0)

@@ -1,6 +1,6 @@
-// A checkpoint as a file: bytes of any kind, behind them a line with their number and SHA-256. A
-// reader of zip archives, as libtorch's are, passes over that line. One thread at a time. Errors
-// name the file and the fix; a full disk is Busy.
+// A checkpoint as a file: bytes of any kind, then a line with their number and SHA-256. A reader of
+// zip archives, as libtorch's are, ignores that line. One thread at a time. Errors name the file
+// and the fix; a full disk is Busy.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,21 @@
 
 namespace weft::checkpoint {
 
-// Written beside the file as FILE.new and then put into its place: whenever this process ends, the
-// file is the old one or the new one, whole. What a killed process has left there the next one
-// overwrites.
+// Writes FILE.new and then renames it to FILE: whenever this process ends, FILE is the old one or
+// the new one, complete. The FILE.new of a killed process is overwritten by the next Draft.
 class Draft {
  public:
-  // Throws where the file could not be replaced: no such folder, no permission, not a regular file,
+  // Throws if the file cannot be replaced: no such folder, no permission, not a regular file,
   // another writer.
   explicit Draft(const std::string& file);
-  // Removes what has not been published.
+  // Removes FILE.new unless it was published.
   ~Draft();
   Draft(const Draft&) = delete;
   Draft& operator=(const Draft&) = delete;
 
-  // Throws nothing, since libtorch calls it: publish() throws for it.
+  // Throws nothing, because libtorch calls it; publish() throws its errors.
   void write(const void* data, std::size_t bytes) noexcept;
-  // Returns when the file is on the disk.
+  // Returns when the file is on the disk; throws the first error.
   void publish();
 
  private:
@@ -37,24 +36,25 @@ class Draft {
   void open_aside();
 
   std::string named_;  // as the caller wrote it
-  std::string file_;   // what links lead to
-  std::string aside_;
+  std::string file_;   // with symbolic links followed
+  std::string aside_;  // file_ + ".new"
   Descriptor aside_file_;
   codec::Digest digest_;
   std::size_t bytes_ = 0;
   int failed_ = 0;  // errno of the first failure
 };
 
-// Whether there is such a file, folder or whatever. Throws where the system does not say.
+// True if the path exists, also as a folder or another kind of file. Throws if the system cannot
+// tell.
 bool is_file(const std::string& file);
 
 class Reader {
  public:
-  // Throws where there is no file, or its end is not that of a checkpoint.
+  // Throws if the file does not exist or does not end as a checkpoint does.
   explicit Reader(const std::string& file);
-  // Of what was written, without the line behind it.
+  // The number of bytes that were written, without the line at the end.
   std::size_t bytes() const { return bytes_; }
-  // Fills bytes() of memory. Throws where they are not those that were written.
+  // Fills bytes() of memory. Throws if they are not the bytes that were written.
   void read(void* memory);
 
  private:

@@ -35,12 +35,11 @@ using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// In an optimizer's archive, beside what libtorch writes: its parameters' groups, dtypes and
-// shapes, a line each.
+// The key, beside libtorch's own in an optimizer's archive, of its parameters' groups, dtypes and
+// shapes, one line each.
 constexpr const char* kParameters = "weft_parameters";
 
-// --- what the parts are
-// ----------------------------------------------------------------------------------------------
+// --- kinds and names of parts
 
 std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
 
@@ -52,8 +51,8 @@ std::string form_of(const at::Tensor& tensor) {
   return text.str();
 }
 
-// Of a module and the modules in it that are saved, as torch::nn::Module::save() has them: (name,
-// "parameter", tensor).
+// Calls `each` for the tensors of a module and of its serializable children, the ones that
+// torch::nn::Module::save() writes.
 using Visit =
     std::function<void(const std::string& name, const char* kind, const at::Tensor& tensor)>;
 void visit(const torch::nn::Module& module, const std::string& prefix, const Visit& each) {
@@ -78,15 +77,15 @@ std::vector<std::string> parameters_of(const Optimizer& optimizer) {
   return lines;
 }
 
-// What libtorch's archive writes and then cannot read: it is TorchScript, in which names become
-// those of attributes.
+// Names that libtorch's archive writes but cannot read again: it is TorchScript, where they would
+// become names of attributes.
 constexpr std::string_view kReserved[] = {
     "Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
     "assert",   "break", "class",  "continue", "def",    "del",   "elif",
     "else",     "for",   "global", "if",       "import", "in",    "is",
     "not",      "or",    "pass",   "raise",    "return", "while", "with"};
 
-// A name's key in the archive: mostly itself. No name in TorchScript has a '%'.
+// A name's key in the archive: mostly the name itself. No TorchScript name contains '%'.
 std::string key_of(const std::string& name) {
   std::string key;
   for (const char letter : name) {
@@ -117,9 +116,8 @@ std::string name_of(const std::string& key) {
 }
 
 // --- saving
-// ----------------------------------------------------------------------------------------------------------
 
-// On the host, and without what else may lie in its memory.
+// The tensor on the host, without other values of a shared storage.
 at::Tensor saved(const at::Tensor& tensor) {
   if (!tensor.defined()) throw Error(Blame::Caller, "a tensor is undefined");
   const bool is_alone =
@@ -150,8 +148,8 @@ c10::IValue value_of(const detail::Variable& variable) {
   return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
 }
 
-// LBFGS keeps a list of the last iteration's, which the next fills anew, and which libtorch cannot
-// write.
+// Clears a list that LBFGS keeps from its last iteration: the next one fills it anew, and libtorch
+// cannot write it.
 void drop_scratch(Optimizer& optimizer) {
   for (const auto& [parameter, state] : optimizer.state()) {
     auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get());
@@ -180,14 +178,13 @@ void save_part(OutputArchive& archive, const Part& part) {
 }
 
 // --- loading
-// ---------------------------------------------------------------------------------------------------------
 
 [[noreturn]] void differs(const std::string& what, const std::string& in_file,
                           const std::string& here) {
   throw Error(Blame::Caller, what + " is " + in_file + " in the file and " + here + " here");
 }
 
-// Copies a value into memory that is there.
+// Copies a value into existing memory.
 Commit stage_copy(const std::string& what, const at::Tensor& target, const at::Tensor& value) {
   if (form_of(target) != form_of(value)) differs(what, form_of(value), form_of(target));
   if (target.layout() == at::kStrided && at::has_internal_overlap(target) == at::MemOverlap::Yes) {
@@ -205,7 +202,7 @@ Commit stage_copy(const std::string& what, const at::Tensor& target, const at::T
   };
 }
 
-// All tensors of an archive, by their dotted names.
+// Collects all tensors of an archive by their dotted names.
 void flatten(InputArchive& archive, const std::string& prefix,
              std::map<std::string, at::Tensor>& tensors) {
   for (const std::string& key : archive.keys()) {
@@ -260,7 +257,8 @@ void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
   }
 }
 
-// The archive was read to the host; how a state is made up only its class knows.
+// Copies the states to their parameters' devices, since the archive was read to the host. Only a
+// state's class knows its members, so this writes the state to an archive and reads it back.
 void bring_states_to_parameters(Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -277,18 +275,19 @@ void bring_states_to_parameters(Optimizer& optimizer) {
   }
 }
 
-// Throws, having changed what it will of the optimizer, where the archive is of another class.
+// Throws if the archive is of another class of optimizer; the optimizer may have changed by then.
 void load_whole(Optimizer& optimizer, InputArchive& archive) {
   optimizer.state().clear();
   const auto failure = error_of([&] { optimizer.load(archive); });
   if (!failure) return;
-  // As libtorch's classes say that an option of theirs is missing.
+  // libtorch's classes report a missing option by such an assertion.
   if (failure->text().find("INTERNAL ASSERT FAILED") == std::string::npos) throw *failure;
   throw Error(Blame::Caller,
               "the options or the state in the file are those of another class of optimizer");
 }
 
-// While it lives the optimizer has other param_groups, with the same parameters, and no state.
+// While it lives, the optimizer has a copy of its param_groups, with the same parameters, and no
+// state.
 class Aside {
  public:
   explicit Aside(Optimizer& optimizer) : optimizer_(optimizer), groups_(optimizer.param_groups()) {
@@ -316,8 +315,8 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
     bring_states_to_parameters(*whole);
     return [sharded, whole] { sharded->take(*whole); };
   }
-  // What the class does with the archive is seen beforehand. Its own options, to which there may be
-  // references, are filled by a second load.
+  // A first load, into a copy of its groups, shows any error beforehand. The commit loads once more
+  // into the optimizer's own options, because there may be references to these.
   using State = std::remove_reference_t<decltype(optimizer.state())>;
   const auto state = std::make_shared<State>();
   const Aside aside(optimizer);
@@ -330,7 +329,7 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
   };
 }
 
-// A leaf there as well: autograd does not see it move.
+// The result is a leaf as well: autograd does not see the copy.
 at::Tensor moved(const at::Tensor& value, c10::Device device) {
   return value.detach().to(device).set_requires_grad(value.requires_grad());
 }
@@ -425,7 +424,7 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
   return stage_tensors(*inner, std::get<std::vector<at::Tensor>*>(content), device);
 }
 
-// The type as which it is kept, in words behind "a variable".
+// The type in which a variable is stored, in words that follow "a variable".
 std::string type_of(const detail::Variable& variable) {
   constexpr const char* kTypes[] = {"a bool", "an integer", "a float or double", "a string"};
   const auto value = variable.get(variable.place);

@@ -1,4 +1,4 @@
-// What is in a checkpoint's archive, part by part. Internal.
+// Writes and reads the parts of a checkpoint's archive. Internal.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ class ShardedOptimizer;
 
 namespace weft::checkpoint {
 
-// Throws Caller for names that cannot be, and for what is not there. Returns the names and kinds of
-// the parts, as errors say them.
+// Throws Caller for an empty or repeated name and for a null pointer. Returns the names and kinds
+// of the parts, as errors show them.
 std::vector<std::string> check_names(const std::vector<Part>& parts);
 
-// The part's optimizer if its state is spread over ranks, else none.
+// The part's optimizer if its state is spread over ranks; null otherwise.
 parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);
 
 void save_parts(torch::serialize::OutputArchive& archive, const std::vector<Part>& parts);
 
-// What is left to be done once all parts fit on all ranks.
+// Writes one part's values into the program; runs once all parts fit on all ranks.
 using Commit = std::function<void()>;
-// Compares, and changes nothing. `device`: of tensors for which there is no memory yet. Throws
-// Caller for the first that does not fit.
+// Compares the parts with the archive and changes nothing. `device`: for tensors that have no
+// memory yet. Throws Caller for the first part that does not fit.
 std::vector<Commit> stage_parts(torch::serialize::InputArchive& archive,
                                 const std::vector<Part>& parts, c10::Device device);
 

@@ -13,7 +13,7 @@ class Digest {
  public:
   Digest();
   void add(const void* data, std::size_t bytes);
-  // In hexadecimal. Nothing is added afterwards.
+  // In hexadecimal. add() must not be called afterwards.
   std::string text();
 
  private:
