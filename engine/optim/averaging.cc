@@ -8,7 +8,7 @@ namespace weft {
 
 void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group) {
   constexpr std::size_t kPiece = 25u << 20;
-  constexpr std::size_t kAtOnce = 4;  // so that not all of a large model is in memory twice
+  constexpr std::size_t kAtOnce = 4;  // limits the second copy of a large model in memory
   if (!group || group.size() == 1) return;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::string what = "average_parameters: parameter " + std::to_string(i);

@@ -1,14 +1,13 @@
-// Averaging parameters instead of gradients: after every step, or now and then (local SGD, Stich,
-// 2018). Semantics of torch.distributed.algorithms.model_averaging.
+// Averages parameters instead of gradients: after every step, or in every nth step (local SGD,
+// Stich, 2018). Semantics of torch.distributed.algorithms.model_averaging.
 //
 //   weft::PeriodicAverager averager(group, {.period = 4, .warmup_steps = 100});
 //   {
-//     const auto quiet = ddp.no_sync();                  // or no DistributedDataParallel at all
+//     const auto quiet = ddp.no_sync();  // or use no DistributedDataParallel at all
 //     loss_of(net(inputs)).backward();
 //   }
 //   optimizer.step();
-//   averager.average_parameters(net->parameters());      // sends something in every fourth step
-//   only
+//   averager.average_parameters(net->parameters());  // sends only in every fourth step
 #pragma once
 
 #include <vector>
@@ -20,29 +19,29 @@
 
 namespace weft {
 
-// Replaces every value by its average over the ranks; afterwards all ranks have the same bits.
-// Every rank gives tensors of the same shapes and dtypes (floating point or complex) in the same
-// order. They travel flat, in pieces, several at once, and are complete on return (CUDA: for the
-// current stream). Collective. Throws Caller, before anything is sent, for a tensor that is
-// undefined, sparse, expanded, or of integers. Does nothing in an empty group, as new_group() gives
-// it to those who are not members.
+// Collective. Replaces every value by its average over the ranks; afterwards all ranks have the
+// same bits. Every rank gives tensors of the same shapes and dtypes (floating point or complex) in
+// the same order. They are sent in flat pieces, several at once, and the averages are complete on
+// return (CUDA: for the current stream). Throws Caller, before anything is sent, for a tensor that
+// is undefined, sparse, expanded, or of integers. Does nothing in an empty group, which new_group()
+// returns to ranks that are not members.
 WEFT_API void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group);
 
 struct PeriodicAveragerOptions {
-  int period = 1;        // steps from one averaging to the next
-  int warmup_steps = 0;  // so many first steps do not count: gradients are averaged there, by
-                         // DistributedDataParallel
+  int period = 1;  // steps from one averaging to the next
+  // The first steps, in which DistributedDataParallel averages gradients and nothing is done here.
+  int warmup_steps = 0;
 };
 
 class WEFT_API PeriodicAverager {
  public:
-  // Throws Caller for a period below 1, or a negative warm-up.
+  // Throws Caller for a period below 1 or a negative warm-up.
   PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options);
 
-  // Once after each step, on every rank. Averages in steps warmup_steps, warmup_steps + period, …
-  // (counted from 0), and says whether this was one.
+  // Called once after each step, on every rank. Averages in the steps warmup_steps, warmup_steps +
+  // period, … (counted from 0); returns true if this was one of them.
   bool average_parameters(const std::vector<at::Tensor>& parameters);
-  // Steps so far.
+  // The number of steps so far.
   int steps() const { return steps_; }
 
  private:

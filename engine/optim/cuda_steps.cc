@@ -15,24 +15,24 @@ namespace weft::optim {
 
 namespace {
 
-// Those of the process, for whoever names none. They stay until it ends: what an optimizer that is
-// gone has retired is reclaimed by the next one, and at the end of the process by nobody.
+// The process's devices, for an optimizer that is given none. Never destroyed: kernels that a
+// destroyed optimizer has retired are reclaimed by the next optimizer, if there is one.
 const std::shared_ptr<tensor::CudaDevices>& machines() {
   static const auto* const devices =
       new std::shared_ptr<tensor::CudaDevices>(std::make_shared<tensor::CudaDevices>());
   return *devices;
 }
 
-// The kernels on a device: loaded once, as long as one of those who step with them is there, or has
-// not been reclaimed.
+// The kernels on a device, loaded once. They live until the last optimizer that uses them has been
+// destroyed and its retired share reclaimed.
 std::shared_ptr<const kernels::CudaKernels> kernels_on(
     const std::shared_ptr<cuda::Device>& device) {
   static std::mutex mutex;
   static auto* const loaded =
       new std::map<const cuda::Device*, std::weak_ptr<const kernels::CudaKernels>>();
   std::lock_guard lock(mutex);
-  // Kernels own their device: an entry of a device that is gone has expired, though another may
-  // have its address.
+  // Kernels own their device. So the entry of a destroyed device has expired, even if a new device
+  // has its address.
   std::erase_if(*loaded, [](const auto& entry) { return entry.second.expired(); });
   auto& known = (*loaded)[device.get()];
   auto kernels = known.lock();
@@ -47,17 +47,17 @@ struct CudaSteps::OnDevice {
       : device(devices.open(index)),
         name(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
         kernels(kernels_on(device)) {
-    // Of optimizers before this one; but not the kernels, which it has now.
+    // Reclaims kernels of earlier optimizers, except those that this one shares now.
     device->retirement().reclaim();
   }
 
-  // The kernels go when what was enqueued has run, and somebody reclaims.
+  // The kernels are released when the enqueued steps have run and someone reclaims.
   ~OnDevice() {
     device->retirement().retire(before.end,
                                 [kernels = std::move(kernels)]() mutable { kernels.reset(); });
   }
 
-  // The step before, on one stream, as others are to follow it.
+  // The previous step on one stream; the next step follows it, perhaps on another stream.
   struct Before {
     std::optional<c10::Stream> stream;
     Fence end;
@@ -83,8 +83,8 @@ struct CudaSteps::OnDevice {
   std::shared_ptr<cuda::Device> device;
   c10::Device name;
   std::shared_ptr<const kernels::CudaKernels> kernels;
-  Before before;    // that has run, or will
-  Before captured;  // into a graph: it runs when that is launched, and passes when the capture ends
+  Before before;    // the last step outside of a capture
+  Before captured;  // the last step captured into a CUDA graph; passes when the capture ends
 };
 
 CudaSteps::CudaSteps() : CudaSteps(machines()) {}

@@ -1,8 +1,9 @@
-// Optimizer steps on GPUs: the kernels, loaded for each device that has parameters, on libtorch's
-// current stream. The host never waits for a step; steps of one optimizer follow each other also
-// where they come on different streams. Used by one thread at a time, as the optimizer is. Kernels
-// are loaded once for all that have the same CudaDevices, and unloaded when the last of these is
-// gone and the owner of the CudaDevices reclaims; a new one reclaims what former ones have left.
+// Optimizer steps on GPUs: loads the kernels for each device that has parameters, and launches them
+// on libtorch's current stream. The host never waits for a step. Steps of one optimizer follow each
+// other even on different streams. One thread at a time uses it, like the optimizer. Kernels are
+// loaded once for all CudaSteps with the same CudaDevices. They are unloaded when the last of these
+// has been destroyed and the owner of the CudaDevices reclaims; a new CudaSteps reclaims those that
+// earlier ones left.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +22,12 @@ namespace weft::optim {
 
 class CudaSteps {
  public:
-  // So many tensors are one launch in any case, where they are of one step (AdamW), or all first
-  // steps or none (SGD). More of them may be several, of which the later ones may fail.
+  // So many tensors fit into one launch if they are of the same step (AdamW), or if all or none of
+  // them take their first step (SGD). More tensors may take several launches, of which later ones
+  // may fail.
   static constexpr std::size_t kTensorsOfALaunch = 628;
 
-  CudaSteps();  // on the machine's GPUs, opened at the first use, once in a process
+  CudaSteps();  // on the machine's GPUs, opened once in a process at the first use
   explicit CudaSteps(std::shared_ptr<tensor::CudaDevices> devices);
   ~CudaSteps();
   CudaSteps(const CudaSteps&) = delete;
@@ -33,14 +35,14 @@ class CudaSteps {
 
   const std::shared_ptr<tensor::CudaDevices>& devices() const { return devices_; }
 
-  // Before each step: the current stream waits for the step before, where that came on another one.
-  // Loads the kernels, once for a device, which may block. Throws Unsupported where that cannot be:
-  // no GPU of that number, no code for it, a build without CUDA; Caller where the current stream is
-  // being captured into a CUDA graph and the kernels are not loaded yet, or there is a reason why
-  // the optimizer's next step cannot be repeated (null: none).
+  // Called before each step. Makes the current stream wait for the previous step if that was on
+  // another stream. Loads the kernels, once for a device, which may block. Throws Unsupported if
+  // that fails: no GPU of that number, no code for it, a build without CUDA. While the current
+  // stream is captured into a CUDA graph, throws Caller if the kernels are not loaded yet, or if
+  // the optimizer's next step cannot be repeated, for the reason `why_once` (null: it can).
   void prepare(int device, const char* optimizer, const char* why_once);
-  // Slices lie on the device, which is prepared for its current stream; gradients have the
-  // parameters' type. As in kernels.h.
+  // Enqueues a step as in kernels.h. Slices lie on the device, which prepare() has prepared for its
+  // current stream; gradients have the parameters' type.
   void sgd(int device, std::span<const kernels::SgdTensor> tensors, Dtype dtype,
            const kernels::SgdOptions& options);
   void adamw(int device, std::span<const kernels::AdamWTensor> tensors, Dtype dtype,

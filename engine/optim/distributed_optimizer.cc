@@ -27,12 +27,12 @@ constinit trace::Name step{trace::Layer::Engine, "optimizer step"};
 }  // namespace
 }  // namespace traced
 
-// What drivers call.
+// Functions that drivers call on owners.
 namespace internal {
 using Shared = std::shared_ptr<LocalOptimizer>;
 constexpr std::size_t kMostPasses = 256;
-// Steps, for a worker whose next call will find the weights stepped on whatever streams it runs:
-// done when the GPUs are.
+// Steps for another worker, whose next call may run here on any streams; so the future is done only
+// when the GPUs have finished.
 Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const Shared& optimizer,
                               autograd::Context& context) {
   const Fence has_run = optimizer->step(context);
@@ -44,15 +44,15 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
   }
   return stepped.future();
 }
-// Nothing where this worker knows nothing of the context: no pass has come here. `failed`: passes
-// of which it may not know that they have.
+// Steps with a context. Does nothing if this worker does not know the context: no pass has come
+// here. `failed`: failed passes of which this worker may not have heard.
 Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
   const rpc::CallExecutionContext& here = rpc::current_call("step()");
   const auto core = here.core();
   if (const auto context = autograd::contexts_of(*core).find(id)) {
     autograd::messages::hear_failed(core, context, failed);
     if (here.call().caller != core->self()) return step_for_another(core, optimizer, *context);
-    optimizer->step(*context);  // on streams of the caller's, which wait for it
+    optimizer->step(*context);  // on streams of the caller, which wait for it
     return Future<void>::ready();
   }
   if (!autograd::contexts_of(*core).has_ended(id)) return Future<void>::ready();
@@ -60,8 +60,8 @@ Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd:
                                     autograd::to_text(id) +
                                     ", and its gradients with it: it has not stepped");
 }
-// When the passes have ended well here. The caller takes part in them, and has sent gradients of
-// each to this worker.
+// Steps when the passes have ended without error here. The caller takes part in these passes, and
+// has sent gradients of each to this worker.
 Future<void> step_behind(Shared& optimizer, std::uint64_t id,
                          std::vector<autograd::PassName> passes) {
   const rpc::CallExecutionContext& here = rpc::current_call("step()");
@@ -85,7 +85,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
       if (how.failed()) throw Error(Blame::Cancelled, "it has not stepped: " + how.text);
     }));
   }
-  // On a thread of its own: whoever has ended the pass has others to tell.
+  // Runs on another thread: the thread that ends the pass has other workers to tell.
   return when_all(std::move(ended)).then([core, context, optimizer] {
     Promise<void> stepped(core->thread_pool());
     core->thread_pool()->run(Task([core, context, optimizer, stepped] {
@@ -134,7 +134,7 @@ torch::serialize::InputArchive archive_of(const std::string& text, const char* w
   }
 }
 
-// One error for all: every owner that failed, and why.
+// Collects one error for all owners that failed.
 class Failures {
  public:
   explicit Failures(std::string what) : what_(std::move(what)) {}
@@ -153,7 +153,7 @@ class Failures {
   Blame blame_ = Blame::Remote;
 };
 
-// Done when all have ended; fails with all that failed.
+// Returns a future that is done when all have ended, and that fails if any has failed.
 template <class T>
 Future<void> all_of(const std::vector<Owner>& owners, std::string what,
                     std::vector<Future<T>> asked) {
@@ -161,7 +161,7 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what,
     explicit Gathered(std::string what) : failures(std::move(what)) {}
     std::mutex mutex;
     Failures failures;
-    weft::detail::DeviceWorkRef work;  // of this worker's own
+    weft::detail::DeviceWorkRef work;  // this worker's own
     std::size_t missing = 0;
   };
   auto gathered = std::make_shared<Gathered>(std::move(what));
@@ -185,7 +185,8 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what,
   return promise.future();
 }
 
-// What cannot even be asked fails alone: the others are asked all the same.
+// Turns an exception of `ask` into a failed future, so that the other owners are asked all the
+// same.
 template <class F>
 auto attempt(const F& ask) -> decltype(ask()) {
   try {
@@ -197,7 +198,7 @@ auto attempt(const F& ask) -> decltype(ask()) {
 
 template <auto F, class... A>
 auto ask(const std::vector<Owner>& owners, const A&... arguments) {
-  // The users' context is none of the optimizers'.
+  // The user's execution context does not apply to these calls.
   const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<decltype(owners.front().optimizer.template async<F>(arguments...))> asked;
   for (const Owner& owner : owners) {
@@ -206,8 +207,8 @@ auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   return asked;
 }
 
-// set_data() and module->to() give a parameter other memory: what is stepped in its place shares
-// that from then on.
+// If set_data() or module->to() has given the parameter other memory, makes the optimizer's tensor
+// share that from now on.
 void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t place,
             std::size_t all) {
   if (parameter.scalar_type() != stepped.scalar_type() || parameter.device() != stepped.device() ||
@@ -218,14 +219,15 @@ void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t 
             tensor::describe(parameter) + ", and was " + tensor::describe(stepped) +
             " when the optimizer was made; call module->to(…) first, then make the optimizer");
   }
-  if (!parameter.has_storage()) return;  // a sparse one
+  if (!parameter.has_storage()) return;  // sparse
   const bool shares_memory = parameter.is_alias_of(stepped) &&
                              parameter.storage_offset() == stepped.storage_offset() &&
                              parameter.strides() == stepped.strides();
   if (!shares_memory) stepped.set_data(parameter.detach());
 }
 
-// The streams of this call wait, for what reads or replaces what a step on others changes.
+// Makes the streams of this call wait for the last step, before the call reads or replaces its
+// results.
 void wait_here(const Fence& step, const char* what) {
   const auto core = rpc::current_call(what).core();
   for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->gpus()))
@@ -235,8 +237,8 @@ void wait_here(const Fence& step, const char* what) {
 constexpr const char* kStep = "the optimizer's step";
 using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 
-// Each owner's step: queued there behind the passes where the owner surely takes part in them, else
-// asked for when they have ended everywhere.
+// Asks each owner to step: behind the passes, if the owner is known to take part in them; otherwise
+// once they have ended everywhere.
 std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
                                      const std::shared_ptr<autograd::Context>& context,
                                      const Passes& passes, const Future<void>& ended) {
@@ -263,8 +265,8 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
   return asked;
 }
 
-// Calls it when the last of them has ended, on the thread that ends that: it must neither block nor
-// throw.
+// Calls `call` when all futures are done, on the thread that completes the last one: it must
+// neither block nor throw.
 void when_ended(const std::vector<Future<void>>& all, const std::function<void()>& call) {
   const auto missing = std::make_shared<std::atomic<std::size_t>>(all.size());
   for (const auto& one : all) {
@@ -274,8 +276,8 @@ void when_ended(const std::vector<Future<void>>& all, const std::function<void()
   }
 }
 
-// Where one of the passes has failed: why, with those who stepped before they heard of it, and
-// those who were not heard of.
+// If a pass has failed, returns its error, with the owners that stepped before they heard of it and
+// those that do not answer.
 std::optional<Error> failed_behind(const std::vector<Owner>& owners,
                                    const std::vector<Future<void>>& asked,
                                    const std::vector<Future<void>>& passes) {
@@ -298,7 +300,7 @@ std::optional<Error> failed_behind(const std::vector<Owner>& owners,
   return Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
 }
 
-// Done when all owners have answered and the passes have ended.
+// Returns a future that is done when all owners have answered and the passes have ended.
 Future<void> judged(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
                     const std::vector<Future<void>>& passes) {
   const auto answered = all_of(owners, kStep, asked);
@@ -328,7 +330,8 @@ void load(torch::optim::OptimizerOptions& options, const std::string& text) {
 
 void load(torch::optim::Optimizer& optimizer, const std::string& text) {
   auto archive = archive_of(text, "state");
-  // libtorch puts in what is saved, and leaves what a parameter without saved state has.
+  // libtorch adds the saved state but keeps the present state of parameters for which none was
+  // saved.
   std::remove_reference_t<decltype(optimizer.state())> before;
   before.swap(optimizer.state());
   try {
@@ -354,7 +357,7 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
     if (!parameter.is_leaf())
       refuse(
           "is no leaf: give what it was computed from, or detach() it and call requires_grad_()");
-    // The optimizer gets tensors of its own for them, and would not notice.
+    // The optimizer gets a new tensor for each parameter, so it would not notice duplicates.
     if (std::ranges::any_of(parameters_,
                             [&](const at::Tensor& known) { return known.is_same(parameter); })) {
       throw Error(Blame::Caller, "a parameter of a DistributedOptimizer, " +
@@ -371,7 +374,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   std::unique_lock<std::mutex> others;
   if (order_ == StepOrder::Locked) others = std::unique_lock(steps.mutex);
   std::lock_guard lock(mutex_);
-  // The calls that step run on streams of their own.
+  // Each call that steps runs on streams of its own.
   const auto streams = tensor::CudaDevices::current_streams(core->gpus());
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
   for (const c10::Stream& stream : streams) core->devices().wait(last, stream);

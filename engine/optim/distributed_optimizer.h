@@ -1,14 +1,16 @@
-// One optimizer for parameters that live on several workers: each owner has a local optimizer for
-// those that it owns, and step() runs all of them at once, with the gradients of an autograd
-// context. Semantics of torch.distributed.optim.DistributedOptimizer, and errors of all owners
-// instead of one.
+// One optimizer for parameters that live on several workers. Each owner has a local optimizer for
+// the parameters that it owns, and step() runs all of them at once, with the gradients of an
+// autograd context. Semantics of torch.distributed.optim.DistributedOptimizer; but an error names
+// all owners that failed instead of one.
 //
 //   DistributedOptimizer<torch::optim::SGD> optimizer(parameter_rrefs,
-//   torch::optim::SGDOptions(0.05)); AutogradContext context(agent); context.backward({loss});
+//                                                     torch::optim::SGDOptions(0.05));
+//   AutogradContext context(agent);
+//   context.backward({loss});
 //   optimizer.step(context);
 //
-// The program of every owner must have the same instantiation: a call of the constructor anywhere
-// in it is enough.
+// The program of every owner must contain the same instantiation: a call of the constructor
+// anywhere in it is enough.
 #pragma once
 
 #include <concepts>
@@ -34,14 +36,14 @@ class LBFGS;
 namespace weft {
 
 enum class StepOrder {
-  Locked,   // an owner takes one step at a time, of all optimizers that have parameters there
-  Hogwild,  // those of different optimizers overlap (Niu et al., 2011)
+  Locked,   // an owner runs one step at a time, of all optimizers with parameters there
+  Hogwild,  // steps of different optimizers overlap (Niu et al., 2011)
 };
 
 struct DistributedOptimizerOptions {
   StepOrder order = StepOrder::Locked;
-  // Without, the constructor does not block: the first call of the optimizer is queued behind the
-  // making on each owner, costs no round trip more, and throws what the making threw.
+  // If false, the constructor does not block: on each owner the optimizer's first call is queued
+  // behind its creation, costs no further round trip, and throws the creation's error.
   bool wait_until_made = true;
 };
 
@@ -53,12 +55,13 @@ class WEFT_API LocalOptimizer {
  public:
   LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
   virtual ~LocalOptimizer() = default;
-  // With the context's gradients; parameters without one are left as they are. On GPUs it is
-  // enqueued on the current streams, behind the steps before it; passes when it has run there.
+  // Steps with the context's gradients; parameters without one stay as they are. On GPUs the step
+  // is enqueued on the current streams, behind earlier steps; the fence passes when it has run
+  // there.
   Fence step(autograd::Context& context);
   void set_lr(double lr);
   double lr() const;
-  // Called by an owner's RPC, on whose streams they come behind the step before.
+  // Called by an RPC on the owner; the call's streams wait for the previous step.
   std::string save() const;
   void load(std::string text);
 
@@ -73,7 +76,7 @@ class WEFT_API LocalOptimizer {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> stepped_;
   mutable std::mutex mutex_;
-  Fence last_;  // its step before has run on the GPUs
+  Fence last_;  // the previous step has run on the GPUs
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
@@ -87,7 +90,7 @@ class LocalOptimizerOf final : public LocalOptimizer {
   }
 };
 
-// What a driver knows of one of them.
+// A driver's record of one owner's optimizer.
 struct Owner {
   rpc::WorkerInfo worker;
   RRef<std::shared_ptr<LocalOptimizer>> optimizer;
@@ -101,12 +104,12 @@ WEFT_API std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>
                                                         order);
 }
 
-// The parameters of each owner, in the order in which the owners first come. Throws Caller where
-// there are none.
+// The parameters of each owner, in the order in which the owners first appear.
 WEFT_API std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
     const std::vector<RRef<at::Tensor>>& parameters);
+// The parameters' agent. Throws Caller if there are no parameters.
 WEFT_API rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
-// Blocks until all have been made.
+// Blocks until all optimizers have been made.
 WEFT_API void wait_for(const std::vector<Owner>& owners, const std::string& what);
 WEFT_API Future<void> step(const std::vector<Owner>& owners, const AutogradContext& context);
 WEFT_API void set_lr(const std::vector<Owner>& owners, double lr);
@@ -131,8 +134,8 @@ constexpr bool kSteps<O, Parameters, Options, How> =
 
 }  // namespace optim
 
-// O: an optimizer that is made of tensors and options, as libtorch's are. Usable from every thread;
-// copies are the same optimizer.
+// O: an optimizer that is made of tensors and options, as libtorch's are. Thread-safe; copies refer
+// to the same optimizer.
 template <class O>
 class DistributedOptimizer {
   static_assert(!std::derived_from<O, torch::optim::LBFGS>,
@@ -141,9 +144,9 @@ class DistributedOptimizer {
                 "Adam, AdamW, SGD, RMSprop, Adagrad");
 
  public:
-  // Blocks until every owner has its local optimizer, unless it is told not to. `parameters` belong
-  // to one agent of this process; each is a leaf that requires grad. Throws one Error for all
-  // owners where that failed: what the optimizer's constructor threw is in the text.
+  // `parameters` belong to one agent of this process; each is a leaf that requires grad. Blocks
+  // until every owner has made its local optimizer, unless `how` says otherwise. If some fail,
+  // throws one Error that names each owner and the error of its optimizer's constructor.
   template <class Options>
   requires(optim::kSteps<O, std::vector<RRef<at::Tensor>>, Options>)
       DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
@@ -167,25 +170,25 @@ class DistributedOptimizer {
                   "DistributedOptimizerOptions");
   }
 
-  // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others
-  // have stepped.
+  // Blocks until all owners have stepped. Throws one Error that lists the owners that failed; the
+  // others have stepped.
   void step(const AutogradContext& context) const { step_async(context).get(); }
-  // Behind the passes that backward_async() of this worker has begun in the context and that still
-  // run, or were the last and have failed. Owners that this worker sends gradients to are told at
-  // once, and step the moment their own part of the passes has ended: a pass and a step are one
-  // round trip to them. Others are told when the passes have ended. If a pass fails, so does this,
-  // on all who have not stepped by then; the error names those who have. (After backward(), nobody
-  // steps when it has failed.)
+  // Steps after the passes that backward_async() of this worker has begun in the context and that
+  // still run or, if they were the last, have failed. Owners to which this worker sends gradients
+  // are asked at once, and step as soon as their own part of the passes has ended: pass and step
+  // cost one round trip to them. Other owners are asked when the passes have ended. If a pass
+  // fails, all owners that have not stepped by then fail too; the error names those that have
+  // stepped. (After backward(), no owner steps if it has failed.)
   Future<void> step_async(const AutogradContext& context) const {
     return optim::step(owners_, context);
   }
 
-  // The learning rate of all parameters, on all owners.
+  // Sets the learning rate of all parameters, on all owners.
   void set_lr(double lr) const { optim::set_lr(owners_, lr); }
   double lr() const { return optim::lr(owners_); }
 
-  // The optimizers' state, one for each owner in the order of the parameters, in libtorch's form;
-  // and back, into an optimizer over the same parameters, in place of all state that it has.
+  // save() returns each optimizer's state, in libtorch's form, one for each owner in the order of
+  // the parameters. load() replaces all state of an optimizer over the same parameters by it.
   std::vector<std::string> save() const { return optim::save(owners_); }
   void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
 

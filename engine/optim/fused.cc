@@ -24,7 +24,7 @@ namespace {
 using tensor::slice_of;
 using torch::optim::OptimizerParamGroup;
 
-// Before any parameter is touched: a step that fails halfway would leave nobody knows what.
+// Called before any parameter changes, so that a step does not fail halfway.
 void check_fits(const char* name, const char* plain, const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   const auto refuse = [&](Blame blame, const std::string& why) {
@@ -47,8 +47,8 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
     refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
-// The state is the optimizer's own or comes from a file, or from a time when the parameter was
-// another. libtorch throws for these as well, but when it comes to them.
+// A state is the optimizer's own, or comes from a file, or was made for an earlier form of the
+// parameter. libtorch also throws for these, but only when it reaches them.
 void check_state(const char* name, const at::Tensor& parameter, const char* what,
                  const at::Tensor& state) {
   if (!state.defined()) return;
@@ -60,22 +60,22 @@ void check_state(const char* name, const at::Tensor& parameter, const char* what
                   "; load what was saved of the same model, or erase it from state()");
 }
 
-// `each_of(group, state, visit)` calls visit(name, tensor) for what a step reads of a parameter's
-// state. `why_once(group, parameter)` says why the next step is not to be repeated as it is; null
-// where it may be.
+// Checks all parameters and prepares their GPUs. `each_of(group, state, visit)` calls visit(name,
+// tensor) for each tensor that a step reads of a parameter's state. `why_once(group, parameter)`
+// returns the reason why the next step cannot be repeated as it is, or null.
 template <class States, class EachOf, class WhyOnce>
 void check_all_fit(const char* name, const char* plain,
                    const std::vector<OptimizerParamGroup>& groups, const States& states,
                    std::shared_ptr<optim::CudaSteps>& cuda, const EachOf& each_of,
                    const WhyOnce& why_once) {
-  std::map<int, const char*> gpus;  // and why_once of a parameter there
+  std::map<int, const char*> gpus;  // with a parameter's why_once there
   std::unordered_set<const c10::TensorImpl*> known;
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       check_fits(name, plain, parameter);
-      // libtorch steps it twice, one after the other; in one launch the two would write over each
-      // other.
+      // libtorch would step it twice in succession; in one launch the two steps would overwrite
+      // each other.
       if (!known.insert(parameter.unsafeGetTensorImpl()).second) {
         throw Error(
             Blame::Caller,
@@ -98,9 +98,9 @@ void check_all_fit(const char* name, const char* plain,
   for (const auto& [gpu, why] : gpus) cuda->prepare(gpu, name, why);
 }
 
-// What one launch steps, and what it changes of the state. That enters the state behind the launch:
-// where it fails, or the memory for it, no buffer is left that holds nothing, and no step is
-// counted that was not taken.
+// The tensors of one launch and its changes of the state. These are made after the launch: if the
+// launch or its memory allocation fails, no buffer without values remains, and no step is counted
+// that was not taken.
 template <class T, class State>
 struct Launch {
   std::vector<T> tensors;
@@ -108,14 +108,15 @@ struct Launch {
   std::vector<std::pair<c10::TensorImpl*, State*>> counted;
 };
 
-// By device (-1: the CPU), type, and what else the tensors of one launch have in common.
+// Device (-1: the CPU), type, and the step that the tensors of one launch have in common.
 struct LaunchKey {
   int device;
   at::ScalarType type;
   std::int64_t step;
   auto operator<=>(const LaunchKey&) const = default;
 };
-// Each is one launch on a GPU and no more, which has been made or has not.
+// Groups tensors into launches. On a GPU each is exactly one kernel launch, which fails or succeeds
+// as a whole.
 template <class T, class State>
 class Launches {
  public:
@@ -126,7 +127,7 @@ class Launches {
       all.emplace_back();
     return all.back();
   }
-  // Calls run(device, type, launch) for each.
+  // Calls run(device, type, launch) for each launch.
   template <class F>
   void each(const F& run) {
     for (auto& [key, all] : launches_) {
@@ -138,15 +139,15 @@ class Launches {
   std::map<LaunchKey, std::deque<Launch<T, State>>> launches_;
 };
 
-// Whether it has the parameter's type and lies where that lies, with its elements in the same order
-// in memory.
+// True if `tensor` has the parameter's type, device and strides.
 bool is_laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
   return tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device() &&
          tensor.strides() == parameter.strides() && !tensor.is_neg();
 }
 
-// The tensor as the kernels take it: itself, where it is so. State has another type, or lies
-// elsewhere, where it was loaded from a file or the parameter was changed by module->to().
+// The tensor as the kernels take it: itself if it is laid out so, otherwise a copy. State has
+// another type or device after it was loaded from a file, or after module->to() changed the
+// parameter.
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
   return is_laid_out_like(parameter, tensor) ? tensor : at::empty_like(parameter).copy_(tensor);
 }
@@ -186,7 +187,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     using State = torch::optim::SGDParamState;
     Launches<kernels::SgdTensor, State> launches;
-    std::vector<at::Tensor> kept;  // what the slices below name
+    std::vector<at::Tensor> kept;  // keeps the memory of the slices below alive
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       kept.push_back(laid_out_like(parameter, parameter.grad()));
@@ -280,8 +281,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
                  : cuda_->adamw(device, launch.tensors, dtype, how);
       for (const auto& [parameter, state] : launch.counted) {
         state->step(state->step() + 1);
-        // Written behind autograd's back: what a graph has saved of them is not valid any more.
-        // libtorch's SGD hides that.
+        // The launch wrote without autograd, so values that a graph has saved are no longer valid.
+        // (libtorch's SGD hides that, and so does FusedSGD.)
         parameter->bump_version();
       }
       for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);

@@ -1,4 +1,4 @@
-// An optimizer's options as they travel: in the form in which libtorch saves them.
+// An optimizer's options in messages, in the form in which libtorch saves them.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 namespace weft::optim {
 
 WEFT_API std::string saved(const torch::optim::OptimizerOptions& options);
-// Throws Caller for text that is not what saved() made of options of the same type.
+// Throws Caller if saved() did not make `text` from options of the same type.
 WEFT_API void load(torch::optim::OptimizerOptions& options, const std::string& text);
 WEFT_API std::string saved(const torch::optim::Optimizer& optimizer);
 WEFT_API void load(torch::optim::Optimizer& optimizer, const std::string& text);

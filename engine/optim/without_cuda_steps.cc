@@ -1,4 +1,4 @@
-// cuda_steps.h in a build without CUDA: nothing can be prepared, so nothing is stepped.
+// cuda_steps.h for a build without CUDA: every call throws, because no device can be opened.
 #include <weft/base/error.h>
 #include <weft/engine/optim/cuda_steps.h>
 #include <weft/engine/tensor/cuda_devices.h>
