@@ -40,7 +40,7 @@ AutogradContext::~AutogradContext() {
   try {
     release();
   } catch (const std::exception&) {
-    // the agent has left, and its contexts with it
+    // The agent has left, and its contexts with it.
   }
 }
 

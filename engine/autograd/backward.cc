@@ -74,13 +74,13 @@ void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
   pass.start(roots.edges, std::move(roots.gradients));
 }
 
-// Exact: asks which messages lead to the roots, and starts the pass when that is known.
+// Exact: asks which messages lead to the roots, and starts the pass once that is known.
 void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
                    const std::shared_ptr<Context>& context, const std::shared_ptr<Pass>& pass,
                    const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
   for (const auto& edge : roots->edges) nodes.push_back(edge.function.get());
-  // The gradients of the roots are those of the streams that are current now.
+  // The roots' gradients are computed on the streams that are current now.
   const auto streams = tensor::CudaDevices::current_streams(core->gpus());
   messages::reach(core, context, pass->name(), nodes, pass->deadline())
       .on_done([=](const Future<Outcome>& reached) {
@@ -98,7 +98,7 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
       });
 }
 
-// From here on it fails as a pass does, whatever happens.
+// Begins a pass. After the checks, every error fails the pass.
 std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
@@ -128,7 +128,8 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
   return pass;
 }
 
-// The pass, as its user sees it. Who blocks on this, or on what follows it, turns the agent's loop.
+// Converts the pass's outcome into the user's future. A thread that blocks on it, or on its
+// continuations, drives the agent's event loop.
 Future<void> ended(const std::shared_ptr<Pass>& pass,
                    const std::shared_ptr<rpc::ThreadPool>& executor) {
   const Promise<void> promise(executor);

@@ -1,4 +1,4 @@
-// Where a backward pass begins: at its root, on the worker that has the loss.
+// Begins a backward pass at its root, on the worker that has the loss.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace weft::autograd {
 
-// AutogradContext's functions of these names say what they do and throw.
+// See AutogradContext's functions of the same names.
 void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options);
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,

@@ -178,7 +178,7 @@ std::vector<PassId> Context::untold() const {
   return to_name();
 }
 
-// With the mutex held.
+// Requires mutex_.
 std::vector<PassId> Context::to_name() const {
   std::vector<PassId> passes;
   for (const auto& [pass, who] : untold_) passes.push_back(pass);
@@ -201,7 +201,7 @@ void Context::require_no_other(const PassName& pass) const {
           "context");
 }
 
-// With the mutex held.
+// Requires mutex_.
 std::vector<NodePtr<SendNode>> Context::sends_in(PassId plan) const {
   std::vector<NodePtr<SendNode>> sends;
   const auto planned = plans_.find(plan);
@@ -216,14 +216,14 @@ void Context::succeeded(const PassName& name, Gradients&& gradients,
                         const std::vector<MessageId>& freed) {
   const PassId pass = name.pass;
   std::shared_ptr<Pass> dropped;
-  std::vector<NodePtr<SendNode>> graphs;  // dropped outside of the lock, as is what follows
+  std::vector<NodePtr<SendNode>> graphs;  // these two and `dropped` are destroyed after the lock
   Plan plan;
   std::lock_guard lock(mutex_);
   if (const auto found = passes_.find(pass); found != passes_.end()) {
     dropped = std::move(found->second);
     passes_.erase(found);
   }
-  unsettled_.erase(pass);  // the root ends when all have
+  unsettled_.erase(pass);  // at its root a pass ends after all other workers' parts
   if (released_ || ended_.contains(pass)) return;
   plan = remember(name, {});
   for (const MessageId& message : freed) {
@@ -266,8 +266,8 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   return true;
 }
 
-// With the mutex held. What it gives is to be dropped outside of it: a plan that no other pass will
-// have, or its roots.
+// Requires mutex_. Returns a plan that no other pass will use, or its roots; the caller destroys
+// that after the lock.
 Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (ended_.insert_or_assign(pass.pass, outcome).second) endings_.push_back(pass.pass);
   if (endings_.size() > kRememberedPasses) {
@@ -278,7 +278,7 @@ Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (found == plans_.end()) return {};
   Plan& plan = found->second;
   const auto kept = planned_.find(plan.roots);
-  // Others have it only behind the success of the pass that made it.
+  // Other passes use a plan only after the pass that made it has succeeded.
   if (!pass.retain_graph || (outcome.failed() && pass.plan == pass.pass)) {
     if (kept != planned_.end() && kept->second == found->first) planned_.erase(kept);
     Plan dropped = std::move(plan);
@@ -289,8 +289,8 @@ Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (kept == planned_.end()) {
     planned_.emplace(plan.roots, found->first);
   } else if (kept->second != found->first) {
-    return {.messages = {},
-            .roots = std::exchange(plan.roots, {})};  // one that ran beside it was first
+    // A pass that ran at the same time has kept a plan for these roots first.
+    return {.messages = {}, .roots = std::exchange(plan.roots, {})};
   }
   return {};
 }
@@ -327,8 +327,8 @@ std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass,
   std::vector<NodePtr<SendNode>> fresh;
   std::lock_guard lock(mutex_);
   if (released_)
-    throw Error(Blame::Cancelled,
-                "the context has been released");  // which is to keep no plan any more
+    // A released context keeps no new plan.
+    throw Error(Blame::Cancelled, "the context has been released");
   if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed())
     throw ended->second.error();
   auto& planned = plans_[pass.plan].messages;
@@ -369,10 +369,10 @@ void Context::remember_plan(const Edges& roots, PassId plan) {
   plans_[plan].roots = roots;
 }
 
-// With the mutex held. What cannot be heard to have failed any more becomes part of the sum: all
-// that has its root here, as it has ended on all other workers; of another root's, what that has
-// settled. Where one that may yet fail replaces the sum, what has begun behind it waits: it is to
-// be added to the sum that it makes.
+// Requires mutex_. Adds to the sum the gradients of passes that cannot fail elsewhere any more: of
+// all passes with their root here, which have ended on all other workers, and of another root's
+// passes that the root has settled. If a pass that may still fail replaces the sum, the passes that
+// began after it wait, since they are added to the sum that it makes.
 void Context::fold() {
   for (auto it = fresh_.begin(); it != fresh_.end();) {
     Fresh& one = it->second;
@@ -391,10 +391,10 @@ void Context::fold() {
 
 Outcome Context::outcome(const std::exception_ptr& error, const std::string& where) const {
   Outcome what = outcome_of(error);
-  // libtorch's words for a graph that was freed: the caller's mistake, whoever notices it.
+  // By libtorch's text for a freed graph: this is the caller's mistake, on any worker.
   if (what.text.find("Trying to backward through the graph a second time") != std::string::npos)
     what.blame = static_cast<int>(Blame::Caller);
-  // libtorch sees that a graph's tensor has changed, and not who has changed it.
+  // libtorch reports that a graph's tensor has changed, but not by whom.
   if (what.text.find("modified by an inplace operation") != std::string::npos) {
     if (const auto other = contexts_of(core_).stepped_by_other(id_, steps_before_)) {
       what.text += "; another trainer's step did it: DistributedOptimizer::step() in context " +
@@ -462,7 +462,7 @@ void Context::release(const std::string& why) {
   std::unordered_map<Edges, PassId, HashOfEdges> planned;
   std::map<std::uint64_t, Fresh> fresh;
   Gradients gradients;
-  std::vector<Running> running;  // which hold their passes, and those this
+  std::vector<Running> running;  // each holds its pass, which holds this context
   {
     std::lock_guard lock(mutex_);
     if (released_.exchange(true)) return;

@@ -1,5 +1,5 @@
-// What one worker knows of one autograd context: the messages recorded in it, whom it was passed
-// to, its passes and the gradients that they brought. Usable from every thread.
+// One worker's record of one autograd context: the messages recorded in it, the workers that it was
+// passed to, its passes and their gradients. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -35,12 +35,13 @@ class Pass;
 // "(2, 17)".
 std::string to_text(ContextId id);
 
-// A failure as it travels on: its blame, and what the function said without the names around it.
+// The outcome to send on for an error: its blame, and the error's text without the names of workers
+// around it.
 Outcome outcome_of(const std::exception_ptr& error);
 
 class Context final : public rpc::CallContext, public std::enable_shared_from_this<Context> {
  public:
-  // `steps`: how many steps of optimizers there have been on this worker.
+  // `steps`: the number of optimizer steps on this worker so far.
   Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps = 0)
       : core_(core), id_(id), steps_before_(steps) {}
   ContextId id() const override { return id_; }
@@ -50,70 +51,74 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
   bool belongs_to(const rpc::AgentCore& core) const { return &core_ == &core; }
 
   // --- recording
-  // That worker takes part: it was called from here, or called here.
+  // Notes that a worker takes part: it was called from here, or has called here.
   void add_worker(int rank);
-  // It has ended the context by itself: nobody needs to tell it.
+  // Called when the worker has ended the context by itself, so it need not be told.
   void remove_worker(int rank);
   std::set<int> workers() const;
-  // It cannot be reached any more, until it is heard of again. Whether it took part.
+  // Called when a worker cannot be reached, until it is heard of again. True if it took part and
+  // was not lost before.
   bool worker_lost(int rank);
   bool has_lost(int rank) const;
-  // Whether it takes part, as far as this worker knows, or has made it.
+  // True if the worker takes part, as far as is known here, or has made the context, and is not
+  // lost.
   bool concerns(int rank) const;
-  // A message with these tensors goes to that worker; nothing where there are none.
+  // Records a message with these tensors to that worker; does nothing if there are none.
   void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors) override;
-  // It was not sent, or its call failed: no gradient will come for it.
+  // Drops a message that was not sent or whose call failed: no gradient will come for it.
   void forget(const MessageId& message) override;
-  // For the tensors of a message that comes.
+  // Attaches the tensors of an incoming message to a new RecvNode.
   codec::AttachGradient receiver(const MessageId& message, const rpc::WorkerInfo& from) override;
-  // Null where there is none.
+  // Null if the message is not recorded.
   NodePtr<SendNode> send_of(const MessageId& message) const;
   std::vector<NodePtr<SendNode>> sends() const;
 
   // --- passes
   struct Joined {
-    std::shared_ptr<Pass> pass;  // null where it has ended here
-    Outcome outcome;             // if it has ended
+    std::shared_ptr<Pass> pass;  // null if the pass has ended here
+    Outcome outcome;             // if the pass has ended
   };
-  // The pass of that name, in which this worker is known to take part; begun if it is new here.
+  // Returns the pass of that name, in which this worker takes part; begins it if it is new here.
   Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
-  // One of this worker's own, before any message of it can come. Its number and what has been
-  // settled before it become the name's, and the number that of its plan, if it makes one. Throws
-  // Caller after release().
+  // Begins a pass of this worker, before any of its messages can come. Sets the pass's number, the
+  // number of the oldest unsettled pass, and, if it makes a plan, the plan's number in its name.
+  // Throws Caller after release().
   std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
                               bool makes_plan, Deadline deadline);
-  // That pass counts what it leads to: all messages, or those of its plan, which is known by now.
+  // Makes the pass count the nodes that it leads to: from all messages, or from those of its plan,
+  // which must be complete.
   void count(Pass& pass, const std::vector<torch::autograd::Edge>& roots);
-  // It has ended well here: its gradients are the context's from now on, unless it is heard to have
-  // failed elsewhere. `freed`: messages whose graph it has used up; no later pass counts them.
+  // Called when the pass has succeeded here. Its gradients are part of the context from now on,
+  // unless the pass is heard to have failed elsewhere. `freed`: messages whose graph the pass has
+  // used up; later passes do not count them.
   void succeeded(const PassName& pass, Gradients&& gradients, const std::vector<MessageId>& freed);
-  // It has failed somewhere; what it brought is discarded. False where that was known.
+  // Called when the pass has failed somewhere: discards its gradients. False if that was known.
   bool failed(const PassName& pass, const Outcome& why);
-  // That worker knows that the pass has failed, or is gone. This one's messages name a pass that
-  // has failed until all whom it should tell know of it: at first all that take part.
+  // Notes that the worker knows that the pass has failed, or is gone. Messages from here name a
+  // failed pass until all workers to be told know of it; these are at first all that take part.
   void told(PassId pass, int rank);
-  // That worker is gone, and these are to be told in its place.
+  // Notes that the worker `lost` is gone, and that `others` are to be told in its place.
   void untold(PassId pass, int lost, const std::set<int>& others);
   std::vector<PassId> untold() const;
-  // Throws Caller where another pass of the context may have begun and is not known to have ended
-  // everywhere, or where this worker cannot tell: the sum of gradients of earlier passes is not
-  // known then.
+  // Throws Caller if another pass of the context may not have ended on all workers: then the sum of
+  // the gradients of earlier passes is not known.
   void require_no_other(const PassName& pass) const;
   std::size_t passes() const;
   void fail_passes(const Outcome& why);
-  // Adds messages to the pass's plan, which is made if it is new; gives those that are new in it.
-  // Throws Caller for unknown ones, Cancelled after release(), and what the pass has failed with.
+  // Adds messages to the pass's plan, which is made if it is new; returns those that were not in
+  // it. Throws Caller for unknown messages, Cancelled after release(), and the pass's error if it
+  // has failed.
   std::vector<NodePtr<SendNode>> reach(const PassName& pass,
                                        const std::vector<MessageId>& messages);
   std::size_t plans() const;
-  // At the root: the plan of a pass from the same roots that has ended well.
+  // At the root: the plan of an earlier pass from the same roots that has succeeded.
   using Edges = std::vector<torch::autograd::Edge>;
   std::optional<PassId> planned_for(const Edges& roots) const;
-  // The plan is whole. It is kept under these roots if the pass that made it ends well, until one
-  // without retain_graph ends.
+  // Called when the plan is complete. If the pass that made it succeeds, it is kept under these
+  // roots until a pass without retain_graph ends.
   void remember_plan(const Edges& roots, PassId plan);
 
-  // backward_async() of this worker, until it has ended well, or another pass begins.
+  // A backward_async() of this worker, until it has succeeded or another pass begins.
   struct Running {
     std::shared_ptr<Pass> pass;
     Future<void> ended;
@@ -121,16 +126,16 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
   void began(Running pass);
   std::vector<Running> running_here();
 
-  // --- results; Caller after release(). What passes have brought that have ended here counts; if
-  // they fail elsewhere later it is discarded as ever.
+  // --- results; they throw Caller after release(). Gradients of passes that have succeeded here
+  // count, and are discarded if such a pass fails elsewhere later.
   at::Tensor gradient(const at::Tensor& parameter);
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients();
 
-  // What a pass has failed with on this worker, doing that.
+  // The outcome of a pass that has failed on this worker with `error`, at `where`.
   Outcome outcome(const std::exception_ptr& error, const std::string& where) const;
 
   bool released() const override { return released_; }
-  // Drops everything; passes that run fail with Cancelled.
+  // Drops everything; running passes fail with Cancelled.
   void release(const std::string& why);
 
  private:
@@ -140,8 +145,8 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
     Gradients gradients;
   };
   struct Plan {
-    std::set<MessageId> messages;  // that count
-    Edges roots;                   // that it is kept for, or to be; it keeps their graph alive
+    std::set<MessageId> messages;  // the messages that count
+    Edges roots;  // the roots it is or will be kept under; they keep their graph alive
   };
   struct HashOfEdges {
     std::size_t operator()(const Edges& edges) const noexcept;
@@ -154,24 +159,25 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
 
   rpc::AgentCore& core_;
   const ContextId id_;
-  const std::uint64_t steps_before_;  // it came here
+  const std::uint64_t steps_before_;  // before the context came here
   std::atomic<bool> released_{false};
-  mutable std::mutex mutex_;  // of the rest
+  mutable std::mutex mutex_;  // guards the members below
   std::set<int> workers_;
-  std::set<int> lost_;  // of those
+  std::set<int> lost_;  // a part of workers_
   std::map<MessageId, NodePtr<SendNode>> sends_;
-  std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
-  std::set<PassId> unsettled_;                      // of this worker's own, that run
-  std::map<int, PassId> settled_;                   // the last that was heard, by root
-  std::map<PassId, std::set<int>>
-      untold_;                       // that have failed, and who may not know; kMostNamed at most
-  std::deque<PassId> endings_;       // the oldest first, of the next
-  std::map<PassId, Outcome> ended_;  // the last ones
+  std::map<PassId, std::shared_ptr<Pass>> passes_;  // running
+  std::set<PassId> unsettled_;                      // this worker's own running passes
+  std::map<int, PassId> settled_;  // by root: its passes before this one have ended
+  // Failed passes, at most kMostNamed, and the workers that may not know of them.
+  std::map<PassId, std::set<int>> untold_;
+  std::deque<PassId> endings_;       // the keys of `ended_`, the oldest first
+  std::map<PassId, Outcome> ended_;  // the last kRememberedPasses
   std::map<PassId, Plan> plans_;
   std::unordered_map<Edges, PassId, HashOfEdges> planned_;
-  std::uint64_t begun_ = 0;  // passes, here
-  std::map<std::uint64_t, Fresh>
-      fresh_;  // of those that have ended here, and may yet fail elsewhere; as they began here
+  std::uint64_t begun_ = 0;  // number of passes begun here
+  // Gradients of passes that have succeeded here and may still fail elsewhere, in the order in
+  // which the passes began here.
+  std::map<std::uint64_t, Fresh> fresh_;
   Gradients gradients_;
   std::vector<Running> running_;
 };

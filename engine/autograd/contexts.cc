@@ -64,7 +64,8 @@ void Contexts::release(ContextId id, const std::string& why) {
   std::shared_ptr<Context> context;
   {
     std::lock_guard lock(mutex_);
-    // Also one that is not known here: the call that would bring it may have been overtaken.
+    // A context that is unknown here is recorded too: the call that would bring it may arrive
+    // later.
     if (const auto found = contexts_.find(id); found != contexts_.end()) {
       context = std::move(found->second);
       contexts_.erase(found);
@@ -103,7 +104,7 @@ bool Contexts::concerns(int rank) const {
 
 void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   const std::string why = core_.name_of(rank) + " is lost";
-  std::set<int> owners;  // who would have told that worker, and it us
+  std::set<int> owners;  // they would have told the lost worker, which would have told us
   for (const auto& context : all()) {
     const rpc::WorkerGeneration owner = rpc::made_by(context->id());
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;

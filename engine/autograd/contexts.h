@@ -1,4 +1,4 @@
-// The autograd contexts that one agent knows. Usable from every thread; nothing here blocks.
+// The autograd contexts that one agent knows. Thread-safe; nothing here blocks.
 #pragma once
 
 #include <atomic>
@@ -29,41 +29,42 @@ class Contexts final : public rpc::ContextExtension {
   explicit Contexts(rpc::AgentCore& core) : core_(core) {}
   ~Contexts() override;
 
-  // A new one, of this worker.
+  // Makes a new context of this worker.
   std::shared_ptr<Context> make();
   PassId next_pass();
-  // A call made in that context has come from that worker. Null where the context has been
-  // released.
+  // Called when a call made in that context has arrived from rank `from`. Null if the context has
+  // been released.
   std::shared_ptr<rpc::CallContext> arrived(ContextId id, int from) override;
-  // Null where it is not known here.
+  // Null if it is not known here.
   std::shared_ptr<Context> find(ContextId id) const;
-  // Whether it was known here, or others told of it, and it has ended since.
+  // True if the context was known here, or another worker named it, and it has ended.
   bool has_ended(ContextId id) const;
-  // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has
-  // ended.
+  // Ends the context here and on the workers that it was passed to, which do the same. Does nothing
+  // if it has ended.
   void release(ContextId id, const std::string& why);
-  // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.
-  // Or it has left, and one of that life is its successor.
+  // Called when a worker cannot be reached any more, or has left and a worker of generation
+  // `successor` has its rank: passes that it takes part in fail, and its own contexts end.
   void worker_lost(int rank, std::optional<std::uint16_t> successor) override;
-  // Whether any context knows it.
+  // True if any context knows the worker.
   bool concerns(int rank) const override;
-  // In whichever it is recorded: its receiver could not read it.
+  // Called when the receiver could not read the message: drops it from the context that recorded
+  // it.
   void forget(const MessageId& message) override;
-  // The agent ends.
+  // Called when the agent ends.
   void close() override;
 
-  // Steps of optimizers on this worker, but for those that may overlap with others.
+  // Orders the optimizer steps on this worker, except those that may overlap with others.
   struct Steps {
-    std::mutex mutex;  // held by who steps
-    Fence last;        // what the last of them has enqueued on GPUs has run
+    std::mutex mutex;  // held during a step
+    Fence last;        // passes when the last step's work on GPUs has run
   };
   Steps& steps() { return steps_; }
-  // An optimizer is about to step here, in that context.
+  // Called before an optimizer steps here, in that context.
   void steps_in(ContextId id);
-  // How many steps there have been so far.
+  // The number of steps so far.
   std::uint64_t step_count() const;
-  // Another context in which an optimizer has stepped here since there were so many: the newest.
-  // Nothing where there is none.
+  // The other context in which an optimizer has stepped here most recently, if its step came after
+  // step number `since`; nullopt otherwise.
   std::optional<ContextId> stepped_by_other(ContextId id, std::uint64_t since) const;
 
   std::shared_ptr<rpc::CallContext> current() const override;
@@ -82,9 +83,9 @@ class Contexts final : public rpc::ContextExtension {
   rpc::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   Steps steps_;
-  mutable std::mutex mutex_;  // of the rest
+  mutable std::mutex mutex_;  // guards the members below
   std::unordered_map<ContextId, std::shared_ptr<Context>> contexts_;
-  // Those that have ended: a message that is late does not bring them back.
+  // Contexts that have ended; a late message must not bring them back.
   std::unordered_set<ContextId> buried_;
   std::deque<ContextId> burials_;
   struct Stepped {
@@ -92,7 +93,7 @@ class Contexts final : public rpc::ContextExtension {
     std::uint64_t number = 0;  // from 1
   };
   Stepped last_step_{};
-  Stepped step_of_other_{};  // the newest that is of another context than the last one's
+  Stepped step_of_other_{};  // the newest of another context than the last step's
 };
 
 // The agent's own.

@@ -1,4 +1,4 @@
-// The autograd context of a thread: it follows calls, continuations and coroutines as the agent
+// The autograd context of a thread. It follows calls, continuations and coroutines as the agent
 // does.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace weft::autograd {
 
 class Context;
 
-// Of the thread that made the context, around what was there before.
+// The execution context of the thread that made an autograd context; `around` is the one before it.
 class AutogradExecutionContext final : public weft::detail::ExecutionContext {
  public:
   AutogradExecutionContext(weft::detail::ExecutionContextRef around,
@@ -26,10 +26,10 @@ class AutogradExecutionContext final : public weft::detail::ExecutionContext {
   const std::shared_ptr<Context> context_;
 };
 
-// This thread's, or that of the call that it runs. Null where there is none, or it has been
-// released.
+// The autograd context of this thread, or of the call that it runs. Null if there is none or it has
+// been released.
 std::shared_ptr<Context> current_context();
-// Whether what this thread sends in it is recorded: not under NoGradGuard, nor in a call that was
+// True if this thread's messages in it are recorded: not under NoGradGuard, nor in a call that was
 // made under one.
 bool records_calls();
 

@@ -9,7 +9,7 @@ namespace weft::autograd {
 
 at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() ? a : b;
-  return a.is_sparse() ? b.add(a) : a.add(b);  // a sparse one takes no dense one
+  return a.is_sparse() ? b.add(a) : a.add(b);  // a sparse tensor cannot add a dense one
 }
 
 Gradients::One& Gradients::one_of(const at::Tensor& parameter) {
@@ -18,14 +18,14 @@ Gradients::One& Gradients::one_of(const at::Tensor& parameter) {
   return all_[found->second];
 }
 
-// Uses it on the current stream from now on.
+// Makes the current stream wait for the gradient and use its memory from now on.
 void Gradients::take(const One& one) {
   if (!one.work) return;
   one.work->wait();
   weft::detail::hand_over({&one.gradient});
 }
 
-// The current stream has computed it.
+// Notes that the current stream computes the gradient.
 void Gradients::enqueued(One& one) {
   const bool is_there = !one.gradient.defined() || one.gradient.is_cpu();
   one.work = is_there ? nullptr : weft::detail::enqueued_for({&one.gradient});
@@ -48,7 +48,7 @@ void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std
   const c10::AutoGradMode no_grad(false);
   One& one = one_of(parameter);
   take(one);
-  // Another tensor may lie in the same memory, or a message that is still being sent.
+  // The memory may be shared with another tensor, or with a message that is still being sent.
   if (gradient.layout() == at::kStrided && gradient.has_storage() &&
       gradient.storage().use_count() > 1)
     held = 0;

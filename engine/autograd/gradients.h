@@ -1,6 +1,6 @@
 // Gradients by parameter, in the order in which they first came. Those on GPUs may not have been
-// computed yet: whoever gets one makes the current stream wait for the stream that computes it. Not
-// locked: who owns it does that.
+// computed yet: every function that returns one makes the current stream wait for it. Not
+// thread-safe; the owner locks.
 #pragma once
 
 #include <deque>
@@ -15,34 +15,33 @@
 
 namespace weft::autograd {
 
-// Both may be dense or sparse, or undefined; neither is changed.
+// Returns the sum. Each may be dense, sparse or undefined; neither is changed.
 at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b);
 
 class Gradients {
  public:
-  // Adds to the parameter's gradient. Takes the memory over where nobody else uses it and its
-  // layout is the parameter's; else copies (the rules of libtorch's AccumulateGrad). `held`: how
-  // many references to `gradient` the caller has.
+  // Adds to the parameter's gradient. Takes the memory over if nobody else uses it and its layout
+  // is the parameter's; copies otherwise (the rules of libtorch's AccumulateGrad). `held`: the
+  // number of references to `gradient` that the caller has.
   void add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held);
-  // What `earlier` is to another object, which this will be merged into, becomes part of the
-  // parameter's gradient here: the merge then replaces it. `earlier` is copied, and may be
-  // undefined.
+  // Adds the gradient `earlier` of another object, into which this will be merged, to the gradient
+  // here; the merge then replaces that one. Copies `earlier`, which may be undefined.
   void absorb(const at::Tensor& parameter, const at::Tensor& earlier);
-  // Whether a merge of this replaces the parameter's gradient.
+  // True if a merge of this object replaces the parameter's gradient.
   bool replaces(const at::Tensor& parameter) const {
     return absorbed_.contains(parameter.unsafeGetTensorImpl());
   }
   bool replaces_any() const { return !absorbed_.empty(); }
-  // Adds all of another's, or puts it in the place of what it has absorbed; the other is empty
-  // afterwards.
+  // Adds all gradients of `other`; those that have absorbed an earlier gradient replace it instead.
+  // Empties `other`.
   void merge(Gradients&& other);
-  // To be read and replaced; undefined for none. Valid until the object goes. renew() follows, on
-  // the streams that were used.
+  // The parameter's gradient, to be read and replaced; undefined if there is none. Valid as long as
+  // this object. Call renew() afterwards, on the streams that were used.
   at::Tensor& of(const at::Tensor& parameter);
   void renew();
-  // Null where there is none.
+  // Null if there is none.
   const at::Tensor* find(const at::Tensor& parameter) const;
-  // (parameter, gradient) where there is one.
+  // All (parameter, gradient) pairs with a defined gradient.
   std::vector<std::pair<at::Tensor, at::Tensor>> all() const;
   bool empty() const { return all_.empty(); }
 
@@ -50,8 +49,8 @@ class Gradients {
   struct One {
     at::Tensor parameter;
     at::Tensor gradient;
-    weft::detail::DeviceWorkRef work;  // that computes it
-    bool given = false;                // by of(), since the last renew()
+    weft::detail::DeviceWorkRef work;  // the work that computes the gradient
+    bool given = false;                // returned by of() since the last renew()
   };
   One& one_of(const at::Tensor& parameter);
   static void take(const One& one);

@@ -24,7 +24,7 @@ variable_list after_tensor_hooks(Node& node, variable_list gradients) {
   return gradients;
 }
 
-// In anomaly mode, as libtorch's engine does, in its words.
+// In anomaly mode, throws for NaN as libtorch's engine does, with its text.
 void require_no_nan(const Node& node, const variable_list& outputs) {
   if (!torch::autograd::AnomalyMode::is_enabled() ||
       !torch::autograd::AnomalyMode::should_check_nan())
@@ -39,7 +39,7 @@ void require_no_nan(const Node& node, const variable_list& outputs) {
   }
 }
 
-// Input buffers whose gradients lie on other streams than the node's.
+// Makes the node's stream wait for inputs that were computed on other streams.
 void wait_for_inputs(const torch::autograd::InputBuffer& inputs,
                      const std::optional<c10::Stream>& stream) {
   if (!stream) return;
@@ -141,7 +141,7 @@ void show_forward(Node& node) noexcept {
   try {
     node.metadata()->print_stack(node.name());
   } catch (...) {
-    // a warning handler of the user's own that throws: the node's error goes on
+    // A warning handler of the user has thrown; the node's own error is reported.
   }
 }
 

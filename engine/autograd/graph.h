@@ -1,10 +1,10 @@
-// The local part of a backward pass: which nodes have to run, when each has all of its gradients,
-// and how one runs.
+// The local part of a backward pass: finds the nodes that have to run, tells when a node has all of
+// its gradients, and runs it.
 //
-// libtorch's Engine owns its GraphTask from the first node to the last, on threads of its own
-// choice; the constructor of GraphTask and its queues are not exported by the 2.11 wheel. A pass
-// over several workers starts from gradients that come one by one, on whatever thread brings them.
-// So the order is kept here; nodes, hooks, input buffers, the check of outputs and the rules of
+// libtorch's Engine owns its GraphTask from the first node to the last, on threads that it chooses;
+// the constructor of GraphTask and its queues are not exported by the 2.11 wheel. A pass over
+// several workers starts from gradients that come one by one, on the threads that receive them. So
+// the order is kept here. Nodes, hooks, input buffers, the check of outputs and the rules of
 // accumulation are libtorch's own.
 #pragma once
 
@@ -31,19 +31,18 @@ struct Ready {
   NodePtr<Node> node;
   torch::autograd::InputBuffer inputs;
 };
-// Whether `a` runs after `b`: what others wait for comes first, then what the forward pass ran
-// last.
+// True if `a` runs after `b`: nodes that send to other workers run first, then the nodes that the
+// forward pass ran last.
 bool runs_later(const Ready& a, const Ready& b);
 
-// Not locked: the pass does that.
+// Not thread-safe; the pass locks.
 class Graph {
  public:
-  // Everything that the nodes lead to takes part. Each edge in, also from outside, brings one
-  // gradient.
+  // Counts all nodes that these lead to. Each edge into a node brings one gradient.
   void count_from(const std::vector<NodePtr<Node>>& nodes);
   void count_edge(const torch::autograd::Edge& edge) { ++waiting_[edge.function.get()].missing; }
-  // A gradient has come, made on that stream; maybe undefined. The node, if it was the last that it
-  // waited for.
+  // Delivers a gradient, which may be undefined and was computed on `producer`. Returns the node if
+  // this was the last gradient that it waited for.
   std::optional<Ready> deliver(const torch::autograd::Edge& edge, at::Tensor&& gradient,
                                const std::optional<c10::Stream>& producer);
   void clear() { waiting_.clear(); }
@@ -57,19 +56,18 @@ class Graph {
   std::unordered_map<Node*, Waiting> waiting_;
 };
 
-// The nodes that these lead to, themselves included.
+// All nodes that these lead to, including themselves.
 std::vector<Node*> reachable_from(const std::vector<Node*>& nodes);
 
-// Runs a node with its hooks; its current stream is the node's. A leaf's gradient goes to
-// `gradients`, by `accumulate`. Throws what it throws, and in libtorch's anomaly mode for outputs
-// that are not numbers.
+// Runs a node with its hooks, on its stream. Passes a leaf's gradient to `accumulate`. Rethrows the
+// node's exceptions; in libtorch's anomaly mode throws for NaN outputs.
 variable_list run_node(
     Ready&& ready, bool retain_graph,
     const std::function<void(const at::Tensor& parameter, const at::Tensor& gradient,
                              std::size_t held)>& accumulate);
 
-// In libtorch's anomaly mode: warns, as its engine does, where in the forward pass a node comes
-// from that has thrown.
+// In libtorch's anomaly mode: logs the place in the forward pass that made a node which has thrown,
+// as libtorch's engine does.
 void show_forward(Node& node) noexcept;
 
 }  // namespace weft::autograd

@@ -1,4 +1,4 @@
-// What names contexts, passes and messages between workers.
+// Names of contexts, passes and messages between workers.
 #pragma once
 
 #include <compare>
@@ -11,30 +11,30 @@
 
 namespace weft::autograd {
 
-// The worker that made it in the top 16 bits, its counter below. 0: none.
+// The rank of the worker that made it in the top 16 bits, that worker's counter below. 0: none.
 using ContextId = std::uint64_t;
-// The same; one worker's passes are numbered in their order.
+// As ContextId; one worker's passes are numbered in their order.
 using PassId = std::uint64_t;
 inline int root_of(PassId pass) { return static_cast<int>(pass >> 48); }
 
 // One message whose tensors gradients flow through.
 using rpc::MessageId;
 
-// How a pass ended. Every worker of a pass that fails gets the same.
+// How a pass ended. All workers of a failed pass get the same outcome.
 using rpc::Outcome;
 
-// How many failed passes a message names at most.
+// The greatest number of failed passes that a message names.
 constexpr std::size_t kMostNamed = 256;
 
-// A pass, as its messages name it.
+// Names a pass in messages.
 struct PassName {
   ContextId context = 0;
   PassId pass = 0;
   PassId settled = 0;  // the root's passes before this one have ended
-  PassId plan = 0;     // Exact: which messages count, by the pass that asked for them; 0 for Fast
+  PassId plan = 0;     // Exact: the pass that asked which messages count; 0 for Fast
   bool retain_graph = false;
-  std::vector<PassId> failed =
-      {};  // passes of the context that have, of which its sender has not made sure that all know
+  // Failed passes of the context that some worker may not know of, as far as the sender can tell.
+  std::vector<PassId> failed = {};
   WEFT_FIELDS(context, pass, settled, plan, retain_graph, failed)
 };
 

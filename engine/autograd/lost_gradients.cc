@@ -14,7 +14,7 @@ namespace {
 
 std::atomic<bool> has_warned{false};
 
-// Of a type of its own, by which who passes the tensor on can tell where it came from.
+// A type of its own, so that is_computed() recognises the hook.
 class GradientsEndHere final : public torch::autograd::FunctionPreHook {
  public:
   GradientsEndHere(std::string worker, std::string function)
@@ -42,8 +42,8 @@ class GradientsEndHere final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-// Not when the result comes: who only evaluates a model, or fetches weights, runs no backward pass
-// into it.
+// Warns in a backward pass and not when the result arrives, because a program that only evaluates a
+// model or fetches weights runs no backward pass through it.
 void warn_where_gradients_end(const at::Tensor& result, const std::string& worker,
                               const std::string& function) {
   if (!has_warned)

@@ -32,18 +32,19 @@ auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind 
                                                  std::move(arguments));
 }
 
-// Whether this has made it zero; it stays so.
+// Decrements `count` unless it is zero; true if this made it zero.
 bool count_down(std::atomic<std::size_t>& count) {
   std::size_t before = count;
   while (before > 0 && !count.compare_exchange_weak(before, before - 1)) continue;
   return before == 1;
 }
 
-// With it a context is gone 10 s after its end wherever messages arrive again by then, some workers
-// away from its owner.
+// Pause between attempts to end a context on a worker. With it, a context has ended everywhere 10 s
+// after its end, if messages arrive again by then, even some workers away from its owner.
 constexpr auto kCleanUpPause = std::chrono::seconds(1);
 
-// That worker would have told others, and cannot: who they are is not known here.
+// Ends the context on all workers in place of a lost one: it would have told other workers, which
+// are not known here.
 void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
   try {
     for (const auto& worker : core->directory().workers()) {
@@ -53,7 +54,7 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
                                          {.keeps_on = true, .patient_pause = kCleanUpPause});
     }
   } catch (const std::exception&) {
-    // the agent has left, or the store: then the job ends
+    // The agent or the store has left: then the job ends.
   }
 }
 
@@ -67,7 +68,8 @@ bool is_gone(const rpc::AgentCore& core, int rank, const std::exception_ptr& err
   return rpc::is_not_there(error) || core.is_lost(rank);
 }
 
-// As clean_up_behind: those behind it may have ended their part well.
+// Tells all other workers in place of a lost one, as clean_up_behind() does: they may have
+// succeeded.
 void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
                         const std::shared_ptr<Context>& context, int lost, const PassName& name,
                         const Outcome& why) {
@@ -77,7 +79,7 @@ void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
       if (worker.rank != lost && worker != core->self()) others.insert(worker.rank);
     }
   } catch (const std::exception&) {
-    return;  // the agent has left, or the store: then the job ends
+    return;  // the agent or the store has left: then the job ends
   }
   context->untold(name.pass, lost, others);
   for (const int rank : others) {
@@ -98,7 +100,7 @@ Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
 
 namespace internal {
 
-// Runs on the thread pool what the gradients make ready.
+// Runs the nodes that the gradients make ready, on the thread pool.
 Future<Outcome> gradient(GradientMessage message) {
   const rpc::CallExecutionContext& here = rpc::current_call("gradient()");
   const auto core = here.core();
@@ -158,7 +160,7 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
 void clean_up(ContextId context) {
   const rpc::CallExecutionContext& here = rpc::current_call("clean_up()");
   const auto core = here.core();
-  // On the thread pool: what a context keeps may take long to destroy.
+  // On the thread pool, because a context may take long to destroy.
   core->thread_pool()->run(Task([core, context, from = here.call().caller] {
     if (const auto known = contexts_of(*core).find(context)) known->remove_worker(from.rank);
     contexts_of(*core).release(context, "it was released on " + describe(from));
@@ -172,8 +174,8 @@ namespace messages {
 Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to,
                               GradientMessage message, Deadline deadline) {
   auto way = call_options(to, rpc::MessageKind::Gradient, deadline);
-  // To the devices that the tensors came from: of a call by the inverse of its map, of a reply by
-  // that map itself.
+  // Sends the gradients to the devices that the tensors came from: by the inverse of the device map
+  // for a call's tensors, by the map itself for a reply's.
   way.back = message.message.caller == to;
   return rpc::call<rpc::detail::FunctionBody<&internal::gradient>>(core, way, {std::move(message)});
 }
@@ -193,8 +195,8 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
       behind();
       continue;
     }
-    // Again, where it does not answer: it may have ended its part well, and must not count what
-    // that brought.
+    // Repeated until the worker answers: it may have succeeded, and must discard the pass's
+    // gradients.
     Promise<void> answered(core->thread_pool());
     tell_failed(core, rank, name, why)
         .on_done_light(
@@ -220,8 +222,8 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
     const Outcome why(static_cast<int>(Blame::Cancelled),
                       "backward in context " + to_text(context->id()) + " has failed, which " +
                           describe(core->self()) + " has not been told before");
-    const PassName name{
-        .context = context->id(), .pass = pass, .plan = pass};  // whichever it was to make
+    // It drops the plan that the pass may have made.
+    const PassName name{.context = context->id(), .pass = pass, .plan = pass};
     if (context->failed(name, why)) end_pass(core, context, name, why);
   }
 }
@@ -237,7 +239,7 @@ Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
   }
   if (reached.empty()) return Future<Outcome>::ready({});
   const Promise<Outcome> all(core->thread_pool());
-  // Zero when all have answered well, or one has not.
+  // Zero once all have answered without error, or one has failed.
   const auto missing = std::make_shared<std::atomic<std::size_t>>(reached.size());
   for (auto& [worker, messages] : reached) {
     const auto end = [all, missing](const Outcome& how) {

@@ -1,5 +1,5 @@
-// What workers tell each other about contexts and passes: calls like any other, of functions that
-// Weft has.
+// The messages of workers about contexts and passes. They are ordinary calls of Weft's own
+// functions.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace weft::autograd {
 
-// Gradients for the tensors of a message, by slot; undefined where there is none, as are those
-// behind the last.
+// Gradients for the tensors of a message, by slot. An undefined one means none, and missing ones at
+// the end do as well.
 struct GradientMessage {
   PassName name;
   MessageId message;
@@ -20,7 +20,7 @@ struct GradientMessage {
   WEFT_FIELDS(name, message, gradients)
 };
 
-// The functions that are called.
+// The functions that these messages call.
 namespace internal {
 Future<Outcome> gradient(GradientMessage message);
 Future<void> pass_failed(PassName name, Outcome why);
@@ -30,27 +30,29 @@ void clean_up(ContextId context);
 
 namespace messages {
 
-// Answered when the pass has ended there, if this is the first of it; else once it has run as far
-// as this takes it. Throws what sending throws.
+// Sends gradients. The first message of a pass to a worker is answered when the pass has ended
+// there, later ones when the nodes that they make ready have run. Throws if the message cannot be
+// sent.
 Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to,
                               GradientMessage message, Deadline deadline);
-// Tells all that know the context that the pass has failed, and they tell others; in the place of
-// one that is gone, all workers. Done when those that are not gone have answered, or cannot be
-// told, and are told with the next pass; never fails.
+// Tells all workers that know the context that the pass has failed, and these tell others; in place
+// of a lost worker, tells all workers. The future is done when each worker has answered, is lost,
+// or could not be told; the latter is told by the next pass. It never fails.
 Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const Outcome& why);
-// What another worker names as failed: what is news ends here, and goes on. Throws Caller for more
-// than kMostNamed.
+// Fails the passes that another worker names as failed, unless they are known to have failed, and
+// tells other workers. Throws Caller for more than kMostNamed.
 void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
                  const std::shared_ptr<Context>& context, const std::vector<PassId>& failed);
-// What the nodes lead to on other workers, and what that leads to, takes part in the pass's plan.
-// Gives how that failed, at once; never fails itself.
+// Adds to the pass's plan the messages that the nodes lead to on other workers, and the messages
+// that those lead to. The future has the outcome, at once if one worker fails; it never fails
+// itself.
 Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
-// Retried for minutes; nobody waits for it. If that worker cannot be told, all others are, for it
-// may have passed the context on.
+// Ends the context on that worker. Retried for minutes; nobody waits for it. If the worker cannot
+// be told, tells all others, since it may have passed the context on.
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context);
 
 }  // namespace messages

@@ -20,7 +20,7 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What `.grad` of leaves was, while nodes on several threads may run nested passes that write
+// Keeps the `.grad` of leaves while nodes on several threads may run nested passes that write
 // there.
 class KeptGrads {
  public:
@@ -29,9 +29,9 @@ class KeptGrads {
     Kept& kept = kept_[leaf.unsafeGetTensorImpl()];
     if (kept.nodes++ == 0) kept.grad = std::exchange(leaf.mutable_grad(), at::Tensor());
   }
-  // `leaf` is undefined where it is gone.
+  // `leaf` is undefined if the leaf has been destroyed.
   void give_back(const at::TensorImpl* which, const at::Tensor& leaf) {
-    at::Tensor dropped;  // outside the lock
+    at::Tensor dropped;  // destroyed after the lock
     std::lock_guard lock(mutex_);
     const auto found = kept_.find(which);
     if (--found->second.nodes > 0) return;
@@ -50,12 +50,13 @@ class KeptGrads {
 };
 
 KeptGrads& kept_grads() {
-  static KeptGrads* const all =
-      new KeptGrads();  // for good: the engine's threads may be at it when the process ends
+  // Never destroyed: the engine's threads may use it when the process ends.
+  static KeptGrads* const all = new KeptGrads();
   return *all;
 }
 
-// An enumerator in older releases, which have no further ones; compared only.
+// The key of State in ThreadLocalDebugInfo; it is only compared. In older releases keys are an
+// enum, so this is a value that libtorch does not use.
 template <class Kind>
 Kind own_kind() {
   static constexpr std::string_view name = "weft::autograd::NestedPasses";
@@ -68,7 +69,7 @@ Kind own_kind() {
 
 }  // namespace
 
-// libtorch takes it along to the engine's threads, as it does the callbacks.
+// libtorch passes it on to the engine's threads, as it does the callbacks.
 struct NestedPasses::State : c10::DebugInfoBase {
   struct Leaf {
     WeakTensor tensor;
@@ -83,8 +84,8 @@ struct NestedPasses::State : c10::DebugInfoBase {
                                                     Leaf{WeakTensor(leaf.getIntrusivePtr()), {}});
     if (is_new) kept_grads().keep(leaf);
     const c10::AutoGradMode no_grad(false);
-    // The tensor itself, not another over its memory: libtorch takes over as `.grad`, and adds to,
-    // what nobody else refers to.
+    // Refers to the tensor itself, not to another one over its memory, so that libtorch neither
+    // takes it over as `.grad` nor adds to it in place.
     found->second.gradient = sum_of(found->second.gradient, gradient);
   }
 };
@@ -92,7 +93,7 @@ struct NestedPasses::State : c10::DebugInfoBase {
 bool runs_user_code(torch::autograd::Node& node) {
   if (!node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty())
     return true;
-  const std::string_view type = typeid(node).name();  // as the Itanium ABI spells it
+  const std::string_view type = typeid(node).name();  // mangled as in the Itanium ABI
   if (type.starts_with("N4weft8autograd")) return false;
   return !type.starts_with("N5torch8autograd") || type.starts_with("N5torch8autograd7CppNode") ||
          type.starts_with("N5torch8autograd6PyNode");

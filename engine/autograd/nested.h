@@ -1,6 +1,6 @@
-// Backward passes that a node runs within itself: activation recomputation, whose backward()
-// computes a part of the forward pass once more and calls backward() for it. libtorch's engine runs
-// those, and writes leaves' gradients to `.grad`; in a context they belong to the pass.
+// Backward passes that a node runs within itself, such as activation recomputation, whose
+// backward() computes a part of the forward pass again and calls backward() for it. libtorch's
+// engine runs these and writes leaves' gradients to `.grad`; in a context they belong to the pass.
 #pragma once
 
 #include <functional>
@@ -11,22 +11,22 @@
 
 namespace weft::autograd {
 
-// Whether user code runs in it: a custom autograd::Function, a node of the program's own, or one
-// with hooks.
+// True if the node runs user code: a custom autograd::Function, a node class of the program, or a
+// node with hooks.
 bool runs_user_code(torch::autograd::Node& node);
 
-// While it lives, on its thread, it notes what nested passes add to leaves' `.grad`, also on the
-// engine's threads.
+// While it lives, collects the gradients that nested passes of this thread add to leaves' `.grad`,
+// on the engine's threads too.
 class NestedPasses {
  public:
   NestedPasses();
-  // Leaves that live have the `.grad` that they had before.
+  // Restores the `.grad` of leaves that still live.
   ~NestedPasses();
   NestedPasses(const NestedPasses&) = delete;
   NestedPasses& operator=(const NestedPasses&) = delete;
 
-  // Calls `accumulate` for each leaf that outlives the node, such as parameters; the others are the
-  // node's own, and it has read their `.grad`.
+  // Calls `accumulate` for each leaf that outlives the node, such as parameters. The others belong
+  // to the node, which has read their `.grad`.
   void take(
       const std::function<void(const at::Tensor& leaf, const at::Tensor& gradient)>& accumulate);
 

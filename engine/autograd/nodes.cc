@@ -33,7 +33,7 @@ std::vector<at::Tensor> RecvNode::by_slot(torch::autograd::variable_list&& gradi
     if (!gradients[i].defined()) continue;
     sorted.resize(std::max(sorted.size(), slots_[i] + 1));
     at::Tensor& sum = sorted[slots_[i]];
-    // A value that the message's reader took twice.
+    // The message's reader has taken one value twice.
     sum = sum.defined() ? sum_of(sum, gradients[i]) : std::move(gradients[i]);
   }
   for (at::Tensor& gradient : sorted) {

@@ -1,6 +1,6 @@
-// The two ends of a message in the autograd graph. Where tensors that require grad are sent, a
-// SendNode has the edges of the graph that made them; where they arrive, a RecvNode is their
-// gradient function. What a pass brings to the RecvNode travels back and leaves the SendNode.
+// The two ends of a message in the autograd graph. At the sender of tensors that require grad, a
+// SendNode has the edges to the graph that made them; at the receiver, a RecvNode is their gradient
+// function. Gradients that reach the RecvNode are sent back and leave the SendNode.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class SendNode final : public torch::autograd::Node {
   const MessageId& message() const { return message_; }
   int to() const { return to_; }  // rank
   std::string name() const override { return "weft::SendNode"; }
-  // Gradients go on as they came; an undefined one is none.
+  // Returns the gradients unchanged; an undefined one means that there is none.
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
  private:
@@ -36,22 +36,22 @@ class RecvNode final : public torch::autograd::Node {
  public:
   RecvNode(MessageId message, rpc::WorkerInfo from, std::weak_ptr<Context> context)
       : message_(message), from_(std::move(from)), context_(std::move(context)) {}
-  // Makes this the tensor's gradient function. Not while a pass runs.
+  // Makes this node the tensor's gradient function. Must not be called while a pass runs.
   void attach(const at::Tensor& tensor, std::size_t slot);
   const MessageId& message() const { return message_; }
   const rpc::WorkerInfo& from() const { return from_; }
   std::string name() const override { return "weft::RecvNode"; }
-  // The sender's order.
+  // Sorts gradients into the sender's order.
   std::vector<at::Tensor> by_slot(torch::autograd::variable_list&& gradients) const;
-  // Sends them. Throws Caller outside of a pass of its context: loss.backward() instead of
-  // context.backward({loss}).
+  // Sends the gradients back. Throws Caller outside of a pass of its context: loss.backward() was
+  // called instead of context.backward({loss}).
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
  private:
   const MessageId message_;
   const rpc::WorkerInfo from_;
   const std::weak_ptr<Context> context_;
-  std::vector<std::size_t> slots_;  // of the inputs
+  std::vector<std::size_t> slots_;  // by input: the tensor's place in the message
 };
 
 }  // namespace weft::autograd

@@ -14,7 +14,7 @@ namespace weft::autograd {
 
 namespace {
 
-// How long who waits for a pass that has failed waits for the others to hear of it.
+// How long backward() of a failed pass waits until the other workers have been told.
 constexpr auto kTold = std::chrono::seconds(2);
 
 thread_local Pass* running = nullptr;
@@ -24,7 +24,7 @@ constinit trace::Name gradient{trace::Layer::Engine, "backward of a gradient"};
 constinit trace::Name roots{trace::Layer::Engine, "backward of the roots"};
 }  // namespace traced
 
-// A gradient on its way, as both its ends know it. A retained graph sends one for each pass.
+// A gradient on its way, described alike at both ends. With a retained graph, each pass sends one.
 trace::About shown(const char* name, const MessageId& message, PassId pass, int peer,
                    std::uint64_t bytes) {
   return {.name = name,
@@ -96,7 +96,7 @@ void Pass::expect(std::vector<NodePtr<SendNode>> sends,
   local_ += static_cast<std::int64_t>(sends.size());
   sends_ = std::move(sends);
   has_counted_ = true;
-  // The start is the root's: elsewhere gradients are all that is waited for.
+  // Only the root starts; other workers wait for gradients alone.
   if (!begins_here_) --local_;
 }
 
@@ -142,7 +142,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
       core_->member(), trace::Kind::Gradient,
       shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
   came.runs_here();
-  // They came on streams of this call's, which are current.
+  // The gradients were received on this call's streams, which are current.
   torch::autograd::InputBuffer inputs(send->num_inputs());
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
@@ -155,7 +155,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   came.end();
 }
 
-// Each task has been counted.
+// Each task has been counted in local_.
 void Pass::work(std::vector<Ready> ready) {
   const auto self = shared_from_this();
   const Running scope(this);
@@ -213,7 +213,8 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
     unanswered_.insert(to.rank);
   }
   try {
-    const weft::detail::ExecutionContextScope outside(nullptr);  // of the user's call and context
+    // The message belongs to neither the user's call nor its context.
+    const weft::detail::ExecutionContextScope outside(nullptr);
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)},
                             deadline_)
         .on_done_light([self = shared_from_this(), where, sent,
@@ -221,7 +222,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
           if (const auto error = answered.error()) {
             const Outcome why = self->context_->outcome(error, where);
             sent.fail(why.error());
-            // The call has the pass's own limit, and its timer may be the faster one.
+            // The call has the same deadline as the pass, and its timer may fire first.
             if (why.blame == static_cast<int>(Blame::Timeout)) {
               self->expire();
             } else {
@@ -231,7 +232,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
             self->answered(rank);
             if (answered.value().failed()) self->fail(answered.value());
           }
-          sent.end();  // unless it has failed
+          sent.end();  // does nothing if it has failed
           self->end_one();
         });
   } catch (...) {
@@ -316,7 +317,8 @@ void Pass::fail(const Outcome& why) {
     timer = std::move(timer_);
     expected_.clear();
   }
-  // The root tells all in any case: who waits for its end finds nothing of the pass anywhere.
+  // The root always tells the others: once backward() returns, no worker has anything of the pass
+  // left.
   if (news || begins_here_) {
     const Promise<void> told(core_->thread_pool());
     {
@@ -326,7 +328,8 @@ void Pass::fail(const Outcome& why) {
     const auto end = [told, is_set = std::make_shared<std::atomic<bool>>(false)] {
       if (!is_set->exchange(true)) told.set();
     };
-    // Connecting may take a while, which this thread, perhaps the loop's, has not.
+    // On the thread pool, because connecting may take a while and this thread may be the event
+    // loop's.
     core_->thread_pool()->run(Task([core = core_, context = context_, name = name_, why, end] {
       core->after(kTold, Task(end));
       messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
@@ -355,7 +358,7 @@ void Pass::caught(const std::string& where) noexcept {
 }
 
 void Pass::expire() {
-  std::map<int, int> missing;  // gradients, by the worker that should send them
+  std::map<int, int> missing;  // number of gradients by the worker that should send them
   std::set<int> others;
   bool has_counted = false;
   {
@@ -376,7 +379,7 @@ void Pass::expire() {
   if (!has_counted) text += ": not all workers have said which messages lead to the roots";
   if (!waits.empty()) text += ": gradients have not come: " + waits;
   if (waits.empty() && !unsaid.empty()) text += ": the part of the pass has not ended on " + unsaid;
-  // Which may be what misses gradients; its own news of that may be the slower one.
+  // That pass may be missing gradients, and its own error may arrive later than this one.
   if (name_.plan == 0 && !(waits.empty() && unsaid.empty())) {
     text +=
         "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is "
@@ -385,7 +388,7 @@ void Pass::expire() {
   }
   if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";
   std::vector<int> ranks(others.begin(), others.end());
-  if (!missing.empty()) ranks.clear();  // those are named first, and alone
+  if (!missing.empty()) ranks.clear();  // those of the missing gradients alone are named
   for (const auto& [rank, gradients] : missing) ranks.push_back(rank);
   fail(Outcome(Error(Blame::Timeout, text).with_ranks(ranks)));
 }
