@@ -6,9 +6,9 @@
 namespace weft::rref {
 
 namespace {
-constexpr std::size_t kMostAtOnce =
-    4096;  // references that one message asks for: it is answered in time
-}
+// The most references that one message asks for, so that it is answered in time.
+constexpr std::size_t kMostAtOnce = 4096;
+}  // namespace
 
 namespace internal {
 
@@ -101,8 +101,8 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
     created.set_error(std::make_exception_ptr(outcome.error()));
     tell_will_not_come(core, owner, id, outcome);
   });
-  // The fork ends behind what may still come: its owner does not remember for ever that it has
-  // ended.
+  // Keeps the handle until `asked` is done, so that the fork ends after anything that may still
+  // arrive: its owner does not remember ended forks for ever.
   asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
   return handle;
 }
@@ -110,7 +110,7 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
 void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle,
                       std::uint64_t type) {
   if (!handle) {
-    packer.pack_array(0);  // nil is an empty optional around it
+    packer.pack_array(0);  // nil would be an empty optional around the RRef
     return;
   }
   if (handle->core().get() != &core_) {
@@ -189,7 +189,8 @@ std::shared_ptr<Handle> ForkReader::unpack(
                                       " comes with a message that its sender believes to be lost");
   }
   const rpc::Recipient to_owner(owner, generation);
-  // Not looked up: this runs in a turn of the loop, which does not wait for the store.
+  // The name comes with the message and is not looked up: this runs on the event loop, which must
+  // not wait for the store.
   rpc::check_name(owner_name);
   const rpc::Member worker{{owner_name, owner}, generation};
   if (owner == from_) {
@@ -198,9 +199,9 @@ std::shared_ptr<Handle> ForkReader::unpack(
     return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt,
                                     Origin{.from = from_});
   }
-  // A function that takes it waits for no more than the first attempts. The giver keeps its own
-  // reference until the owner knows this one, or is gone: meanwhile nothing else may keep the
-  // value.
+  // A function that takes the reference waits only for the first attempts. The giver keeps its own
+  // reference until the owner knows this one or is gone, since nothing else may keep the value
+  // meanwhile.
   const auto confirmed =
       control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
   Promise<void> known(core->thread_pool());

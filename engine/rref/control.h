@@ -1,5 +1,5 @@
-// The control messages of references: calls like any other, which are retried, and do no harm when
-// they come twice.
+// The control messages of references. They are ordinary calls that are retried, and do no harm if
+// they arrive twice.
 #pragma once
 
 #include <functional>
@@ -14,16 +14,16 @@ namespace weft::rref {
 
 namespace internal {
 
-// To the owner, from a worker that was given a reference by another.
+// To the owner, from a worker that another worker has given a reference.
 void fork(Id id, ForkId fork);
-// To the worker that gave it: the owner knows the child.
+// To the worker that gave a reference: the owner knows the child.
 void child_accepted(ForkId child);
-// To the owner.
+// To the owner: a fork has ended.
 void user_delete(Id id, ForkId fork);
-// To the owner, of a value that another worker was to send there.
+// To the owner: a value that another worker was to send will not come.
 void will_not_come(Id id, rpc::Outcome why);
-// From a worker that sent references which may have been lost with a connection: those that this
-// one does not have end, or are no children any more.
+// From a worker that sent references which may have been lost with a connection: the receiver ends
+// those that it does not have.
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children);
 // From the caller of that call: it could not read the reply.
 void take_back_reply(std::uint64_t call);
@@ -31,28 +31,28 @@ void take_back_reply(std::uint64_t call);
 }  // namespace internal
 
 constexpr int kRetries = 5;
-constexpr auto kFirstPause = std::chrono::milliseconds(20);  // then three times as long, each time
+constexpr auto kFirstPause = std::chrono::milliseconds(20);  // tripled after each attempt
 constexpr auto kControlLimit = std::chrono::seconds(2);      // for one attempt
-constexpr int kTriesUntilOverdue =
-    3;  // that have failed, some 6 s after the first where nobody answers
+constexpr int kTriesUntilOverdue = 3;  // failed attempts; some 6 s if nobody answers
 
 constexpr auto kPatience = std::chrono::minutes(5);
 constexpr auto kPatientPause = std::chrono::seconds(5);
 
 struct ControlOptions {
-  bool on_loop = true;            // the function is short
-  std::function<void()> overdue;  // called once, when so many attempts have failed, or the worker
-                                  // is gone; others follow
-  // Something would be kept for ever without it: behind the retries it is sent again and again for
-  // kPatience, though nobody waits for that. Who answers again has heard of it after this pause and
-  // one attempt, at the latest.
+  bool on_loop = true;  // the function is short and runs on the event loop
+  // Called once, after kTriesUntilOverdue failed attempts or when the worker is gone. Attempts go
+  // on.
+  std::function<void()> overdue;
+  // For a message without which something would be kept for ever. After the retries it is sent
+  // again and again for kPatience, but nobody waits for that. A worker that answers again gets it
+  // at the latest after this pause and one attempt.
   bool keeps_on = false;
   std::chrono::milliseconds patient_pause = kPatientPause;
 };
 
 namespace detail {
 
-// One message on its way, and again.
+// One message and its attempts.
 template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
@@ -113,7 +113,8 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
                                   Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
   }
-  // Who has given none when it was asked need not be told; the first failure asks.
+  // True if the worker has not answered a liveness probe, so that it need not be told. The first
+  // failure starts such a probe.
   bool gives_no_sign_of_life(const std::exception_ptr& error) {
     if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
     if (rpc::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
@@ -122,7 +123,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
     rpc::detail::CoreCalls::look_after(*core_, to_.rank);
     return false;
   }
-  // No graceful shutdown waits for it any more.
+  // From here on a graceful shutdown does not wait for this message.
   void be_patient() {
     if (std::exchange(is_awaited_, false)) rpc::detail::CoreCalls::hold_activity(*core_, -1);
   }
@@ -141,8 +142,8 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 
 }  // namespace detail
 
-// Done when the message has been answered; fails when all attempts have, or one where the worker
-// gave no sign of life, or that worker has left.
+// Sends the message until it is answered. The future is done then; it fails if all attempts have
+// failed, if the worker did not answer a liveness probe, or if it has left.
 template <auto F>
 Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& to,
                      rpc::MessageKind kind,

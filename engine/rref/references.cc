@@ -11,15 +11,16 @@ namespace weft::rref {
 
 namespace {
 
-// How long an owner keeps what belongs to a creation that has not come.
-constexpr auto kExpect = std::chrono::minutes(10);  // at most twice as long
-// How long it remembers a fork that has ended: longer than any message about it is sent again, or
-// on its way.
+// How long an owner keeps an entry whose creation has not come.
+constexpr auto kExpect = std::chrono::minutes(10);  // at most twice this
+// How long an owner remembers an ended fork: longer than any message about it is retried or on its
+// way.
 constexpr auto kRemember = std::chrono::minutes(1);
 constexpr std::size_t kMostBurials = 1 << 20;
 
-// What the uses of a value throw that was not created. Where it was to be made of another that was
-// not, what those of that one throw: of a chain, however long, the first cause alone.
+// The error that uses of a value throw if it was not created. If it was to be made from another
+// value that was not created, this is that value's error, so that a chain of any length reports
+// only the first cause.
 std::exception_ptr not_created(const std::string& reference, const std::exception_ptr& cause) {
   Blame blame = Blame::Remote;
   std::string why;
@@ -164,8 +165,7 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   const auto late = too_late(id);
   std::unique_lock lock(mutex_);
   const auto known = entries_.find(id);
-  // A call that was faster than its references' end, and came later; or one by a reference whose
-  // value will not come.
+  // This call was sent before the references ended but came later; or its value will not come.
   if (known == entries_.end() ? buried_.contains(id)
                               : known->second.given_up && !known->second.owned) {
     const auto why = known == entries_.end() ? nullptr : known->second.given_up;
@@ -191,7 +191,8 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   return entry.owned;
 }
 
-// With the mutex held. Unless its creation has come, it does not stay for ever.
+// Requires mutex_. Starts the timer of an entry whose creation has not come, so that it does not
+// stay for ever.
 void References::expect(Id id, Entry& entry) {
   if (!entry.is_expected() || entry.expiry) return;
   entry.expiry =
@@ -200,8 +201,8 @@ void References::expect(Id id, Entry& entry) {
                        }));
 }
 
-// Nothing came for it: the creator is gone, which it may have been before this was expected; or its
-// message was lost.
+// Called when no creation has come in time: the creator is gone, perhaps since before the entry was
+// made, or its message was lost.
 void References::expire(Id id) {
   bool is_over = false;
   {
@@ -229,15 +230,16 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerG
   trace::Operation::note(core_.member(), trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
   std::unique_lock lock(mutex_);
-  if (buried_.contains(
-          fork)) {  // given up before it came: the value lives until it is made, and no longer
+  // It was given up before it came: the value lives only until it is made.
+  if (buried_.contains(fork)) {
     if (!entries_.contains(id)) {
       bury(id);
       return make();
     }
   }
   Entry& entry = entries_[id];
-  const auto given_up = entry.owned ? nullptr : entry.given_up;  // an owned one has failed by that
+  // If the entry has a value, that has failed with given_up already.
+  const auto given_up = entry.owned ? nullptr : entry.given_up;
   if (!entry.owned) entry.owned = make();
   entry.arrived = true;
   entry.expiry.reset();
@@ -248,7 +250,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerG
     bury(id);
   }
   lock.unlock();
-  if (given_up) owned->fail(given_up);  // others may have been told so
+  if (given_up) owned->fail(given_up);  // other workers may have seen that error
   end_if_late(holder);
   return owned;
 }
@@ -261,7 +263,7 @@ void References::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holde
   std::unique_lock lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
-  if (owned && !entry.owned) {  // made here; else it may still be expected
+  if (owned && !entry.owned) {  // made here; without `owned` it may still be expected
     entry.owned = owned;
     entry.arrived = true;
     entry.expiry.reset();
@@ -281,7 +283,7 @@ void References::end_if_late(const rpc::WorkerGeneration& holder) {
     worker_lost(holder.rank, static_cast<std::uint16_t>(holder.generation + 1));
 }
 
-// Of a fork, or of a value: their ids are never the same.
+// Requires mutex_. Notes that a fork or a value has ended; their ids are never the same.
 void References::bury(std::uint64_t ended) {
   if (!buried_.insert(ended).second) return;
   const auto now = Deadline::Clock::now();
@@ -292,7 +294,8 @@ void References::bury(std::uint64_t ended) {
   }
 }
 
-// With the mutex held. What it gives is destroyed outside of that: a value may hold references.
+// Requires mutex_. The caller destroys the result outside of mutex_, because a value may hold
+// references.
 References::Entry References::take_if_unused(Id id) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.is_kept()) return {};
@@ -307,7 +310,7 @@ References::Entry References::take_if_unused(Id id) {
 void References::hold_here(Id id, const std::shared_ptr<Owned>& owned) {
   std::lock_guard lock(mutex_);
   Entry& entry = entries_[id];
-  if (!entry.owned) {  // made here; else it may still be expected
+  if (!entry.owned) {  // made here, not expected
     entry.owned = owned;
     entry.arrived = true;
   }
@@ -326,7 +329,8 @@ void References::release_here(Id id) {
   let_go(std::move(ended.owned));
 }
 
-// As the value does by itself, and counts until it has ended.
+// Destroys a value on the thread pool if this is the event loop; the value counts until it has been
+// destroyed.
 void References::let_go(std::shared_ptr<Owned> value) {
   if (!value || value->ends_at_once() || !core_.loop()->inside()) return;
   struct Ending {
@@ -362,8 +366,8 @@ void References::remove_fork(Id id, ForkId fork, int holder) {
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
     const bool known = found->second.forks.erase(fork) > 0;
-    // Forks of others are known before they end, unless their holders could not tell. The creator's
-    // own is not, until its creation comes.
+    // Other workers' forks are known before they end, unless their holders could not tell. The
+    // creator's own fork is not known until its creation comes.
     const bool is_creators = holder == rank_in(id) && rank_in(fork) == rank_in(id);
     is_given_up = is_creators && !found->second.arrived && !known && !again;
     if (!is_given_up) ended = take_if_unused(id);
@@ -495,7 +499,7 @@ void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
     std::lock_guard lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
-      // What a third worker is to send may come all the same.
+      // A value that a third worker is to send may come all the same.
       if (is_lost(rpc::made_by(it->first)) && it->second.is_expected() &&
           !it->second.is_announced(it->first)) {
         expected.push_back(it->first);

@@ -1,9 +1,9 @@
-// The references of one agent: values that it owns and that others hold, and its references to
-// others' values. The protocol is docs/rref.md; ids are explained there. Usable from every thread;
-// nothing here blocks.
+// The references of one agent: values that it owns and other workers hold, and its references to
+// other workers' values. docs/rref.md describes the protocol and the ids. Thread-safe; nothing here
+// blocks.
 //
-// An owner keeps a value while any fork of it is known. A fork is one worker's reference; each was
-// made by a parent: the owner itself, or a fork that is kept until the owner knows the child.
+// An owner keeps a value while it knows any fork of it. A fork is one worker's reference. Each fork
+// was made by a parent: the owner itself, or a fork that is kept until the owner knows the child.
 #pragma once
 
 #include <algorithm>
@@ -36,22 +36,22 @@ class AgentCore;
 
 namespace weft::rref {
 
-// Both unique in a job: the rank that made it in the top 16 bits, a counter below.
+// Both are unique in a job: the rank that made it in the top 16 bits, a counter below.
 using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
 WEFT_API std::string to_text(std::uint64_t id);
 using rpc::rank_in;
 
-// How a user's reference came to this worker.
+// Where a user's reference came from.
 struct Origin {
-  std::string_view
-      function;   // what remote() was called with; lives as long as the program; "" for copy_to()
-  int from = -1;  // or the rank of the worker that sent it
-  Place place = {};  // of the call of remote(), where it is known
+  // The function given to remote(), as text that lives as long as the program; "" for copy_to().
+  std::string_view function;
+  int from = -1;     // or the rank of the worker that sent it
+  Place place = {};  // where remote() was called, if known
 };
 
-// A value at its owner, before and after it has been created.
+// A value at its owner, before and after its creation.
 class WEFT_API Owned {
  public:
   Owned(std::shared_ptr<weft::detail::Executor> executor, const std::type_info& type, Id id)
@@ -59,20 +59,20 @@ class WEFT_API Owned {
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   virtual ~Owned() = default;
-  // Fails with a CreationError.
+  // Done when the value has been created; fails with a CreationError.
   Future<void> created() const { return promise_.future(); }
-  // Does nothing once it is created or has failed. What a function threw comes as a RemoteError
-  // (rpc::detail::thrown_by).
+  // Does nothing if the value has been created or has failed. A function's own exception is passed
+  // as a RemoteError (rpc::detail::thrown_by).
   void fail(const std::exception_ptr& cause) noexcept;
   const std::type_info& type() const { return type_; }
-  // Whether destroying the value costs next to nothing, and runs nothing of the user's.
+  // True if destroying the value costs next to nothing and runs no user code.
   virtual bool ends_at_once() const = 0;
 
  protected:
-  // Whether it was not ended before.
+  // True for the first call.
   bool end() noexcept { return !ended_.exchange(true); }
-  // A value's destructor is the user's, and may block: not in a turn of the loop, where the last
-  // call on it may end.
+  // Destroys a value outside of the event loop, where the last call on it may end: its destructor
+  // belongs to the user and may block.
   void let_go_of(std::shared_ptr<void> value) noexcept;
   Promise<void> promise_;
 
@@ -88,18 +88,18 @@ class OwnedValue final : public Owned {
   OwnedValue(std::shared_ptr<weft::detail::Executor> executor, Id id)
       : Owned(std::move(executor), typeid(OwnedValue), id) {}
   ~OwnedValue() override { let_go(std::move(value_)); }
-  // The value is there when the work on devices has run.
+  // The value can be used when `work` has run on the devices.
   void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
     if (!end()) return let_go(std::move(value));
     value_ = std::move(value);
     promise_.set_with(std::move(work), {});
   }
-  // After created(); throws its error. The current streams wait for it.
+  // After created(); throws its error. Makes the current streams wait for the value.
   const std::shared_ptr<T>& value() const {
     promise_.future().get();
     return value_;
   }
-  // After created(), which has not failed, for who makes streams wait itself.
+  // After created() has succeeded, for callers that make streams wait themselves.
   const std::shared_ptr<T>& made() const { return value_; }
   bool ends_at_once() const final {
     return std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string> ||
@@ -113,36 +113,36 @@ class OwnedValue final : public Owned {
   std::shared_ptr<T> value_;
 };
 
-// What the copies of one RRef on one worker share.
+// Shared by the copies of one RRef on one worker.
 class WEFT_API Handle {
  public:
-  // The owner's.
+  // For the owner.
   Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
          std::shared_ptr<Owned> owned);
-  // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the
+  // For a user. `confirmed`: the owner knows the fork. `created`: only if this worker asked for the
   // creation.
   Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
          Future<void> confirmed, std::optional<Future<void>> created, const Origin& origin);
-  // A user's reference ends: the owner is told, once it knows it at all.
+  // Ends a user's reference: tells the owner, once the owner knows of it.
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  // Throws Caller where the agent has shut down.
+  // Throws Caller if the agent has shut down.
   std::shared_ptr<rpc::AgentCore> core() const;
   Id id() const { return id_; }
   ForkId fork() const { return fork_; }
   const rpc::WorkerInfo& owner() const { return owner_.worker; }
-  // Not another one that has its rank after it.
+  // The owner in its generation, not a later worker with its rank.
   rpc::Recipient to_owner() const { return {owner_.worker.rank, owner_.generation}; }
   const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
   bool is_owner() const { return owned_ != nullptr; }
   const Origin& origin() const { return origin_; }
   bool confirmed() const { return is_owner() || (confirmed_.done() && !confirmed_.failed()); }
   const std::optional<Future<void>>& created() const { return created_; }
-  // The same, of a user that has it, with a CreationError where it fails.
+  // created() of a user that has it; failures become CreationErrors.
   Future<void> creation() const;
-  // Throws the CreationError, if it is known.
+  // Throws the CreationError if the creation is known to have failed.
   void require_created() const;
 
  private:
@@ -156,11 +156,11 @@ class WEFT_API Handle {
   const Origin origin_;
 };
 
-// "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; of the owner's own: "RRef (0, 3), owned here".
+// "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; for the owner's own: "RRef (0, 3), owned here".
 WEFT_API std::string describe(const Handle& handle);
 
-// The value that a call is for; travels as its id. The owner looks it up when the call comes, and
-// keeps it until the call has run: the caller may have given up, and dropped its reference, long
+// The value that a call is for; encoded as its id. The owner looks the value up when the call
+// arrives and keeps it until the call has run, since the caller may have dropped its reference long
 // before.
 struct Target {
   Target() = default;
@@ -174,14 +174,14 @@ struct Target {
   mutable std::shared_ptr<Owned> owned;
 };
 
-// An RRef in a message; one that is empty is an array of nothing.
+// An RRef in a message; an empty RRef is an empty array.
 struct ReferenceRecord {
   Id id = 0;
   std::int32_t owner = -1;  // rank
   std::string owner_name;
   rpc::Generation generation = 0;  // of the owner
   ForkId fork = 0;
-  std::uint64_t type = 0;  // a hash of its name
+  std::uint64_t type = 0;  // a hash of the type's name
   WEFT_FIELDS(id, owner, owner_name, generation, fork, type)
 };
 
@@ -202,8 +202,8 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   std::uint64_t next_id();
 
   // --- as owner
-  // The value of that id; made, to be created later, where none is known yet: its creation may be
-  // behind this message. Throws Caller where it has another type.
+  // The value of that id. If none is known, makes an entry for it: its creation may be behind this
+  // message. Throws Caller if the value has another type.
   template <class T>
   std::shared_ptr<OwnedValue<T>> owned(Id id) {
     auto found =
@@ -212,7 +212,7 @@ class WEFT_API References final : public rpc::ReferenceExtension {
       wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
-  // The creation has come: the worker holds the fork from now on.
+  // The creation has come; from now on `holder` holds the fork.
   template <class T>
   std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::WorkerGeneration& holder) {
     auto found =
@@ -221,29 +221,29 @@ class WEFT_API References final : public rpc::ReferenceExtension {
       wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
-  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be
-  // null where it is not known.
+  // From now on `holder` holds the fork, unless that has ended already. Idempotent. `owned` is null
+  // if it is not known.
   void add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                 const std::shared_ptr<Owned>& owned);
-  // The worker that held it, or was to, does so no longer.
+  // The worker that held or was to hold the fork does so no longer.
   void remove_fork(Id id, ForkId fork, int holder);
-  // Whether the owner knows it already.
+  // True if the fork is known, even if it has ended.
   bool has_fork(Id id, ForkId fork) const;
-  // Whether it is known and has not ended.
+  // True if the fork is known and has not ended.
   bool holds(Id id, ForkId fork) const;
   bool keeps_parent_of(ForkId child) const;
-  // Whether a handle of this worker's is that fork; else it never will be.
+  // True if a handle of this worker is that fork; if not, it never will be.
   bool has_or_ends(ForkId fork);
   bool has_given_back(ForkId fork) const;
-  // No creation will come, and why: who waits for the value fails. Changes nothing where one has
-  // come.
+  // Notes why no creation will come: calls that wait for the value fail. Does nothing if a creation
+  // has come.
   void give_up(Id id, const std::exception_ptr& why);
-  // An RRef of the owner's own refers to it, too, and no longer.
+  // Count the RRefs of the owner's own that refer to the value.
   void hold_here(Id id, const std::shared_ptr<Owned>& owned);
   void release_here(Id id);
 
   // --- as user, and as parent
-  // Keeps the parent until the worker says that the owner knows the child.
+  // Keeps the parent until the receiver says that the owner knows the child.
   void keep_parent(ForkId child, std::shared_ptr<Handle> parent,
                    const rpc::WorkerGeneration& receiver);
   void child_accepted(ForkId child);
@@ -251,28 +251,28 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   // Handles of users, while they live.
   void enter(const Handle& user);
   void forget(const Handle& user);
-  // Those that live, one a text, with where they came from.
+  // Describes each living handle and its origin.
   std::vector<std::string> held() const override;
 
-  // A worker cannot be reached any more: what it holds has ended.
-  // Or it has left, and one of that life is its successor.
+  // Called when a worker cannot be reached any more, or has left and a worker of generation
+  // `successor` has its rank: its forks end.
   void worker_lost(int rank, std::optional<std::uint16_t> successor) override;
-  // Whether it holds anything, or its acceptance is waited for.
+  // True if the worker holds a fork, or is expected to create a value or to accept a child.
   bool concerns(int rank) const override;
-  // The agent ends: values go, what waits for them fails.
+  // Called when the agent ends: drops values and fails calls that wait for them.
   void close() override;
 
  private:
   struct Entry {
-    std::shared_ptr<Owned> owned;                   // null until a message says what it is
-    std::map<ForkId, rpc::WorkerGeneration> forks;  // and who holds it
-    int here = 0;                                   // handles of the owner's own
+    std::shared_ptr<Owned> owned;                   // null until a message tells its type
+    std::map<ForkId, rpc::WorkerGeneration> forks;  // with their holders
+    int here = 0;                                   // the owner's own handles
     bool arrived = false;            // the creation has come, or the value was made here
     std::exception_ptr given_up;     // why no creation will come
-    EventLoop::Registration expiry;  // until then
+    EventLoop::Registration expiry;  // timer, while the creation is expected
     std::chrono::seconds patience{1};
-    // What another worker is to send, which may take its time: the creator's own fork is known
-    // before.
+    // True if another worker is to send the value, which may take its time: then the creator's own
+    // fork is known before the creation.
     bool is_announced(Id id) const {
       return std::any_of(forks.begin(), forks.end(), [id](const auto& fork) {
         return fork.second.rank == rank_in(id) && rank_in(fork.first) == rank_in(id);
@@ -290,13 +290,13 @@ class WEFT_API References final : public rpc::ReferenceExtension {
                                       const std::type_info& found);
   void bury(ForkId fork);
   Entry take_if_unused(Id id);
-  // Not under the mutex.
+  // Must not hold mutex_.
   void let_go(std::shared_ptr<Owned> value);
-  // Why it will not come any more: its creator has left, and another one has its rank. Not under
-  // the mutex.
+  // The reason why a creation will not come any more: the creator has left, and another worker has
+  // its rank. Null if it may come. Must not hold mutex_.
   std::exception_ptr too_late(Id id) const;
   void expect(Id id, Entry& entry);
-  // What has just been given to a worker that had left before ends. Not under the mutex.
+  // Ends forks that were just given to a worker that had already left. Must not hold mutex_.
   void end_if_late(const rpc::WorkerGeneration& holder);
   void expire(Id id);
 
@@ -304,7 +304,7 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   std::atomic<std::uint64_t> next_{1};
   std::atomic<int> pending_users_{0};
   std::atomic<int> ending_{0};  // values that are being destroyed
-  mutable std::mutex mutex_;    // of the rest
+  mutable std::mutex mutex_;    // guards the members below
   std::unordered_map<Id, Entry> entries_;
   struct Parent {
     std::shared_ptr<Handle> handle;
@@ -312,7 +312,7 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   };
   std::unordered_map<ForkId, Parent> parents_;
   std::unordered_map<ForkId, const Handle*> users_;
-  // Forks that have ended: a message about one that was retried, or late, changes nothing.
+  // Ended forks and values: late or retried messages about them change nothing.
   std::unordered_set<ForkId> buried_;
   std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
 };
@@ -320,54 +320,56 @@ class WEFT_API References final : public rpc::ReferenceExtension {
 // The agent's own.
 WEFT_API References& references_of(rpc::AgentCore& core);
 
-// Has the target keep its value, which is there when this is done.
+// Makes `target` keep its value. Done when the value has been created.
 template <class T>
 Future<void> wait_for(References& references, const Target& target) {
   target.owned = references.owned<T>(target.id);
   return target.owned->created();
 }
 
-// A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it;
-// known not to be `made` before that, where its original is not. Where it fails, the owner is told
-// that nothing will come. Keeps the original meanwhile.
+// Makes a reference to a value that a third worker is `asked` to send to `owner`, and tells the
+// owner that this worker holds it. `made` is `asked`, or fails earlier if the original was not
+// created; if it fails, the owner is told that nothing will come. Keeps `original` meanwhile.
 WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
                                               const rpc::Member& owner, Id id, ForkId fork,
                                               const Future<rpc::Outcome>& asked,
                                               const Future<rpc::Outcome>& made,
                                               std::shared_ptr<Handle> original, Place place);
 
-// To the owner: no creation of that value will come.
+// Tells the owner that no creation of that value will come.
 WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
                                  const rpc::Outcome& why);
-// The references in one message that goes to a worker.
+// Writes the references of one message to a worker.
 class WEFT_API ForkWriter final : public rpc::SentReferences {
  public:
   ForkWriter(rpc::AgentCore& core, const rpc::Recipient& to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
-  // The message will not go out: what was made for it ends. As the next, from every thread.
+  // Called when the message will not be sent: ends its references. undo() and list_open() are
+  // thread-safe.
   void undo() override;
-  // Before anybody else knows it.
+  // Called before other threads know this object.
   bool is_empty() const override { return forks_.empty() && children_.empty(); }
-  // Adds those that have not ended: values owned here, and children of other owners'.
+  // Adds the references that have not ended: to values owned here, and children of other owners'
+  // values.
   void list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const;
   bool is_over() const override;
 
  private:
   rpc::AgentCore& core_;
   const rpc::Recipient to_;
-  mutable std::mutex mutex_;                  // of the rest, once the message is written
-  std::vector<std::pair<Id, ForkId>> forks_;  // of values that are owned here
+  mutable std::mutex mutex_;  // guards the members below once the message is written
+  std::vector<std::pair<Id, ForkId>> forks_;  // to values owned here
   std::vector<ForkId> children_;
 };
 
-// Those in one message that came from a worker.
+// Reads the references of one message from a worker.
 class WEFT_API ForkReader final : public rpc::ReceivedReferences {
  public:
   ForkReader(rpc::AgentCore& core, int from) : core_(core), from_(from) {}
-  // `own` finds the value where this worker is the owner. Null for an empty RRef.
+  // `own` finds the value if this worker is the owner. Null for an empty RRef.
   std::shared_ptr<Handle> unpack(const msgpack::object& object, std::uint64_t type,
                                  const std::function<std::shared_ptr<Owned>(References&, Id)>& own);
-  // Done when the owners know all the references that have come; a function starts then.
+  // Done when the owners know all references that have come; the called function starts then.
   std::vector<Future<void>> take_unconfirmed() override { return std::move(unconfirmed_); }
 
  private:

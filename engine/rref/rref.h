@@ -1,6 +1,6 @@
-// RRef<T>: a reference to a T that lives on one worker, its owner, and may be held by any.
-// References travel in calls; the value stays, until the last reference has gone. It may be passed
-// on and called on before the value exists.
+// RRef<T>: a reference to a T that lives on one worker, its owner. Any worker may hold one.
+// References can be sent in calls, while the value stays with its owner until the last reference
+// has ended. An RRef may be passed on and called before its value exists.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace weft {
 
 namespace rref {
 
-// A copy of the value, sent to whoever asks.
+// Sends a copy of the value to the caller.
 template <class T>
 struct FetchBody {
   using Arguments = std::tuple<Target>;
@@ -52,7 +52,7 @@ struct FetchBody {
   }
 };
 
-// A copy of a value, at the worker that will own it.
+// Stores the copy of a value on the worker that will own it.
 template <class T>
 struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
   using Arguments = std::tuple<Id, ForkId, T>;
@@ -74,24 +74,23 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
       References& references = rref::references_of(core);
       const bool is_announced = references.has_fork(id, fork);
       owned = references.adopt<T>(id, fork, rpc::made_by(fork));
-      if (!is_announced)
-        rpc::detail::CoreCalls::look_after(core,
-                                           holder);  // who may not be there any more to end it
+      // The holder may have died, and then it would not end the fork.
+      if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);
       owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));
     } catch (...) {
       if (owned) owned->fail(std::current_exception());
       return to->fail(std::current_exception());
     }
-    to->succeed({}, nullptr);  // behind it: others wait for the value, nobody for the answer
+    to->succeed({}, nullptr);  // last: others wait for the value, nobody for this reply
   }
 };
 
-// Asked of a value's owner: to send a copy to that worker. Ends when it has come there.
+// Makes a value's owner send a copy to another worker. Ends when the copy has arrived.
 template <class T>
 struct CopyBody {
-  using Arguments =
-      std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;  // the worker: its rank and life
-  using Result = rpc::Outcome;                                     // an error keeps its blame so
+  // The two integers are the rank and generation of the worker that gets the copy.
+  using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;
+  using Result = rpc::Outcome;  // an error keeps its blame
   using Signature = rpc::Outcome(RRef<T>, int);
 
   static std::string name() { return "weft::RRef::copy_to"; }
@@ -131,8 +130,8 @@ class RRef;
 
 namespace rref {
 
-// Called on a value by who waits for it. WEFT_API, as of every template that is called remotely:
-// its address must be one in libweft.so and in the program.
+// Called on a value to wait for it. WEFT_API, like every template that is called remotely:
+// libweft.so and the program must have one address for it.
 template <class T>
 WEFT_API void exists(const T&) {}
 
@@ -140,7 +139,7 @@ template <auto F, class T>
 using ResultOf = typename rpc::detail::MethodShape<
     std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
 
-// Whichever comes first: what the call on the value gives, or the news that there will be no value.
+// Completes with the call's result or, if that comes first, the error that there will be no value.
 template <class R>
 Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
                              const std::shared_ptr<Handle>& handle, Future<R> called) {
@@ -163,22 +162,22 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
   return result;
 }
 
-// Keeps the reference until the call on its value has ended: before that call comes, nothing
-// else may keep the value.
+// Keeps the reference until the call on its value has ended: before the call arrives, nothing else
+// may keep the value.
 template <class R>
 Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
   called.on_done_light([kept = std::move(handle)](const Future<R>&) {});
   return called;
 }
 
-// The calls on the value of an RRef<T>. `Self` gives the reference and the calls' time limit.
+// Calls on the value of an RRef<T>. `Self` has the reference and the calls' time limit.
 template <class T, class Self>
 class Methods {
  public:
   // Runs a method of the value where the value lives, once it exists: &M::method, or a function
   // that takes M& first.
   template <auto F, class... A>
-  ResultOf<F, T> sync(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+  ResultOf<F, T> sync(A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return issue<F>(std::forward<A>(arguments)...).get_own();
     } else {
@@ -187,7 +186,7 @@ class Methods {
   }
   template <auto F, class... A>
   Future<ResultOf<F, T>> async(
-      A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+      A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return rpc::detail::tracked(
           until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
@@ -197,7 +196,7 @@ class Methods {
   }
   template <auto F, class... A>
   RRef<ResultOf<F, T>> remote(
-      A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+      A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
       using Naming = rpc::detail::NamingOf<F>;
       using Body = rpc::detail::MethodBody<Naming::function, T>;
@@ -234,7 +233,7 @@ class Methods {
   const RRef<T>& reference() const { return static_cast<const Self&>(*this).called(); }
 };
 
-// Calls on the value, with a time limit of their own.
+// Calls on the value with their own time limit.
 template <class T>
 class Timed : public Methods<T, Timed<T>> {
  public:
@@ -250,7 +249,7 @@ class Timed : public Methods<T, Timed<T>> {
   std::optional<std::chrono::milliseconds> limit_;
 };
 
-// Why a copy of the value of an RRef<T> cannot be sent.
+// The reason why a copy of an RRef<T>'s value cannot be sent.
 template <class... About>
 struct CannotBeCopied : weft::detail::Refusal {
   static constexpr bool accept() {
@@ -274,19 +273,19 @@ using RefusalOfCopy = decltype(refusal_of_copy<T>());
 
 }  // namespace rref
 
-// Cheap to copy; copies on one worker are one reference. Usable from every thread.
+// Cheap to copy; all copies on one worker are one reference. Thread-safe.
 template <class T>
 class RRef : public rref::Methods<T, RRef<T>> {
  public:
   using value_type = T;
 
-  // Refers to nothing: only assignment and travelling are allowed.
+  // An empty RRef: it can only be assigned and sent.
   RRef() = default;
-  // A value that this worker owns.
+  // Makes a value that this worker owns.
   template <class U = T>
   requires(!std::is_void_v<U>) RRef(const rpc::Agent& agent, std::type_identity_t<U> value)
       : RRef(own(rpc::detail::CoreCalls::of(agent), std::move(value))) {}
-  // Inside a called function, for the agent that runs it; a Caller error elsewhere.
+  // The same inside a called function, for the agent that runs it; throws Caller elsewhere.
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
       : RRef(own(rpc::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
@@ -298,8 +297,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
   }
   explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
 
-  // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The
-  // owner itself waits without a limit unless it gives one.
+  // Returns a copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost.
+  // On the owner there is no time limit unless one is given.
   T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       return fetched(timeout).get();
@@ -307,7 +306,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
       std::terminate();
     }
   }
-  // The same, at once. The reference may go meanwhile, as with calls on the value.
+  // Like to_here(), without blocking. The reference may be dropped meanwhile, as with calls on the
+  // value.
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       return rref::until_answered(fetched(timeout), handle_);
@@ -315,13 +315,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
       std::terminate();
     }
   }
-  // A copy of the value, on another worker, which owns it from then on: its owner sends it there
-  // unasked, one way, once it exists. Returns at once; the copy can be used like any reference, and
-  // what needs it waits behind it. What changes the value meanwhile is in the copy or not, and must
-  // not run beside the copying (as with to_here()). On the value's owner itself the tensors of the
-  // copy share their memory with it, as to_here() does there. Where the value cannot be copied, or
-  // `to` cannot be reached, uses of the copy throw CreationError. Throws Caller for somebody who is
-  // not there, and CreationError where it is known that there is no value.
+  // Copies the value to another worker, which owns the copy. The value's owner sends it there, in
+  // one message, once the value exists. Returns at once; the copy can be used like any reference,
+  // and calls on it wait until it has arrived. Changes of the value meanwhile may or may not be in
+  // the copy, and must not run at the same time as the copying (as with to_here()). On the value's
+  // owner itself the tensors of the copy share memory with the value, as with to_here(). If the
+  // value cannot be copied or `to` cannot be reached, uses of the copy throw CreationError. Throws
+  // Caller if `to` is not a worker, and CreationError if it is known that there is no value.
   RRef copy_to(const rpc::Destination& to) const {
     if constexpr (rref::RefusalOfCopy<T>::accept()) {
       const auto core = usable();
@@ -354,7 +354,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
     }
   }
 
-  // When the value exists, or its creation has failed: with a CreationError.
+  // Done when the value exists; fails with a CreationError if its creation has failed.
   Future<void> created() const {
     if (handle()->created()) return handle_->creation();
     if (is_owner()) return handle_->owned()->created();
@@ -365,7 +365,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
     }
   }
 
-  // The value itself, on its owner; waits until it has been created. Throws Caller elsewhere.
+  // The value itself, on its owner; blocks until it has been created. Throws Caller on other
+  // workers.
   template <class U = T>
   requires(!std::is_void_v<U>) U& local_value() const {
     if (!handle()->is_owner()) {
@@ -380,11 +381,11 @@ class RRef : public rref::Methods<T, RRef<T>> {
   }
   const rpc::WorkerInfo& owner() const { return handle()->owner(); }
   bool is_owner() const { return handle()->is_owner(); }
-  // Whether the owner knows of this reference; always true on the owner.
+  // True if the owner knows of this reference; always true on the owner.
   bool confirmed() const { return handle()->confirmed(); }
   explicit operator bool() const { return handle_ != nullptr; }
 
-  // sync<&M::method>(…), async and remote, which it inherits, with a time limit of their own.
+  // sync<&M::method>(…), async and remote, as inherited, with their own time limit.
   rref::Timed<T> timeout(std::chrono::milliseconds limit) const { return {*this, limit}; }
 
   // For Weft's own use.
@@ -394,7 +395,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
     return handle_;
   }
   const std::shared_ptr<rref::Handle>& handle_or_null() const { return handle_; }
-  // The agent, if the reference can be used at all. Throws Caller after shutdown, CreationError.
+  // The agent, if the reference can be used. Throws Caller after shutdown, and CreationError.
   std::shared_ptr<rpc::AgentCore> usable() const {
     auto core = handle()->core();
     handle_->require_created();
@@ -424,11 +425,11 @@ class RRef : public rref::Methods<T, RRef<T>> {
         rpc::call<rref::FetchBody<T>>(
             core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
-  // A limit of 0 is none.
+  // A limit of 0 means none.
   Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core,
                        std::chrono::milliseconds limit) const {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
-    // Whoever takes it answers; so the timer keeps no value.
+    // The first caller of take() answers, and the timer holds no value.
     struct Answer {
       std::mutex mutex;
       std::optional<Promise<T>> promise;
@@ -450,7 +451,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
         std::optional<T> copy;
         try {
           copy.emplace(*owned->made());
-        } catch (...) {  // what the user's copying throws
+        } catch (...) {  // the user's copy constructor has thrown
           return promise->set_error(std::current_exception());
         }
         promise->set_with(created.device_work(), std::move(*copy));
@@ -485,8 +486,8 @@ namespace rref {
 template <class T>
 void expose_value();
 
-// What a T refers to. Naming a function has it entered; calling it would go in circles where types
-// do.
+// Enters the functions of the types to which a T refers. Functions are named and not called, which
+// is enough to enter them and does not recurse when types refer to each other.
 template <class T>
 concept HasWeftFields = requires(const T& value) {
   value.weft_fields();
@@ -512,8 +513,8 @@ requires(!HasWeftFields<C<T...>>) struct Exposed<C<T...>> {
   }
 };
 
-// Enters what is asked of a T that lives here by who has a reference to it, whatever program that
-// is.
+// Enters the functions that holders of a reference, in any program, may call on a T that lives
+// here.
 template <class T>
 void expose_value() {
   using namespace rpc::detail;
