@@ -40,8 +40,7 @@ constexpr auto kPatientPause = std::chrono::seconds(5);
 
 struct ControlOptions {
   bool on_loop = true;  // the function is short and runs on the event loop
-  // Called once, after kTriesUntilOverdue failed attempts or when the worker is gone. Attempts go
-  // on.
+  // Called once: after kTriesUntilOverdue failed attempts, which go on, or when the worker is gone.
   std::function<void()> overdue;
   // For a message without which something would be kept for ever. After the retries it is sent
   // again and again for kPatience, but nobody waits for that. A worker that answers again gets it
