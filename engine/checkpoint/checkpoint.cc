@@ -32,7 +32,7 @@ void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
   const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 -
                                               all.front().begin());
   const auto at = [&](const std::vector<std::string>& some) {
-    return place < some.size() ? some[place] : "none more";
+    return place < some.size() ? some[place] : "no more parts";
   };
   group::throw_together(
       group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: rank " +

@@ -151,12 +151,11 @@ class Part {
                      ? nullptr
                      : &static_cast<torch::optim::Optimizer&>(*const_cast<Value&>(value));
     } else {
-      static_assert(detail::kNoPart<Value>,
-                    "a checkpoint's part is a torch::nn module (of a DistributedDataParallel: its "
-                    "module()), a torch::optim "
-                    "optimizer, an at::Tensor, a std::vector<at::Tensor>, a bool, an integer, a "
-                    "float, a double or a "
-                    "std::string; #include what defines it");
+      static_assert(
+          detail::kNoPart<Value>,
+          "a checkpoint's part is a torch::nn module (of a DistributedDataParallel: its module()), "
+          "a torch::optim optimizer, an at::Tensor, a std::vector<at::Tensor>, a bool, an integer, "
+          "a float, a double or a std::string; #include the header that defines its class");
     }
   }
 

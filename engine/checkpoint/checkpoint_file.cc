@@ -104,7 +104,7 @@ void Draft::open_aside() {
     struct stat locked {};
     struct stat named {};
     if (::fstat(aside_file_.get(), &locked) != 0) fail("", errno);
-    if (!S_ISREG(locked.st_mode)) fail("'" + aside_ + "' is in its way", 0);
+    if (!S_ISREG(locked.st_mode)) fail("'" + aside_ + "' is not a regular file; remove it", 0);
     if (::lstat(aside_.c_str(), &named) != 0 || named.st_ino != locked.st_ino ||
         named.st_dev != locked.st_dev)
       continue;
@@ -159,8 +159,8 @@ bool is_file(const std::string& file) {
   struct stat status {};
   if (::stat(file.c_str(), &status) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
-  throw system_error(blame_of(errno),
-                     "whether there is a checkpoint '" + file + "' cannot be found out", errno);
+  throw system_error(blame_of(errno), "cannot check whether the checkpoint '" + file + "' exists",
+                     errno);
 }
 
 Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'") {
@@ -174,8 +174,7 @@ Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'"
   std::string line(std::min(size, kLine), '\0');
   get(line.data(), line.size(), size - line.size());
   if (line.size() < kLine || !line.starts_with(kBegin)) {
-    throw Error(Blame::Caller,
-                named_ + " is none that weft::checkpoint::save has written, or its end is missing");
+    throw Error(Blame::Caller, named_ + " is not a Weft checkpoint, or is truncated");
   }
   const std::string_view version = std::string_view(line).substr(kBegin.size(), kVersion.size());
   if (version != kVersion) {

@@ -143,8 +143,7 @@ void save_module(OutputArchive& archive, const torch::nn::Module& module) {
 
 c10::IValue value_of(const detail::Variable& variable) {
   const auto value = variable.get(variable.place);
-  if (!value)
-    throw Error(Blame::Caller, "it is more than the largest integer of 64 bits with a sign");
+  if (!value) throw Error(Blame::Caller, "its value exceeds the largest signed 64-bit integer");
   return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
 }
 
@@ -188,13 +187,12 @@ void save_part(OutputArchive& archive, const Part& part) {
 Commit stage_copy(const std::string& what, const at::Tensor& target, const at::Tensor& value) {
   if (form_of(target) != form_of(value)) differs(what, form_of(value), form_of(target));
   if (target.layout() == at::kStrided && at::has_internal_overlap(target) == at::MemOverlap::Yes) {
-    throw Error(
-        Blame::Caller,
-        what + " is expanded here: its elements share memory, which nothing can be written to");
+    throw Error(Blame::Caller,
+                what + " is expanded here: its elements share memory, so it cannot be written");
   }
   if (target.is_inference() && !c10::InferenceMode::is_enabled()) {
     throw Error(Blame::Caller,
-                what + " was made in inference mode: only there can it be written to");
+                what + " was made in inference mode, outside of which it cannot be written");
   }
   return [target, value] {
     const c10::AutoGradMode no_grad(false);
@@ -232,7 +230,7 @@ Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
   if (!in_file.empty()) {
     throw Error(Blame::Caller, "the file has a parameter or buffer " +
                                    in_quotes(in_file.begin()->first) +
-                                   ", which the module here has not");
+                                   ", which the module here does not have");
   }
   return [copies] {
     for (const Commit& copy : copies) copy();
@@ -242,7 +240,7 @@ Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
 void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
   c10::IValue value;
   if (!archive.try_read(kParameters, value) || !value.isList())
-    throw Error(Blame::Caller, "it is no optimizer in the file");
+    throw Error(Blame::Caller, "it is not an optimizer in the file");
   std::vector<std::string> in_file;
   for (const c10::IValue& line : value.toListRef()) in_file.push_back(line.toStringRef());
   const std::vector<std::string> here = parameters_of(optimizer);
@@ -349,7 +347,8 @@ Commit stage_tensors(InputArchive& archive, std::vector<at::Tensor>* target, c10
   std::vector<Commit> copies;
   for (std::size_t i = 0; i < in_file.size(); ++i) {
     const auto found = in_file.find(std::to_string(i));
-    if (found == in_file.end()) throw Error(Blame::Caller, "it is no list of tensors in the file");
+    if (found == in_file.end())
+      throw Error(Blame::Caller, "it is not a list of tensors in the file");
     if (!target->empty()) {
       at::Tensor& own = (*target)[i];
       copies.push_back(own.defined() ? stage_copy("tensor " + std::to_string(i), own, found->second)
@@ -397,14 +396,14 @@ Commit stage_variable(const c10::IValue& value, const detail::Variable& variable
 
 Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
   if (Contents::is_constant(part))
-    throw Error(Blame::Caller, "it is a constant here, or a temporary: load takes a variable");
+    throw Error(Blame::Caller, "it is a constant or a temporary here; load() needs a variable");
   c10::IValue value;
   if (!archive.try_read(key_of(part.name()), value)) {
     std::string names;
     for (const std::string& key : archive.keys())
       names += (names.empty() ? "" : ", ") + in_quotes(name_of(key));
-    throw Error(Blame::Caller, "the file has none of that name, but " +
-                                   (names.empty() ? "no part at all" : names));
+    throw Error(Blame::Caller, "the file has no part of that name; it has " +
+                                   (names.empty() ? "no parts" : names));
   }
   const auto& content = Contents::of(part);
   if (const auto* const variable = std::get_if<detail::Variable>(&content))

@@ -44,7 +44,7 @@ TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
     };
     EXPECT_THAT(
         text_of({{"modell", net}}),
-        HasSubstr("part 'modell': the file has none of that name, but 'model', 'the epoch'"));
+        HasSubstr("part 'modell': the file has no part of that name; it has 'model', 'the epoch'"));
     EXPECT_THAT(text_of({{"model", net->first}}),
                 HasSubstr("part 'model': the file has no parameter 'weight'"));
     torch::nn::Sequential less(torch::nn::Linear(1, 1));
@@ -55,9 +55,9 @@ TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
     checkpoint::save(file_, group, {{"model", *more}});
     EXPECT_THAT(text_of({{"model", net}}),
                 HasSubstr("part 'model': the file has a parameter or buffer 'mask', which the "
-                          "module here has not"));
+                          "module here does not have"));
     checkpoint::save(file_, group, {});
-    EXPECT_THAT(text_of({{"model", net}}), HasSubstr("but no part at all"));
+    EXPECT_THAT(text_of({{"model", net}}), HasSubstr("it has no parts"));
   });
 }
 
@@ -155,16 +155,16 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
     expect_refused({"text", tensor}, "is a string in the file and a tensor here");
     expect_refused({"tensor", net},
                    "is a tensor in the file and a module, an optimizer or a list of tensors here");
-    expect_refused({"model", sgd}, "it is no optimizer in the file");
+    expect_refused({"model", sgd}, "it is not an optimizer in the file");
     expect_refused({"sgd", net}, "the file has no parameter 'first.weight'");
     expect_refused({"model", list}, "is 6 tensors in the file and 1 here");
     torch::Tensor other = torch::ones({2}, torch::kLong);
     expect_refused({"tensor", other}, "is Float [2] in the file and Long [2] here");
     torch::Tensor expanded = torch::ones({1}).expand({2});
     expect_refused({"tensor", expanded}, "is expanded here");
-    expect_refused({"number", 3}, "it is a constant here, or a temporary");
+    expect_refused({"number", 3}, "it is a constant or a temporary here");
     const bool constant = false;
-    expect_refused({"flag", constant}, "it is a constant here, or a temporary");
+    expect_refused({"flag", constant}, "it is a constant or a temporary here");
     checkpoint::load(file_, group,
                      {{"number", whole}, {"rate", real}, {"text", text}, {"flag", flag}});
     EXPECT_EQ(whole, 300u);
@@ -196,7 +196,7 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
                   checkpoint::save(file_, group, {{"huge", std::uint64_t(1) << 63}});
                 }),
         HasSubstr(
-            "part 'huge' of the checkpoint cannot be saved: it is more than the largest integer"));
+            "part 'huge' of the checkpoint cannot be saved: its value exceeds the largest signed"));
   });
 }
 

@@ -266,12 +266,11 @@ TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
     }
     // One of libtorch's own, one that is not there, a folder.
     if (group.rank() == 0) torch::save(net, file_);
-    EXPECT_THAT(
-        refused(group, Blame::Caller,
-                [&] {
-                  checkpoint::load(file_, group, {{"model", net}});
-                }),
-        HasSubstr("is none that weft::checkpoint::save has written, or its end is missing"));
+    EXPECT_THAT(refused(group, Blame::Caller,
+                        [&] {
+                          checkpoint::load(file_, group, {{"model", net}});
+                        }),
+                HasSubstr("is not a Weft checkpoint, or is truncated"));
     EXPECT_THAT(
         refused(group, Blame::Caller,
                 [&] {
@@ -356,7 +355,7 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
     torch::Tensor tensor = torch::ones({1});
     if (group.rank() != 1) parts.emplace_back("b", tensor);
     EXPECT_THAT(refused(group, Blame::Caller, [&] { checkpoint::save(file_, group, parts); }),
-                HasSubstr("rank 1 has none more, where rank 0 has 'b', a tensor"));
+                HasSubstr("rank 1 has no more parts, where rank 0 has 'b', a tensor"));
     EXPECT_EQ(refused(group, Blame::Caller,
                       [&] {
                         checkpoint::save(file_, group, {{"a", a}, {"a", a}});
