@@ -21,7 +21,8 @@ void check_permutation(std::size_t count, std::span<const std::size_t> order) {
   std::vector<bool> seen(count);
   for (const std::size_t index : order) {
     if (index >= count || seen[index])
-      throw Error(Blame::Caller, "the order of gradients names one twice, or one too many");
+      throw Error(Blame::Caller,
+                  "the order of gradients names an index twice, or one out of range");
     seen[index] = true;
   }
   if (order.size() != count) throw Error(Blame::Caller, "the order of gradients leaves some out");

@@ -30,7 +30,7 @@ CommHook compress(at::ScalarType dtype, CommHook inner) {
         throw Error(Blame::Caller, "a comm hook returned " +
                                        (small.defined() ? c10::str(small.sizes()) : "nothing") +
                                        " for a compressed bucket of " + c10::str(full.sizes()) +
-                                       "; return a tensor of that shape, as buffer() is");
+                                       "; return a tensor of buffer()'s shape");
       }
       full.copy_(small);
       return whole;

@@ -57,7 +57,7 @@ struct Replica::State {
         added += (added.empty() ? "" : ", ") + item.key();
     }
     const std::string changes = !added.empty()
-                                    ? added + " came in"
+                                    ? added + " added"
                                     : "there were " + std::to_string(parameters.size()) +
                                           ", now there are " + std::to_string(now.size());
     return {Blame::Caller,

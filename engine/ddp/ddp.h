@@ -149,8 +149,7 @@ struct TakesOtherInputs : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
                   "the module's forward() does not take these arguments, or it has no forward(): "
-                  "ddp(…) gives it what it is "
-                  "given");
+                  "ddp(…) passes its arguments on to forward()");
     return false;
   }
 };

@@ -31,15 +31,15 @@ void require_flat(const at::Tensor& tensor, const std::string& what) {
   if (!tensor.defined()) throw Error(Blame::Caller, what + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
     throw Error(Blame::Caller, what + " has the layout " + c10::str(tensor.layout()) +
-                                   ", and only dense tensors travel with others; make it dense "
+                                   ", but only dense tensors can be sent together; make it dense "
                                    "(to_dense()), or leave it out");
   }
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    throw Error(Blame::Caller, what + ", " + c10::str(tensor.sizes()) + " with strides " +
-                                   c10::str(tensor.strides()) +
-                                   ", is an expanded tensor: elements share memory, and cannot be "
-                                   "written each for itself; "
-                                   "give it memory of its own (contiguous())");
+    throw Error(Blame::Caller,
+                what + ", " + c10::str(tensor.sizes()) + " with strides " +
+                    c10::str(tensor.strides()) +
+                    ", is an expanded tensor: its elements share memory and cannot be written "
+                    "separately; give it memory of its own (contiguous())");
   }
 }
 

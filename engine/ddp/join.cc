@@ -33,15 +33,14 @@ void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions
   const group::CalledBy by("join");
   group.all_reduce(most, ReduceOp::Max).wait();
   most = most.to(at::kCPU);
-  const char* const what[] = {"other numbers of objects",
-                              "other values of divide_by_initial_world_size",
-                              "other values of throw_on_early_termination"};
+  const char* const what[] = {"different numbers of objects",
+                              "different values of divide_by_initial_world_size",
+                              "different values of throw_on_early_termination"};
   for (std::int64_t i = 0; i < count; ++i) {
     const int* both = static_cast<const int*>(most.const_data_ptr()) + i;
     if (both[0] == -both[count]) continue;
-    group::throw_together(group,
-                          Error(Blame::Caller, std::string("join: some ranks give ") + what[i] +
-                                                   " than others; give the same on all"));
+    group::throw_together(group, Error(Blame::Caller, std::string("join: the ranks give ") +
+                                                          what[i] + "; give the same on all"));
   }
 }
 

@@ -45,7 +45,7 @@ void ParameterCheck::look(std::uint32_t step, const std::vector<Parameter>& para
     if (!is_over_ && left_in_ == 0 && step >= next_) leave(step, parameters);
   } catch (const std::exception& error) {
     is_over_ = true;
-    log::debug(std::string("DistributedDataParallel compares the ranks' parameters no more: ") +
+    log::debug(std::string("DistributedDataParallel stops comparing the ranks' parameters: ") +
                error.what());
   }
 }
@@ -107,11 +107,9 @@ void ParameterCheck::warn(const std::vector<int>& ranks, const std::string& firs
   is_over_ = true;
   log::warn("DistributedDataParallel: " + std::string(kWarning) + ": before step " +
             std::to_string(left_in_) + " '" + first + "' of " + ranks_text(ranks) +
-            " was not rank 0's. Something changes parameters on one rank alone: an optimizer with "
-            "other options or another "
-            "state, weights that are set or loaded there, gradients that are changed after "
-            "backward, or a comm hook that "
-            "does not average");
+            " differed from rank 0's. Something changes parameters on one rank alone: an optimizer "
+            "with other options or another state, weights that are set or loaded there, gradients "
+            "that are changed after backward, or a comm hook that does not average");
 }
 
 }  // namespace weft::parallel

@@ -385,13 +385,11 @@ void Reducer::on_gradient(std::size_t parameter) {
   }
   if (backward_ != Kind::Synchronized) return keep_local(parameter);
   if (creates_graph) {
-    throw Error(
-        Blame::Caller,
-        "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
-            ", whose average has no graph: a backward through it would not be averaged. Call "
-            "torch::autograd::grad(…, create_graph = true) for what the loss contains of "
-            "gradients, "
-            "and backward without create_graph");
+    throw Error(Blame::Caller,
+                "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
+                    ", whose average has no graph: a backward through it would not be averaged. "
+                    "Call torch::autograd::grad(…, create_graph = true) for gradients that the "
+                    "loss contains, and backward without create_graph");
   }
   require_one_wrapper(parameter);
   take(parameter);
@@ -468,7 +466,7 @@ void Reducer::require_one_wrapper(std::size_t parameter) const {
   throw Error(Blame::Caller,
               "two DistributedDataParallel of one module take part in one backward, and both would "
               "average " +
-                  names_of({parameter}) + "; use one of them for all that the loss contains");
+                  names_of({parameter}) + "; use one of them for the whole loss");
 }
 
 // True if another wrapper of the same module averages the gradients of that graph task.
@@ -562,9 +560,10 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
     return;
   }
   if (gradient.layout() != at::kStrided) {
-    throw Error(Blame::Caller, "the gradient of " + names_of({parameter}) +
-                                   " is sparse, but its module does not say so; "
-                                   "torch::nn::Embedding with sparse(true) is known");
+    throw Error(Blame::Caller,
+                "the gradient of " + names_of({parameter}) +
+                    " is sparse, but its module does not declare sparse gradients; use "
+                    "torch::nn::Embedding or torch::nn::EmbeddingBag with sparse(true)");
   }
   const bool divide = !hook_;
   if (gradient.is_alias_of(view) && gradient.data_ptr() == view.data_ptr()) {
@@ -675,11 +674,9 @@ void Reducer::end_backward() {
   }
   log::warn(
       "DistributedDataParallel: a backward brings gradients of the module without a forward of "
-      "this wrapper, which does "
-      "not "
-      "average them; the ranks' parameters will differ. Call the DistributedDataParallel in place "
-      "of its module, or, where "
-      "gradients are to stay local, let no_sync() live meanwhile");
+      "this wrapper, which does not average them; the ranks' parameters will differ. Call the "
+      "DistributedDataParallel in place of its module, or use no_sync() if gradients are to stay "
+      "local");
 }
 
 void Reducer::finish() {

@@ -84,11 +84,10 @@ void Reducer::take_over_trained() {
                     "DistributedDataParallel");
   }
   if (!added.empty() && follower_ != nullptr) {
-    throw Error(
-        Blame::Caller,
-        "requires_grad was switched on for " + names_of(added) +
-            ", and an optimizer steps in the backward of this DistributedDataParallel, which would "
-            "leave them out; make both anew");
+    throw Error(Blame::Caller,
+                "requires_grad was switched on for " + names_of(added) +
+                    ", and an optimizer steps in the backward of this DistributedDataParallel, "
+                    "which would leave them out; make both again");
   }
   if (!added.empty() && passing_) throw unfinished_pass();
   compare_trained(changed.empty() ? added : changed);

@@ -29,11 +29,10 @@ void Reducer::follow_parameters() {
     }
   }
   if (!changed.empty()) {
-    throw Error(
-        Blame::Caller,
-        "the type, the device or the shape of " + names_of(changed) +
-            " is not that with which DistributedDataParallel was made, and gradients would not be "
-            "averaged; call module->to(…) first, then make the DistributedDataParallel");
+    throw Error(Blame::Caller,
+                "the type, the device or the shape of " + names_of(changed) +
+                    " has changed since DistributedDataParallel was made, and gradients would not "
+                    "be averaged; call module->to(…) first, then make the DistributedDataParallel");
   }
   if (moved.empty()) return;
   std::erase_if(old_hooks_, [](const Hook& hook) { return hook.accumulator.use_count() == 1; });
@@ -96,11 +95,11 @@ void Reducer::require_no_frozen_rest() const {
     if (!parameters_[i].tensor.requires_grad() && usage_.is_here(i)) rests.push_back(i);
   }
   if (rests.empty() || rests.size() == parameters_.size()) return;
-  throw Error(Blame::Caller,
-              "requires_grad was switched off for " + names_of(rests) +
-                  ", whose gradients of no_sync have not been averaged yet; let a backward "
-                  "synchronise before, "
-                  "or set them to undefined (zero_grad) and make a new DistributedDataParallel");
+  throw Error(
+      Blame::Caller,
+      "requires_grad was switched off for " + names_of(rests) +
+          ", whose gradients from no_sync() have not been averaged yet; let a backward synchronise "
+          "first, or set them to undefined (zero_grad) and make a new DistributedDataParallel");
 }
 
 Error Reducer::unfinished_pass() {
@@ -155,7 +154,7 @@ void Reducer::refuse_capture() const {
       group().device(), "this step of DistributedDataParallel",
       follower_ != nullptr
           ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
-      : builds ? "the buckets are built anew behind the first one; run two steps before the capture"
+      : builds ? "the buckets are rebuilt after the first step; run two steps before the capture"
                : "which parameters are used is counted on the host; capture without "
                  "find_unused_parameters");
 }
@@ -196,13 +195,14 @@ void Reducer::compare_trained(const std::vector<std::size_t>& changed) {
         {parameter.name + (parameter.tensor.requires_grad() ? "" : " (frozen)"), parameter.tensor});
   }
   announce_change(groups_.own(), names_of(changed));
-  on_all_ranks(groups_.own(), "DistributedDataParallel", "the comparison of what is frozen", [&] {
-    try {
-      check_same_model(groups_.own(), named);
-    } catch (const Error& error) {
-      throw explained_by_changes(groups_.own(), error);
-    }
-  });
+  on_all_ranks(groups_.own(), "DistributedDataParallel", "the comparison of frozen parameters",
+               [&] {
+                 try {
+                   check_same_model(groups_.own(), named);
+                 } catch (const Error& error) {
+                   throw explained_by_changes(groups_.own(), error);
+                 }
+               });
   withdraw_change(groups_.own());
   compared_ = trained_now();
 }

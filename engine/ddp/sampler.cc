@@ -86,7 +86,7 @@ DataPartitioner::DataPartitioner(std::size_t dataset_size, const std::vector<dou
   for (const double fraction : fractions) {
     if (!(fraction >= 0))
       throw Error(Blame::Caller, "DataPartitioner: the fraction " + std::to_string(fraction) +
-                                     " is no fraction; give numbers from 0 to 1");
+                                     " is not a fraction; give numbers from 0 to 1");
     sum += fraction;
   }
   if (sum > 1 + 1e-9)

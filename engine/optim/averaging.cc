@@ -16,7 +16,7 @@ void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup 
     if (parameters[i].is_floating_point() || parameters[i].is_complex()) continue;
     throw Error(Blame::Caller,
                 what + " is of " + c10::toString(parameters[i].scalar_type()) +
-                    ", which has no averages; leave it out, or give it as floating-point numbers");
+                    ", which cannot be averaged; leave it out, or convert it to floating point");
   }
   struct UnderWay {
     std::vector<at::Tensor> parameters;

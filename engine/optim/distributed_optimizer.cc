@@ -295,8 +295,8 @@ std::optional<Error> failed_behind(const std::vector<Owner>& owners,
     std::string& list = error ? silent : stepped;
     list += (list.empty() ? "" : ", ") + describe(owners[i].worker);
   }
-  if (!stepped.empty()) what.text += "; have stepped before they heard of it: " + stepped;
-  if (!silent.empty()) what.text += "; may have stepped, and do not answer: " + silent;
+  if (!stepped.empty()) what.text += "; workers that stepped before they heard of it: " + stepped;
+  if (!silent.empty()) what.text += "; workers that do not answer and may have stepped: " + silent;
   return Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
 }
 
@@ -356,7 +356,8 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
       refuse("does not require grad: call requires_grad_() where it is made");
     if (!parameter.is_leaf())
       refuse(
-          "is no leaf: give what it was computed from, or detach() it and call requires_grad_()");
+          "is not a leaf: give the leaf that it was computed from, or detach() it and call "
+          "requires_grad_()");
     // The optimizer gets a new tensor for each parameter, so it would not notice duplicates.
     if (std::ranges::any_of(parameters_,
                             [&](const at::Tensor& known) { return known.is_same(parameter); })) {
@@ -487,10 +488,11 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
   if (states.size() != owners.size()) {
     std::string names;
     for (const Owner& owner : owners) names += (names.empty() ? "" : ", ") + describe(owner.worker);
-    throw Error(Blame::Caller,
-                "load(): " + std::to_string(states.size()) + " states, but the parameters have " +
-                    std::to_string(owners.size()) + " owners: " + names +
-                    "; give all that save() gave, of an optimizer over the same parameters");
+    throw Error(
+        Blame::Caller,
+        "load(): " + std::to_string(states.size()) + " states, but the parameters have " +
+            std::to_string(owners.size()) + " owners: " + names +
+            "; give all states that save() returned for an optimizer over the same parameters");
   }
   const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<Future<void>> asked;

@@ -139,9 +139,8 @@ constexpr bool kSteps<O, Parameters, Options, How> =
 template <class O>
 class DistributedOptimizer {
   static_assert(!std::derived_from<O, torch::optim::LBFGS>,
-                "LBFGS computes the loss again and again within a step, which an owner of some of "
-                "the parameters cannot; use "
-                "Adam, AdamW, SGD, RMSprop, Adagrad");
+                "LBFGS computes the loss again and again within a step, which an owner of only "
+                "some parameters cannot do; use Adam, AdamW, SGD, RMSprop, Adagrad");
 
  public:
   // `parameters` belong to one agent of this process; each is a leaf that requires grad. Blocks

@@ -54,10 +54,9 @@ void check_state(const char* name, const at::Tensor& parameter, const char* what
   if (!state.defined()) return;
   const bool fits = state.layout() == at::kStrided && at::isFloatingType(state.scalar_type());
   if (fits && state.sizes() == parameter.sizes()) return;
-  throw Error(Blame::Caller,
-              std::string(name) + ": a parameter's " + what + " does not fit it: " +
-                  tensor::describe(state) + " for " + tensor::describe(parameter) +
-                  "; load what was saved of the same model, or erase it from state()");
+  throw Error(Blame::Caller, std::string(name) + ": a parameter's " + what + " does not fit it: " +
+                                 tensor::describe(state) + " for " + tensor::describe(parameter) +
+                                 "; load the state of the same model, or erase it from state()");
 }
 
 // Checks all parameters and prepares their GPUs. `each_of(group, state, visit)` calls visit(name,
@@ -77,11 +76,10 @@ void check_all_fit(const char* name, const char* plain,
       // libtorch would step it twice in succession; in one launch the two steps would overwrite
       // each other.
       if (!known.insert(parameter.unsafeGetTensorImpl()).second) {
-        throw Error(
-            Blame::Caller,
-            std::string(name) + ": a parameter (" + tensor::describe(parameter) +
-                ") is here twice; give each once (a module's parameters() lists a weight that its "
-                "parts share under every name)");
+        throw Error(Blame::Caller, std::string(name) + ": a parameter (" +
+                                       tensor::describe(parameter) +
+                                       ") is listed twice; give each once (a module's parameters() "
+                                       "lists a weight that its parts share under every name)");
       }
       const auto held = states.find(parameter.unsafeGetTensorImpl());
       if (held != states.end()) {
@@ -228,9 +226,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
   const auto why_once = [](const OptimizerParamGroup&, const at::Tensor&) {
-    return "it counts its steps on the host, and every launch would repeat one; capture without "
-           "it, and step behind a "
-           "launch";
+    return "it counts its steps on the host, so every launch of the graph would repeat one step; "
+           "leave it out of the capture, and step after each launch";
   };
   const auto each_of = [](const OptimizerParamGroup& group,
                           torch::optim::OptimizerParamState& state, const auto& visit) {

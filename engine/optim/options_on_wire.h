@@ -29,7 +29,7 @@ struct OptionsOnWire {
       return options;
     } else {
       static_assert(std::is_constructible_v<Options, double>,
-                    "options that can be made of nothing, or of a learning rate");
+                    "options must be constructible without arguments or from a learning rate");
       Options options(1.0);
       load(options, text);
       return options;

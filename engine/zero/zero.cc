@@ -98,11 +98,9 @@ void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& n
   }
   log::warn("ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " +
             *differing + " of " + ranks_text(ranks) +
-            " has not rank 0's values. Each step copies the values of a parameter's owner to all "
-            "ranks, by its place in the "
-            "list: give all ranks the parameters in one order, after DistributedDataParallel, or a "
-            "broadcast, has made them "
-            "equal");
+            " does not have rank 0's values. Each step copies the values of a parameter's owner to "
+            "all ranks, by its place in the list: give all ranks the parameters in one order, "
+            "after DistributedDataParallel, or a broadcast, has made them equal");
 }
 
 }  // namespace
@@ -143,11 +141,9 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
       named.push_back(
           {"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
       if (owners.emplace(key_of(parameter), -1).second) continue;
-      throw Error(
-          Blame::Caller,
-          "ZeroRedundancyOptimizer: " + named.back().name +
-              " is here twice; give each once (a module's parameters() lists a weight that its "
-              "parts share under every name)");
+      throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name +
+                                     " is listed twice; give each once (a module's parameters() "
+                                     "lists a weight that its parts share under every name)");
     }
   }
   const std::string options = "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
@@ -222,11 +218,10 @@ void ShardedOptimizer::check_layout() const {
   for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
   if (count != owners_.size()) {
     throw Error(Blame::Caller,
-                "ZeroRedundancyOptimizer: its parameter groups were changed without it, so that no "
-                "rank owns what was added; "
-                "call add_param_group() of the ZeroRedundancyOptimizer itself: libtorch's is not "
-                "virtual, and neither a "
-                "torch::optim::Optimizer& to this one nor add_parameters() leads here");
+                "ZeroRedundancyOptimizer: its parameter groups were changed without it, so no rank "
+                "owns the added parameters; call add_param_group() of the ZeroRedundancyOptimizer "
+                "itself: libtorch's is not virtual, so calls through a torch::optim::Optimizer& "
+                "and add_parameters() do not reach it");
   }
   for (const Shard& shard : shards_) {
     if (!shard.flat.defined()) continue;
@@ -307,7 +302,7 @@ void ShardedOptimizer::step_own(Shard& shard) {
     if (group_.size() > 1) group_.abort(kStepThrew + tensor::text_of(error));
     throw;
   } catch (...) {
-    if (group_.size() > 1) group_.abort(std::string(kStepThrew) + "an exception that says nothing");
+    if (group_.size() > 1) group_.abort(std::string(kStepThrew) + "an exception without a text");
     throw;
   }
 }

@@ -35,7 +35,7 @@ void end_group(group::Core& group, const char* what, const std::exception_ptr& w
   } catch (const std::exception& error) {
     group.abort(what + tensor::text_of(error));
   } catch (...) {
-    group.abort(std::string(what) + "an exception that says nothing");
+    group.abort(std::string(what) + "an exception without a text");
   }
 }
 
@@ -113,9 +113,9 @@ std::exception_ptr Failure::why() const {
 
 void ShardedOptimizer::overlap_with(Replica& ddp) {
   if (join_scope_ != nullptr || ddp.join_scope_ != nullptr) {
-    throw Error(
-        Blame::Caller,
-        "overlap_with: not inside of weft::join, where a rank that has run out has no backward");
+    throw Error(Blame::Caller,
+                "overlap_with: cannot be called inside of weft::join, where a rank that has run "
+                "out has no backward");
   }
   check_stepped("overlap_with");
   overlap_.reset();
@@ -176,12 +176,11 @@ ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
         shard_of_[key_of(parameter)] = i;
         ++pass.missing[i];
       } else if (parameter.requires_grad()) {
-        throw Error(Blame::Caller,
-                    "overlap_with: a parameter of this optimizer, of shape " +
-                        c10::str(parameter.sizes()) +
-                        ", is none of the DistributedDataParallel's, and nobody averages its "
-                        "gradient; give "
-                        "it to an optimizer of its own, or make it a part of that module");
+        throw Error(
+            Blame::Caller,
+            "overlap_with: a parameter of this optimizer, of shape " + c10::str(parameter.sizes()) +
+                ", does not belong to the DistributedDataParallel, so its gradient is not "
+                "averaged; give it to an optimizer of its own, or make it a part of that module");
       }
     }
   }

@@ -322,11 +322,11 @@ TEST(Join, CallsThatDifferBetweenRanksAreCallerErrorsOnAll) {
     };
     EXPECT_THAT(
         text_of(other ? std::vector<Joinable*>{&ddp} : std::vector<Joinable*>{&ddp, &second}, {}),
-        HasSubstr("other numbers of objects"));
+        HasSubstr("different numbers of objects"));
     EXPECT_THAT(text_of({&ddp}, {.divide_by_initial_world_size = other}),
-                HasSubstr("other values of divide_by_initial_world_size"));
+                HasSubstr("different values of divide_by_initial_world_size"));
     EXPECT_THAT(text_of({&ddp}, {.throw_on_early_termination = other}),
-                HasSubstr("other values of throw_on_early_termination"));
+                HasSubstr("different values of throw_on_early_termination"));
     join(ddp, [&] { ddp(1.0).sum().backward(); });  // usable still
   });
 }

@@ -52,7 +52,7 @@ TEST(ParameterCheck, WarnsOnceOfAnotherLearningRate) {
   for (const char* backend : {"shm", "gloo"}) {
     const std::string logged = train(9, 0.2, nothing, backend);
     EXPECT_THAT(logged, HasSubstr(std::string(ParameterCheck::kWarning) +
-                                  ": before step 2 'weight' of rank 1 was not rank 0's"));
+                                  ": before step 2 'weight' of rank 1 differed from rank 0's"));
     EXPECT_EQ(logged.find(ParameterCheck::kWarning), logged.rfind(ParameterCheck::kWarning))
         << logged;
   }
@@ -62,14 +62,16 @@ TEST(ParameterCheck, WarnsOfAGradientThatOneRankChanges) {
   const auto clip = [](int rank, int step, torch::nn::Linear& net) {
     if (rank == 1 && step == 3) net->bias.mutable_grad().mul_(0.5);
   };
-  EXPECT_THAT(train(5, 0.1, clip), HasSubstr("before step 4 'bias' of rank 1 was not rank 0's"));
+  EXPECT_THAT(train(5, 0.1, clip),
+              HasSubstr("before step 4 'bias' of rank 1 differed from rank 0's"));
 }
 
 TEST(ParameterCheck, TakesAValueThatIsNoNumberForADifference) {
   const auto spoil = [](int rank, int step, torch::nn::Linear& net) {
     if (rank == 1 && step == 3) net->bias.mutable_grad().fill_(NAN);
   };
-  EXPECT_THAT(train(5, 0.1, spoil), HasSubstr("before step 4 'bias' of rank 1 was not rank 0's"));
+  EXPECT_THAT(train(5, 0.1, spoil),
+              HasSubstr("before step 4 'bias' of rank 1 differed from rank 0's"));
 }
 
 TEST(ParameterCheck, TakesRoundingForNoDifference) {

@@ -120,7 +120,7 @@ TEST(DataPartitioner, RefusesFractionsThatDoNotFitAndPartsThatThereAreNot) {
   };
   EXPECT_THAT(text_of([] { DataPartitioner(10, {0.7, 0.4}); }), HasSubstr("which is over 1"));
   for (const double none : {-0.1, std::nan("")}) {
-    EXPECT_THAT(text_of([&] { DataPartitioner(10, {none}); }), HasSubstr("is no fraction"));
+    EXPECT_THAT(text_of([&] { DataPartitioner(10, {none}); }), HasSubstr("is not a fraction"));
   }
   for (const int part : {1, -1}) {
     EXPECT_THAT(text_of([&] { DataPartitioner(10, {1.0}).use(part); }),

@@ -288,7 +288,7 @@ TEST(FusedOptimizers, AParameterThatIsListedTwiceIsRefusedBeforeAnythingChanges)
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.what(), HasSubstr("is here twice; give each once"));
+      EXPECT_THAT(error.what(), HasSubstr("is listed twice; give each once"));
     }
     EXPECT_TRUE(optimizer.state().empty());
     EXPECT_EQ(first.item<float>(), 1);

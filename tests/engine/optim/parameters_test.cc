@@ -55,7 +55,8 @@ TEST_P(OptimizersParameters, OneThatIsNoneIsRefusedByItsPlaceWithWhatToDo) {
         {agent.remote<&owned::plain>(1),
          "parameter 1 of 2 here, Double [4] on cpu, does not require grad: call requires_grad_()"},
         {agent.remote<&owned::computed>(1),
-         "parameter 1 of 2 here, Double [3] on cpu, is no leaf: give what it was computed from"},
+         "parameter 1 of 2 here, Double [3] on cpu, is not a leaf: give the leaf that it was "
+         "computed from"},
         {agent.remote<&owned::none>(1),
          "parameter 1 of 2 here, an undefined tensor, cannot be stepped"}};
     for (const auto& [parameter, text] : wrong) {

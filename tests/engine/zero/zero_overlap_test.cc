@@ -567,7 +567,7 @@ TEST(ZeroOverlapMisuse, WhatDoesNotBelongTogetherIsRefused) {
     ZeroRedundancyOptimizer<SGD> elsewhere(net->parameters(), other_group, 0.1);
     ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, 0.1);
     ZeroRedundancyOptimizer<SGD> second(net->parameters(), group, 0.1);
-    expect_refused([&] { of_other.overlap_with(ddp); }, "nobody averages its gradient");
+    expect_refused([&] { of_other.overlap_with(ddp); }, "its gradient is not averaged");
     expect_refused([&] { elsewhere.overlap_with(ddp); }, "make both with one");
     zero.overlap_with(ddp);
     expect_refused([&] { second.overlap_with(ddp); }, "another optimizer");
@@ -599,7 +599,9 @@ TEST(ZeroOverlapMisuse, InsideOfJoinItIsRefused) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
     ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, 0.1);
-    join(ddp, [&] { expect_refused([&] { zero.overlap_with(ddp); }, "not inside of weft::join"); });
+    join(ddp, [&] {
+      expect_refused([&] { zero.overlap_with(ddp); }, "cannot be called inside of weft::join");
+    });
     zero.overlap_with(ddp);
     expect_refused([&] { join({&ddp, &zero}, [] {}); }, "leave out overlap_with");
     expect_refused([&] { join(zero, [] {}); }, "leave out overlap_with");

@@ -444,7 +444,7 @@ TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
       harness::meet(group);
       if (group.rank() == 0) logged = harness::LogWatch::current().text();
     });
-    const std::string warning = "group 0 parameter 0 of rank 1 has not rank 0's values";
+    const std::string warning = "group 0 parameter 0 of rank 1 does not have rank 0's values";
     if (is_swapped) {
       EXPECT_THAT(logged, HasSubstr(warning));
     } else {
