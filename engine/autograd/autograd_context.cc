@@ -48,9 +48,8 @@ AutogradContext AutogradContext::current() {
   auto context = autograd::current_context();
   if (!context) {
     throw Error(Blame::Caller,
-                "AutogradContext::current(): this thread runs nothing that was called inside an "
-                "AutogradContext, "
-                "or it has been released");
+                "AutogradContext::current(): this thread is neither inside an AutogradContext nor "
+                "runs a call made in one, or the context has been released");
   }
   auto core = context->core();
   return AutogradContext(std::move(core), std::move(context));

@@ -26,7 +26,7 @@ at::Tensor gradient_of(const at::Tensor& root, std::size_t i, const BackwardOpti
   if (options.grad_outputs.empty()) {
     if (root.numel() != 1) {
       wrong(i, "has " + std::to_string(root.numel()) +
-                   " elements and is no scalar: sum it up, or give grad_outputs");
+                   " elements and is not a scalar: sum it up, or give grad_outputs");
     }
     return at::ones_like(root, at::MemoryFormat::Preserve);
   }
@@ -59,9 +59,10 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
                    "computed under NoGradGuard");
     }
     if (!root.grad_fn()) {
-      wrong(i,
-            "(" + tensor::describe(root) +
-                ") is a leaf, from which nothing leads to others: give what was computed from it");
+      wrong(
+          i,
+          "(" + tensor::describe(root) +
+              ") is a leaf, which has no graph behind it: give a tensor that was computed from it");
     }
     result.edges.push_back(torch::autograd::impl::gradient_edge(root));
     result.gradients.push_back(gradient_of(root, i, options));
@@ -104,10 +105,9 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->require_open();
   if (context->released()) {
-    throw Error(
-        Blame::Caller,
-        "backward(): autograd context " + to_text(context->id()) +
-            " has been released, and what was recorded in it: compute the roots again in another");
+    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) +
+                                   " has been released, and its records with it: compute the roots "
+                                   "again in another context");
   }
   const auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();

@@ -193,12 +193,10 @@ void Context::require_no_other(const PassName& pass) const {
   };
   const bool runs = pass.settled < pass.pass || std::ranges::any_of(passes_, is_other);
   if (!runs && std::ranges::none_of(fresh_, may_fail)) return;
-  throw Error(
-      Blame::Caller,
-      "another pass of context " + to_text(id_) +
-          " may not have ended on all workers: what it brings is not known yet, and was to be "
-          "averaged as well. Wait for it first, begin all passes on one worker, or take another "
-          "context");
+  throw Error(Blame::Caller, "another pass of context " + to_text(id_) +
+                                 " may not have ended on all workers: its gradients are not known "
+                                 "yet, but have to be averaged too. Wait for that pass first, "
+                                 "begin all passes on one worker, or use another context");
 }
 
 // Requires mutex_.

@@ -22,15 +22,14 @@ class GradientsEndHere final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
     if (!has_warned.exchange(true)) {
-      log::warn(
-          "a backward pass ends at the result of " + function_ + ", which " + worker_ +
-          " has computed from tensors that require grad: the call was made outside of an "
-          "AutogradContext, so no "
-          "gradient goes there, and neither the call's arguments nor the tensors of " +
-          worker_ +
-          " get any. Make an AutogradContext on the thread that makes the calls, and use "
-          "context.backward({loss}); "
-          "detach() the result where gradients are to end there (this is said once in a process)");
+      log::warn("a backward pass ends at the result of " + function_ + ", which " + worker_ +
+                " has computed from tensors that require grad: the call was made outside of an "
+                "AutogradContext, so no "
+                "gradient goes there, and neither the call's arguments nor the tensors of " +
+                worker_ +
+                " get any. Make an AutogradContext on the thread that makes the calls, and use "
+                "context.backward({loss}); detach() the result where gradients are to end there "
+                "(logged once in a process)");
     }
     return gradients;
   }

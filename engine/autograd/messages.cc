@@ -131,7 +131,8 @@ Future<Outcome> gradient(GradientMessage message) {
 }
 
 Future<void> pass_failed(PassName name, Outcome why) {
-  if (!why.failed()) throw Error(Blame::Caller, "a pass that is said to have failed, and not how");
+  if (!why.failed())
+    throw Error(Blame::Caller, "a message says that a pass has failed, but not with which error");
   const auto core = rpc::current_call("pass_failed()").core();
   const auto context = contexts_of(*core).find(name.context);
   if (!context || !context->failed(name, why)) return Future<void>::ready();
@@ -220,8 +221,8 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
                 "a message that names " + std::to_string(failed.size()) + " failed passes");
   for (const PassId pass : failed) {
     const Outcome why(static_cast<int>(Blame::Cancelled),
-                      "backward in context " + to_text(context->id()) + " has failed, which " +
-                          describe(core->self()) + " has not been told before");
+                      "backward in context " + to_text(context->id()) + " has failed; " +
+                          describe(core->self()) + " had not been told before");
     // It drops the plan that the pass may have made.
     const PassName name{.context = context->id(), .pass = pass, .plan = pass};
     if (context->failed(name, why)) end_pass(core, context, name, why);

@@ -382,9 +382,8 @@ void Pass::expire() {
   // That pass may be missing gradients, and its own error may arrive later than this one.
   if (name_.plan == 0 && !(waits.empty() && unsaid.empty())) {
     text +=
-        "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is "
-        "not used, or a call "
-        "failed, pass BackwardMode::Exact";
+        "; BackwardMode::Fast expects every recorded message to lead to the loss: if a result is "
+        "not used, or a call failed, use BackwardMode::Exact";
   }
   if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";
   std::vector<int> ranks(others.begin(), others.end());

@@ -173,7 +173,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
       codec::unpacked<ReferenceRecord>(object);
   if (sent_type != type)
     throw Error(Blame::Caller,
-                "RRef " + to_text(id) + " is of another type than the one that takes it");
+                "RRef " + to_text(id) + " has another type than the RRef that receives it");
   const auto core = core_.shared_from_this();
   References& references = references_of(core_);
   if (owner == core_.self().rank) {
@@ -185,8 +185,8 @@ std::shared_ptr<Handle> ForkReader::unpack(
     return handle;
   }
   if (references.has_given_back(fork)) {
-    throw Error(Blame::Cancelled, "RRef " + to_text(id) +
-                                      " comes with a message that its sender believes to be lost");
+    throw Error(Blame::Cancelled,
+                "RRef " + to_text(id) + " came in a message that its sender takes for lost");
   }
   const rpc::Recipient to_owner(owner, generation);
   // The name comes with the message and is not looked up: this runs on the event loop, which must

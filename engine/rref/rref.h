@@ -69,7 +69,7 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
       const int holder = rank_in(fork);
       if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
         throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) +
-                                       " is nobody's");
+                                       " does not name one other worker as its holder");
       }
       References& references = rref::references_of(core);
       const bool is_announced = references.has_fork(id, fork);
@@ -552,7 +552,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
           static_cast<weft::rref::ForkWriter*>(weft::codec::Writer::current().references());
       if (forks == nullptr) {
         throw weft::Error(weft::Blame::Caller,
-                          "an RRef travels in calls only: it cannot be encoded on its own");
+                          "an RRef can be sent only in calls: it cannot be encoded on its own");
       }
       static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
       forks->pack(packer, reference.handle_or_null(), type);
@@ -567,7 +567,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
           static_cast<weft::rref::ForkReader*>(weft::codec::Reader::current().references());
       if (forks == nullptr) {
         throw weft::Error(weft::Blame::Caller,
-                          "an RRef travels in calls only: it cannot be decoded on its own");
+                          "an RRef can be sent only in calls: it cannot be decoded on its own");
       }
       static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
       reference = weft::RRef<T>(
