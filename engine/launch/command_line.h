@@ -1,5 +1,5 @@
-// What Weft's commands share about their options. Any thread; in the .cc of a command only, for
-// CLI11's sake.
+// Option parsing that Weft's commands share. Callable from any thread. Include it only in the .cc
+// of a command, because it brings in CLI11.
 #pragma once
 
 #include <charconv>
@@ -12,8 +12,8 @@
 
 namespace weft::launch {
 
-// Exits with 0 after --help and --version, with 2 after a mistake, which is what every command of
-// Weft's does.
+// Parses the command line. Exits with 0 after --help and --version, and with 2 after a mistake, as
+// every command of Weft does.
 inline void parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -22,8 +22,8 @@ inline void parse(CLI::App& app, int argc, char** argv) {
   }
 }
 
-// The check of an option that takes a whole number. CLI11's own call what is no number "not in
-// range".
+// Accepts a whole number from `least` to `most`. CLI11's own checks report text that is not a
+// number as "not in range".
 inline CLI::Validator whole_number(std::int64_t least,
                                    std::int64_t most = std::numeric_limits<int>::max()) {
   const auto check = [least, most](const std::string& text) -> std::string {

@@ -34,14 +34,14 @@ int exit_code_of(int status) {
 }  // namespace
 
 int run_guarded(const std::function<int()>& job) {
-  std::signal(SIGCHLD,
-              SIG_DFL);  // ignored, as some parents leave it, the kernel would reap the child
+  // Some parents leave SIGCHLD ignored; the kernel would then reap the child.
+  std::signal(SIGCHLD, SIG_DFL);
   const sigset_t signals = guarded_signals();
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t self = ::getpid();
-  // Before there is a child: it may have started ranks, and be killed, before this process runs
-  // again.
+  // Becomes a subreaper before the fork: the child may start ranks and be killed before this
+  // process runs again.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t child = ::fork();
   if (child < 0) {
@@ -58,8 +58,8 @@ int run_guarded(const std::function<int()>& job) {
     if (::getppid() != self) ::_exit(128 + SIGTERM);
     return job();
   }
-  // The ranks end by the signal that their parent's death gives them, and leave what they have
-  // started as orphans.
+  // When the ranks' parent dies, a signal (PR_SET_PDEATHSIG) ends them; this process adopts the
+  // processes that they have started.
   Children children(Reach::Sessions);
   children.add(child);
   for (;;) {
@@ -67,11 +67,11 @@ int run_guarded(const std::function<int()>& job) {
     const int number = ::sigwaitinfo(&signals, &signal);
     if (number == SIGCHLD) {
       const auto ended = children.wait(std::chrono::milliseconds(0));
-      if (ended.process == 0) continue;  // an orphan
+      if (ended.process == 0) continue;  // an adopted orphan
       const int code = exit_code_of(ended.status);
       if (WIFSIGNALED(ended.status)) children.end_all(std::chrono::seconds(2));
-      // Not by destructors, which would end what the child has left on purpose: sessions of their
-      // own, other users' processes.
+      // Exits without destructors. They would end processes that the child has left running on
+      // purpose: those in sessions of their own and those of other users.
       ::_exit(code);
     }
     if (number > 0 && signal.si_code != SI_KERNEL) ::kill(child, number);
@@ -81,7 +81,7 @@ int run_guarded(const std::function<int()>& job) {
 void rename_process(int argc, char** argv, const char* name) {
   ::prctl(PR_SET_NAME, name);
   if (argc < 1) return;
-  // The kernel shows what lies here, from the first text's beginning to the last one's end.
+  // The kernel shows this memory, from the start of the first text to the end of the last.
   char* const begin = argv[0];
   const std::size_t room =
       static_cast<std::size_t>(argv[argc - 1] + std::strlen(argv[argc - 1]) - begin);

@@ -28,7 +28,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kBrokenPipe = 128 + SIGPIPE;  // as a program of one process ends, in a shell's terms
+// The code that a shell gives a program that SIGPIPE ended.
+constexpr int kBrokenPipe = 128 + SIGPIPE;
 constexpr auto kPause = milliseconds(20);
 
 bool goes_on() { return received_signal == 0; }
@@ -44,15 +45,16 @@ std::string random_id() {
   return text;
 }
 
-// No rank runs.
+// Reports the signal and returns the exit code for it. No rank may be running.
 int end_on_signal() {
   say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) +
       ")");
   return 128 + received_signal;
 }
 
-// The store in which the nodes meet, or nothing where a signal has come first: on a thread of its
-// own, because what waits for the host's name, for its port and for its answer hears of no signal.
+// Opens the store in which the nodes meet; returns nothing if a signal arrives first. Opens it on a
+// thread of its own, because a signal does not interrupt the waits for the host's name, its port
+// and its answer.
 std::optional<OpenedStore> open_until_signal(const Options& options, const OpenStore& open_store) {
   if (options.endpoint_host.empty()) return OpenedStore{std::make_shared<LocalStore>(), ""};
   std::packaged_task<OpenedStore()> open([options, open_store] { return open_store(options); });
@@ -73,7 +75,7 @@ class Job {
  public:
   Job(const Options& options, OpenedStore opened) : options_(options), opened_(std::move(opened)) {
     Rendezvous::Settings settings = options_.rendezvous;
-    // Nodes that are told who they are do not meet: each is a job of one.
+    // Nodes that are told their rank do not meet: each is a job of one node.
     if (!meets()) settings.limits.least = settings.limits.most = 1;
     rendezvous_.emplace(opened_.store, settings,
                         Node{.id = random_id(),
@@ -86,7 +88,7 @@ class Job {
     int code = 1;
     try {
       code = run_rounds();
-    } catch (const Error& error) {  // of the rendezvous, or of starting ranks; none runs any more
+    } catch (const Error& error) {  // from the rendezvous or a start; no rank runs any more
       say(error.what());
       code = exit_code_of(error);
     }
@@ -112,7 +114,7 @@ class Job {
     }
   }
 
-  // Where the options say which node this is.
+  // This node's place as the options give it, for nodes that do not meet.
   Rendezvous::Place told(Rendezvous::Place place) const {
     const int nodes = options_.rendezvous.limits.most;
     place.nodes = nodes;
@@ -137,7 +139,7 @@ class Job {
     say(text);
   }
 
-  // The job's exit code, or nothing where another round follows.
+  // Returns the job's exit code, or nothing if another round follows.
   std::optional<int> run_round(const Rendezvous::Place& place) {
     WorkerGroup workers(options_, place);
     try {
@@ -173,8 +175,8 @@ class Job {
   }
 
   std::optional<int> after(const WorkerGroup::Failure& failure, const Rendezvous::Place& place) {
-    // Where all that failed here lost ranks of other nodes, those know more, or are lost
-    // themselves.
+    // If every failure here is a lost rank of another node, waits for that node: it knows the
+    // cause, or is lost itself.
     if (failure.is_consequence && place.nodes > 1 && meets()) {
       const auto patience = rendezvous_->patience() + options_.rendezvous.keep_alive_interval;
       for (const Deadline deadline = Deadline::in(patience); !deadline.passed() && goes_on();) {
@@ -193,7 +195,7 @@ class Job {
     return failure.code;
   }
 
-  // `code` of this node's output.
+  // Returns `code` if the job ends well: it says whether this node's output could be written.
   std::optional<int> wait_for_others(int code) {
     for (;;) {
       switch (rendezvous_->look()) {
@@ -218,8 +220,8 @@ class Job {
   std::optional<Rendezvous> rendezvous_;
 };
 
-// The last rank merges the timeline's parts; where that one was killed, this is who is left. The
-// job's exit code stays.
+// Merges the timeline's parts if the last rank, which normally does, was killed. Leaves the job's
+// exit code as it is.
 void merge_timeline() {
   const char* const file = ::getenv("WEFT_TIMELINE");
   if (file == nullptr || *file == '\0') return;
@@ -243,14 +245,13 @@ void merge_timeline() {
 int run_command(int argc, char** argv, const std::string& version, const OpenStore& open_store) {
   listen_for_signals();
   try {
-    static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
+    static_cast<void>(weft::config());  // reports a wrong variable once, before every rank would
     const Options options = parse_options(argc, argv, version);
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
     rename_process(argc, argv, "weft ranks");
     auto opened = open_until_signal(options, open_store);
-    if (!opened)
-      ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what
-                                 // it uses
+    // exit() would destroy objects that the waiting thread still uses.
+    if (!opened) ::_exit(end_on_signal());
     const int code = Job(options, std::move(*opened)).run();
     merge_timeline();
     return code;

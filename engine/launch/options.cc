@@ -24,7 +24,7 @@ constexpr int kLongestStatus = 24 * 60 * 60;  // seconds
 constexpr int kMostNodes = 65536;
 constexpr int kDefaultEndpointPort = 29400;  // torchrun's
 
-// Where it gives false, the value may be anything.
+// Parses `text` as a number from `least` to `most`. If it returns false, `value` is unspecified.
 template <class T>
 bool reads(const std::string& text, T least, T most, T& value) {
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -32,7 +32,7 @@ bool reads(const std::string& text, T least, T most, T& value) {
          value <= most;
 }
 
-// Those that ranks will see.
+// Counts the GPUs that ranks will see.
 int count_of_gpus() {
   int count = 0;
   std::error_code failed;
@@ -65,7 +65,7 @@ int count_of_ranks(const std::string& text) {
                                  "'; it takes a number from 1 to 4096, cpu, gpu or auto");
 }
 
-// "4", or "1:4".
+// Reads "4" or "1:4".
 void read_nodes(const std::string& text, RendezvousLimits& limits) {
   const auto colon = text.find(':');
   const std::string least = text.substr(0, colon);
@@ -78,7 +78,8 @@ void read_nodes(const std::string& text, RendezvousLimits& limits) {
                   "'; it takes a whole number of at least 1, or the least and the most as in 1:4");
 }
 
-// "host", "host:29400", "[::1]:29400". Port 0 is for one machine, which needs none.
+// Reads "host", "host:29400" or "[::1]:29400". Port 0 is for a job of one machine, which needs no
+// port.
 void read_endpoint(const std::string& text, Options& options) {
   std::string host = text, port;
   if (text.starts_with('[')) {
@@ -132,7 +133,7 @@ void read_settings(const std::string& text, Options& options) {
   }
 }
 
-// A folder of its own for each run, inside of this one whatever the run is called.
+// Returns a new folder for each run; it is inside `folder` whatever the run's name is.
 std::string log_folder_in(const std::string& folder, std::string run_id) {
   std::replace(run_id.begin(), run_id.end(), '/', '_');
   std::random_device random;
@@ -141,7 +142,7 @@ std::string log_folder_in(const std::string& folder, std::string run_id) {
   return folder + "/" + run_id + suffix;
 }
 
-// What goes together, and what does not.
+// Checks the combination of options.
 void check(Options& options, bool is_standalone, bool names_master) {
   const RendezvousLimits& limits = options.rendezvous.limits;
   if (!options.endpoint_host.empty() && options.endpoint_port == 0) {
@@ -186,7 +187,7 @@ void check(Options& options, bool is_standalone, bool names_master) {
   }
 }
 
-// With what CLI11 does not know of: a program follows.
+// Adds to the usage line that a program follows, which CLI11 does not know.
 struct Help final : CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string name) const override {
     std::string usage = CLI::Formatter::make_usage(app, std::move(name));
@@ -316,7 +317,7 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   app.footer(
       "The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train "
       "--epochs 3");
-  app.prefix_command();  // from the first word that is no option, everything is the program's
+  app.prefix_command();  // everything after the options belongs to the program
   weft::launch::parse(app, argc, argv);
   options.command = app.remaining();
   const auto is_status_without_number = [](const char* word) {

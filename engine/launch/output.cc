@@ -20,8 +20,8 @@ namespace weft::launch {
 namespace {
 
 constexpr std::size_t kKept = 20;  // lines
-constexpr std::size_t kLongest = std::size_t{1}
-                                 << 16;  // bytes of a line that are held until it ends
+// Bytes of a line that are held until it ends.
+constexpr std::size_t kLongest = std::size_t{1} << 16;
 
 // "weft 12:34:56.789 W …" (base/log.h).
 bool is_log(const std::string& line) {
@@ -74,16 +74,16 @@ void Output::take(std::string_view bytes) {
     partial_ += bytes.substr(0, end);
     if (end == std::string_view::npos) break;
     was_return_ = bytes[end] == '\r';
-    // What a progress bar begins with is no line.
+    // A carriage return at the start of a progress bar ends no line.
     if (!was_return_ || !partial_.empty() || is_inside_) end_line("\n");
     bytes.remove_prefix(end + 1);
   }
   if (partial_.size() > kLongest) end_line("");
 }
 
-// With `ending` "" the line goes on.
+// Writes the line so far. If `ending` is "", the line continues.
 void Output::end_line(const char* ending) {
-  // A stack of libtorch's would push out the sentence above it.
+  // libtorch's stack frames would push the error's text out of the last lines.
   if (to_ == STDERR_FILENO && !partial_.starts_with("frame #")) {
     last_.push_back(partial_ + "\n");
     if (last_.size() > kKept) last_.pop_front();
@@ -112,14 +112,15 @@ void Output::write_all(std::string_view text) {
   if (log_.is_instead) return;
   while (!text.empty()) {
     auto count = ::write(to_, text.data(), text.size());
-    if (count < 0 && errno == EAGAIN) {  // whoever has it open as well, a shell or a build's agent,
-                                         // may have made it so
+    // The descriptor may be non-blocking because another process that shares it, such as a shell or
+    // a build agent, has made it so.
+    if (count < 0 && errno == EAGAIN) {
       pollfd place{to_, POLLOUT, 0};
       count = ::poll(&place, 1, -1);
       if (count > 0) continue;
     }
     if (count < 0 && errno == EINTR) {
-      if (received_signal != 0) return;  // the job is being ended, and its reader may read no more
+      if (received_signal != 0) return;  // the job is ending, and the reader may have stopped
       continue;
     }
     if (count < 0 && failure_ == 0) failure_ = errno;
@@ -131,7 +132,8 @@ void Output::write_all(std::string_view text) {
 bool Output::tells_of_a_lost_rank() const {
   bool in_log = false;
   for (const std::string& line : last_) {
-    in_log = is_log(line) || (in_log && line.starts_with(' '));  // a message may have several lines
+    // A log message may have several lines.
+    in_log = is_log(line) || (in_log && line.starts_with(' '));
     if (in_log) continue;
     if (line.find("[PeerLost at ") != std::string::npos ||
         line.find("[Cancelled at ") != std::string::npos)

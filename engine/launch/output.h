@@ -1,5 +1,5 @@
-// What one rank writes to stdout or stderr, on its way to weft-run's own and to a file. Used by
-// weft-run's one thread; writing blocks while the reader is slow.
+// Forwards what one rank writes to stdout or stderr to weft-run's own stdout or stderr and to a
+// file. Used by weft-run's one thread; blocks while the reader is slow.
 #pragma once
 
 #include <cstddef>
@@ -12,37 +12,37 @@
 
 namespace weft::launch {
 
-// With a prefix lines are written whole, so that ranks do not mix inside one, but for lines of more
-// than 64 KiB; a carriage return ends a line as well, as under torchrun: each state of a progress
-// bar is a line. Without, all passes at once and as it is.
+// With a prefix, writes whole lines, so that the ranks' lines do not mix; only lines of more than
+// 64 KiB are split. A carriage return ends a line as well, as under torchrun: each state of a
+// progress bar is a line. Without a prefix, passes all bytes on at once and unchanged.
 class Output {
  public:
-  // Where it is kept as it is.
+  // A file that keeps the bytes unchanged.
   struct Log {
-    std::string path;         // "": nowhere
-    bool is_instead = false;  // and goes nowhere else
+    std::string path;         // "": no file
+    bool is_instead = false;  // written to the file only
   };
-  // From a pipe's reading end to one of this process's descriptors. Throws Caller where the log
-  // cannot be written.
+  // Forwards from a pipe's reading end to the descriptor `to` of this process. Throws Caller if the
+  // log cannot be written.
   Output(int rank, Descriptor from, int to, bool prefix, Log log);
   Output(int rank, Descriptor from, int to, bool prefix)
       : Output(rank, std::move(from), to, prefix, Log()) {}
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  // -1 when all has come.
+  // -1 after the end of the output.
   int descriptor() const { return from_.get(); }
-  // Moves what is there. Returns whether there may be more.
+  // Forwards the bytes that are available. Returns whether there may be more.
   bool forward();
-  // errno of the first write that failed; 0: none has.
+  // errno of the first write that failed; 0 if none has failed.
   int failure() const { return failure_; }
   const char* where() const;
   const std::string& log_path() const { return log_.path; }
-  // The last lines, of stderr only and without the frames of libtorch's stacks: what a report of
-  // the rank's failure shows.
+  // The last lines for the report of the rank's failure: of stderr only, without the frames of
+  // libtorch's stack traces.
   const std::deque<std::string>& last_lines() const { return last_; }
-  // Whether they say that the rank lost another one, as Weft's own errors do. Lines of Weft's log
-  // do not count: a rank that fails by itself may have logged that the others are gone.
+  // Whether the last lines contain one of Weft's errors about a lost rank. Ignores lines of Weft's
+  // log: a rank that fails by itself may have logged that others are lost.
   bool tells_of_a_lost_rank() const;
 
  private:
@@ -58,10 +58,10 @@ class Output {
   const Log log_;
   Descriptor kept_;  // the log
   int failure_ = 0;
-  std::string partial_;     // of the line that has not ended
-  bool is_inside_ = false;  // the beginning of that line has been written
-  bool was_return_ =
-      false;  // the last byte ended a line, and a newline after it is of the same end
+  std::string partial_;     // the line that has not ended, so far
+  bool is_inside_ = false;  // part of that line has been written
+  // The last byte was a carriage return that ended a line; a newline after it ends the same line.
+  bool was_return_ = false;
   std::deque<std::string> last_;
 };
 

@@ -24,7 +24,8 @@ namespace weft::launch {
 
 namespace {
 
-// The port that was bound on all interfaces (0: one that the kernel chooses), -1 where it is taken.
+// Binds `port` on all interfaces (0: a port that the kernel chooses) and returns it, or -1 if it is
+// taken.
 int bindable(int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -43,14 +44,14 @@ int bindable(int port) {
   return -1;
 }
 
-// Where the kernel begins to hand out ports to whoever connects.
+// The first of the ports that the kernel gives to connecting sockets.
 int first_handed_out() {
   int first = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first;
   return first;
 }
 
-// False of a child that somebody else has reaped: its number may be another process's by now.
+// False for a child that other code has reaped: its number may be another process's by now.
 bool is_child(pid_t process) {
   siginfo_t ignored;
   return ::waitid(P_PID, static_cast<id_t>(process), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0 ||
@@ -91,11 +92,11 @@ std::vector<pid_t> Children::reached() const {
   std::copy_if(processes_.begin(), processes_.end(), std::back_inserter(own), is_child);
   if (reach_ == Reach::Children) return own;
   siginfo_t child;
-  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
+  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // no child at all
   std::set<pid_t> known(own.begin(), own.end());
   known.insert(signalled_.begin(), signalled_.end());
   std::vector<pid_t> reached = descendants(known, reach_ == Reach::Sessions);
-  // Where there is no /proc, the children at least.
+  // Without /proc, at least the children.
   for (const pid_t process : own) {
     if (std::find(reached.begin(), reached.end(), process) == reached.end())
       reached.push_back(process);
@@ -103,8 +104,8 @@ std::vector<pid_t> Children::reached() const {
   return reached;
 }
 
-// One look at /proc may miss a process whose parent ends meanwhile: it was read below that, and is
-// adopted by then.
+// One look at /proc may miss a process whose parent ends meanwhile: the look reads it as a child of
+// that parent, but this process has adopted it by then.
 bool Children::have_ended() const {
   constexpr int kLooks = 3;
   for (int look = 0; look < kLooks; ++look) {
@@ -113,14 +114,14 @@ bool Children::have_ended() const {
   return true;
 }
 
-// A child that was added and has ended, or process 0.
+// Reaps ended children; returns one that was added, or process 0.
 Children::Ended Children::reap() {
   if (reach_ != Reach::Children) {
     for (;;) {
       int status = 0;
       const pid_t process = ::waitpid(-1, &status, WNOHANG);
       if (process <= 0) break;
-      if (std::erase(processes_, process) > 0) return {process, status};  // else it was an orphan
+      if (std::erase(processes_, process) > 0) return {process, status};  // otherwise an orphan
     }
   }
   for (const pid_t process : processes_) {
@@ -143,7 +144,7 @@ Children::Ended Children::wait(std::chrono::milliseconds patience, int other) {
       if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
     }
     const auto left = std::min(deadline.remaining(), std::chrono::milliseconds(1000));
-    // A descriptor of a process becomes readable when it ends; without any (old kernels) look again
+    // A pidfd becomes readable when its process ends. Without pidfds (old kernels), looks again
     // soon.
     const bool all_watched = watched.size() == processes_.size() + 1;
     const auto limit = all_watched ? left : std::min(left, std::chrono::milliseconds(10));
@@ -157,8 +158,8 @@ Children::Ended Children::wait(std::chrono::milliseconds patience, int other) {
 void Children::signal_all(int number) {
   for (const pid_t process : reached()) {
     ::kill(process, number);
-    signalled_.insert(process);  // a wrapper may die of the signal before what it has started in a
-                                 // session of its own
+    // A wrapper may die of the signal before a process that it has started in a session of its own.
+    signalled_.insert(process);
   }
 }
 
@@ -176,7 +177,7 @@ void Children::end_all(std::chrono::milliseconds grace, const std::function<bool
   signal_all(SIGTERM);
   signal_all(SIGCONT);  // a stopped process sees no SIGTERM
   const auto wait_a_moment = [&](std::chrono::milliseconds longest) {
-    // Nothing tells when what is not a child of ours ends: look again soon.
+    // Nothing reports the end of a process that is not a child: looks again soon.
     constexpr auto kSoon = std::chrono::milliseconds(10);
     if (reach_ != Reach::Children || meanwhile) longest = std::min(longest, kSoon);
     if (!processes_.empty()) {
@@ -190,7 +191,7 @@ void Children::end_all(std::chrono::milliseconds grace, const std::function<bool
   const Deadline deadline = Deadline::in(grace);
   const auto is_over = [&] { return deadline.passed() || (hurry && hurry()); };
   while (!have_ended() && !is_over()) wait_a_moment(deadline.remaining());
-  // What a child has started may be somebody else's (sudo) and stay.
+  // A process that a child has started may belong to another user (sudo); signals do not end it.
   const Deadline last = Deadline::in(std::chrono::seconds(5));
   while (!processes_.empty() || (!have_ended() && !last.passed())) {
     signal_all(SIGKILL);

@@ -1,4 +1,4 @@
-// Child processes: what spawn and weft-run share.
+// Child processes, for spawn and weft-run.
 #pragma once
 
 #include <chrono>
@@ -11,54 +11,58 @@
 
 namespace weft::launch {
 
-// A TCP port that is free at this moment, below those that the kernel gives to whoever connects: a
-// job that starts slowly still finds it free. Throws Busy.
+// Returns a TCP port that is free at this moment. It is below the range from which the kernel gives
+// ports to connecting sockets, so a job that starts slowly still finds it free. Throws Busy.
 int free_port();
 
-// The status of a child that something else in this process has waited for: a SIGCHLD handler, or a
-// thread in wait().
+// Stands for the status of a child that something else in this process has waited for: a SIGCHLD
+// handler, or a thread in wait().
 constexpr int kTakenStatus = -1;
 
 // "exit code 3", "signal 9 (Killed)".
 std::string describe_status(int status);
 
-// Whom a signal to a job's children goes to.
+// Which processes a signal to a job's children reaches.
 enum class Reach {
-  Children,     // those that were added
-  Descendants,  // also what they have started. This process then adopts orphans and reaps every
-                // child it has.
-  Sessions,     // of the descendants also orphans that have made sessions of their own
+  Children,  // the children that were added
+  // Also the processes that the children have started. This process then adopts orphans and reaps
+  // every child that it has.
+  Descendants,
+  // Also descendants that are orphans in sessions of their own.
+  Sessions,
 };
 
 // The children of one job.
 class Children {
  public:
   explicit Children(Reach reach = Reach::Children);
-  // Ends what still runs: SIGTERM, then after `grace` SIGKILL, and reaps it.
+  // Ends the processes that still run, with SIGTERM and after 2 s with SIGKILL, and reaps them.
   ~Children();
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
   void add(pid_t process) { processes_.push_back(process); }
   const std::vector<pid_t>& running() const { return processes_; }
-  // The same, and what they have started, as far as this object reaches.
+  // Those of running() and the processes that they have started, as far as `reach` says.
   std::vector<pid_t> reached() const;
-  // Whether none of those runs any more.
+  // Whether none of reached() runs any more.
   bool have_ended() const;
   struct Ended {
     pid_t process = 0;
-    int status = 0;  // or kTakenStatus
+    int status = 0;  // a status of wait(2), or kTakenStatus
   };
-  // Blocks until a child ends or the time is over (process 0 then), or until there is something to
-  // read from the descriptor `other` where one is given. Only children that were added count.
+  // Blocks until an added child ends, `patience` is over (process is 0 then), or, if `other` is a
+  // descriptor, it becomes readable.
   Ended wait(std::chrono::milliseconds patience, int other = -1);
-  // What it has reached once it reaches also when it is an orphan in a session of its own.
+  // Sends the signal to all of reached(). A process that has been signalled once stays reached,
+  // also if it becomes an orphan in a session of its own.
   void signal_all(int number);
-  // Only to those that handle the signal: the others, such as a shell around the program, would die
-  // of it. Returns how many there are.
+  // Sends the signal only to processes that handle it: others, such as a shell around the program,
+  // would die of it. Returns to how many.
   int signal_who_catch(int number) const;
-  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL. `meanwhile` is called every 10
-  // ms until all have ended: who writes to a pipe that nobody reads cannot end by itself.
+  // Sends SIGTERM, then SIGKILL after `grace` or as soon as `hurry` returns true. Calls `meanwhile`
+  // every 10 ms until all have ended: a process that writes to a full pipe cannot end unless
+  // somebody reads it.
   void end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry = {},
                const std::function<void()>& meanwhile = {});
 

@@ -1,7 +1,8 @@
-// The processes below this one, as /proc tells: children, theirs, and orphans that this process has
-// adopted (a subreaper, prctl(2)). weft-run signals them all, because a rank may be a script that
-// waits for the program which trains. Process groups would serve as well, but for the terminal:
-// Ctrl-C, Ctrl-Z and reading belong to the group in its foreground. Any thread.
+// The processes below this one, read from /proc: its children, theirs, and orphans that this
+// process has adopted (a subreaper, prctl(2)). weft-run signals them all, because a rank may be a
+// script that waits for the program which trains. Process groups would serve as well, except at a
+// terminal, whose Ctrl-C, Ctrl-Z and input belong to the foreground group. Callable from any
+// thread.
 #pragma once
 
 #include <set>
@@ -11,9 +12,9 @@
 
 namespace weft::launch {
 
-// Those that run, parents first. A child of this process that is not among `known` is an adopted
-// orphan. One that has made a session of its own means to outlive the job: without `sessions`
-// neither it nor what is below it is among them.
+// Returns the running descendants, parents first. A child of this process that is not in `known` is
+// an adopted orphan. An orphan in a session of its own is meant to outlive the job: unless
+// `sessions` is true, it and its descendants are left out.
 std::vector<pid_t> descendants(const std::set<pid_t>& known, bool sessions);
 
 // Whether the process has a handler for the signal.
