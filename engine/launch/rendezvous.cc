@@ -13,9 +13,9 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr auto kBetweenAttempts = milliseconds(50);  // of joining
+constexpr auto kBetweenAttempts = milliseconds(50);  // of join()
 
-// "1 of 2 to 4 nodes have come"
+// For example "1 of 2 to 4 nodes have come".
 std::string describe_coming(const RendezvousState& state, const RendezvousLimits& limits) {
   const std::string count = std::to_string(state.nodes.size());
   if (state.is_running) {
@@ -32,7 +32,7 @@ std::string describe_coming(const RendezvousState& state, const RendezvousLimits
 
 Rendezvous::Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, Node self)
     : store_(std::move(store)), settings_(settings), self_(std::move(self)) {
-  if (settings_.limits.most == 1) return;  // nobody listens
+  if (settings_.limits.most == 1) return;  // a job of one node needs no heartbeats
   store_->beat(self_.id);
   try {
     heart_ = std::thread([this] { beat(); });
@@ -61,7 +61,7 @@ void Rendezvous::beat() {
     try {
       store_->beat(self_.id);
     } catch (const Error& error) {
-      log::debug(error.text());  // whoever looks at the state hears of it as well
+      log::debug(error.text());  // the next access to the state reports it too
     }
     lock.lock();
   }
@@ -69,8 +69,8 @@ void Rendezvous::beat() {
 
 RendezvousState Rendezvous::update(Deadline deadline,
                                    const std::function<void(RendezvousState&)>& change) {
-  // A thousand nodes may come, or fail, at one moment, and of those that try at one moment one is
-  // the fastest.
+  // A thousand nodes may change the state at the same moment, and only one of them succeeds at a
+  // time.
   for (group::Backoff pause;; pause.wait(deadline)) {
     const std::string before = store_->get();
     RendezvousState state = before.empty() ? RendezvousState() : decode(before);
@@ -93,7 +93,7 @@ std::vector<std::string> Rendezvous::lost(const RendezvousState& state) {
   const auto since_last = now - last_watch_;
   if (since_last < settings_.keep_alive_interval / 2) return {};
   last_watch_ = now;
-  // This process may have been stopped itself: what it has not seen says nothing.
+  // This process may have been stopped meanwhile, so heartbeats that it has not seen prove nothing.
   if (since_last > 2 * settings_.keep_alive_interval) pulses_.clear();
   std::vector<std::string> ids = all_ids(state);
   std::erase(ids, self_.id);
@@ -179,7 +179,8 @@ Rendezvous::News Rendezvous::look() {
   const auto now = Clock::now();
   if (end_) return News::End;
   if (settings_.limits.most == 1 || now < next_look_) return News::None;
-  // Whoever looks seldom cannot tell who is silent: see lost().
+  // Looks at least twice per keep-alive interval: a node that looks seldom cannot tell which nodes
+  // are silent, see lost().
   next_look_ = now + std::min<Clock::duration>(settings_.monitor_interval,
                                                settings_.keep_alive_interval / 2);
   RendezvousState state = decode(store_->get());

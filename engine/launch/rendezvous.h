@@ -1,6 +1,6 @@
-// A weft-run's part in the rendezvous of its job: joins the rounds, tells what becomes of its
-// ranks, hears what becomes of the others', and notices nodes that are lost. A thread of its own
-// gives heartbeats; the rest is for one thread.
+// One weft-run's part in the rendezvous of its job: joins the rounds, reports the outcome of its
+// ranks, learns the outcome of the other nodes' ranks, and notices lost nodes. A thread of its own
+// sends heartbeats; everything else is for one thread.
 #pragma once
 
 #include <chrono>
@@ -26,17 +26,17 @@ class Rendezvous {
   // The defaults are torchrun's.
   struct Settings {
     RendezvousLimits limits;
-    std::chrono::milliseconds join_timeout = std::chrono::seconds(600);  // until a round runs
-    std::chrono::milliseconds last_call_timeout =
-        std::chrono::seconds(30);  // for more than the least nodes, at first
+    std::chrono::milliseconds join_timeout = std::chrono::seconds(600);  // time limit of join()
+    // How long the first round waits for more than the least number of nodes.
+    std::chrono::milliseconds last_call_timeout = std::chrono::seconds(30);
     std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
-    int keep_alive_max_attempt = 3;  // intervals without a heartbeat until a node is lost
+    int keep_alive_max_attempt = 3;  // a node is lost after so many intervals without a heartbeat
     std::chrono::milliseconds monitor_interval = std::chrono::milliseconds(100);
-    WaitReports wait_reports =
-        default_wait_reports();  // after how long a node that waits for others says so again
+    // When a node that waits for others repeats that it waits.
+    WaitReports wait_reports = default_wait_reports();
   };
 
-  // This node in a round that runs.
+  // This node's place in a round that runs.
   struct Place {
     int round = 0;
     int node_rank = 0;
@@ -46,52 +46,54 @@ class Rendezvous {
     std::string master_address;
     int master_port = 0;
     int restarts = 0;
-    std::string cause;  // of the round; "" for the first
+    std::string cause;  // why the round began; "" for the first
   };
 
-  // Throws Busy where there is no thread for the heartbeats.
+  // Throws Busy if the thread for the heartbeats cannot be started.
   Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, Node self);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // Blocks until a round runs that this node takes part in, with a new port of it. Asks `goes_on`
-  // in between, and tells whom it waits for. Nothing where it is to go on no more, or where the job
-  // has ended: see end(). Throws Timeout when too few nodes come, Caller where the job has other
-  // limits than this node, PeerLost when the store is lost.
+  // Blocks until a round with this node runs; `port` is a free port of this node for that round.
+  // Meanwhile, asks `goes_on` whether to continue, and tells `tell` what it waits for. Returns
+  // nothing if `goes_on` returns false, or if the job has ended: see end(). Throws Timeout if too
+  // few nodes join, Caller if the job has other limits than this node, PeerLost if the store is
+  // lost.
   std::optional<Place> join(int port, const std::function<bool()>& goes_on,
                             const std::function<void(const std::string&)>& tell);
 
   enum class News { None, NextRound, End };
-  // Whether the round goes on. Asks the store when it is time to.
+  // Whether the round goes on. Asks the store at most once per monitor interval.
   News look();
-  // All ranks of this node have ended well. The job has when all nodes' have: look() tells.
+  // Reports that all ranks of this node have ended well. The job has ended well when those of all
+  // nodes have: look() tells.
   void finished();
-  // One has failed. Returns whether another round follows.
+  // Reports that a rank of this node has failed. Returns whether another round follows.
   bool failed(const std::string& why, int code);
   const std::optional<JobEnd>& end() const { return end_; }
-  // After how long a node that gives no heartbeats is lost.
+  // A node without a heartbeat for this long is lost.
   std::chrono::milliseconds patience() const {
     return settings_.keep_alive_interval * settings_.keep_alive_max_attempt;
   }
-  // Goes out of the job; the others go on without this node where they may. Who hosts the store
-  // waits, for some time, until all have heard of the job's end.
+  // Leaves the job; the other nodes continue without this one if their limits allow it. The node
+  // that hosts the store waits for up to patience() until all have learned of the job's end.
   void leave(const std::function<bool()>& goes_on) noexcept;
 
  private:
   using Clock = Deadline::Clock;
   struct Pulse {
     std::int64_t count = 0;
-    Clock::time_point since;  // when it last changed
+    Clock::time_point since;  // when `count` last changed
   };
 
-  // Changes the state in the store, again and after ever longer pauses where somebody else was
-  // faster; returns it as it is then. Throws Timeout where somebody always was.
+  // Changes the state in the store and returns the new state. Retries with a growing backoff if
+  // another node has changed it meanwhile. Throws Timeout if that happens until the deadline.
   RendezvousState update(Deadline deadline, const std::function<void(RendezvousState&)>& change);
   RendezvousState update(const std::function<void(RendezvousState&)>& change) {
     return update(Deadline::in(settings_.join_timeout), change);
   }
-  // Of all whose heartbeats are to be watched, those that give none any more.
+  // The ids of the watched nodes whose heartbeats have stopped.
   std::vector<std::string> lost(const RendezvousState& state);
   Place place_of(const RendezvousState& state) const;
   void beat();
@@ -105,7 +107,7 @@ class Rendezvous {
   Clock::time_point next_look_;
   Clock::time_point last_watch_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable wakes_;
   bool stops_ = false;
   std::thread heart_;

@@ -34,7 +34,7 @@ std::string text_of(const json& value) {
 
 int number_of(const json& value, int least, int most) {
   if (value.is_number_float())
-    throw Error(Blame::PeerLost, "the number " + value.dump());  // may be beyond all integers
+    throw Error(Blame::PeerLost, "the number " + value.dump());  // it may exceed every integer type
   const auto number = value.get<std::int64_t>();
   if (number < least || number > most)
     throw Error(Blame::PeerLost, "the number " + std::to_string(number));
@@ -53,7 +53,8 @@ std::vector<std::string> ids_of(const json& value) {
   return ids;
 }
 
-// Never in the middle of a UTF-8 character, which JSON could not hold.
+// Cuts the text to kLongestText, never in the middle of a UTF-8 character, which JSON could not
+// hold.
 std::string cut(const std::string& text) {
   std::size_t end = std::min(text.size(), kLongestText);
   while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
@@ -106,7 +107,7 @@ void come(RendezvousState& state, const Node& node, const RendezvousLimits& limi
     *known = node;
     return;
   }
-  // Those of the round before have their places.
+  // Nodes of the round before keep their places.
   const auto reserved =
       std::ranges::count_if(state.former, [&](const std::string& id) { return !find(state, id); });
   const bool is_former = contains(state.former, node.id);
@@ -179,7 +180,7 @@ void remove(RendezvousState& state, const RendezvousLimits& limits, const std::s
     std::erase_if(state.nodes, [&](const Node& other) { return other.id == id; });
     return;
   }
-  if (node.is_done) return;  // it is not missed
+  if (node.is_done) return;  // the round does not need it any more
   std::erase_if(state.nodes, [&](const Node& other) { return other.id == id; });
   begin_next(state, limits, "the node at " + node.address + " " + how);
 }

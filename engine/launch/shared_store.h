@@ -1,5 +1,5 @@
-// What the weft-runs of one job share: a value that they change by compare and set, and a count of
-// heartbeats each.
+// The data that the weft-runs of one job share: a value that they change by compare and set, and a
+// count of heartbeats for each.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace weft::launch {
 
-// Usable from every thread. All functions throw PeerLost when the store is lost.
+// Callable from any thread. All functions throw PeerLost if the store is lost.
 class SharedStore {
  public:
   SharedStore() = default;
@@ -18,18 +18,18 @@ class SharedStore {
   SharedStore& operator=(const SharedStore&) = delete;
   virtual ~SharedStore() = default;
 
-  // "" where nobody has set it.
+  // The value, or "" if it was never set.
   virtual std::string get() = 0;
-  // Sets the value if it is `expected`; returns what it is then.
+  // Sets the value if it equals `expected`; returns the value afterwards.
   virtual std::string compare_set(const std::string& expected, const std::string& desired) = 0;
   virtual void beat(const std::string& id) = 0;
-  // In the order of the ids; 0 for who has never given one.
+  // The counts of heartbeats in the order of the ids; 0 for a node without any.
   virtual std::vector<std::int64_t> beats(const std::vector<std::string>& ids) = 0;
-  // Whether the others lose it when this process ends.
+  // Whether other nodes lose the store when this process ends.
   virtual bool is_hosted_here() const = 0;
 };
 
-// Of one process.
+// The store of a job of one node.
 class LocalStore final : public SharedStore {
  public:
   std::string get() override {

@@ -32,16 +32,16 @@ namespace weft {
 
 namespace {
 
-// What a failed rank tells the process that watches it, and that one the program, through a pipe:
-// blame and text.
+// The report of a failure, with blame and text: a failed rank sends it through a pipe to the
+// process that watches it, which sends it to the program.
 constexpr std::size_t kMaxReport = 64 * 1024;
-constexpr std::string_view kWell = "well";  // once the functions of all ranks have returned
+constexpr std::string_view kWell = "well";  // sent when the functions of all ranks have returned
 
 void tell(int report, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
 }
 
-// Numbers and the file, a line; the ranks, a line; the text.
+// Three parts: a line with numbers and the file, a line with the ranks, the text.
 std::string encode(const Error& error) {
   const Place place = error.place();
   std::ostringstream report;
@@ -66,7 +66,8 @@ Error decode(const std::string& report) {
   for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
   const std::string text(std::istreambuf_iterator<char>(lines), {});
   static std::mutex mutex;
-  static auto* const files = new std::set<std::string>;  // a Place points at one
+  // A Place points to one of them and is never freed.
+  static auto* const files = new std::set<std::string>;
   const std::lock_guard lock(mutex);
   const Place place{files->insert(file).first->c_str(), line_number};
   return Error(static_cast<Blame>(blame), text, native_code, place).with_ranks(std::move(ranks));
@@ -77,8 +78,7 @@ Error without_stack(const Error& error) {
   return error.with_text(error.text().substr(0, error.text().find("\nException raised from ")));
 }
 
-// Throws nothing: this process must not go on in the parent's code, and end its siblings on the
-// way.
+// Must not throw: this process would continue in the parent's code and end its siblings.
 [[noreturn]] void run_rank(int rank, int ranks, int port, int report,
                            const std::function<void(int, int)>& function) noexcept {
   const auto set = [](const char* name, int value) {
@@ -91,16 +91,16 @@ Error without_stack(const Error& error) {
   set("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   set_cuda_variables();
-  setenv("TORCHELASTIC_USE_AGENT_STORE", "False",
-         1);  // below torchrun: its agent hosts the store of its own job
+  // Overrides torchrun's value, if there is one: torchrun's agent hosts the store of its own job.
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
   int code = 0;
   const auto fail = [&](const Error& error) {
     tell(report, encode(error).substr(0, kMaxReport));
     code = 1;
   };
-  // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch
-  // computes with, was the parent's, and whoever asked for it here would wait for threads that were
-  // not forked.
+  // Runs on a new thread. The state that OpenMP keeps for the forked thread, such as the workers
+  // that libtorch computes with, belongs to the parent: using it here would wait for threads that
+  // were not forked.
   try {
     std::thread([&] {
       crash::report_crashes();
@@ -118,7 +118,7 @@ Error without_stack(const Error& error) {
   }
   std::fflush(nullptr);
   trace::timeline::finish();
-  // Not exit(): the parent's static objects are not this process's to destroy.
+  // Calls _exit() because this process must not destroy the parent's static objects.
   ::_exit(code);
 }
 
@@ -140,10 +140,10 @@ struct Rank {
 
 struct Failure {
   Error error;
-  bool is_consequence = false;  // of another rank's failure, by the look of it
+  bool is_consequence = false;  // its blame suggests that another rank failed before
 };
 
-// Nothing where it ended well.
+// Returns nothing if the rank ended well.
 std::optional<Failure> failure_of(const Rank& child, int status) {
   if (status == 0) return std::nullopt;
   const std::string text = read_all(child.report.get());
@@ -161,8 +161,8 @@ struct Pipe {
   Descriptor reading, writing;
 };
 
-// What the function starts inherits neither end, and nobody waits at either: a process has ended
-// when its report is read, whatever it has forked, and writes as much of it as the pipe takes.
+// Processes that the function starts inherit neither end, and neither end blocks: a rank has ended
+// when its report is read, even if it has forked, and it writes only as much as the pipe takes.
 Pipe open_report() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
@@ -179,19 +179,19 @@ pid_t fork_process() {
       errno);
 }
 
-// The parent of the ranks, which is a child of the program that called spawn: it adopts the orphans
-// of the ranks, so when the program is killed it finds what they have started, and ends that as
-// well. Only it and the ranks run this.
+// The parent of the ranks and child of the program that called spawn. It adopts the orphans of the
+// ranks, so when the program is killed it finds the processes that the ranks have started and ends
+// them as well. Runs only in this process and, until they start, in the ranks.
 class Watcher {
  public:
-  // `report`: to the program.
+  // `report` is the pipe to the program.
   Watcher(pid_t program, Descriptor& report) : report_(report) {
     ::prctl(PR_GET_NAME, name_.data());
-    ::prctl(
-        PR_SET_NAME,
-        "weft ranks");  // pkill finds the program, and leaves the process that cleans up behind it
-    // A program's handlers would run here too, and its Ctrl-C reaches the ranks without this
-    // process.
+    // pkill with the program's name kills the program and not this process, which cleans up after
+    // it.
+    ::prctl(PR_SET_NAME, "weft ranks");
+    // Blocks all signals: the program's handlers would run here too, and Ctrl-C reaches the ranks
+    // without this process.
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &mask_);
@@ -206,16 +206,16 @@ class Watcher {
     if (::getppid() != program) ::_exit(1);
   }
 
-  // The first failure of a rank, once all have ended. Does not return in the ranks.
+  // Returns the first failure of a rank, once all have ended. Does not return in the ranks.
   std::optional<Failure> run(int ranks, int port, const std::function<void(int, int)>& function) {
     launch::Children children(launch::Reach::Descendants);
     for (int rank = 0; rank < ranks; ++rank) start(children, rank, ranks, port, function);
     auto failure = first_failure(children);
-    // What ranks that ended well have left behind may go on.
+    // Processes that the ranks have started may continue if all ranks ended well.
     if (!failure) tell(report_.get(), kWell);
     if (!failure) ::_exit(0);
     return failure;
-  }  // ends the others, and what they have started
+  }  // destroys `children`, which ends the other ranks and the processes that they have started
 
  private:
   void start(launch::Children& children, int rank, int ranks, int port,
@@ -224,12 +224,12 @@ class Watcher {
     const pid_t parent = ::getpid();
     const pid_t process = fork_process();
     if (process == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive this process
       if (::getppid() != parent) ::_exit(1);
       report.reading = {};
       report_ = {};
       end_ = {};
-      by_process_.clear();  // the other ranks' ends
+      by_process_.clear();  // closes the pipes of the other ranks
       ::prctl(PR_SET_NAME, name_.data());
       ::sigaction(SIGCHLD, &of_children_, nullptr);
       ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
@@ -239,8 +239,8 @@ class Watcher {
     by_process_[process] = {rank, std::move(report.reading)};
   }
 
-  // Waits for the first failure, or for all to end well. A rank that lost a peer may end before the
-  // peer that failed: then the peer's own error, if it comes soon, is the one to report.
+  // Waits for the first failure, or until all ranks have ended well. A rank that lost a peer may
+  // end before the peer that failed: if the peer's own error arrives soon, returns that one.
   std::optional<Failure> first_failure(launch::Children& children) const {
     constexpr auto kSoon = std::chrono::milliseconds(1000);
     std::optional<Failure> failure;
@@ -263,7 +263,7 @@ class Watcher {
     return failure;
   }
 
-  // Whether the program has died, or asks for the end.
+  // Whether the program has died or asks this process to end: both send SIGTERM.
   bool is_over() const {
     signalfd_siginfo about;
     return ::read(end_.get(), &about, sizeof about) == static_cast<ssize_t>(sizeof about);
@@ -271,13 +271,13 @@ class Watcher {
 
   Descriptor& report_;
   Descriptor end_;               // readable once this process has got SIGTERM
-  std::array<char, 16> name_{};  // the program's, as the next two
+  std::array<char, 16> name_{};  // the program's, as are the next two
   sigset_t mask_{};
   struct sigaction of_children_ {};
   std::map<pid_t, Rank> by_process_;
 };
 
-// Throws nothing: this process must not go on in the program's code.
+// Must not throw: this process would continue in the program's code.
 [[noreturn]] void watch_ranks(pid_t program, Descriptor report, int ranks, int port,
                               const std::function<void(int, int)>& function) noexcept {
   try {
@@ -294,7 +294,7 @@ class Watcher {
 }  // namespace
 
 void spawn(int ranks, const std::function<void(int, int)>& function) {
-  constexpr int kMostRanks = 4096;  // as weft-run's
+  constexpr int kMostRanks = 4096;  // the same limit as weft-run's
   if (ranks < 1 || ranks > kMostRanks) {
     throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to " +
                                    std::to_string(kMostRanks));
@@ -308,7 +308,7 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
                 "signal(SIGCHLD, SIG_DFL) before");
   }
   const int port = launch::free_port();
-  std::fflush(nullptr);  // or every rank prints what is in the buffers
+  std::fflush(nullptr);  // otherwise every rank would print what the buffers hold
   Pipe report = open_report();
   const pid_t program = ::getpid();
   launch::Children children;

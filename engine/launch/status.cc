@@ -29,8 +29,8 @@ std::string percent(double share) {
   return std::to_string(static_cast<int>(std::lround(100 * share))) + " %";
 }
 
-// The rank that others wait for is the one that waits least itself, if it does so by far: of those
-// that take steps.
+// Finds the rank that the others wait for: among the ranks that take steps, the one that waits
+// least itself, if it waits far less than the next.
 class Straggler {
  public:
   void take(int rank, double waited) {
@@ -70,7 +70,7 @@ StatusLine::~StatusLine() {
   }
 }
 
-// Memory without a file: nothing is left behind, whatever ends the job.
+// Uses memory without a file, so that nothing is left behind however the job ends.
 std::string StatusLine::add(int rank) {
   Page page;
   page.rank = rank;
@@ -99,8 +99,8 @@ std::string StatusLine::summary() {
   return "in all " + describe(start_);
 }
 
-// What the rank has waited until `now`, the wait that it is in included. A rank that changes its
-// page over and over is read as it is after some tries.
+// The time that the rank has waited until `now`, including the present wait. If the rank keeps
+// changing its page, reads it after some tries as it is.
 StatusLine::Waits StatusLine::waits_of(const trace::Progress& page,
                                        Deadline::Clock::time_point now) {
   Waits waits{};
@@ -118,7 +118,7 @@ StatusLine::Waits StatusLine::waits_of(const trace::Progress& page,
   return waits;
 }
 
-// "42 % (gloo 40 %, rpc 2 %)"; "42 % (gloo)" where there is one backend.
+// "42 % (gloo 40 %, rpc 2 %)"; "42 % (gloo)" if there is one backend.
 std::string StatusLine::waited_by_backend(const trace::Progress& page, const Waits& since,
                                           double seconds) {
   std::vector<std::pair<std::string, double>> backends;

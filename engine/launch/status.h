@@ -1,6 +1,6 @@
-// What weft-run --status shows: a line now and then with each rank's steps, operations and bytes a
-// second, and the share of the time in which it waited for others. The ranks count in pages that
-// weft-run makes (profiling/trace/progress.h).
+// The lines of weft-run --status: each rank's steps, operations and bytes a second, and the share
+// of the time in which it waited for others. The ranks count in shared pages that weft-run makes
+// (profiling/trace/progress.h).
 #pragma once
 
 #include <array>
@@ -18,19 +18,19 @@ namespace weft::launch {
 class StatusLine {
  public:
   using Now = std::function<Deadline::Clock::time_point()>;
-  // Tests give a clock of their own.
+  // Tests pass a clock of their own.
   explicit StatusLine(std::chrono::milliseconds interval, Now now = &Deadline::Clock::now);
   ~StatusLine();
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  // A page for one more rank; what its WEFT_STATUS_FILE is to be. Throws Busy.
+  // Makes a page for one more rank; returns the value for the rank's WEFT_STATUS_FILE. Throws Busy.
   std::string add(int rank);
-  // The next line, if it is time for one; else "".
+  // Returns the next line if `interval` has passed since the last one, otherwise "".
   std::string due();
-  // What happened since the last one, whenever that was.
+  // Returns the line for the time since the last one, however short.
   std::string line();
-  // What happened from the beginning on, as means over the whole time: the last line of a job.
+  // Returns the last line of a job: means over the whole time.
   std::string summary();
 
  private:
@@ -39,7 +39,7 @@ class StatusLine {
     int rank = 0;
     int descriptor = -1;
     trace::Progress* progress = nullptr;
-    std::uint64_t steps = 0;  // at the last line
+    std::uint64_t steps = 0;  // when the last line was made; also the members below
     std::uint64_t bytes = 0;
     std::uint64_t operations = 0;
     Waits waits{};

@@ -41,7 +41,8 @@ class TcpSharedStore final : public SharedStore {
 
   std::string get() override {
     return call([this] {
-      if (!is_there_ && !store_->check({kState})) return std::string();  // get() would wait for it
+      // get() would block until the value exists.
+      if (!is_there_ && !store_->check({kState})) return std::string();
       is_there_ = true;
       return text_of(store_->get(kState));
     });
@@ -83,8 +84,9 @@ class TcpSharedStore final : public SharedStore {
   std::atomic<bool> is_there_{false};
 };
 
-// One family where the host has one: c10d looks up a name for each address that connects, see
-// group/rendezvous.cc. A kernel may have no IPv6, though names have such addresses.
+// Listens only on IPv4 if the host has only IPv4 addresses: c10d looks up a name for each address
+// that connects, see rendezvous/rendezvous.cc. A kernel may lack IPv6 although names have such
+// addresses.
 Descriptor open_listener(const Options& options) {
   if (!group::is_ipv4_only(options.endpoint_host)) {
     try {
@@ -96,7 +98,7 @@ Descriptor open_listener(const Options& options) {
   return group::open_listener(AF_INET, options.endpoint_port);
 }
 
-// Null where somebody listens there already: another weft-run of this machine.
+// Returns null if another process listens there already: another weft-run of this machine.
 c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   try {
     Descriptor socket = open_listener(options);
@@ -105,7 +107,7 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
     made.isServer = true;
     made.waitWorkers = false;
     made.timeout = kLongestCall;
-    made.masterListenFd = socket.release();  // the store closes it
+    made.masterListenFd = socket.release();  // the store closes the socket
     const group::BriskLookups brisk;
     return c10::make_intrusive<c10d::TCPStore>(options.endpoint_host, made);
   } catch (const Error& error) {
@@ -115,8 +117,8 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   }
 }
 
-// Null where nobody listens by `soon`, if that is not the deadline, or who listened has ended
-// since.
+// Returns null if nothing listens by `soon`, unless `soon` is the deadline, or if the listener has
+// closed since.
 c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon,
                                            Deadline deadline) {
   std::string found;
@@ -136,7 +138,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon
   }
 }
 
-// Not the same for two of one machine.
+// A random time, so that two weft-runs of one machine do not retry in step.
 std::chrono::milliseconds a_moment() {
   std::random_device random;
   return std::chrono::milliseconds(std::uniform_int_distribution(100, 400)(random));
@@ -145,8 +147,8 @@ std::chrono::milliseconds a_moment() {
 }  // namespace
 
 OpenedStore open_tcp_store(const Options& options) {
-  FLAGS_caffe2_log_level =
-      c10::GLOG_ERROR;  // c10d would log stacks where the host is lost; weft-run says so itself
+  // c10d would log stack traces if the host is lost; weft-run reports that itself.
+  FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   const std::string where = describe_endpoint(options);
   const Deadline deadline = Deadline::in(options.rendezvous.join_timeout);
   try {
@@ -158,14 +160,14 @@ OpenedStore open_tcp_store(const Options& options) {
       if (may_host) store = host_store(options);
       is_host = store != nullptr;
       if (is_host) break;
-      // Of two that begin to listen at the same time the kernel may refuse both: then nobody
+      // If two processes start to listen at the same time, the kernel may refuse both: then nothing
       // answers, and both try again.
       const Deadline soon =
           may_host ? Deadline::sooner(deadline, Deadline::in(a_moment())) : deadline;
       store = join_store(options, soon, deadline);
     }
-    // Who hosts it is reached by the endpoint's name; the others by the address that they reach it
-    // from.
+    // Other nodes reach the host of the store by the endpoint's name, and each other node by the
+    // address from which it reaches the store.
     std::string address = options.local_address;
     if (address.empty() && is_host) address = options.endpoint_host;
     if (address.empty())

@@ -1,5 +1,5 @@
-// What weft-run goes on as where the nodes of a job meet at an endpoint: the same, with c10d's
-// store.
+// weft-agent: weft-run with c10d's store. weft-run replaces itself by weft-agent if the nodes of a
+// job meet at an endpoint.
 #include <torch/headeronly/version.h>
 
 #include <weft/base/version.h>

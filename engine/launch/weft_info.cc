@@ -1,5 +1,5 @@
-// weft-info: which transports of this build can be used on this machine, what they can do, and why
-// the others cannot.
+// weft-info: lists which transports of this build can be used on this machine and what they can do,
+// and why the others cannot be used.
 #include <cstdio>
 #include <string>
 
@@ -44,8 +44,7 @@ nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
 }
 
 #if WEFT_INFO_CUDA
-// No backend of its own: it takes the device memory from the lanes of shm
-// (transport/cuda_ipc/cuda_ipc.h).
+// Not a backend: connections of shm use it for device memory (transport/cuda_ipc/cuda_ipc.h).
 nlohmann::ordered_json describe_cuda_ipc() {
   nlohmann::ordered_json row{{"name", "cuda_ipc"}, {"usable", false}};
   const auto driver = cuda::Driver::open();
@@ -137,7 +136,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", as_json, "print a JSON object instead of a table");
   weft::launch::parse(app, argc, argv);
   try {
-    static_cast<void>(weft::config());  // a wrong variable is reported here
+    static_cast<void>(weft::config());  // reports a wrong variable
     return weft::show(as_json);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "weft-info: %s\n", error.what());

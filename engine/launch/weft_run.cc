@@ -1,7 +1,7 @@
 // weft-run: starts the ranks of a program on this machine, as torchrun does. Sets the variables
-// that torchrun sets, prefixes each line of output with its rank, and on the first failure ends the
-// others and says first which rank failed, and why; or starts all again, where --max-restarts
-// allows.
+// that torchrun sets and prefixes each line of output with its rank. On the first failure, ends the
+// other ranks and prints which rank failed first and why, or starts all ranks again if
+// --max-restarts allows it.
 #include <weft/base/version.h>
 #include <weft/engine/launch/guard.h>
 #include <weft/engine/launch/job.h>

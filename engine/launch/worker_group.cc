@@ -54,7 +54,7 @@ std::optional<WorkerGroup::Failure> WorkerGroup::supervise() {
   if (!runs()) return std::nullopt;
   const auto ended = wait_for_end();
   if (ended.process != 0 && ended.status == 0) ended_well_.push_back(ranks_[ended.process].rank);
-  // A terminal's Ctrl-C ends the ranks as well.
+  // After a signal, the end of a rank is no failure: a terminal's Ctrl-C ends the ranks as well.
   if (ended.process == 0 || ended.status == 0 || received_signal != 0) return std::nullopt;
   return report(ended);
 }
@@ -94,9 +94,10 @@ void WorkerGroup::set_environment(int local) const {
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", /*overwrite=*/0);
   ::setenv("WEFT_CRASH_TRACE", "on", /*overwrite=*/0);
   set_cuda_variables();
-  // As torchrun: several ranks on one machine must not each start a thread for every core.
+  // As torchrun does: several ranks on one machine must not each start a thread for every core.
   if (options_.ranks > 1) ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/0);
-  // weft-debug takes the dumps of one round. The ranks make the folder.
+  // Gives each round its own folder, because weft-debug reads the dumps of one round. The ranks
+  // make the folder.
   const bool may_start_again =
       options_.rendezvous.limits.restarts > 0 || !options_.endpoint_host.empty();
   const char* const dumps = ::getenv("WEFT_DUMP_DIR");
@@ -116,7 +117,7 @@ void WorkerGroup::start(int local) {
   if (process < 0) throw cannot_start(local, errno);
   if (process == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's
+    std::signal(SIGPIPE, SIG_DFL);  // weft-run ignores SIGPIPE; the program must not inherit that
     if (::getppid() != parent) ::_exit(1);
     if (takes_stdout) ::dup2(out.writing.get(), STDOUT_FILENO);
     ::dup2(err.writing.get(), STDERR_FILENO);
@@ -156,7 +157,7 @@ const Output* WorkerGroup::add_output(int local, Descriptor from, int to) {
 }
 
 void WorkerGroup::forward_output(milliseconds patience) {
-  // More than pipes hold, and not for ever: a rank may never stop writing.
+  // More rounds than full pipes need, but bounded: a rank may never stop writing.
   constexpr int kRounds = 16;
   std::vector<pollfd> watched;
   for (const auto& output : outputs_) watched.push_back({output->descriptor(), POLLIN, 0});
@@ -208,7 +209,7 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
   const Deadline deadline = Deadline::in(grace());
   std::vector<Children::Ended> failures{first};
   forward_output(milliseconds(50));
-  // The others get a moment to end by themselves, and to say what they saw.
+  // Gives the other ranks a moment to end by themselves and to report what they saw.
   while (!children_.running().empty() && !deadline.passed() && received_signal == 0) {
     const auto ended = next_failure(deadline);
     if (ended.process != 0) failures.push_back(ended);

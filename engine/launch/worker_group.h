@@ -1,6 +1,6 @@
-// The ranks of one round on this machine: starts them, forwards what they write, waits for the
-// first failure or the end, and ends them with all that they have started. Used by weft-run's one
-// thread.
+// The ranks of one round on this machine: starts them, forwards their output, waits for the first
+// failure or the end, and ends them and all processes that they have started. Used by weft-run's
+// one thread.
 #pragma once
 
 #include <chrono>
@@ -23,30 +23,32 @@ namespace weft::launch {
 
 class WorkerGroup {
  public:
-  // Starts the ranks. Throws Busy where that fails; those that are started are ended then.
+  // Starts the ranks. Throws Busy if that fails, and ends those that it has started.
   WorkerGroup(const Options& options, const Rendezvous::Place& place);
 
   struct Failure {
-    int code = 0;     // as shells count: 128 + the signal's number
+    // As a shell gives it: the exit code, or 128 + the signal's number.
+    int code = 0;
     std::string why;  // "rank 3 failed first: exit code 3"
-    bool is_consequence =
-        false;  // of what happened to ranks of other machines, by the words of all that failed here
+    // Every rank that failed here reports that it lost another rank, so the cause is on another
+    // machine.
+    bool is_consequence = false;
   };
 
-  // Forwards output for a moment. Nothing where no rank has failed meanwhile; else ends all, and
-  // says on stderr what happened.
+  // Forwards output for a moment. Returns nothing if no rank has failed meanwhile; otherwise ends
+  // all ranks and describes the failure on stderr.
   std::optional<Failure> supervise();
-  // Whether ranks are left.
+  // Whether any rank still runs.
   bool runs() const { return !children_.running().empty(); }
-  // errno of the first write that failed.
+  // errno of the first write that failed, or 0.
   int write_failure() const { return write_failure_; }
 
-  // Ends the ranks and what they have started.
+  // Ends the ranks and the processes that they have started.
   void end();
-  // The same, as the signal says that weft-run has received. A Ctrl-C after it cuts the grace
-  // short.
+  // The same after weft-run has received the signal `number`. A later Ctrl-C cuts the grace short.
   void end_on_signal(int number);
-  // All ranks have ended well: forwards the rest, and ends what they have left behind.
+  // After all ranks have ended well: forwards the rest of their output, and ends the processes that
+  // they have left behind.
   void clean_up();
 
  private:
@@ -61,16 +63,16 @@ class WorkerGroup {
   void start(int local);
   Output::Log log_of(int local, int to) const;
   const Output* add_output(int local, Descriptor from, int to);
-  // Moves what the ranks have written, for at most so long as nothing comes.
+  // Forwards the ranks' output; waits up to `patience` for some.
   void forward_output(std::chrono::milliseconds patience);
   void note_failure(const Output& output);
   Children::Ended wait_for_end();
-  // Forwards output while waiting, at most until the deadline; the next failure, or process 0.
+  // Forwards output until a rank fails or the deadline passes; returns the failure, or process 0.
   Children::Ended next_failure(Deadline deadline);
   Failure report(Children::Ended first);
-  // What ranks that hang were doing, before they are ended.
+  // Asks ranks that may hang for dumps of their operations, before they are ended.
   void ask_for_dumps();
-  // Forwards output meanwhile.
+  // Ends the ranks and forwards their output meanwhile.
   void end_children(std::chrono::milliseconds patience);
   std::chrono::seconds grace() const { return std::chrono::seconds(options_.grace_seconds); }
 
@@ -78,7 +80,8 @@ class WorkerGroup {
   const Rendezvous::Place place_;
   std::vector<std::unique_ptr<Output>> outputs_;
   std::map<pid_t, Rank> ranks_;
-  std::vector<int> ended_well_;  // ranks that had ended with exit code 0 before the first failure
+  // Ranks that had ended with exit code 0 before the first failure.
+  std::vector<int> ended_well_;
   Children children_{Reach::Descendants};
   std::optional<StatusLine> status_;
   int write_failure_ = 0;
