@@ -26,12 +26,12 @@ namespace weft::instruments {
 
 namespace {
 
-constexpr auto kWaitForOthers = std::chrono::seconds(30);  // for ranks that do not make a timeline
-constexpr auto kUntilRead =
-    std::chrono::seconds(5);  // for ranks that are waiting to hear what is wrong
+constexpr auto kWaitForOthers = std::chrono::seconds(30);  // for ranks that make no timeline
+// How long to wait until the other ranks have read why the timelines differ.
+constexpr auto kUntilRead = std::chrono::seconds(5);
 const std::string kJob = "weft/timeline/job";
 
-// What the first to come chooses.
+// The timeline's name, which the first rank that asks chooses.
 std::string job_name(transport::Bootstrap& store, Deadline deadline) {
   if (store.add("weft/timeline/came", 1) == 1) {
     std::array<char, 17> name{};
@@ -46,7 +46,8 @@ std::string job_name(transport::Bootstrap& store, Deadline deadline) {
   return name;
 }
 
-// Where clocks cannot be compared: by the calendar, which machines set by NTP.
+// The clock's offset by the calendar, which machines set by NTP, for jobs whose clocks cannot be
+// compared.
 trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap& store,
                                    Deadline deadline) {
   const std::string mine = clock.host + " " + std::to_string(clock.calendar() - clock.now());
@@ -59,7 +60,7 @@ trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap
   return {clock.calendar() - clock.now() - epoch, 1'000'000'000};
 }
 
-// Of this process: its part of the timeline, until the last group and agent has ended.
+// This rank's part of the timeline, from start() until the last group and agent has ended.
 class Recording {
  public:
   Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store,
@@ -97,22 +98,22 @@ class Recording {
     std::error_code ignored;
     std::filesystem::remove(part, ignored);
     std::filesystem::remove(trace::timeline::folder_of_parts(participant_.timeline),
-                            ignored);  // if it is empty
+                            ignored);  // removed only if it is empty
   }
 
   const Participant participant_;
   const std::string job_;
-  const std::vector<std::shared_ptr<const void>> kept_;  // outlives the store's use
+  const std::vector<std::shared_ptr<const void>> kept_;  // must outlive store_
   const std::shared_ptr<transport::Bootstrap> store_;
   const JobClock clock_;
   const bool away_;
 };
 
-constinit ForkMutex recordings_mutex(ForkOrder::Engine);  // of the next
-std::map<int, std::weak_ptr<const Recording>>
-    recordings;  // by rank: of threads that are ranks there are several
+constinit ForkMutex recordings_mutex(ForkOrder::Engine);  // guards the next variable
+// By rank: a process has several if its threads are ranks.
+std::map<int, std::weak_ptr<const Recording>> recordings;
 
-// Where all ranks are known: how their parts come together.
+// Arranges how the parts of all ranks reach rank 0, for a job whose ranks are known.
 std::shared_ptr<const Recording> record(const Participant& participant, const std::string& job,
                                         const std::shared_ptr<transport::Bootstrap>& store,
                                         JobClock clock,
@@ -124,7 +125,8 @@ std::shared_ptr<const Recording> record(const Participant& participant, const st
   } else {
     away = is_away(*store, participant.rank, participant.timeline, deadline);
   }
-  // From here on all record: who goes on first may call one that would not yet.
+  // Waits until all ranks record: a rank that continued earlier could call one that does not record
+  // yet.
   if (store->add("weft/timeline/records", 1) == participant.ranks)
     store->set("weft/timeline/all record", {});
   store->get("weft/timeline/all record", deadline);
@@ -174,15 +176,15 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   }
 }
 
-// How ranks find out that they do not make the same timeline. Whoever makes one is counted before
-// it looks for somebody who makes none, and the other way round: of two that differ at least one
-// sees it, and tells those who wait for the verdict.
+// How ranks find out that they do not make the same timeline. A rank with a timeline counts itself
+// before it looks for ranks without one, and the other way round: of two ranks that differ, at
+// least one notices and tells the ranks that wait for the verdict.
 class Agreement {
  public:
   Agreement(const Participant& participant, transport::Bootstrap& store, Deadline deadline)
       : participant_(participant), store_(store), deadline_(deadline) {}
 
-  // By a rank that makes one.
+  // Called by a rank that makes a timeline.
   void make() {
     const std::string mine = std::to_string(participant_.rank) + " " + participant_.timeline;
     const bool is_first = store_.add(kMakers, 1) == 1;
@@ -202,7 +204,7 @@ class Agreement {
     throw Error(Blame::Caller, verdict);
   }
 
-  // By one that makes none.
+  // Called by a rank that makes none.
   void make_none() {
     const std::string me = "rank " + std::to_string(participant_.rank);
     store_.set(kOther, group::to_bytes(me));
@@ -213,16 +215,16 @@ class Agreement {
   }
 
  private:
-  static constexpr const char* kMakers = "weft/timeline/makers";  // how many make one
-  static constexpr const char* kFirst =
-      "weft/timeline/first";  // who of them came first, and its file
-  static constexpr const char* kOthers = "weft/timeline/others";  // how many make none
+  static constexpr const char* kMakers = "weft/timeline/makers";  // how many ranks make a timeline
+  static constexpr const char* kFirst = "weft/timeline/first";    // the first of them, and its file
+  static constexpr const char* kOthers = "weft/timeline/others";  // how many ranks make none
   static constexpr const char* kOther = "weft/timeline/other";    // one of them
-  static constexpr const char* kAgree = "weft/timeline/agree";    // how many make the first one's
+  // How many ranks make the first rank's timeline.
+  static constexpr const char* kAgree = "weft/timeline/agree";
   static constexpr const char* kVerdict =
-      "weft/timeline/verdict";  // "" once all do, or why they do not
+      "weft/timeline/verdict";  // "" once all ranks do, or the reason against it
   static constexpr const char* kTold =
-      "weft/timeline/told";  // how many of those that make one know why
+      "weft/timeline/told";  // how many ranks with a timeline know the reason
 
   static std::string told(long count) { return kTold + std::string("/") + std::to_string(count); }
 
@@ -248,7 +250,8 @@ class Agreement {
     throw Error(Blame::Caller, why);
   }
 
-  // The store may end with this process, or has with another that knows as well.
+  // Waits until the others have read the verdict: the store may end with this process, or have
+  // ended with another that knows it.
   void let_others_read() {
     try {
       if (!participant_.timeline.empty()) store_.set(told(store_.add(kTold, 1)), {});
@@ -264,8 +267,8 @@ class Agreement {
   const Deadline deadline_;
 };
 
-// A job without a timeline does not depend on the store for that: its first ranks may have ended,
-// and the store with them.
+// A failing store does not stop a job without a timeline: the job's first ranks may have ended, and
+// the store with them.
 void make_no_timeline(const Participant& participant, transport::Bootstrap& store,
                       Deadline deadline) {
   try {
@@ -285,7 +288,7 @@ std::string timeline_file(const std::string& option) {
 }
 
 void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
-  if (participant.ranks < 2) return;  // alone, or they come and go
+  if (participant.ranks < 2) return;  // one rank, or ranks that join and leave
   Agreement agreement(participant, store, deadline);
   participant.timeline.empty() ? agreement.make_none() : agreement.make();
 }
@@ -296,8 +299,8 @@ std::shared_ptr<const void> start(const Participant& participant,
                                   Deadline deadline) {
   const Config& wanted = config();
   crash::prepare_thread();
-  // weft-run, which has set this as torchrun does, passes SIGUSR1 on. Elsewhere it belongs to the
-  // program unless dumps are wanted.
+  // weft-run, which sets this variable as torchrun does, forwards SIGUSR1. Without it, SIGUSR1
+  // belongs to the program unless dumps are wanted.
   const bool is_launched = std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
   if (!wanted.dump_folder.empty()) {
     trace::dump_to(wanted.dump_folder);

@@ -1,6 +1,6 @@
-// What the environment and options ask for to look inside a running job: WEFT_TIMELINE,
-// WEFT_DUMP_DIR, WEFT_METRICS, WEFT_STATUS_FILE (docs/environment.md). Started when a process joins
-// its first group or makes its first agent.
+// Starts the instruments that the environment and the options ask for: WEFT_TIMELINE,
+// WEFT_DUMP_DIR, WEFT_METRICS, WEFT_STATUS_FILE (docs/environment.md). They start when a process
+// joins its first group or makes its first agent.
 #pragma once
 
 #include <memory>
@@ -14,26 +14,28 @@ namespace weft::instruments {
 
 struct Participant {
   int rank = 0;
-  int ranks = 0;         // 0: they come and go
-  std::string timeline;  // the file; "" for none
+  int ranks = 0;         // 0: ranks join and leave
+  std::string timeline;  // the file; "" for no timeline
 };
 
-// The file of a group or an agent: the option's, else WEFT_TIMELINE's. Throws Caller where this
-// process makes a timeline in another one. Before anything waits.
+// The timeline's file of a group or an agent: that of the option, otherwise that of WEFT_TIMELINE.
+// Throws Caller if this process already writes a timeline to another file. Call it before anything
+// waits.
 std::string timeline_file(const std::string& option);
 
-// Throws Caller where the ranks of a job do not make the same timeline, on each rank that makes one
-// and on those without that come after one. Ranks that make one wait here for each other, the rest
-// for nobody. Throws Timeout.
+// Throws Caller if the ranks of a job do not make the same timeline: on each rank that makes one,
+// and on each rank that makes none and calls after one that does. Ranks that make a timeline wait
+// here for each other; the others do not wait. Throws Timeout.
 void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline);
 
-// Blocks until the others have come as well, where a timeline is wanted: they agree on its name and
-// their clocks. Throws Caller for a variable that cannot be done, and what agree_on_file() throws
-// as Caller. What a timeline lacks otherwise is a warning.
+// Starts the instruments. If a timeline is wanted, blocks until the other ranks have called it too,
+// to agree on the timeline's name and to compare clocks. Throws Caller for a variable that cannot
+// be used, and for the errors of agree_on_file() with blame Caller. Other defects of the timeline
+// are warnings.
 //
-// What it gives is held by the group or the agent until it ends. When the last of a process goes,
-// parts of the timeline that lie where rank 0 cannot read them travel to it (parts.h), over this
-// store: it, and `kept`, live until then.
+// The group or the agent holds the result until it ends. When the last result in a process is
+// destroyed, timeline parts that rank 0 cannot read are sent to it over this store
+// (timeline_upload.h): the result keeps the store and `kept` alive until then.
 std::shared_ptr<const void> start(const Participant& participant,
                                   const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline);

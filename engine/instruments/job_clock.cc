@@ -35,7 +35,7 @@ std::string round_key(const std::string& what, int rank, int round) {
   return what + "/" + std::to_string(rank) + "/" + std::to_string(round);
 }
 
-// One rank's rounds; `when` keeps those of the start and of the end apart.
+// Answers the rounds of one rank; `when` keeps the rounds of the start and of the end apart.
 void answer(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock,
             Deadline deadline) {
   const std::string ask = when + std::string("ask"), reply = when + std::string("answer");
@@ -58,7 +58,7 @@ trace::timeline::Clock ask(const char* when, int rank, transport::Bootstrap& sto
     store.erase(kBase + round_key(reply, rank, round));
     const std::int64_t error = (after - before) / 2 + 1;
     const std::int64_t middle = before + (after - before) / 2;
-    // The first round also waits for rank 0 to come to this rank at all.
+    // The first round also waits until rank 0 turns to this rank.
     if (error < best.error) best = {theirs - middle, error, middle};
   }
   return best;
@@ -107,8 +107,9 @@ std::optional<trace::timeline::Clock> JobClock::at_end(
       const Deadline deadline = Deadline::in(rank_ == 0 ? patience : 2 * patience);
       if (rank_ == 0) {
         answer(kEnd, other, *store_, clock_, deadline);
-        take(*store_, done_key(other),
-             deadline);  // the store may end with this process: not before it has been heard
+        // The store may end with this process, so waits until the other rank has read the last
+        // answer.
+        take(*store_, done_key(other), deadline);
       } else {
         const auto measured = ask(kEnd, rank_, *store_, clock_, deadline);
         put(*store_, done_key(rank_), "");

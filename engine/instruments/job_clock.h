@@ -1,7 +1,7 @@
-// How far the clocks of a job's processes are apart. Processes of one machine have one clock.
-// Others ask rank 0 for its time, over the store, some rounds: the answer of the fastest round was
-// given at its middle, give or take half of it. At the start, and again at the end, because clocks
-// drift: by some 20 µs a second.
+// Measures how far the clocks of a job's processes are apart. Processes of one machine share a
+// clock. Other processes ask rank 0 for its time, over the store, in several rounds: the answer of
+// the fastest round was given at its middle, plus or minus half of it. They measure at the start
+// and again at the end, because clocks drift by some 20 µs a second.
 #pragma once
 
 #include <chrono>
@@ -19,12 +19,12 @@
 
 namespace weft::instruments {
 
-// The clock of a process. Tests give their own.
+// The clock of a process. Tests pass their own.
 struct LocalClock {
-  std::string host;                   // processes with the same have the same time
+  std::string host;                   // processes with the same host share a clock
   std::function<std::int64_t()> now;  // nanoseconds
-  std::function<std::int64_t()>
-      calendar;  // nanoseconds since 1970, wrong by what the machines' clocks differ
+  // Nanoseconds since 1970; differs between machines as much as their calendar clocks do.
+  std::function<std::int64_t()> calendar;
 };
 LocalClock local_clock();
 
@@ -32,16 +32,16 @@ constexpr auto kClockPatience = std::chrono::seconds(5);
 
 class JobClock {
  public:
-  // At the start. Called by all ranks, of a job whose number of ranks is known. Throws Timeout when
-  // one does not come.
+  // Measures at the start. All ranks call it, in a job whose number of ranks is known. Throws
+  // Timeout if a rank does not.
   JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store,
            LocalClock clock, Deadline deadline);
 
   const trace::timeline::Clock& at_start() const { return at_start_; }
-  // At the end, where a rank's clock and rank 0's differ; rank 0 answers, and has nothing to find
-  // out itself. Nobody waits long for one that has gone: rank 0 for `patience`, and for each
-  // further one for a fifth of what it had for the one before; the others for twice that. Nothing
-  // where it was not to be had.
+  // Measures at the end, if this rank's clock and rank 0's differ; rank 0 answers and has nothing
+  // to measure. No rank waits long for one that is gone: rank 0 waits for `patience`, and after
+  // each rank that does not answer for a fifth of the time before; other ranks wait for twice
+  // `patience`. Returns nothing if it measured nothing.
   std::optional<trace::timeline::Clock> at_end(
       std::chrono::milliseconds patience = kClockPatience) const noexcept;
 
@@ -49,7 +49,8 @@ class JobClock {
   const int rank_;
   std::shared_ptr<transport::Bootstrap> store_;
   LocalClock clock_;
-  std::vector<int> others_;  // with clocks of their own: by rank 0 those who ask it, by them rank 0
+  // Ranks with another clock: on rank 0 those that ask it, on those ranks rank 0.
+  std::vector<int> others_;
   trace::timeline::Clock at_start_;
 };
 

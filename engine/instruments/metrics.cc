@@ -107,7 +107,7 @@ class Counting final : public trace::Observer {
   };
   static std::size_t place(Kind kind) { return static_cast<std::size_t>(kind); }
 
-  // Names are few and have static lifetime: found by their address.
+  // Names are few and have static lifetime, so they are compared by address.
   Cells cells_of(Kind kind, const char* name) {
     const std::pair key(kind, name);
     {
@@ -129,7 +129,7 @@ class Counting final : public trace::Observer {
   std::map<std::pair<Kind, const char*>, Cells> cells_;
 };
 
-// What is counted elsewhere, read when it is asked for.
+// Metrics that are counted elsewhere, read when Prometheus asks for them.
 class Standing final : public prometheus::Collectable {
  public:
   explicit Standing(int rank) : rank_(rank) {}
@@ -195,7 +195,7 @@ class Standing final : public prometheus::Collectable {
   const std::string host_ = trace::host_name();
 };
 
-// Never destroyed: operations end while the process does.
+// Never destroyed, because operations end while the process ends.
 struct Service {
   Service(const std::string& address, int rank)
       : registry(std::make_shared<prometheus::Registry>()),
@@ -213,9 +213,10 @@ struct Service {
   prometheus::Exposer exposer;
 };
 
-constinit ForkMutex serving(ForkOrder::Engine);  // of the next two
+constinit ForkMutex serving(ForkOrder::Engine);  // guards the next two variables
 Service* service = nullptr;
-pid_t served_in = 0;  // a child has the service, and none of its threads
+// The process that serves: a forked child has `service`, but none of its threads.
+pid_t served_in = 0;
 
 }  // namespace
 
@@ -229,7 +230,7 @@ void serve_metrics(const std::string& text, int rank) {
     served_in = ::getpid();
   } catch (const std::exception& error) {
     if (service != nullptr) {
-      // The parent's may be the port that this rank's would be.
+      // The parent process may use the port of this rank.
       log::warn(
           "metrics are not served by this rank, only by the process that it was forked from: "
           "nothing can listen on " +

@@ -1,6 +1,6 @@
-// WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. The
-// ranks of one machine each need a port of their own: 9400 plus LOCAL_RANK, or what mpirun and srun
-// say instead.
+// WEFT_METRICS=:9400: serves what a process communicates as Prometheus text, over HTTP at /metrics.
+// Each rank of a machine needs a port of its own: 9400 plus LOCAL_RANK, or plus the local rank that
+// mpirun or srun sets instead.
 //
 //   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame},
 //   weft_in_flight{kind}, weft_operation_seconds{kind} (a histogram), weft_steps_total,
@@ -12,9 +12,10 @@
 
 namespace weft::instruments {
 
-// Serves until the process ends; a second call does nothing. A process that was forked from one
-// that serves does so for itself. Throws Caller for an address that is none or cannot be had (there
-// this is a warning: it may be the parent's), Unsupported in a build without prometheus-cpp.
+// Serves until the process ends; a second call does nothing. A process forked from one that serves
+// can call it to serve on its own. Throws Caller for an address that is invalid or in use (in a
+// forked process, an address in use is a warning: it may be the parent's), Unsupported in a build
+// without prometheus-cpp.
 void serve_metrics(const std::string& address, int rank);
 
 // ":9400" -> "0.0.0.0:9400"; "127.0.0.1:9400" with local rank 2 -> "127.0.0.1:9402". Throws Caller.

@@ -19,10 +19,10 @@ namespace {
 using Bytes = transport::Bootstrap::Bytes;
 using File = std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })>;
 
-constexpr auto kHurry =
-    std::chrono::seconds(1);  // patience once a rank did not come: then several may be gone
+// Patience after one rank has not answered: several may be gone then.
+constexpr auto kHurry = std::chrono::seconds(1);
 
-// No string of static storage: a group may outlive it.
+// Not a string of static storage, because a group may outlive it.
 std::string key(const std::string& what) { return "weft/timeline/parts/" + what; }
 std::string key(int rank, const std::string& what) {
   return key(std::to_string(rank) + "/" + what);
@@ -36,7 +36,7 @@ std::uint64_t number(const std::string& text, std::uint64_t most, const char* wh
   throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no " + what);
 }
 
-// Only the name: the folder may have another one there.
+// Uses only the part's file name: the folder may have another path on this machine.
 std::filesystem::path beside(const std::string& file, const std::string& part) {
   return std::filesystem::path(trace::timeline::folder_of_parts(file)) /
          std::filesystem::path(part).filename();
@@ -81,7 +81,7 @@ void take_part(transport::Bootstrap& store, int rank, const std::string& path,
       throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
   }
   std::filesystem::rename(fresh, path);
-  // The store may end with this process: not before the sender needs no more of it.
+  // The store may end with this process, so waits until the sender needs it no more.
   try {
     store.get(key(rank, "done"), Deadline::in(patience));
     store.erase(key(rank, "done"));
@@ -112,7 +112,7 @@ void send_part(transport::Bootstrap& store, int rank, const std::string& path) {
   store.set(key(rank, "bytes"), group::to_bytes(std::to_string(bytes)));
   const auto wait_until_taken = [&](std::uint64_t piece) {
     const std::string taken = key(rank, "taken/" + std::to_string(piece));
-    // Others may be before this one.
+    // Rank 0 may take the parts of other ranks before this one.
     store.get(taken, Deadline::in(3 * kPatience));
     store.erase(taken);
   };
@@ -149,7 +149,7 @@ int take_parts(transport::Bootstrap& store, int ranks, const std::string& file,
                 ", whose part did not come: " + error.text());
       if (error.blame() == Blame::Timeout) patience = kHurry;
       std::error_code ignored;
-      std::filesystem::remove(path + ".new", ignored);  // what came of it
+      std::filesystem::remove(path + ".new", ignored);  // the incomplete part
     }
   }
   return static_cast<int>(taken.size());
