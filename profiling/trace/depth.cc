@@ -9,10 +9,10 @@ namespace weft::trace {
 
 namespace {
 
-constinit ForkMutex mutex(ForkOrder::Counts);  // of all()
+constinit ForkMutex mutex(ForkOrder::Counts);  // guards all()
 const std::string& kOthers = *new std::string("others");
 
-// Never destroyed: what waits may end while the process does.
+// Never destroyed, because waiting items may end while the process ends.
 std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() {
   static auto* const made = new std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>();
   return *made;

@@ -1,5 +1,5 @@
-// How much waits where in this process, for the metrics to read: kept up to date by whoever has a
-// queue.
+// The depths of this process's queues, for the metrics. The owner of each queue keeps its depth up
+// to date.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,11 @@
 namespace weft::trace {
 
 enum class Queue : std::uint8_t {
-  Calls,     // made here and unanswered; of: the worker that is called
-  Handlers,  // functions that others called, and continuations, for which no thread is free yet;
-             // of: the agent
-  Messages,  // that a connection has taken and could not send yet; of: the transport
+  Calls,  // calls made here and unanswered; `of` is the worker that is called
+  // Incoming calls, and continuations, for which no thread is free yet; `of` is the agent.
+  Handlers,
+  // Messages that a connection has accepted and not sent yet; `of` is the transport.
+  Messages,
 };
 
 struct Depth {
@@ -25,18 +26,18 @@ struct Depth {
   void add(std::int64_t change) noexcept { now.fetch_add(change, std::memory_order_relaxed); }
 };
 
-// The one of that queue and name, made if there is none; kept until the process ends. Behind the
-// first kMostDepths, which workers that come and go under new names reach, it is that of all
-// others. Takes a lock: ask once.
+// Returns the depth of that queue and name, and makes it if it does not exist; it lives until the
+// process ends. After kMostDepths, which workers that join and leave under new names may reach, one
+// depth serves all other names. Takes a lock: call once and keep the result.
 constexpr std::size_t kMostDepths = 1000;
 Depth& depth(Queue queue, const std::string& of);
-// All there are.
+// All depths.
 std::vector<const Depth*> depths();
 
-// One thing that waits: counts from when it is made until it is gone.
+// Counts one waiting item, from its construction to its destruction.
 class Waiting {
  public:
-  Waiting() = default;  // counts nowhere
+  Waiting() = default;  // counts nothing
   explicit Waiting(Depth& depth) noexcept : depth_(&depth) { depth.add(1); }
   ~Waiting() {
     if (depth_ != nullptr) depth_->add(-1);

@@ -134,16 +134,16 @@ std::int64_t wall_clock() {
       .count();
 }
 
-std::atomic<std::uint64_t> drawn{0};  // 0: not yet
+std::atomic<std::uint64_t> drawn{0};  // 0: not drawn yet
 
 constexpr std::size_t kMostJobs = 64;
-constinit ForkMutex joining(ForkOrder::Jobs);  // of the next
-auto& jobs = *new std::deque<std::string>();   // the oldest first
+constinit ForkMutex joining(ForkOrder::Jobs);  // guards `jobs`
+auto& jobs = *new std::deque<std::string>();   // oldest first
 
-// A forked process takes part in none.
+// A forked process takes part in no job.
 void leave_in_child() { jobs.clear(); }
 
-// As process_identity(). Allocates nothing where this process has one.
+// The text of process_identity(). Allocates nothing if this process has one.
 std::array<char, 17> identity() {
   static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
   static_cast<void>(registered);
@@ -162,8 +162,8 @@ const std::string& host() {
   return known;
 }
 
-// What the flight recorder holds. Allocates from `memory` only, once host() and identity() are
-// known.
+// The contents of the flight recorder as JSON. Allocates only from `memory`, once host() and
+// identity() are known.
 std::pmr::string text_of(std::string_view reason, pid_t process,
                          std::pmr::memory_resource* memory) {
   const auto records = flight_recorder().read(memory);
@@ -205,18 +205,20 @@ std::pmr::string text_of(std::string_view reason, pid_t process,
   return json.take();
 }
 
-constinit ForkMutex writing(ForkOrder::Dump);  // of the next seven
-auto& asked = *new std::string();              // what the folder was called, which may be relative
+constinit ForkMutex writing(ForkOrder::Dump);  // guards the next seven variables
+auto& asked = *new std::string();              // dump_to()'s argument, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
-auto& newest = *new std::deque<std::string>();  // files, behind the first kKept
-auto& written_by = *new std::string();          // whose they are; a child leaves its parent's alone
-pid_t installed_in = 0;                         // a child has the handler, and no thread
-int signal_end = -1;                            // of the pipe that the thread reads
-std::atomic<bool> is_wanted{false};             // there is a folder
+auto& newest = *new std::deque<std::string>();  // files after the first kKept, oldest first
+// The process that wrote them; a child does not remove its parent's files.
+auto& written_by = *new std::string();
+// The process that installed the handler: a child has the handler, but no thread.
+pid_t installed_in = 0;
+int signal_end = -1;                 // writing end of the pipe that the thread reads
+std::atomic<bool> is_wanted{false};  // dump_to() was called
 std::atomic<std::int64_t> last_dump{0};
 
-// One byte: all that may be done here.
+// Writes one byte to the thread, which a signal handler may do.
 void on_signal(int) {
   const int number = errno;
   [[maybe_unused]] const auto count = ::write(signal_end, "d", 1);
@@ -249,7 +251,8 @@ bool write_all(int descriptor, std::string_view text) {
   return true;
 }
 
-// 0, or an errno; there is no file then. Allocates nothing.
+// Writes `text` to a new file. Returns 0, or an errno, in which case no file remains. Allocates
+// nothing.
 int write_file(const char* path, std::string_view text) {
   std::array<char, PATH_MAX> fresh{};
   if (std::snprintf(fresh.data(), fresh.size(), "%s.new", path) >= static_cast<int>(fresh.size()))
@@ -270,7 +273,7 @@ std::array<char, PATH_MAX> path_in(const char* where, pid_t process, int number)
   return path;
 }
 
-// A folder that no other user can have put there, or write to.
+// Makes a folder, or accepts one that belongs to this user and that no other user can write to.
 void make_own(const std::string& where) {
   struct stat about {};
   const bool is_made = ::mkdir(where.c_str(), 0700) == 0;
@@ -281,9 +284,8 @@ void make_own(const std::string& where) {
               "'" + where + "' cannot be made or is another user's; set WEFT_DUMP_DIR to a folder");
 }
 
-// What went wrong first, and what is so now, are kept: a service that fails each second would fill
-// the disk.
-constexpr std::size_t kKept = 8;  // of either
+// Keeps the first and the newest dumps: a service that fails every second would fill the disk.
+constexpr std::size_t kKept = 8;  // how many first and how many newest dumps
 
 std::string write_to(const std::string& where, const std::string& reason) {
   std::lock_guard lock(writing);
@@ -305,10 +307,10 @@ std::string write_to(const std::string& where, const std::string& reason) {
   return path;
 }
 
-// By a copy of this process, which has crashed: without locks, and with memory of its own in place
-// of the heap.
+// Runs in a forked copy of the process that has crashed: uses no locks, and memory of its own
+// instead of the heap.
 bool dump_after_crash(const char* reason) {
-  constexpr std::size_t kBytes = 64 << 20;  // more than all records and their texts take
+  constexpr std::size_t kBytes = 64 << 20;  // more than all records and their texts need
   void* const place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) return false;
@@ -318,7 +320,7 @@ bool dump_after_crash(const char* reason) {
                     text_of(reason, crashed, &memory)) == 0;
 }
 
-// Whoever asks, gets one.
+// Writes a dump for SIGUSR1, without the limit of one a second.
 void dump_because_asked() noexcept {
   constexpr const char* kReason = "SIGUSR1";
   last_dump = 0;
@@ -329,7 +331,7 @@ void dump_because_asked() noexcept {
   try {
     const std::string where = default_folder();
     make_own(where);
-    // Said aloud: nobody has chosen the place.
+    // Warns, because nobody has chosen the folder.
     log::warn("SIGUSR1: the flight recorder was written to " + write_to(where, kReason) +
               " (WEFT_DUMP_DIR chooses another folder)");
   } catch (const std::exception& error) {
@@ -345,9 +347,9 @@ void install_signal() {
   Descriptor write_end(ends[1]);
   ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
   try {
-    // Or the kernel gives this thread a signal while the handler of the last one still runs in
-    // another. ThreadSanitizer then defers the handler until read() returns, which it never does:
-    // nobody writes the byte that it waits for.
+    // Otherwise the kernel could deliver a signal to this thread while the handler of the last one
+    // still runs in another. ThreadSanitizer would then defer the handler until read() returns,
+    // which never happens, because nothing else writes the byte that read() waits for.
     const SignalBlocked in_new_thread;
     std::thread([from = std::move(read_end)] {
       pthread_setname_np(pthread_self(), "weft dump");
@@ -395,7 +397,7 @@ void joined_job(const std::string& id) {
   static const int registered = ::pthread_atfork(nullptr, nullptr, leave_in_child);
   static_cast<void>(registered);
   std::lock_guard lock(joining);
-  std::erase(jobs, id);  // of ranks that are threads of this process
+  std::erase(jobs, id);  // several ranks of the job may be threads of this process
   jobs.push_back(id);
   if (jobs.size() > kMostJobs) jobs.pop_front();
 }
@@ -410,8 +412,8 @@ void dump_to(const std::string& where) {
     throw Error(Blame::Caller,
                 "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
   asked = where;
-  folder = place;  // absolute: the process may go to another one
-  host();          // a process that has crashed cannot find out
+  folder = place;  // absolute, because the process may change its folder
+  host();          // a process that has crashed cannot find it out
   identity();
   crash::at_crash(dump_after_crash);
   is_wanted.store(true, std::memory_order_release);

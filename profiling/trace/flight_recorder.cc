@@ -18,14 +18,14 @@ constexpr std::uint64_t version_of(std::uint64_t ticket, std::uint64_t phase) {
   return ticket << 2 | phase;
 }
 
-// The words are stored with release and loaded with acquire, so that none is seen before the
-// version said "being written", and the version is read again after all of them. (Fences would do;
-// ThreadSanitizer does not know them.)
+// Words are stored with release and loaded with acquire: a reader that sees a new word also sees
+// the version that says "being written" when it reads the version again after all words. (Fences
+// would do as well, but ThreadSanitizer does not know them.)
 
 constexpr int kAttempts = 16;
-constexpr int kSpared = 8;  // attempts that leave an open operation alone
+constexpr int kSpared = 8;  // attempts that skip slots of open operations
 
-constexpr std::size_t kEndedWord = 0;  // what end() writes comes first
+constexpr std::size_t kEndedWord = 0;  // first the words that end() writes
 constexpr std::size_t kStateWord = 1;
 constexpr std::size_t kPeerWord = 2;
 constexpr std::size_t kSequenceWord = 3;
@@ -113,7 +113,7 @@ void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
   set(kPeerWord,
       pack(static_cast<std::uint32_t>(record.peer), static_cast<std::uint32_t>(record.tag)));
   set(kSequenceWord, record.sequence);
-  set(kErrorWord, 0);  // empty: the first byte ends the text
+  set(kErrorWord, 0);  // an empty text
   std::size_t next = kRestWord;
   set(next++, std::bit_cast<std::uint64_t>(record.member.party()));
   set(next++, pack(record.member.generation(), static_cast<std::uint32_t>(record.kind)));
@@ -163,7 +163,8 @@ std::pmr::vector<Record> FlightRecorder::read(std::pmr::memory_resource* memory)
   const std::uint64_t first = first_.load();
   for (const Slot& slot : slots_) {
     const std::uint64_t version = slot.version.load(std::memory_order_acquire);
-    if (phase_of(version) == kWriting || ticket_of(version) < first) continue;  // 0: never used
+    // Also skips version 0: never used.
+    if (phase_of(version) == kWriting || ticket_of(version) < first) continue;
     Record record = read(slot);
     if (slot.version.load(std::memory_order_relaxed) != version) continue;
     record.ticket = ticket_of(version);

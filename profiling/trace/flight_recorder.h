@@ -1,7 +1,7 @@
-// The last operations of this process, for when it is asked what it was doing: a ring of fixed size
-// in static memory, written without locks by every thread. A slot whose operation has not ended is
-// passed over a few times before it is used again: what hangs is worth more than what has happened
-// since.
+// The last operations of this process, for dumps: a ring of fixed size in static memory, which
+// every thread writes without locks. A slot whose operation has not ended is skipped a few times
+// before it is used again, because an operation that hangs is worth more than later ones that
+// ended.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ constexpr std::size_t kErrorBytes = 160;
 enum class State : std::uint8_t { Open, Done, Failed };
 
 struct Record {
-  std::uint64_t ticket = 0;  // grows with the beginnings
+  std::uint64_t ticket = 0;  // in the order in which operations began
   Member member;
   Kind kind = Kind::Collective;
   State state = State::Open;
@@ -35,8 +35,8 @@ struct Record {
   std::array<std::int64_t, kMostDims> shape{};
   const char* reduction = "";
   std::int64_t begun = 0;  // now()
-  std::int64_t ended = 0;  // 0 while it is open
-  std::uint8_t blame = 0;  // of a failure
+  std::int64_t ended = 0;  // 0 while the operation is open
+  std::uint8_t blame = 0;  // a Blame, if the operation failed
   std::array<char, kErrorBytes> error{};
 };
 
@@ -47,36 +47,37 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  // The ticket to end it with; 0 where all of several slots were being written at this moment.
+  // Records the beginning of an operation. Returns the ticket for end(), or 0 if other threads were
+  // writing to every slot that it tried.
   std::uint64_t begin(const Member& member, Kind kind, const About& about,
                       std::int64_t time) noexcept;
-  // False where the record has ended before, or its slot has been used again.
+  // Records the end. False if the record has ended before or its slot was used again.
   bool end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
            std::uint64_t sequence) noexcept;
-  // What the ring holds, oldest first; records that are written at this moment are left out.
-  // Allocates from `memory` only.
+  // The records of the ring, oldest first, except those that are being written at this moment.
+  // Allocates only from `memory`.
   std::pmr::vector<Record> read(
       std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const;
-  // Forgets what was recorded (by the process that this one was forked from).
+  // Forgets all records, which a forked process has from its parent.
   void forget() noexcept { first_.store(next_.load() + 1); }
 
  private:
-  // A Record's fields, each a word that is read and written whole.
+  // A Record's fields, each in words that are read and written atomically.
   static constexpr std::size_t kWords = 12 + kMostDims + kErrorBytes / 8;
   struct Slot {
-    std::atomic<std::uint64_t> version{0};  // the ticket, and below it a Phase
+    std::atomic<std::uint64_t> version{0};  // the ticket, and in the low bits a phase
     std::array<std::atomic<std::uint64_t>, kWords> words{};
   };
   static void write(Slot& slot, const Record& record) noexcept;
   static Record read(const Slot& slot) noexcept;
 
-  // All zero at first, so that the ring takes no room in the program's file.
+  // All zero at first, so that the ring takes no space in the program's file.
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> first_{0};
   std::array<Slot, kRecords> slots_{};
 };
 
-// This process's.
+// The flight recorder of this process.
 FlightRecorder& flight_recorder() noexcept;
 
 }  // namespace weft::trace

@@ -47,7 +47,7 @@ std::size_t HostTime::place(std::string_view backend) noexcept {
   return known_++;
 }
 
-// Until now all has been as it was last.
+// Counts the time since the last change, during which no thread changed what it does.
 void HostTime::pass() noexcept {
   const std::int64_t now = clock_();
   if (serving_ == 0 && waiting_[latest_] > 0)
@@ -105,8 +105,8 @@ double HostTime::share_of_steps() {
          static_cast<double>(last.time - first.time);
 }
 
-// The reader takes `waiting_since` before and after the sums: they are of one moment if it has not
-// changed.
+// The reader loads `waiting_since` before and after the sums: they belong to one moment if it has
+// not changed.
 void HostTime::show() noexcept {
   if (page_ == nullptr) return;
   page_->waiting_since = 0;
@@ -134,7 +134,7 @@ void HostTime::use_clock(Clock clock) noexcept {
 
 namespace {
 
-// Never destroyed: threads wait while the process ends.
+// Never destroyed, because threads may wait while the process ends.
 HostTime*& own() {
   static auto* made = new HostTime(&now);
   return made;
@@ -145,8 +145,8 @@ HostTime*& own() {
 HostTime& host_time() { return *own(); }
 
 void count_host_time() {
-  // The lock is held while the process is forked: the child copies what it guards. Of the threads
-  // only this one is there.
+  // Holds the lock during fork, because the child copies what it guards. In the child, only the
+  // forking thread exists.
   static const int registered =
       ::pthread_atfork([] { own()->mutex_.lock(); }, [] { own()->mutex_.unlock(); },
                        [] { own() = new HostTime(own(), current); });

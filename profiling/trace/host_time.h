@@ -1,13 +1,13 @@
-// How much of its time this process waits for other ranks, by the backend that it waits for: what
-// weft-run --status and /metrics show, so that the rank which all others wait for can be seen. It
-// is the one that waits least.
+// How much of its time this process waits for other ranks, for each backend. weft-run --status and
+// /metrics show it, so that the rank for which all others wait can be found: it is the one that
+// waits least.
 //
 // A process waits while one of its threads waits (Work::wait on the host, Work::synchronize, a
-// future) and none works for others (a called function, a continuation, a backward pass, a remote
-// optimizer's step); a thread that waits may run calls meanwhile. What CUDA streams wait is not
-// counted: the host does not wait then, and only events on the stream could tell.
+// future) and none works for others (an incoming call, a continuation, a backward pass, a remote
+// optimizer's step); a thread that waits may run calls meanwhile. The waits of CUDA streams are not
+// counted: the host does not wait then, and only events on the stream could measure them.
 //
-// Nothing is counted, and a scope costs one load, until somebody asks (count_host_time).
+// Until count_host_time() is called, nothing is counted and a scope costs one load.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@
 
 namespace weft::trace {
 
-// Usable from every thread; nothing here blocks for longer than some instructions, or throws but
-// for want of memory.
+// Callable from any thread. Functions hold a lock only for some instructions, and throw only
+// std::bad_alloc.
 class HostTime {
  public:
   using Clock = std::int64_t (*)();  // nanoseconds
@@ -32,18 +32,18 @@ class HostTime {
   HostTime(const HostTime&) = delete;
   HostTime& operator=(const HostTime&) = delete;
 
-  // What a thread does. `backend` counts for one that waits.
+  // What a thread does. `backend` is used only if the thread waits.
   struct Doing {
     enum class What : std::uint8_t { Nothing, Waiting, Serving };
     What what = What::Nothing;
     std::size_t backend = 0;
   };
-  // Of a backend's waits; those of more than Progress::kBackends are counted under the last one's
-  // name.
+  // Index of the backend in the counts. Beyond Progress::kBackends backends, the waits of all
+  // others are counted under the last one's name.
   std::size_t place(std::string_view backend) noexcept;
-  // A thread did the one, and does the other from now on.
+  // Records that a thread did `from` until now and does `to` from now on.
   void change(const Doing& from, const Doing& to) noexcept;
-  // A training step begins.
+  // Records that a training step begins.
   void step() noexcept;
 
   struct Waited {
@@ -51,28 +51,28 @@ class HostTime {
     std::int64_t nanoseconds = 0;
   };
   std::vector<Waited> waited();
-  // The share of the last steps that have ended, at most kSteps of them, in which the process
-  // waited: 0 to 1; NaN before there is one.
+  // The share of time in which the process waited during the last steps that have ended, at most
+  // kSteps of them: 0 to 1; NaN before the first step has ended.
   double share_of_steps();
   static constexpr std::size_t kSteps = 32;
 
-  // Also writes what is counted to the page that another process reads, from now on.
+  // From now on also writes the counts to a page that another process reads.
   void show_in(Progress& page) noexcept;
-  // Tests give their own.
+  // Sets the clock, for tests.
   void use_clock(Clock clock) noexcept;
 
  private:
   friend void count_host_time();
-  HostTime(HostTime* parent, const Doing& of_this_thread);  // in a forked child
+  HostTime(HostTime* parent, const Doing& of_this_thread);  // for a forked child
   void pass() noexcept;
   void count(const Doing& doing, int change) noexcept;
   void show() noexcept;
   std::int64_t total() const noexcept;
 
-  HostTime* const parent_ =
-      nullptr;  // whose mutex another thread may have held; kept, since threads there used it
+  // Not deleted, because threads of the parent used it and may have held its mutex.
+  HostTime* const parent_ = nullptr;
 
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all members below
   Clock clock_;
   Progress* page_ = nullptr;
   std::array<std::string, Progress::kBackends> names_{};
@@ -80,9 +80,9 @@ class HostTime {
   std::array<std::int64_t, Progress::kBackends> waited_{};  // nanoseconds
   std::array<int, Progress::kBackends> waiting_{};          // threads
   int serving_ = 0;                                         // threads
-  std::size_t latest_ =
-      0;  // the backend that a thread began to wait for last: a moment counts for one backend only
-  std::int64_t last_ = 0;  // until when it has been counted
+  // The backend for which a thread began to wait last: a moment counts for one backend only.
+  std::size_t latest_ = 0;
+  std::int64_t last_ = 0;  // the time until which waits have been counted
   struct Mark {
     std::int64_t time = 0;
     std::int64_t waited = 0;
@@ -91,14 +91,15 @@ class HostTime {
   std::size_t steps_ = 0;
 };
 
-// This process's. A forked child counts from 0 for itself, and not into its parent's page.
+// The counts of this process. A forked child counts from 0 for itself, and not into its parent's
+// page.
 HostTime& host_time();
-// From now on. Scopes that are open already count from the next one on.
+// Starts counting. A thread that is inside a scope already counts from its next scope on.
 void count_host_time();
-// A training step begins, if anything is counted.
+// Records that a training step begins, if counting has started.
 void count_step() noexcept;
 
-// This thread waits while it lives.
+// While it lives, this thread counts as waiting.
 class [[nodiscard]] WaitScope {
  public:
   explicit WaitScope(std::string_view backend) noexcept;
@@ -111,7 +112,7 @@ class [[nodiscard]] WaitScope {
   bool counts_ = false;
 };
 
-// This thread works for others while it lives.
+// While it lives, this thread counts as working for others.
 class [[nodiscard]] ServeScope {
  public:
   ServeScope() noexcept;

@@ -1,5 +1,5 @@
-// One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks,
-// one writer, one reader, no locks. Internal to profiling/trace.
+// One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks
+// with one writer and one reader, without locks. Internal to profiling/trace.
 #pragma once
 
 #include <array>
@@ -26,12 +26,12 @@ struct Event {
   int rank = -1;
   int peer = -1;
   int tag = 0;
-  std::uint64_t ticket = 0;  // of an operation; the number of an arrow
+  std::uint64_t ticket = 0;  // an operation's ticket, or an arrow's number
   std::uint64_t sequence = 0;
   Member member;
   const char* dtype = "";
   std::array<std::int64_t, kMostDims> shape{};
-  std::unique_ptr<const std::string> error;  // of an operation that failed
+  std::unique_ptr<const std::string> error;  // the text, if the operation failed
 };
 
 class Lane {
@@ -50,8 +50,8 @@ class Lane {
   int number() const { return number_; }
   const std::string& name() const { return name_; }
 
-  // By the thread. False where the reader is too far behind; the next that there is room for
-  // follows a Lost, whose time is that of the first that there was none for.
+  // Called by the thread. Returns false and drops the event if the reader is too far behind. Before
+  // the next event with room, adds a Lost event with the time of the first dropped one.
   bool add(Event event) {
     if (waiting_.load(std::memory_order_relaxed) >= kMost) {
       if (lost_since_ == 0) lost_since_ = event.time;
@@ -65,12 +65,12 @@ class Lane {
     try {
       tell_lost();
     } catch (const std::bad_alloc&) {
-      // nobody knows where, then
+      // the timeline does not show then where events are missing
     }
     closed_.store(true, std::memory_order_release);
   }
 
-  // By the timeline's thread.
+  // Called by the timeline's thread.
   template <class Take>
   void take(const Take& each) {
     for (;;) {
@@ -84,7 +84,7 @@ class Lane {
       taken_ = 0;
     }
   }
-  // Whether its thread has ended. What it wrote before is there to be taken.
+  // Whether the thread has ended. Its events may still wait to be taken.
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
  private:
@@ -120,7 +120,7 @@ class Lane {
   const std::string name_;
   std::atomic<bool> closed_{false};
   std::atomic<std::size_t> waiting_{0};
-  std::int64_t lost_since_ = 0;  // of the thread
+  std::int64_t lost_since_ = 0;  // used by the thread only
   Block* write_;
   Block* read_;
   std::size_t taken_ = 0;

@@ -37,7 +37,7 @@ using parts::Timeline;
 // --- drawing
 // ---------------------------------------------------------------------------------------------------------
 
-constexpr int kRowsOfKind = 1'000'000;  // more than can be under way at a time
+constexpr int kRowsOfKind = 1'000'000;  // more than the spans that can be open at one time
 
 int kind_order(const std::string& kind) {
   constexpr std::array kOrder{"gradient", "collective", "meeting",  "send",      "receive",
@@ -48,12 +48,12 @@ int kind_order(const std::string& kind) {
   return static_cast<int>(kOrder.size()) + 1;
 }
 
-// Groups of one name that are not one group have numbers of their own: in processes that call
-// init_process_group again with other ranks both are the first of theirs. As they began; one that
-// is alone keeps what it has.
+// Numbers groups that share a name but have different members, in the order in which they began.
+// Processes that call init_process_group again with other ranks all number their new group as the
+// first of that name. A name with one set of members keeps its generations.
 void number_groups(Timeline& timeline) {
-  using Ranks = std::pair<std::vector<int>, int>;              // and generation
-  std::map<std::string, std::map<Ranks, std::int64_t>> begun;  // of each name
+  using Ranks = std::pair<std::vector<int>, int>;              // the members and the generation
+  std::map<std::string, std::map<Ranks, std::int64_t>> begun;  // by name
   for (const Span& span : timeline.spans) {
     if (span.owner->kind != "group") continue;
     auto& first = begun[span.owner->name]
@@ -66,7 +66,8 @@ void number_groups(Timeline& timeline) {
     const auto is_first = [&](const auto& group) {
       return group.first.first == groups.begin()->first.first;
     };
-    if (std::all_of(groups.begin(), groups.end(), is_first)) continue;  // generations of one
+    // All are generations of one group.
+    if (std::all_of(groups.begin(), groups.end(), is_first)) continue;
     std::vector<std::pair<std::int64_t, Ranks>> order;
     for (const auto& [ranks, time] : groups) order.emplace_back(time, ranks);
     std::sort(order.begin(), order.end());
@@ -83,7 +84,7 @@ void number_groups(Timeline& timeline) {
   }
 }
 
-// Gives each span a row of its kind where it overlaps no other: slices of one row must nest.
+// Gives each span a row of its kind in which it overlaps no other: slices of one row must nest.
 void choose_rows(std::vector<Span>& spans) {
   std::sort(spans.begin(), spans.end(),
             [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -159,7 +160,7 @@ class Drawing {
     }
   }
 
-  // Where an arrow begins or ends: a moment inside a slice of a row.
+  // Where an arrow begins or ends: a time inside a slice of a row.
   struct Tip {
     int pid = 0;
     int tid = 0;
@@ -169,7 +170,7 @@ class Drawing {
     return {span.owner->job_rank, span.row,
             std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
   }
-  // `name` says what it is.
+  // Draws an arrow with that name.
   void flow(const char* name, const Tip& from, const Tip& to) {
     const auto end = [&](const char* phase, const Tip& tip) {
       Json json{{"ph", phase},
@@ -206,12 +207,12 @@ class Drawing {
   std::uint64_t flows_ = 0;
 };
 
-// What of one number may have been sent, by its beginning: each agent of a process counts its calls
-// and messages anew.
+// The spans with one number that may be the origin, sorted by their beginning: each agent of a
+// process numbers its calls and messages from the start.
 using Sent = std::vector<const Span*>;
 
-// The newest that had begun when it came, as far as the clocks can tell: those of two machines
-// drift. Or null.
+// The newest span that had begun when `came` began, as far as the clocks can tell (clocks of two
+// machines drift), or null.
 const Span* origin_of(const Span& came, const Sent& sent, const std::map<int, RankInfo>& ranks) {
   const auto error_of = [&](const Span& span) {
     const auto found = ranks.find(span.owner->job_rank);
@@ -234,7 +235,7 @@ void draw_flows(Drawing& drawing, const Timeline& timeline) {
   std::map<MessageKey, const Span*> sends;
   std::map<CallKey, Sent> calls;
   std::map<std::tuple<std::string, int, std::uint64_t>, std::vector<const Span*>> collectives;
-  // A retained graph sends the same gradient in each of its passes, whose numbers are the tags.
+  // A retained graph sends the same gradient in each of its passes; the tag is the pass.
   std::map<std::tuple<int, int, std::uint64_t, int>, Sent> gradients;  // from, to, message, pass
   for (const Span& span : spans) {
     const Owner& owner = *span.owner;
@@ -276,7 +277,7 @@ void draw_flows(Drawing& drawing, const Timeline& timeline) {
   }
 }
 
-// Those inside one process. Threads have rows by their places, from 1.
+// Draws the arrows inside one process. The row of a thread is its index, from 1.
 void draw_arrows(Drawing& drawing, const Timeline& timeline) {
   std::map<std::pair<int, std::uint64_t>, const Span*> spans;
   for (const Span& span : timeline.spans) spans[{span.part, span.ticket}] = &span;
@@ -373,7 +374,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
 // --- files
 // -----------------------------------------------------------------------------------------------------------
 
-constexpr const char* kLock = ".lock";  // beside the parts: who holds it merges
+constexpr const char* kLock = ".lock";  // a file beside the parts; the process that locks it merges
 
 std::vector<std::string> parts_of(const std::string& file) {
   std::vector<std::string> parts;
@@ -386,8 +387,8 @@ std::vector<std::string> parts_of(const std::string& file) {
   return parts;
 }
 
-// A lock on a file, while it lives; without one where it cannot be had. By NFS's rules one that is
-// exclusive needs a descriptor that is open for writing.
+// Locks a file while it lives; holds no lock if the file cannot be locked. On NFS an exclusive lock
+// needs a descriptor that is open for writing.
 class FileLock {
  public:
   FileLock(const std::string& path, int how, int flags = O_RDONLY)
@@ -406,7 +407,7 @@ class FileLock {
   bool held_ = false;
 };
 
-// Of one who merges, on whichever machine.
+// The lock of the process that merges, among all machines.
 FileLock lock_of(const std::string& file) {
   return {folder_of_parts(file) + "/" + kLock, LOCK_EX, O_RDWR | O_CREAT};
 }
@@ -429,8 +430,9 @@ void put_in_place(const std::string& file, const std::string& fresh) {
                                  "; its parts stay in '" + folder_of_parts(file) + "'");
 }
 
-// Two at a time with one WEFT_TIMELINE, or one that was killed on another machine: together they
-// would be of no job at all.
+// Throws Caller for parts of several jobs, which would give a timeline of no job. They come from
+// two jobs that ran at a time with one WEFT_TIMELINE, or from a job that was killed on another
+// machine.
 void require_one_job(const Timeline& timeline, const std::string& file) {
   if (timeline.jobs.size() <= 1) return;
   std::string jobs;
@@ -444,7 +446,7 @@ void require_one_job(const Timeline& timeline, const std::string& file) {
                                  "a WEFT_TIMELINE of its own");
 }
 
-// With the lock held, where it can be had.
+// Requires lock_of(file), unless it cannot be locked.
 Merged merge_alone(const std::string& file) {
   Timeline timeline;
   Merged merged;
@@ -486,9 +488,9 @@ void merge_if_last(const std::string& file) {
   const auto parts = parts_of(file);
   if (parts.empty()) return;
   for (const std::string& part : parts) {
-    if (!FileLock(part, LOCK_SH | LOCK_NB)) return;  // its writer lives, and will merge
+    if (!FileLock(part, LOCK_SH | LOCK_NB)) return;  // the writer of this part lives and will merge
   }
-  if (!merge_alone(file).complete) return;  // a process may still come
+  if (!merge_alone(file).complete) return;  // a process may still write its part
   std::error_code ignored;
   for (const std::string& part : parts) std::filesystem::remove(part, ignored);
   std::filesystem::remove(folder_of_parts(file) + "/" + kLock, ignored);
@@ -499,7 +501,7 @@ void remove_leftovers(const std::string& file, const std::string& job) {
   for (const std::string& part : parts_of(file)) {
     if (std::filesystem::path(part).filename().string().starts_with(job + ".")) continue;
     std::error_code ignored;
-    // Its writer lets nobody share.
+    // The writer of a part holds an exclusive lock.
     if (FileLock(part, LOCK_SH | LOCK_NB)) std::filesystem::remove(part, ignored);
   }
 }

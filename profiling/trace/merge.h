@@ -1,13 +1,12 @@
-// From the parts that processes wrote to one file in Chrome's trace format, which Perfetto and
+// Merges the parts that processes wrote into one file in Chrome's trace format, which Perfetto and
 // chrome://tracing open: a process for each rank; rows for its threads, collectives, messages,
-// calls and GPUs' streams; flow arrows from each send to its receive, from a call to where it is
-// served and back, from a gradient to where it arrives and to what it starts, from a range to the
-// operations begun in it and to what it has a GPU do, and from the rank that came last to a
-// collective to the others.
+// calls and GPU streams; flow arrows from each send to its receive, from a call to the incoming
+// call and back, from a gradient to where it arrives and to what it starts, from a range to the
+// operations and the GPU work that it starts, and from the rank that joined a collective last to
+// the others.
 //
-// Times are the job's; how far each rank's clock may have been off when it was compared, at the
-// job's start and, where rank 0 was there for it, at its end, stands in otherData and beside the
-// rank's name.
+// Times are the job's. otherData and the rank's name say by how much each rank's clock may have
+// been off when it was compared: at the job's start and, if rank 0 answered then, at its end.
 #pragma once
 
 #include <string>
@@ -16,18 +15,18 @@ namespace weft::trace::timeline {
 
 struct Merged {
   int parts = 0;
-  bool complete = false;  // every rank has written one, and ended in good order
+  bool complete = false;  // every rank has written a part and ended in good order
 };
 
-// Merges the parts of `file` into it; the parts stay. Throws Caller where there are none, or those
-// of several jobs, or the file cannot be written.
+// Merges the parts of `file` into it and keeps the parts. Throws Caller if there are no parts, if
+// they belong to several jobs, or if the file cannot be written.
 Merged merge(const std::string& file);
 
-// The same, where no process writes a part any more; removes the parts if that is all there will
-// be. Else, and where another process has merged already, does nothing.
+// Merges the parts if no process writes one any more; removes them if no more parts will follow.
+// Otherwise, or if another process has merged already, does nothing.
 void merge_if_last(const std::string& file);
 
-// Removes the parts that another job has left behind and nobody writes any more.
+// Removes the parts of other jobs that no process writes any more.
 void remove_leftovers(const std::string& file, const std::string& job);
 
 }  // namespace weft::trace::timeline

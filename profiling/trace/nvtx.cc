@@ -19,7 +19,7 @@ inline namespace enabled {
 
 namespace {
 
-// A Payload as the tool sees it, and what only operations have.
+// A Payload as the tool sees it, with the fields that only operations have.
 struct Wire {
   std::uint64_t communicator = 0;
   std::uint64_t bytes = 0;
@@ -51,7 +51,7 @@ constexpr nvtxPayloadSchemaEntry_t kWireEntries[] = {
 constexpr std::uint64_t kWireSchema =
     NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
 
-// A domain, with its schema. Null without a tool.
+// Makes a layer's domain with its schema. Null without a tool.
 nvtxDomainHandle_t make_domain(Layer layer) {
   const std::string name = std::string("weft.") + trace::name(layer);
   const nvtxDomainHandle_t fresh = nvtxDomainCreateA(name.c_str());
@@ -70,7 +70,7 @@ nvtxDomainHandle_t make_domain(Layer layer) {
   return fresh;
 }
 
-// That of the layer; all are made when something is first traced.
+// The layer's domain. The first call makes the domains of all layers.
 nvtxDomainHandle_t domain(Layer layer) {
   static const auto made = [] {
     std::array<nvtxDomainHandle_t, kLayers> domains{};
@@ -80,7 +80,8 @@ nvtxDomainHandle_t domain(Layer layer) {
   return made[static_cast<std::size_t>(layer)];
 }
 
-// A text in a domain. Texts have static lifetime and are few: they are found by their address.
+// Registers a text in a layer's domain. Texts are few and have static lifetime, so they are
+// compared by address.
 nvtxStringHandle_t registered(Layer layer, const char* text) {
   static constinit ForkMutex mutex(ForkOrder::Counts);
   static auto& handles = *new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
@@ -94,8 +95,9 @@ nvtxStringHandle_t registered(Layer layer, const char* text) {
   return handles.emplace(std::pair(layer, text), made).first->second;
 }
 
-// The same on all ranks of a group, and another for one that is made anew: FNV-1a of what they have
-// in common. (Not what NCCL calls its communicators, which it tells nobody.)
+// A communicator ID that is equal on all ranks of a group and differs for a group that is made
+// again: FNV-1a of what the ranks have in common. (It is not NCCL's ID, which NCCL does not
+// disclose.)
 std::uint64_t communicator_of(const Member& member) {
   const Party& party = *member.party();
   if (party.kind != "group") return 0;
@@ -129,7 +131,7 @@ struct Attributes {
     attach(layer, payload);
   }
 
-  // In the domain of that layer.
+  // Attaches the payload; registers its text in the domain of that layer.
   void attach(Layer layer, const Payload& payload) {
     const nvtxStringHandle_t reduction =
         *payload.reduction != '\0' ? registered(layer, payload.reduction) : nullptr;
@@ -140,7 +142,7 @@ struct Attributes {
             .device = payload.device};
     data = {kWireSchema, sizeof wire, &wire};
     event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
-    event.reserved0 = 1;  // payloads in the array that follows
+    event.reserved0 = 1;  // the number of payloads in `data`
     event.payload.ullValue = NVTX_POINTER_AS_PAYLOAD_ULLVALUE(&data);
   }
   Attributes(const Attributes&) = delete;
@@ -148,8 +150,8 @@ struct Attributes {
 
   const nvtxEventAttributes_t* get() const { return &event; }
 
-  // Two threads may register a name at once; the tool then gives both the same or two equal
-  // handles.
+  // Two threads may register a name at the same time; the tool then gives both the same handle or
+  // two equal ones.
   static nvtxStringHandle_t handle(Name& name) {
     void* known = name.registered_.load(std::memory_order_acquire);
     if (known == nullptr) {
@@ -170,7 +172,7 @@ namespace nvtx {
 
 namespace {
 
-// Calls with the domain and the event, where there is a tool.
+// Passes the domain and the event to `call`, if there is a tool.
 template <class Call>
 void with(Name& name, const Payload* payload, const Call& call) {
   const nvtxDomainHandle_t where = domain(name.layer());

@@ -1,5 +1,5 @@
-// Trace's words to a tool, by NVTX. Internal to profiling/trace. Without NVTX's headers, and
-// without a tool, nothing happens.
+// Passes ranges, marks and operations to a tool by NVTX. Internal to profiling/trace. Does nothing
+// without NVTX's headers or without a tool.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace weft::trace::nvtx {
 void push(Name& name, const Payload* payload) noexcept;
 void pop(Layer layer) noexcept;
 void mark(Name& name, const Payload* payload) noexcept;
-// An operation as a range of the engine, which may end on another thread; 0 without a tool.
+// Starts a range of the engine for an operation; it may end on another thread. Returns 0 without a
+// tool.
 std::uint64_t start(const Member& member, Kind kind, const About& about) noexcept;
 void stop(std::uint64_t range) noexcept;
 #else

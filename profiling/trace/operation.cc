@@ -18,9 +18,9 @@ namespace weft::trace {
 
 namespace {
 
-constinit ForkMutex names_mutex(ForkOrder::Names);  // of the two sets below
+constinit ForkMutex names_mutex(ForkOrder::Names);  // guards the two sets below
 
-// Never destroyed: operations end while the process does.
+// Never destroyed, because operations end while the process ends.
 using Parties = std::map<Party, std::uint32_t>;
 Parties*& own_parties() {
   static auto* made = new Parties();
@@ -34,9 +34,9 @@ std::set<std::string>& texts() {
 
 std::atomic<Observer*> observer{nullptr};
 
-// What was recorded is not what a forked process does, it is none of the members, and nobody asks
-// there what was counted. The parties stay where they are: members that it has inherited point to
-// them.
+// A forked process has not run the recorded operations, is none of the members, and has no reader
+// for an observer's counts. The parties stay in memory, because members that it has inherited point
+// to them.
 void forget_in_child() {
   flight_recorder().forget();
   observer.store(nullptr);
@@ -93,14 +93,14 @@ void Member::withdraw() const {
   std::lock_guard lock(names_mutex);
   const auto found = parties().find(*party_);
   if (found == parties().end() || &found->first != party_)
-    return;  // it was of the process that this one was forked from
+    return;  // it belongs to the process from which this one was forked
   if (found->second == generation_ + 1) found->second = generation_;
 }
 
 std::pmr::vector<Member> members(std::pmr::memory_resource* memory) {
   std::lock_guard lock(names_mutex);
-  std::pmr::vector<Member> newest(
-      memory);  // or the only one, which has withdrawn: what it did is on record
+  // If the only member of a party has withdrawn, includes it, because its operations are on record.
+  std::pmr::vector<Member> newest(memory);
   for (const auto& [party, joined] : parties())
     newest.push_back(Member::known(&party, joined > 0 ? joined - 1 : 0));
   return newest;
@@ -150,8 +150,7 @@ void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noe
 }
 
 void Operation::runs_here() const noexcept {
-  if (ticket_ != 0 && timeline::on())
-    timeline::arrive_from(ticket_);  // (it may end on another thread meanwhile)
+  if (ticket_ != 0 && timeline::on()) timeline::arrive_from(ticket_);
 }
 
 void observe(Observer& watching) noexcept {

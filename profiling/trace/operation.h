@@ -1,16 +1,18 @@
-// What a process communicates, one operation at a time: collectives, messages, meetings over the
-// store, calls, references, backward passes. Whoever begins one says so here, and again when it has
-// ended; from that come the flight recorder (always), the timeline, NVTX ranges of a tool that is
-// attached, and the metrics.
+// Records what a process communicates, one operation at a time: collectives, messages, meetings
+// over the store, calls, references, backward passes. The code that runs an operation reports its
+// beginning and its end here. The flight recorder (always), the timeline, the NVTX ranges of an
+// attached tool and the metrics follow from these reports.
 //
-//   const trace::Member member = trace::Member::join({.kind = "group", .name = "default", .rank =
-//   0, .ranks = {0, 1}}); trace::Operation traced = trace::Operation::begin(member,
-//   trace::Kind::Collective, {.name = "all_reduce", .sequence = 7}); …  traced.end();  // or
-//   traced.fail(error), on any thread: the first of them counts, but of copies only one may be
-//   ended
+//   const trace::Member member = trace::Member::join(
+//       {.kind = "group", .name = "default", .rank = 0, .ranks = {0, 1}});
+//   trace::Operation traced = trace::Operation::begin(
+//       member, trace::Kind::Collective, {.name = "all_reduce", .sequence = 7});
+//   …
+//   traced.end();  // or traced.fail(error), on any thread; only the first call counts.
+//                  // Of several copies of an Operation, end only one.
 //
-// Everything may be used from every thread; begin, end and fail neither block nor throw, and
-// allocate only for the timeline.
+// Everything may be used from any thread. begin, end and fail neither block nor throw, and allocate
+// only for the timeline.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +26,7 @@
 
 namespace weft::trace {
 
-// The host's clock, nanoseconds: CLOCK_MONOTONIC, which all processes of a machine share.
+// The host's clock in nanoseconds: CLOCK_MONOTONIC, which all processes of a machine share.
 std::int64_t now() noexcept;
 
 enum class Kind : std::uint8_t {
@@ -41,23 +43,24 @@ enum class Kind : std::uint8_t {
 constexpr std::size_t kKinds = 9;
 const char* name(Kind kind) noexcept;  // "collective", "send", …
 
-// One rank of a group, or one worker of a job. Kept until the process ends, each once.
+// One rank of a group, or one worker of a job. Each is kept once, until the process ends.
 struct Party {
   std::string kind;  // "group" or "agent"
-  std::string name;  // of the group; of the worker
-  int rank = -1;     // there
-  std::vector<int>
-      ranks;  // the members as ranks of the job, in the group's order; empty where they come and go
+  std::string name;  // the group's or the worker's name
+  int rank = -1;     // in that group or job
+  // The members as ranks of the job, in the group's order; empty if they join and leave.
+  std::vector<int> ranks;
   friend auto operator<=>(const Party&, const Party&) = default;
 };
 
-// A party, and how many of it were there before: a group that is made anew counts its operations
-// anew.
+// A party and its generation: how many like it existed before. A group that is made again numbers
+// its operations anew.
 class Member {
  public:
-  Member() = default;  // nobody: its operations are not recorded
+  Member() = default;  // no party: its operations are not recorded
   static Member join(const Party& party);
-  // It has not come to be; the next of this party takes its place. The newest only.
+  // Undoes join(), because the group or agent was not made after all; the next member of this party
+  // gets the same generation. Only for the newest member.
   void withdraw() const;
   static Member known(const Party* party, std::uint32_t generation) { return {party, generation}; }
   const Party* party() const { return party_; }
@@ -69,44 +72,46 @@ class Member {
   std::uint32_t generation_ = 0;
 };
 
-// The newest of each party: who is here, or was. Allocates from `memory` only.
+// The newest member of each party, also if it has ended. Allocates only from `memory`.
 std::pmr::vector<Member> members(
     std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
 constexpr std::size_t kMostDims = 4;
 
-// What an operation is about. Texts have static lifetime (see keep).
+// The description of an operation. Texts have static lifetime (see keep).
 struct About {
-  const char* name = "";       // "all_reduce"; a function's name
-  std::uint64_t sequence = 0;  // collectives, and meetings of one name: in the group; messages:
-                               // among those of one sender, receiver and tag; calls: their id
-  int peer = -1;               // who sends or receives, is called, or calls; a collective's root
+  const char* name = "";  // "all_reduce"; a function's name
+  // Of collectives, and of meetings of one name: the number in the group. Of messages: the number
+  // among those of one sender, receiver and tag. Of calls: their id.
+  std::uint64_t sequence = 0;
+  int peer = -1;  // the other side of a message or call, or a collective's root
   int tag = 0;
-  std::uint64_t bytes = 0;  // of all its tensors, here
+  std::uint64_t bytes = 0;  // of all its tensors on this rank
   const char* dtype = "";
   std::span<const std::int64_t> shape;  // the first kMostDims dimensions are kept
   const char* reduction = "";           // of a collective that reduces: "Sum"
   int device = -1;                      // the GPU of its tensors; -1: none
 };
 
-// The same text for as long as the process lives. For texts of which there are few: groups,
-// functions.
+// Returns a copy of the text that lives as long as the process. For texts of which there are few:
+// groups, functions.
 const char* keep(const std::string& text);
 
 class Operation {
  public:
-  Operation() = default;  // none; ending it does nothing
+  Operation() = default;  // no operation; ending it does nothing
   static Operation begin(const Member& member, Kind kind, const About& about) noexcept;
-  // Well. `peer`, where it became known only now: who has sent, with the message's number.
+  // Records that it succeeded. Pass `peer`, the sender, and `sequence`, the message's number, if
+  // they became known only now.
   void end() noexcept { end(-1, 0); }
   void end(int peer, std::uint64_t sequence) noexcept;
   void fail(const Error& error) noexcept;
-  // So many bytes more than it began with: the result of a call. Before it ends.
+  // Adds bytes to those that it began with, such as the result of a call. Call it before the end.
   void add(std::uint64_t bytes) noexcept { more_ += bytes; }
-  // What the range that this thread is in does is this operation's: the timeline draws an arrow to
-  // it.
+  // Says that the thread's present range works for this operation: the timeline draws an arrow from
+  // the operation to the range.
   void runs_here() const noexcept;
-  // Something that has no duration.
+  // Records an operation that has no duration.
   static void note(const Member& member, Kind kind, const About& about) noexcept {
     begin(member, kind, about).end();
   }
@@ -114,18 +119,18 @@ class Operation {
  private:
   void finish(const Error* error, int peer, std::uint64_t sequence) noexcept;
   const char* name_ = "";
-  std::uint64_t ticket_ = 0;  // in the flight recorder; 0 = none
-  std::uint64_t range_ = 0;   // of NVTX
+  std::uint64_t ticket_ = 0;  // its record in the flight recorder; 0: none
+  std::uint64_t range_ = 0;   // of NVTX; 0: none
   std::uint64_t bytes_ = 0;
   std::uint64_t more_ = 0;
   std::int64_t begun_ = 0;
   Kind kind_ = Kind::Collective;
   bool open_ = false;
-  bool watched_ = false;  // the observer has seen it begin
+  bool watched_ = false;  // the observer was told that it began
 };
 
-// Sees every operation begin and end, on the threads where that happens: fast, and without
-// throwing.
+// Is told when operations begin and end, on the threads where that happens: its functions must be
+// fast and must not throw.
 class Observer {
  public:
   Observer() = default;
@@ -133,16 +138,16 @@ class Observer {
   Observer& operator=(const Observer&) = delete;
   virtual ~Observer() = default;
   virtual void begun(Kind kind, const char* name, std::uint64_t bytes) noexcept = 0;
-  // `more`: the bytes that it has moved beyond those it began with.
+  // `more`: the bytes that were added to those it began with.
   virtual void ended(Kind kind, const char* name, double seconds, const Error* error,
                      std::uint64_t more) noexcept = 0;
 };
-// One for a process, for what begins from now on; a forked one has none. A second call is a broken
-// invariant.
+// Sets the observer of this process, for operations that begin from now on; a forked process has
+// none. A second call is a broken invariant.
 void observe(Observer& observer) noexcept;
 
-// A training step begins on this thread: counted (progress.h), and a mark for the timeline and
-// tools. -1: of no known rank.
+// Records that a training step begins on this thread: counts it (progress.h), and marks it for the
+// timeline and tools. `rank` is -1 if it is not known.
 void step(int rank) noexcept;
 
 }  // namespace weft::trace

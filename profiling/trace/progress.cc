@@ -15,7 +15,7 @@ namespace weft::trace {
 
 namespace {
 
-// Nobody else's: a new page of weft-run's, or one that this rank has counted in already.
+// Whether the page is a new one from weft-run, or one in which this rank has counted already.
 bool is_ours(const Progress& page) {
   return page.magic == Progress::kMagic ||
          (page.magic == 0 && page.steps == 0 && page.operations == 0 && page.bytes == 0 &&
@@ -24,7 +24,7 @@ bool is_ours(const Progress& page) {
 
 constinit Progress own;
 constinit ForkMutex publishing(ForkOrder::Counts);
-std::string published;  // the file, once there is one
+std::string published;  // the file of publish_progress()
 std::atomic<Progress*> current{&own};
 
 }  // namespace

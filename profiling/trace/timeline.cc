@@ -25,9 +25,10 @@ namespace weft::trace::timeline {
 
 namespace {
 
-constexpr auto kPause = std::chrono::milliseconds(100);  // between looks at the threads' buffers
+// How often the timeline's thread empties the threads' buffers.
+constexpr auto kPause = std::chrono::milliseconds(100);
 
-// Who is asked for what devices did.
+// Sources polled for finished device spans.
 class Sources {
  public:
   void add(std::shared_ptr<Source> source) {
@@ -40,11 +41,11 @@ class Sources {
   }
 
  private:
-  mutable ForkMutex mutex_{ForkOrder::Counts};  // behind `joining`, with which held the thread that
-                                                // takes it is waited for
+  // Locked after `joining`: a holder of `joining` waits for the thread that takes this mutex.
+  mutable ForkMutex mutex_{ForkOrder::Counts};
   std::vector<std::shared_ptr<Source>> all_;
 };
-Sources& sources = *new Sources();  // never destroyed: the timeline may end while the process does
+Sources& sources = *new Sources();  // never destroyed: used while the process ends
 
 class Collector {
  public:
@@ -59,7 +60,7 @@ class Collector {
       thread_ = std::thread([this] { collect(); });
     } catch (const std::system_error& error) {
       std::error_code ignored;
-      std::filesystem::remove(path_, ignored);  // nobody would end it
+      std::filesystem::remove(path_, ignored);  // no thread would end the part
       throw system_error(Blame::Busy,
                          "the timeline gets no thread; allow this user, or the container, more of "
                          "them (ulimit -u, "
@@ -77,7 +78,7 @@ class Collector {
     return lanes_.back();
   }
 
-  // Of a job that is joined behind the first one. With the mutex of those who join held.
+  // Warns about a job that is joined after the first one and has more ranks. Requires `joining`.
   void warn_of(const Place& later) {
     const bool is_larger = later.job != job_ && ranks_ > 0 && later.ranks > ranks_;
     if (!is_larger || std::exchange(has_warned_, true)) return;
@@ -101,7 +102,7 @@ class Collector {
     if (part_) part_->forget_in_child();
   }
 
-  // Called once.
+  // Ends the part. Call it once.
   void end_part() {
     {
       std::lock_guard lock(mutex_);
@@ -112,7 +113,7 @@ class Collector {
     drain();
     if (again_) part_->add(*again_);
     part_->add_end(lost_);
-    part_.reset();  // and with it the lock
+    part_.reset();  // closes the part and releases its lock
   }
 
  private:
@@ -149,15 +150,15 @@ class Collector {
     part_->flush();
   }
 
-  const std::string asked_;  // what a group or an agent called it
-  const std::string job_;    // of the first that was joined, as ranks_
+  const std::string asked_;  // the name that a group or an agent gave
+  const std::string job_;    // of the first job that was joined, as is ranks_
   const int ranks_;
   bool has_warned_ = false;
-  const std::string file_;    // absolute: the process may go to another folder
-  std::optional<Part> part_;  // of the timeline's thread, then of end_part()
+  const std::string file_;    // absolute, because the process may change its folder
+  std::optional<Part> part_;  // used by the timeline's thread, then by end_part()
   const std::string path_;
-  int known_ = 0;     // lanes that the part has; they come in order
-  std::mutex mutex_;  // of what follows
+  int known_ = 0;     // number of the last lane that is in the part
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool ends_ = false;
   std::optional<Clock> again_;
@@ -167,12 +168,11 @@ class Collector {
   std::thread thread_;
 };
 
-// Never destroyed: threads may write while the process ends.
+// Never destroyed, because threads may write while the process ends.
 std::atomic<Collector*> collector{nullptr};
 constinit ForkMutex joining(ForkOrder::Timeline);
 
-// This thread's lane. Of a plain type, so that it can be looked at while the thread's objects are
-// destroyed.
+// This thread's lane. A plain pointer, because it is read while the thread's objects are destroyed.
 thread_local Lane* own = nullptr;
 thread_local const Collector* own_of = nullptr;
 thread_local bool thread_ends = false;
@@ -223,13 +223,14 @@ Event arrow_of(Event::What what, std::uint64_t number) {
   return event;
 }
 
-// Of both who finish. With the mutex held.
+// Shared by finish() and end_part(). Requires `joining`.
 Collector* take_collector() {
   detail::is_on.store(false);
-  return collector.exchange(nullptr);  // left as it is: a thread may be about to write to it
+  // Does not delete the collector, because a thread may be about to write to it.
+  return collector.exchange(nullptr);
 }
 
-// With the mutex held.
+// Throws Caller if this process makes a timeline in another file. Requires `joining`.
 void require_here(const std::string& file) {
   const Collector* const made = collector.load();
   if (made == nullptr || made->asked() == file || made->file() == std::filesystem::absolute(file))
@@ -242,7 +243,8 @@ void require_here(const std::string& file) {
           "timeline)");
 }
 
-// Before a job runs for hours: what is there already must be a file that may be replaced.
+// Throws Caller, before a job runs for hours, if the file exists and is not a file that may be
+// replaced.
 void require_place(const std::string& file) {
   const auto refuse = [&](const std::string& why) {
     return Error(Blame::Caller,
@@ -258,13 +260,13 @@ void require_place(const std::string& file) {
     throw refuse("which is no regular file");
 }
 
-// A forked process has no thread that collects, and shares the parent's file.
+// A forked process has no thread that collects, and would share the parent's file.
 void forget_in_child() {
   detail::is_on.store(false);
   if (Collector* const parents = collector.exchange(nullptr)) parents->forget_in_child();
   if (kept.lane)
-    static_cast<void>(
-        new std::shared_ptr<Lane>(std::move(kept.lane)));  // the parent's; left as it is
+    // The lane belongs to the parent: leaks it.
+    static_cast<void>(new std::shared_ptr<Lane>(std::move(kept.lane)));
   own_of = nullptr;
 }
 
@@ -306,7 +308,7 @@ void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
   try {
     if (error != nullptr) event.error = std::make_unique<const std::string>(error->text());
   } catch (const std::bad_alloc&) {
-    // without its text then
+    // recorded without its text then
   }
   add(std::move(event));
 }
@@ -328,7 +330,7 @@ std::string host_identity() {
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::string identity;
   std::getline(boot, identity);
-  // A process in a time namespace of its own has another CLOCK_MONOTONIC.
+  // A process in another time namespace has another CLOCK_MONOTONIC.
   std::array<char, 64> clock{};
   if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0)
     identity += std::string("/") + clock.data();

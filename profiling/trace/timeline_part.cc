@@ -16,8 +16,8 @@ namespace weft::trace::timeline {
 
 namespace {
 
-constexpr std::uint64_t kEnd = 256;        // bytes that the clock and add_end() may need
-constexpr std::size_t kBlock = 64 * 1024;  // that are written at a time
+constexpr std::uint64_t kEnd = 256;        // bytes reserved for the clock and add_end()
+constexpr std::size_t kBlock = 64 * 1024;  // bytes of one write
 
 #if WEFT_TRACE_ENABLED
 constexpr const char* kRanges = "true";
@@ -25,7 +25,7 @@ constexpr const char* kRanges = "true";
 constexpr const char* kRanges = "false";
 #endif
 
-// The bytes of the UTF-8 sequence that begins there; 0 where none does.
+// The length in bytes of the UTF-8 sequence that begins at `at`; 0 if none does.
 std::size_t sequence_at(std::string_view text, std::size_t at) {
   const auto byte = static_cast<unsigned char>(text[at]);
   const std::size_t bytes = byte < 0x80                   ? 1
@@ -77,7 +77,7 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
   if (descriptor_ < 0)
     throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written",
                        errno);
-  ::flock(descriptor_, LOCK_EX | LOCK_NB);  // goes with the process
+  ::flock(descriptor_, LOCK_EX | LOCK_NB);  // released when the process ends
   line_ = R"({"weft":"timeline part 1","job":)";
   append_quoted(line_, place.job);
   line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) +
@@ -95,7 +95,7 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
 
 Part::~Part() {
   flush();
-  ::flock(descriptor_, LOCK_UN);  // whoever has inherited the descriptor
+  ::flock(descriptor_, LOCK_UN);  // also for processes that have inherited the descriptor
   ::close(descriptor_);
 }
 
@@ -168,8 +168,8 @@ int Part::party(const Member& member) {
 }
 
 void Part::add(const Lane& lane, const Event& event) {
-  const int whose =
-      event.what == Event::What::Begin ? party(event.member) : 0;  // may write a line of its own
+  // May write a line of its own first.
+  const int whose = event.what == Event::What::Begin ? party(event.member) : 0;
   const auto label = [&](const char* letter) {
     line_ = letter;
     number(lane.number());

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A part may be of another machine: whatever it holds. Within so much of zero (ns, 73 years) times
-// can be added and subtracted.
+// A part may come from another machine, so its contents are not trusted. Times within kFarthest of
+// zero (in ns: 73 years) can be added and subtracted without overflow.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 
 std::int64_t bounded(std::int64_t time) { return std::clamp(time, -kFarthest, kFarthest); }
@@ -29,18 +29,19 @@ bool has_fraction(const Json& json) {
          (json.is_structured() && std::any_of(json.begin(), json.end(), has_fraction));
 }
 
-// A line of a part; discarded where it is no JSON, or has a number that is no integer: no Part
-// writes one, and it may be beyond all integers.
+// Parses a line of a part. Discarded if it is not JSON or has a number that is not an integer: no
+// Part writes one, and it may exceed every integer type.
 Json parsed(const std::string& line) {
   Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   return !json.is_discarded() && has_fraction(json) ? Json(Json::value_t::discarded) : json;
 }
 
-// Of a part's process: what its times are in the job's. All that it is given lies within kFarthest.
+// Converts the times of a part's process to job time. All values that it is given lie within
+// kFarthest.
 class JobTime {
  public:
   void start(const Clock& clock) { first_ = clock; }
-  // A second point, from which on the drift in between is known.
+  // Adds a second point, which gives the drift in between.
   void correct(const Clock& clock) {
     drift_ = static_cast<double>(clock.offset) - static_cast<double>(first_.offset);
     if (clock.at <= first_.at || std::abs(drift_) > kMostDrift) return;
@@ -57,10 +58,11 @@ class JobTime {
   std::int64_t error() const { return last_ ? std::max(first_.error, last_->error) : first_.error; }
 
  private:
-  static constexpr double kMostDrift = 3.6e12;  // nanoseconds: an hour is no drift
+  // Nanoseconds: a difference of more than an hour is not drift.
+  static constexpr double kMostDrift = 3.6e12;
   Clock first_;
   std::optional<Clock> last_;
-  double drift_ = 0;  // between the two
+  double drift_ = 0;  // between first_ and last_
 };
 
 class PartReader {
@@ -69,14 +71,14 @@ class PartReader {
     into_.arrows.emplace_back();
   }
 
-  // False for a file that is no part.
+  // False for a file that is not a part.
   bool read(const std::string& path) {
     look_for_clock(path);
     std::ifstream file(path);
     std::string line;
     while (std::getline(file, line)) {
       const Json json = parsed(line);
-      if (json.is_discarded()) break;  // the writer was killed in the middle of it
+      if (json.is_discarded()) break;  // the writer was killed while writing it
       try {
         if (json.is_object()) {
           take_object(json);
@@ -84,7 +86,7 @@ class PartReader {
           take_event(json);
         }
       } catch (const std::exception&) {
-        break;  // what no Part writes
+        break;  // no Part writes such a line
       }
       if (!rank_) return false;
     }
@@ -94,7 +96,7 @@ class PartReader {
   }
 
  private:
-  // The clock at the end stands behind the times that it corrects.
+  // Looks ahead for the clock at the end, which follows the times that it corrects.
   void look_for_clock(const std::string& path) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -154,20 +156,20 @@ class PartReader {
     Thread& thread = threads_[json.at(1)];
     const std::int64_t time = at(json.at(2));
     if (letter == "X") {
-      // What is open may have ended, and nobody has written when. (Its end, if it comes, is of no
-      // range.)
+      // Ends the open ranges here, because their own ends may be missing. (An end that follows
+      // belongs to no range.)
       lost_.push_back(time);
       for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', time, "", "", 0});
       return;
     }
     if (letter == "E") {
-      if (thread.depth == 0) return;  // it began before the timeline did
+      if (thread.depth == 0) return;  // the range began before the timeline
       --thread.depth;
       thread.points.push_back({'E', time, "", "", 0});
       return;
     }
     if (letter == "L" || letter == "A" || letter == "T") {
-      if (letter == "L" && thread.depth == 0) return;  // from no range
+      if (letter == "L" && thread.depth == 0) return;  // it would leave no range
       thread.arrows.push_back({letter[0], json.at(3), time});
       return;
     }
@@ -214,13 +216,13 @@ class PartReader {
     span.clock_error = nanoseconds(json.at(9));
     span.state = "done";
     span.part = part_;
-    span.ticket = kFirstDevice + device_spans_++;  // of no operation
+    span.ticket = kFirstDevice + device_spans_++;  // a ticket that no operation has
     if (json.at(10).get<std::uint64_t>() != 0)
       arrows().to_device.emplace_back(json.at(10), span.ticket);
     into_.spans.push_back(std::move(span));
   }
 
-  // The threads' lines are not in one order: an operation's end may stand before its beginning.
+  // Lines of different threads are not ordered: an operation's end may precede its beginning.
   void end_operation(const Json& json) {
     End end;
     end.time = at(json.at(3));
@@ -230,9 +232,9 @@ class PartReader {
     ends_[json.at(1)] = std::move(end);
   }
 
-  // Of several ranks that are threads of this process: those that are in one group, or that are
-  // agents. A process that is one rank may have others' numbers in groups of another job than the
-  // timeline's.
+  // Returns the ranks that are threads of this process, if it has several: ranks of one group, or
+  // agents. A process that is one rank may have other rank numbers in groups of another job than
+  // the timeline's.
   std::set<int> ranks_here() const {
     std::map<std::tuple<std::string, std::string, std::vector<int>>, std::set<int>> ranks_of;
     for (const auto& owner : mine_) {
@@ -257,7 +259,7 @@ class PartReader {
   void finish() {
     std::sort(lost_.begin(), lost_.end());
     for (auto& [ticket, span] : open_) {
-      // Its end may be among what was lost.
+      // Its end may be among the lost events.
       const auto lost = std::lower_bound(lost_.begin(), lost_.end(), span.begin);
       span.end = std::max(lost == lost_.end() ? last_ : *lost, span.begin);
       if (const auto found = ends_.find(ticket); found != ends_.end()) {
@@ -276,7 +278,7 @@ class PartReader {
     for (const int other : here) {
       if (other < 0 || other >= into_.job_ranks) continue;
       RankInfo info = into_.ranks[rank()];
-      info.lost = 0;  // counted there
+      info.lost = 0;  // counted for rank()
       into_.ranks.try_emplace(other, std::move(info));
     }
     for (auto& [number, thread] : threads_) {
@@ -331,15 +333,17 @@ class PartReader {
   Timeline& into_;
   const int part_;
   std::uint64_t device_spans_ = 0;
-  std::map<std::pair<int, std::int64_t>, int> streams_;  // numbered as they come
-  std::optional<int> rank_;                              // of the header, once that has been read
+  // Numbered in the order in which they appear.
+  std::map<std::pair<int, std::int64_t>, int> streams_;
+  std::optional<int> rank_;  // from the header, once that has been read
   JobTime job_time_;
   std::optional<Clock> again_;
   std::int64_t last_ = 0;
   std::map<int, std::shared_ptr<Owner>> owners_;  // by the part's numbers
   std::map<std::pair<std::string, int>, std::shared_ptr<Owner>> device_owners_;  // by lane and rank
-  std::vector<std::shared_ptr<Owner>> mine_;                                     // all of these
-  std::vector<std::int64_t> lost_;  // when threads' events began to be missing
+  // All owners of this part.
+  std::vector<std::shared_ptr<Owner>> mine_;
+  std::vector<std::int64_t> lost_;  // times from which a thread's events are missing
   std::map<int, Thread> threads_;
   std::map<std::uint64_t, Span> open_;
   std::map<std::uint64_t, End> ends_;

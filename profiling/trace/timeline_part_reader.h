@@ -1,5 +1,5 @@
-// What the parts of a timeline hold (part.h says how), put together: spans, threads and arrows of
-// all ranks in job time.
+// Reads the parts of a timeline (timeline_part.h describes them) and combines them: spans, threads
+// and arrows of all ranks in job time.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace weft::trace::timeline::parts {
 struct Owner {
   std::string kind;
   std::string name;
-  int rank = -1;           // there
-  int job_rank = -1;       // the process that it is drawn in
-  std::vector<int> ranks;  // the members
+  int rank = -1;           // in the group or job
+  int job_rank = -1;       // rank of the process in which it is drawn
+  std::vector<int> ranks;  // the members as ranks of the job
   int generation = 0;
 };
 
@@ -35,14 +35,14 @@ struct Span {
   std::uint64_t bytes = 0;
   std::string dtype;
   std::vector<std::int64_t> shape;
-  std::string lane;              // of a kind: only spans of one lane share rows
-  std::int64_t clock_error = 0;  // of a device's
-  int part = 0;                  // where it stands
-  std::uint64_t ticket = 0;      // there
+  std::string lane;              // of one kind, only spans with the same lane share rows
+  std::int64_t clock_error = 0;  // of a device span
+  int part = 0;                  // index of the part that contains it
+  std::uint64_t ticket = 0;      // in that part
   int row = 0;
 };
 
-// A thread's own event.
+// A range's beginning or end, or a mark, of a thread.
 struct Point {
   char phase = 'i';
   std::int64_t time = 0;
@@ -59,27 +59,27 @@ struct ThreadRow {
 
 // Where on a thread an arrow begins or ends.
 struct Spot {
-  std::size_t thread = 0;  // of Timeline::threads
+  std::size_t thread = 0;  // index in Timeline::threads
   std::int64_t time = 0;
 };
-// Arrows that a part draws by itself. Numbers and tickets are the part's.
+// The arrows inside one part. Numbers and tickets are the part's.
 struct PartArrows {
   std::map<std::uint64_t, Spot> leave;                         // by number
   std::vector<std::pair<std::uint64_t, Spot>> arrive;          // by number
   std::vector<std::pair<std::uint64_t, Spot>> from_operation;  // by ticket
-  std::vector<std::pair<std::uint64_t, Spot>>
-      to_operation;  // by ticket: begun in a range of that thread
-  std::vector<std::pair<std::uint64_t, std::uint64_t>>
-      to_device;  // by number, and the span's ticket
+  // By ticket; the operation began in a range of that thread.
+  std::vector<std::pair<std::uint64_t, Spot>> to_operation;
+  // By number, with the device span's ticket.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> to_device;
 };
 
 struct RankInfo {
   std::string machine;
   std::int64_t pid = 0;
-  std::int64_t clock_error = 0;  // the larger one, where the clock was compared again
-  bool clock_again = false;      // it was, at the end
+  std::int64_t clock_error = 0;  // the larger one if the clock was compared twice
+  bool clock_again = false;      // whether it was compared again at the end
   std::uint64_t lost = 0;
-  bool ranges = true;  // were recorded
+  bool ranges = true;  // whether ranges were recorded
   bool ended = false;
 };
 
@@ -88,14 +88,14 @@ struct Timeline {
   std::vector<Span> spans;
   std::vector<ThreadRow> threads;
   std::vector<PartArrows> arrows;  // by part
-  std::map<int, RankInfo> ranks;   // of processes, and of their threads where these are ranks
+  std::map<int, RankInfo> ranks;   // of processes, and of their threads if these are ranks
   int job_ranks = 0;
-  std::map<std::string, int>
-      jobs;  // how many parts there are of each, by the names that they have drawn
+  // The number of parts of each job, by the job's name.
+  std::map<std::string, int> jobs;
 };
 
-// Adds what a part holds, up to the first line that no Part writes. False for a file that is no
-// part.
+// Adds the contents of a part, up to the first line that no Part writes. False for a file that is
+// not a part.
 bool read(const std::string& path, Timeline& into);
 
 }  // namespace weft::trace::timeline::parts

@@ -1,12 +1,13 @@
-// Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer: "weft.engine")
-// and for the timeline (timeline.h). Without a tool and without a timeline a range costs two calls
-// that look and return; with WEFT_TRACE=OFF it is an empty object and nothing is called. What
-// begins on one thread and ends on another is an Operation (operation.h).
+// Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer, such as
+// "weft.engine") and for the timeline (timeline.h). Without a tool and without a timeline, a range
+// costs two calls that check a flag and return; with WEFT_TRACE=OFF it is an empty object without
+// calls. An activity that begins on one thread and may end on another is an Operation
+// (operation.h).
 //
 //   constinit trace::Name kAllReduce{trace::Layer::Transport, "all_reduce"};
 //   trace::Range range(kAllReduce, {.bytes = slice.bytes, .rank = rank, .ranks = ranks});
 //
-// Everything may be used from every thread; a Range begins and ends on one thread and shows the
+// Everything may be used from any thread; a Range begins and ends on one thread and shows the
 // host's time there, not the device's. Nothing here blocks or throws.
 #pragma once
 
@@ -16,17 +17,17 @@
 
 namespace weft::trace {
 
-// Where a name belongs: an NVTX domain each, and the category of the timeline's events.
+// The layer of a name: each has an NVTX domain and is a category of the timeline's events.
 enum class Layer : std::uint32_t { Base, Cuda, Kernels, Transport, Engine, User };
 constexpr std::size_t kLayers = 6;
 const char* name(Layer layer) noexcept;  // "base", "cuda", …
 
-// Two spellings of the same types, so that a program may mix objects that were compiled with and
+// Two namespaces for the same types, so that a program may mix objects that were compiled with and
 // without tracing.
 #if WEFT_TRACE_ENABLED
 inline namespace enabled {
 
-// A name of ranges and marks, registered with the tool when it is first used. Has static lifetime.
+// A name of ranges and marks, registered with the tool at its first use. Has static lifetime.
 class Name {
  public:
   constexpr Name(Layer layer, const char* text) : layer_(layer), text_(text) {}
@@ -40,8 +41,8 @@ class Name {
   std::atomic<void*> registered_{nullptr};  // nvtxStringHandle_t
 };
 
-// What an operation is about. NCCL's own domain calls these "Message size [bytes]", "Reduction
-// operation", "Rank", "No. of ranks" and "CUDA device"; ours are called the same, so that Nsight's
+// What an operation is about. The fields have the names of NCCL's own domain, "Message size
+// [bytes]", "Reduction operation", "Rank", "No. of ranks" and "CUDA device", so that Nsight's
 // tables join. -1: not known.
 struct Payload {
   std::uint64_t bytes = 0;
@@ -64,15 +65,15 @@ class [[nodiscard]] Range {
   const Layer layer_;
 };
 
-// A point in time of this thread.
+// Marks a point in time of this thread.
 void mark(Name& name) noexcept;
 void mark(Name& name, const Payload& payload) noexcept;
 
-// An arrow of the timeline, from the range that one thread is in to the one that this or another is
-// in later: from what brought something about to what it started. Nothing without a timeline.
+// An arrow of the timeline, from the present range of one thread to a later range of this or
+// another thread: from a cause to what it started. Does nothing without a timeline.
 class Arrow {
  public:
-  Arrow() = default;  // none
+  Arrow() = default;  // no arrow
   static Arrow leave() noexcept;
   void arrive() const noexcept;
   std::uint64_t id() const { return id_; }  // 0: none
