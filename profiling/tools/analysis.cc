@@ -17,13 +17,14 @@ namespace {
 using What = Finding::What;
 using Ranks = std::vector<int>;
 
-// What all ranks of a group do in one order, numbered: its collectives, and each kind of meeting
-// over the store.
+// Operations that all ranks of a group call in one numbered order: its collectives, and each kind
+// of meeting over the store.
 struct Series {
   const char* kind = "";
-  const char* name = "";         // "": all of that kind
-  bool may_be_left_out = false;  // who was not in one is not behind in the next
-  bool waits_for_all = true;     // not for members only
+  const char* name = "";  // "": every name of that kind
+  // A rank that skipped one is not behind in the next.
+  bool may_be_left_out = false;
+  bool waits_for_all = true;  // false: it waits only for some ranks
   bool has(const Record& record) const {
     return record.kind == kind && (*name == '\0' || record.name == name);
   }
@@ -78,17 +79,17 @@ class Analysis {
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
     if (collective.name == "all_to_all")
-      return collective.name + " of " + collective.dtype;  // parts of any size
-    // The root has more; and of parts of several sizes each rank keeps another.
+      return collective.name + " of " + collective.dtype;  // the sizes may differ
+    // The root passes more bytes than the others, and ranks may keep parts of different sizes.
     for (const char* name : {"gather", "scatter", "reduce_scatter"}) {
       if (collective.name == name) return call_of(collective);
     }
     return call_of(collective) + ", " + std::to_string(collective.bytes) + " bytes";
   }
 
-  // The first collective that not all call alike; what comes after it is a consequence.
+  // Finds the first collective that the ranks call differently; later differences are consequences.
   void find_mismatch(const Group& group) {
-    std::map<std::uint64_t, std::map<std::string, Ranks>> calls;  // number, what, by whom
+    std::map<std::uint64_t, std::map<std::string, Ranks>> calls;  // number, call, ranks
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
         if (record.kind != "collective") continue;
@@ -109,7 +110,7 @@ class Analysis {
         text += ", and " + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + what;
         for (const int rank : ranks) others.push_back(job_rank(group, rank));
       }
-      // Two that differ: neither is more right.
+      // If two calls have equally many ranks, reports the ranks of both.
       if (whats.size() == 2 && most->second.size() == others.size()) {
         for (const int rank : most->second) others.push_back(job_rank(group, rank));
       }
@@ -118,23 +119,24 @@ class Analysis {
     }
   }
 
-  // Who waits in a collective or over the store, and who has not come to it.
+  // Which ranks wait in a collective or meeting, and which have not joined it.
   struct Meeting {
     Ranks waiting;
     Ranks late;
     Ranks missing;
-    bool may_come = false;  // somebody had not come when it was asked, but it was asked early
+    // A rank had not joined when its dump was made, but that was early.
+    bool may_come = false;
     const Record* shown = nullptr;
     bool gave_up = false;
-    std::int64_t first =
-        std::numeric_limits<std::int64_t>::max();  // when the first of those who wait came
-    std::int64_t last =
-        std::numeric_limits<std::int64_t>::min();  // when the last of all that have come did
+    // When the first of the waiting ranks joined.
+    std::int64_t first = std::numeric_limits<std::int64_t>::max();
+    // When the last of all ranks that joined did so.
+    std::int64_t last = std::numeric_limits<std::int64_t>::min();
     std::int64_t longest = 0;
   };
 
-  // The number of the first that was waited in for long, or in vain; of those that may be left out
-  // the last.
+  // The number of the first operation in which a rank waited long or in vain; of the last one if
+  // ranks may skip some.
   std::optional<std::uint64_t> first_stuck(const Group& group, const Series& series) const {
     std::optional<std::uint64_t> stuck;
     for (const auto& [rank, view] : group.views) {
@@ -170,7 +172,7 @@ class Analysis {
       } else if (find(view->second, series, sequence) != nullptr) {
         continue;
       } else if (const auto last = last_begun(view->second, series);
-                 last > sequence) {  // forgotten since, or left out
+                 last > sequence) {  // its record was overwritten, or it skipped this one
         met.may_come |= series.may_be_left_out;
       } else if (may_have_gone_on(view->second, find(view->second, series, last), met.first)) {
         met.may_come = true;
@@ -185,14 +187,15 @@ class Analysis {
     return met;
   }
 
-  // It may have come to one that others wait in since `then`, behind the last that its recorder
-  // shows, and forgotten it.
+  // Whether the rank may have joined an operation in which others wait since `then`, after the last
+  // one that its recorder shows, and overwritten the record.
   bool may_have_gone_on(const View& view, const Record* last, std::int64_t then) const {
     return evidence_.has_forgotten(view, then) &&
            (last == nullptr || evidence_.has_forgotten(view, last->begun));
   }
 
-  // All have come, and for long: those who wait were asked some time after the last of them came.
+  // Whether all ranks have joined and still wait: a waiting rank's dump was made long after the
+  // last rank joined.
   bool is_stuck(const Group& group, const Meeting& met) const {
     if (!met.late.empty() || !met.missing.empty() || met.may_come) return false;
     return met.gave_up || std::any_of(met.waiting.begin(), met.waiting.end(), [&](int rank) {
@@ -200,12 +203,12 @@ class Analysis {
            });
   }
 
-  // Who has not come to the first one that others wait in.
+  // Reports the ranks that have not joined the first operation in which others wait.
   void find_late(const Group& group, const Series& series) {
     const auto stuck = first_stuck(group, series);
     if (!stuck) return;
     const Meeting met = meeting(group, series, *stuck);
-    if (met.shown == nullptr) return;  // a dump that has two records of one number
+    if (met.shown == nullptr) return;  // the dump has two records with one number
     const std::string where = describe(*met.shown) + " in " + title(group);
     const std::string who_waits = list_ranks(met.waiting) +
                                   (met.waiting.size() == 1 ? " waits for " : " wait for ") +
@@ -245,7 +248,7 @@ class Analysis {
                " did not get through it");
   }
 
-  // Nothing is stuck, but one comes last to nearly every collective.
+  // Reports a rank that joins nearly every collective last, although nothing is stuck.
   void find_slow(const Group& group) {
     constexpr std::size_t kLeast = 5;
     constexpr std::int64_t kLeastDelay = 1'000'000;
@@ -257,7 +260,8 @@ class Analysis {
           begun[record.sequence][rank] = record.begun;
       }
     }
-    std::map<int, std::vector<std::int64_t>> behind;  // the one before it, where it was last
+    // By rank: how far it was behind the next to last, where it was last.
+    std::map<int, std::vector<std::int64_t>> behind;
     std::size_t counted = 0;
     for (const auto& [sequence, ranks] : begun) {
       if (ranks.size() != group.views.size()) continue;
@@ -284,8 +288,8 @@ class Analysis {
     }
   }
 
-  // Passes of distributed autograd that take long, or took too long, and where nodes run that do
-  // not end.
+  // Reports passes of distributed autograd that have been open for long or timed out, and on which
+  // workers their nodes still run.
   void find_backward() {
     struct Standing {
       Ranks in;
@@ -371,14 +375,14 @@ class Analysis {
     return "it has never come there";
   }
 
-  // By which the calendars of two machines may differ.
+  // By how much the calendar clocks of two views may differ.
   std::int64_t difference(const View& from, const View& to) const {
     constexpr std::int64_t kCalendars = 1'000'000'000;
     return dumps_.dumps[from.dump].host == dumps_.dumps[to.dump].host ? 0 : kCalendars;
   }
 
-  // Each agent of a process counts its calls from 1: what was served is of the newest call of its
-  // number by then.
+  // Whether `served` belongs to `call`. Each agent of a process numbers its calls from 1, so a
+  // served call belongs to the newest call with its number that had begun by then.
   bool is_of(const Record& served, const Record& call, const View& from, const View& to) const {
     if (served.sequence != call.sequence) return false;
     const std::int64_t error = difference(from, to);

@@ -1,10 +1,11 @@
-// What went wrong in a job, from the flight recorders of its ranks: who is late or missing, whose
-// collectives or messages do not match, which messages do not end, which calls got no reply, who
-// waits for whom in a circle, and who makes the others wait though nothing is stuck.
+// Finds what went wrong in a job, from the flight recorders of its ranks: ranks that are late or
+// missing, collectives and messages that do not match, messages that do not end, calls without a
+// reply, ranks that wait for each other in a circle, and a rank that makes the others wait although
+// nothing is stuck.
 //
-// A job that runs has operations under way: only one that has been for some time counts as waiting,
-// held against the dumps of all whom it is about. One that failed counts whatever its age. Agents
-// that shut down wait for each other, which is nothing wrong: those calls are left out.
+// A running job has open operations: an operation counts as waiting only if it has been open for
+// some time, by the dumps of all ranks that it concerns. A failed operation counts whatever its
+// age. Agents that shut down wait for each other, which is no error: those calls are left out.
 #pragma once
 
 #include <chrono>
@@ -29,16 +30,16 @@ struct Finding {
     Failure
   };
   What what = What::Failure;
-  std::vector<int>
-      ranks;  // whom it is about: of the job; of agents, as they count, where calls did not end
+  // The ranks of the job that the finding is about; agents' ranks if it is about calls.
+  std::vector<int> ranks;
   std::string text;
 };
 const char* name(Finding::What what);
 
-// Operations under way for less are no findings.
+// An operation that has been open for less is no finding.
 constexpr std::chrono::nanoseconds kOlderThan = std::chrono::seconds(1);
 
-// The gravest first.
+// Returns the findings, the gravest first.
 std::vector<Finding> analyze(const Dumps& dumps, std::chrono::nanoseconds older_than = kOlderThan);
 
 }  // namespace weft::tools

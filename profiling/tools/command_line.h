@@ -1,5 +1,5 @@
-// What the command lines of these programs have in common: an exit code for all that is wrong with
-// one, and a word for what is unknown where the program has subcommands.
+// Code that the command lines of these programs share: one exit code for every mistake, and a
+// message that names an unknown subcommand.
 #pragma once
 
 #include <cerrno>
@@ -13,10 +13,10 @@
 
 namespace weft::tools {
 
-constexpr int kWrong = 2;  // exit code: the command line, or a file
+constexpr int kWrong = 2;  // exit code for a wrong command line or file
 
-// The first word that is neither an option of the program nor a subcommand; "" where a subcommand
-// was given.
+// The first word that is neither an option of the program nor a subcommand; "" if a subcommand was
+// given.
 inline std::string unknown_word(const CLI::App& app) {
   if (!app.get_subcommands().empty()) return "";
   const auto left = app.remaining();
@@ -30,8 +30,8 @@ inline std::string subcommands_of(const CLI::App& app) {
   return names;
 }
 
-// Runs `program` for what the command line asks. Its exit code, or kWrong after an exception and
-// for output that cannot be written.
+// Parses the command line and runs `program`. Returns its exit code, or kWrong after an exception
+// or if the output cannot be written.
 template <class Program>
 int run_program(CLI::App& app, int argc, char** argv, Program program) {
   try {

@@ -16,7 +16,7 @@ namespace weft::tools {
 
 namespace {
 
-// Until 2096: what times differ by is a time as well.
+// Nanoseconds, until 2096: differences of such times do not overflow.
 constexpr std::int64_t kMostTime = 4'000'000'000'000'000'000;
 
 const FileKind& dump_file() {
@@ -42,7 +42,8 @@ std::vector<std::int64_t> shape_of(const Json& json) {
   return shape;
 }
 
-// `now`: when the dump was made, by the clock of the record.
+// `now` is when the dump was made, by the clock of the record; `to_calendar` converts to calendar
+// time.
 Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   Record record;
   record.kind = text_of(json, "kind");
@@ -70,9 +71,9 @@ std::uint64_t ticket_of(const Json& record) {
   return record.is_object() && record.contains("ticket") ? word_of(record, "ticket") : 0;
 }
 
-// Of the last that were begun, as many as the ring has room for, none has been overwritten: the
-// oldest of them, or null where there were no more. (What the ring holds beyond them is still open,
-// or was until lately: it was passed over.)
+// Of the last operations that fit into the ring, none has been overwritten: returns the oldest of
+// them, or null if there were no more operations than that. (Older records in the ring are of
+// operations that are or were until lately open: the ring skipped them.)
 const Json* oldest_of_the_last(const Json& records) {
   std::uint64_t last = 0;
   for (const Json& record : records) last = std::max(last, ticket_of(record));
@@ -83,7 +84,7 @@ const Json* oldest_of_the_last(const Json& records) {
   return &*oldest;
 }
 
-// The members of a group as ranks of the job; `rank` is one of them.
+// Returns the members of a group as ranks of the job; `rank` must be one of them.
 std::vector<int> members_of(const Json& party, int rank) {
   std::vector<int> ranks;
   std::set<int> seen;
@@ -110,7 +111,7 @@ struct GroupParty {
   std::string name;
   int rank;
   std::vector<int> ranks;
-  std::uint32_t generation;  // as its process counts
+  std::uint32_t generation;  // as its own process counts
 };
 
 GroupParty group_party_of(const Json& party) {
@@ -130,10 +131,10 @@ void add_generations(const Loaded& loaded, std::size_t number, Generations& gene
   }
 }
 
-// Views are pointed to while groups are added.
+// Pointers to views must stay valid while groups are added.
 static_assert(std::is_nothrow_move_constructible_v<Group>);
 
-// One dump, added to the others.
+// Adds one dump to the others.
 class Taking {
  public:
   Taking(const Loaded& loaded, const Generations& generations, Dumps& into)
@@ -141,7 +142,7 @@ class Taking {
     into_.dumps.push_back(loaded.dump);
   }
 
-  // What is wrong with it beside the others.
+  // Returns the conflict with the other dumps, if there is one.
   std::optional<Error> take() {
     const std::int64_t now = integer_of(loaded_.json, "time", 0, kMostTime);
     for (const Json& party : list_of(loaded_.json, "parties")) take_party(party);
@@ -167,7 +168,7 @@ class Taking {
     if (view != nullptr) views_[number] = view;
   }
 
-  // A process may have been the same agent several times.
+  // A process may have been the same agent several times, one after another.
   View* agent(int rank, const std::string& name) {
     const auto [found, is_new] =
         into_.agents.try_emplace(rank, View{number_, rank, rank, {}, name});
@@ -178,7 +179,7 @@ class Taking {
   View* member(const GroupParty& party) {
     const auto& [name, rank, ranks, counted] = party;
     const std::uint32_t generation = generations_.common(number_, name, ranks, counted);
-    // Who survive a group may make one of the same name.
+    // The survivors of a group may make another of the same name.
     auto group = std::find_if(into_.groups.begin(), into_.groups.end(), [&](const Group& one) {
       return one.name == party.name && one.generation == generation && one.ranks == party.ranks;
     });
@@ -201,11 +202,12 @@ class Taking {
   const Generations& generations_;
   Dumps& into_;
   const std::size_t number_;
-  std::map<int, View*> views_;  // by the file's number; of maps, whose values stay where they are
+  // By the party's number in the file. The views are values of maps, so they do not move.
+  std::map<int, View*> views_;
   std::optional<Error> conflict_;
 };
 
-// What is wrong with a file's fields, with its name.
+// Runs `read` and adds the file's name to its errors.
 template <class F>
 auto reading(const std::string& path, F read) {
   try {

@@ -1,5 +1,4 @@
-// Flight recorders as their processes wrote them (profiling/trace/dump.h), read back for
-// weft-debug.
+// Dumps of flight recorders (profiling/trace/dump.h), as weft-debug reads them.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +14,25 @@ struct Record {
   std::string state;  // "open", "done", "failed"
   std::string name;
   std::uint64_t sequence = 0;
-  int peer = -1;  // of a collective the root
+  int peer = -1;  // a collective's root
   int tag = 0;
   std::uint64_t bytes = 0;
   std::string dtype;
   std::vector<std::int64_t> shape;
   std::string reduction;   // "Sum"
   std::int64_t begun = 0;  // nanoseconds since 1970, by the clock of the process's machine
-  std::int64_t ended = 0;  // 0 while it is open
+  std::int64_t ended = 0;  // 0 if the operation was open
   std::string blame;
   std::string error;
 };
 
 // One rank of a group, or one agent, as its own process saw it.
 struct View {
-  std::size_t dump = 0;  // whose
+  std::size_t dump = 0;  // index in Dumps::dumps
   int rank = -1;
   int job_rank = -1;
   std::vector<Record> records;  // in the order in which they began
-  std::string name;             // of an agent: its worker's
+  std::string name;             // an agent's worker name
 };
 
 struct Dump {
@@ -42,29 +41,29 @@ struct Dump {
   std::int64_t pid = 0;
   std::int64_t time = 0;  // nanoseconds since 1970
   std::string reason;
-  std::int64_t knows_since =
-      0;  // nanoseconds since 1970; what began before has been overwritten. 0: nothing has
-  std::string process;  // tells those of one pid apart
-  std::vector<std::string>
-      jobs;  // that it has joined, as they are named; none where it was not in a group of several
+  // Nanoseconds since 1970; records of operations that began before have been overwritten. 0: none.
+  std::int64_t knows_since = 0;
+  std::string process;  // distinguishes processes with the same pid
+  // The ids of the jobs that it has joined; none if it was not in a group of several.
+  std::vector<std::string> jobs;
 };
 
 struct Group {
   std::string name;
-  std::uint32_t generation =
-      0;  // of those of one name and the same members, whichever process has counted
+  // Among groups with this name and these members; equal in all processes.
+  std::uint32_t generation = 0;
   std::vector<int> ranks;     // the members as ranks of the job
-  std::map<int, View> views;  // of the ranks that left a dump
+  std::map<int, View> views;  // by rank of the group; only ranks with a dump
 };
 
 struct Dumps {
   std::vector<Dump> dumps;
   std::vector<Group> groups;
-  std::map<int, View> agents;  // by their own rank
+  std::map<int, View> agents;  // by the agent's rank
 };
 
-// Of several dumps of one process the newest counts. Throws Caller for a file that cannot be read
-// or is no dump.
+// Reads the dumps; uses the newest of several dumps of one process. Throws Caller for a file that
+// cannot be read or is not a dump.
 Dumps read_dumps(const std::vector<std::string>& files);
 
 // "float32 [3, 4]"; "" for an operation without a tensor.

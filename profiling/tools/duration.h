@@ -1,4 +1,4 @@
-// Times as a command line gives them.
+// Durations on a command line.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,7 @@
 
 namespace weft::tools {
 
-// "500ms", "1s", "2.5min", "0". Throws Caller, naming the option, for anything else.
+// Parses "500ms", "1s", "2.5min" or "0". Throws Caller, naming the option, for anything else.
 std::chrono::nanoseconds parse_duration(const std::string& option, const std::string& text);
 
 }  // namespace weft::tools

@@ -40,7 +40,7 @@ Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than) {
       const std::int64_t age = dumps.dumps[view.dump].time - record.begun;
       const bool shuts_down = is_of_shutdown(record);
       if (record.state != "open" || (!shuts_down && age >= older_than.count())) continue;
-      if (shuts_down && record.kind != "call") continue;  // its own side says it
+      if (shuts_down && record.kind != "call") continue;  // the agent's own record tells it
       if (made.running.size() >= kMostOperations) {
         ++more;
       } else {

@@ -1,5 +1,5 @@
-// What weft-debug says beside its findings: nothing of it is wrong, but without it a dump of a job
-// that runs, or of some of its ranks only, would look as if it were empty.
+// Remarks that weft-debug prints beside its findings. They name no errors, but without them the
+// dumps of a running job, or of only some of its ranks, would look empty.
 #pragma once
 
 #include <chrono>
@@ -11,9 +11,9 @@
 namespace weft::tools {
 
 struct Remarks {
-  std::vector<std::string>
-      running;  // operations too young for a finding, and who has called shutdown()
-  std::vector<int> without_dump;  // ranks of the job that groups have as members
+  // Operations too young for a finding, and ranks that have called shutdown().
+  std::vector<std::string> running;
+  std::vector<int> without_dump;  // members of groups, as ranks of the job
 };
 
 Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than);

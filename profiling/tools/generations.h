@@ -1,6 +1,6 @@
-// Which of the groups of one name and the same members that a process was in is which of another's.
-// Each process counts them by itself (trace::Member): who came in place of a rank that was lost has
-// counted less than the others.
+// Matches the groups of one name with the same members between processes. Each process counts them
+// by itself (trace::Member), so a process that replaced a lost rank has counted fewer than the
+// others.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,17 @@ namespace weft::tools {
 
 class Generations {
  public:
-  // All of a process before others are asked for. `jobs`: that it has joined, the newest last.
+  // Adds a process, and its groups with add(); add all before the first common(). `jobs` are the
+  // jobs that it has joined, the newest last.
   void add_process(std::size_t process, const std::vector<std::string>& jobs) {
     jobs_[process] = jobs;
   }
   void add(std::size_t process, const std::string& name, const std::vector<int>& ranks,
            std::uint32_t generation);
 
-  // The same number in all processes. Where two have the newest job in common, and one of them was
-  // not in all that the other was in, their newest are the same group: each job makes it once.
-  // (Else the numbers are, as far as is known.)
+  // Returns a generation that is equal in all processes. If two processes share the newest job, and
+  // one of them has not joined all jobs of the other, their newest groups are the same group,
+  // because each job makes it once. (Otherwise the numbers are taken to be equal already.)
   std::uint32_t common(std::size_t process, const std::string& name, const std::vector<int>& ranks,
                        std::uint32_t generation) const;
 

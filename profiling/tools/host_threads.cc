@@ -24,7 +24,8 @@ class Thread {
  public:
   explicit Thread(HostTimes& times) : times_(times) {}
 
-  // In the order in which they begin; of those that begin together the longest first.
+  // Takes ranges in the order in which they begin; of ranges that begin together, the longest
+  // first.
   void take(const Span& range, Doing what) {
     leave_until(range.begin);
     open_.push_back({range.end, what});

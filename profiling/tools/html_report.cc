@@ -13,7 +13,7 @@ namespace weft::tools {
 
 namespace {
 
-constexpr std::size_t kMostSpans = 150'000;  // some 8 MB of the page
+constexpr std::size_t kMostSpans = 150'000;  // about 8 MB of the page
 
 std::string escaped(const std::string& text) {
   std::string result;
@@ -35,7 +35,7 @@ std::string number(double value, int digits = 2) {
   return text;
 }
 
-// Of microseconds; "–" for what was not recorded.
+// Formats microseconds; "–" if the time was not recorded.
 std::string milliseconds(double time, int digits) {
   return std::isnan(time) ? "–" : number(time / 1e3, digits) + " ms";
 }
@@ -220,8 +220,8 @@ Window window_of(const Run& run, std::optional<double> from_ms, std::optional<do
 std::string to_html(const Run& run, const Summary& summary, const Window& data, const Window& view,
                     const std::string& title) {
   const PageData drawn = page_data(run, summary, data, view, kMostSpans);
-  // The policy makes sure of what the page promises: nothing is fetched, whatever a name in the
-  // timeline says.
+  // The content security policy ensures that nothing is fetched, whatever names the timeline
+  // contains.
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\"><meta "
          "http-equiv=\"Content-Security-Policy\" "

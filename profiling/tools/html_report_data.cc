@@ -15,9 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMostBars = 50'000;  // of all ranks
+constexpr std::size_t kMostBars = 50'000;  // of all ranks together
 
-// What a span is drawn as: page.css has a colour for each.
+// The kinds of drawn spans: page.css has a colour for each.
 constexpr std::array kKinds{"collective", "send",     "receive",   "call",    "served",
                             "backward",   "gradient", "reference", "meeting", "device",
                             "wait",       "working",  "range"};
@@ -35,13 +35,13 @@ std::size_t kind_of(const Span& span, bool is_range) {
                                : static_cast<std::size_t>(found - kKinds.begin());
 }
 
-// Microseconds with one digit behind the point: shorter than three more digits of noise, for each
-// of many thousands.
+// Rounds microseconds to one decimal, because three more digits of noise for each of many thousands
+// would make the page larger.
 double rounded(double time) { return std::round(time * 10) / 10; }
 
 Json rounded_or_null(double time) { return std::isnan(time) ? Json() : Json(rounded(time)); }
 
-// Spans of one lane that are drawn as one.
+// Spans of one lane that are drawn as one block.
 struct Block {
   const Span* longest = nullptr;
   double begin = 0;
@@ -54,13 +54,13 @@ struct Block {
 
 bool is_bad(const Span& span) { return span.state == "failed" || span.state == "unfinished"; }
 
-// A lane's spans, in the order in which they begin. Those shorter than `joined_below`, with a gap
-// of less than that before the next, become one block, which is at most kMostJoined times as long;
-// a failed one stays by itself.
+// Joins a lane's spans, given in the order in which they begin, into blocks. Spans shorter than
+// `joined_below`, with a shorter gap before the next, become one block, which is at most
+// kMostJoined times as long; a failed span stays alone.
 constexpr double kMostJoined = 4;
 std::vector<Block> blocks_of(const std::vector<const Span*>& spans, double joined_below) {
-  std::vector<double> open;       // ends of the spans that a span lies in
-  std::vector<std::size_t> last;  // by depth: the newest block
+  std::vector<double> open;       // ends of the spans that contain the present one
+  std::vector<std::size_t> last;  // the newest block by depth
   std::vector<Block> blocks;
   constexpr auto kNone = static_cast<std::size_t>(-1);
   for (const Span* span : spans) {
@@ -84,7 +84,7 @@ std::vector<Block> blocks_of(const std::vector<const Span*>& spans, double joine
   return blocks;
 }
 
-// A row of a rank, threads before the others and the main one first.
+// A row of a rank. Threads come before other rows, and the main thread comes first.
 struct Lane {
   std::string name;
   bool is_thread = false;
@@ -121,8 +121,7 @@ class Spans {
  public:
   Spans(const Run& run, const Window& window, std::size_t most) : window_(window) {
     for (const auto& [rank, events] : run.ranks) lanes_[rank] = lanes_of(events, window);
-    // Few enough, whatever the run holds: a lane has at most two blocks in each `joined_below_` of
-    // time.
+    // Ends for every run, because a lane has at most two blocks in each `joined_below_` of time.
     while (count() > most)
       joined_below_ = joined_below_ > 0 ? 2 * joined_below_ : (window.end - window.begin) / 1e6;
   }
@@ -152,7 +151,7 @@ class Spans {
     return found->second;
   }
 
-  // One list for each field: shorter than an object for each span.
+  // Writes one list for each field, which is shorter than an object for each span.
   Json drawn(const Lane& lane) {
     Json json{{"name", lane.name}, {"rows", 1}};
     for (const char* list : {"begin", "length", "depth", "kind", "label", "count", "bad"})
@@ -192,7 +191,7 @@ class Spans {
   Json names_ = Json::array();
 };
 
-// All steps: a bar for each, or for so many that follow each other, with their means.
+// Draws a bar for each step, or for several consecutive steps, with their means.
 Json steps_of(const Summary& summary, PageData& page) {
   std::set<int> ranks;
   std::vector<double> totals;
@@ -206,8 +205,8 @@ Json steps_of(const Summary& summary, PageData& page) {
   const std::size_t bars = std::max<std::size_t>(1, kMostBars / ranks.size());
   const std::size_t per_bar = (summary.steps.size() + bars - 1) / bars;
   page.steps_per_bar = static_cast<int>(per_bar);
-  // The first step may be far longer than all others, and a few more: the axis ends at what 99 of
-  // 100 stay below.
+  // The first step, and a few more, may be far longer than the others: the axis ends above 99 of
+  // 100 steps.
   std::sort(totals.begin(), totals.end());
   double most = totals[(totals.size() - 1) * 99 / 100] * 1.15;
   if (totals.back() <= 2 * most) most = totals.back();
@@ -225,7 +224,8 @@ Json steps_of(const Summary& summary, PageData& page) {
       std::size_t count = 0;
       for (std::size_t i = first; i < std::min(first + per_bar, summary.steps.size()); ++i) {
         const auto found = summary.steps[i].ranks.find(rank);
-        if (found == summary.steps[i].ranks.end()) continue;  // it ended earlier than the others
+        // The rank ended earlier than the others.
+        if (found == summary.steps[i].ranks.end()) continue;
         ++count;
         sum.total += found->second.total;
         sum.exposed += found->second.exposed;
@@ -242,7 +242,7 @@ Json steps_of(const Summary& summary, PageData& page) {
   return json;
 }
 
-// Whatever names a timeline holds, they cannot end the element that the data stands in.
+// Escapes the data, so that no name in a timeline can end the <script> element that contains it.
 std::string in_a_script(std::string json) {
   for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;)
     json.replace(at, 1, "\\u003c");

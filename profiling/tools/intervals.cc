@@ -35,8 +35,7 @@ Intervals without(const Intervals& all, const Intervals& some) {
 }
 
 double within(const Intervals& intervals, double begin, double end) {
-  // Those that end before `begin` are skipped by bisection: a run has many steps, and many
-  // intervals.
+  // Skips intervals that end before `begin` by bisection: a run has many steps and many intervals.
   auto one =
       std::partition_point(intervals.begin(), intervals.end(),
                            [&](const Interval& interval) { return interval.second <= begin; });

@@ -34,8 +34,8 @@ bool is_known_otherwise(const Dump& one, const Dump& other) {
   return !one.jobs.empty() && !other.jobs.empty() && !have_joined_one(one, other);
 }
 
-// Each has joined a job that the next one has as well: who came in place of a rank that was lost
-// knows the others, which knew that one.
+// Whether a chain of dumps links the two, each of which shares a job with the next: a process that
+// replaced a lost rank knows the others, which knew the lost one.
 bool are_linked(const Dumps& dumps, std::size_t one, std::size_t other) {
   std::vector<std::size_t> known{one};
   for (std::size_t i = 0; i < known.size(); ++i) {
@@ -56,7 +56,7 @@ Error two_jobs(const Dump& one, const Dump& other, const std::string& what) {
 }
 
 void require_one_job(const Dumps& dumps) {
-  // Who are different ranks of groups that look alike.
+  // Finds processes that are different ranks of two groups which look alike.
   for (const Group& group : dumps.groups) {
     for (const auto& [rank, view] : group.views) {
       const View& first = group.views.begin()->second;
@@ -69,7 +69,7 @@ void require_one_job(const Dumps& dumps) {
                                      group.name + "'" + kFix);
     }
   }
-  std::map<int, std::set<std::size_t>> claims;  // rank of the job: dumps
+  std::map<int, std::set<std::size_t>> claims;  // dumps by rank of the job
   for (const Group& group : dumps.groups) {
     for (const auto& [rank, view] : group.views) claims[view.job_rank].insert(view.dump);
   }

@@ -21,12 +21,12 @@ bool has_mark(const std::string& path, const std::string& mark) {
   return head.find(mark) != std::string::npos;
 }
 
-// Copying and printing a Json call themselves for each depth; what processes write has a depth of
-// five.
+// Limits the depth, because copying and printing a Json are recursive. Files of Weft have a depth
+// of five.
 constexpr int kMostDepth = 32;
 
-// Looked for before it is parsed: the parser's callback would look at a list anew for each object
-// in it. Both see the same brackets until the first that is wrong.
+// Checks the depth before parsing: the parser's callback would visit a list again for each object
+// in it. Both see the same brackets until the first wrong one.
 bool is_too_deep(std::ifstream& file) {
   std::vector<char> block(std::size_t{1} << 16);
   std::int64_t depth = 0;

@@ -8,8 +8,8 @@ namespace weft::tools {
 
 namespace {
 
-using Lanes =
-    std::map<std::tuple<int, int, int>, std::map<std::uint64_t, Message>>;  // from, to, tag; number
+// By from, to and tag; then by number.
+using Lanes = std::map<std::tuple<int, int, int>, std::map<std::uint64_t, Message>>;
 
 void mark_passed(std::map<std::uint64_t, Message>& lane) {
   bool sends = false;
@@ -22,7 +22,7 @@ void mark_passed(std::map<std::uint64_t, Message>& lane) {
   }
 }
 
-// The first send that nobody is known to receive.
+// Returns the first send without a known receive.
 Message* without_receive(Lanes& lanes, int to, int tag) {
   for (auto& [ends, lane] : lanes) {
     if (std::get<1>(ends) != to || std::get<2>(ends) != tag) continue;

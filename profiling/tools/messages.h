@@ -1,4 +1,4 @@
-// The messages of a group, each with both its ends: the send, and the receive that it is for.
+// The messages of a group, each with both ends: the send and its receive.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,22 @@
 namespace weft::tools {
 
 struct Message {
-  int from = -1;  // rank of the group; -1: any, of a receive that no send is for
+  // Rank of the group; -1: a receive from any rank without a matching send.
+  int from = -1;
   int to = -1;
   int tag = 0;
-  std::uint64_t number = 0;         // among those from there to there with that tag
-  const Record* send = nullptr;     // null: not begun, or no longer in the recorder
-  const Record* receive = nullptr;  // likewise
-  bool is_passed = false;   // the end that is not here has begun a later one, and so this one: its
-                            // recorder forgot it
-  bool is_guessed = false;  // a receive from any rank that has no source yet, and a send that
-                            // nobody else receives
+  std::uint64_t number = 0;         // its number among messages with these ends and this tag
+  const Record* send = nullptr;     // null: not begun, or overwritten in the recorder
+  const Record* receive = nullptr;  // as `send`
+  // The end without a record has begun a later message, and so this one too: its recorder has
+  // overwritten it.
+  bool is_passed = false;
+  // A receive from any rank that has no source yet, paired with a send that no other receive
+  // matches.
+  bool is_guessed = false;
 };
 
-// Those of one sender, receiver and tag stand together, in their order.
+// Returns the messages; those of one sender, receiver and tag are adjacent and in order.
 std::vector<Message> messages_of(const Group& group);
 
 }  // namespace weft::tools

@@ -1,4 +1,4 @@
-// What stands in each page as it is in page/: made into text when Weft is configured.
+// The style and script that each page contains, made from page/ when Weft is configured.
 #pragma once
 
 namespace weft::tools {

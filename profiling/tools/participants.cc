@@ -7,8 +7,8 @@ namespace weft::tools {
 
 namespace {
 
-// What tells one from another: the dump; where several are in it, their rank there; and where that
-// leaves it open, whether it is the rank of a group or of an agent.
+// The identity of a participant: the dump; if the dump has several ranks, the rank; and if that is
+// ambiguous, whether the rank is one of a group or of an agent.
 using Key = std::tuple<std::size_t, int, bool>;
 
 // The ranks that have views in one dump.

@@ -1,6 +1,6 @@
-// Who takes part in a job, told apart by the dumps: a process, or where several ranks are threads
-// of one process, each of them. A number does not tell: groups and agents count each by themselves,
-// and who is agent 0 need not be rank 0.
+// The participants of a job, as the dumps distinguish them: a process, or each rank if several
+// ranks are threads of one process. A rank number does not identify a participant: groups and
+// agents each have their own, and agent 0 need not be rank 0.
 #pragma once
 
 #include <map>
@@ -12,29 +12,29 @@
 
 namespace weft::tools {
 
-// Refers to the dumps.
+// Keeps a reference to the dumps.
 class Participants {
  public:
   explicit Participants(const Dumps& dumps);
 
-  // One number for all views of one participant, which is no rank.
+  // A number that is equal for all views of one participant; it is not a rank.
   int of(const View& view) const { return numbers_.at(&view); }
-  // As a rank of the job; of one that is in no group as an agent.
+  // The participant's rank of the job, or its agent's rank if it is in no group.
   int rank(int who) const;
-  // Each is the same rank of the job in all groups and as an agent, and no two are the same one.
+  // Whether each participant has one rank in all groups and as an agent, and no two share a rank.
   bool are_numbered_alike() const { return alike_; }
 
-  // "rank 0"; where they are not numbered alike "rank 0 of group 'default' (agent 1)".
+  // "rank 0"; if participants are not numbered alike, "rank 0 of group 'default' (agent 1)".
   std::string name(int who) const;
-  // "rank 0"; where they are not numbered alike "agent 0 ('server')".
+  // "rank 0"; if participants are not numbered alike, "agent 0 ('server')".
   std::string agent(int rank) const;
-  // What agents are called beside their number.
+  // The word before an agent's number: "rank" or "agent".
   const char* agents() const { return alike_ ? "rank" : "agent"; }
 
  private:
   struct One {
-    const Group* group = nullptr;  // the first that it is in
-    const View* member = nullptr;  // there
+    const Group* group = nullptr;  // the first group that contains it
+    const View* member = nullptr;  // its view in that group
     const View* agent = nullptr;
     std::set<int> ranks;
   };

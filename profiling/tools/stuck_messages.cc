@@ -20,7 +20,7 @@ class Messages {
            std::vector<Finding>& findings)
       : group_(group), evidence_(evidence), waits_(waits), findings_(findings) {}
 
-  // Of each sender, receiver and tag the first: what comes after it waits for it.
+  // Reports only the first message of each sender, receiver and tag: later ones wait for it.
   void find() {
     std::set<std::tuple<int, int, int>> told;
     std::size_t found = 0;
@@ -60,7 +60,7 @@ class Messages {
                        ", and rank " + to + " receives " + tensor(*receive)};
   }
 
-  // Of two that wait the receiver tells it.
+  // If both ends wait, reports the receiver.
   std::optional<Finding> stuck(const Message& message) {
     auto finding =
         stuck(message.to, message.from, message.receive, message.send, message.is_passed);
@@ -69,8 +69,8 @@ class Messages {
                : stuck(message.from, message.to, message.send, message.receive, message.is_passed);
   }
 
-  // `own`, what `rank` waits in; `theirs`, the same message at the other end. `is_passed`: see
-  // Message.
+  // `own` is the record in which `rank` waits, `theirs` that of the message's other end.
+  // `is_passed`: see Message.
   std::optional<Finding> stuck(int rank, int peer, const Record* own, const Record* theirs,
                                bool is_passed) {
     const auto found = group_.views.find(rank);
@@ -82,7 +82,7 @@ class Messages {
     const std::string who =
         "rank " + std::to_string(rank) + (own->ended == 0 ? " waits" : " waited") + " for " +
         duration_text(waited) + " in " + describe(*own) + " in " + title(group_);
-    // A limit that passed says no more than how long it waited.
+    // A timeout adds nothing to the time waited.
     const std::string why =
         gave_up(*own) && own->blame != "Timeout" ? " (" + own->blame + ": " + own->error + ")" : "";
     if (peer < 0) return unsent(*own, view, who, why);
@@ -127,7 +127,8 @@ class Messages {
                 : evidence_.whereabouts(evidence_.participants().of(there)));
   }
 
-  // A receive from any rank: whoever might have sent was asked some time after it had begun.
+  // Reports a receive from any rank, if every possible sender's dump was made some time after it
+  // had begun.
   std::optional<Finding> unsent(const Record& own, const View& view, const std::string& who,
                                 const std::string& why) const {
     Ranks without;
@@ -162,11 +163,11 @@ class Messages {
     });
   }
 
-  // Who waits was asked long after the other end had ended; or both were, after the later of them
-  // had come.
+  // Whether the waiting end's dump was made long after the other end had ended; or, if both are
+  // open, whether both dumps were made long after the later end began.
   bool is_long_at_both(const Record& own, const View& view, const Record* theirs,
                        const View& there) const {
-    if (theirs == nullptr) return true;  // ended, and forgotten since
+    if (theirs == nullptr) return true;  // it ended, and its record was overwritten
     if (theirs->ended != 0)
       return evidence_.is_old(evidence_.now_of(view) - std::max(own.begun, theirs->ended));
     return evidence_.is_old(std::min(evidence_.now_of(view), evidence_.now_of(there)) -

@@ -1,5 +1,5 @@
-// Messages of a group that somebody waits in, or gave up, and those whose ends are of different
-// tensors.
+// Finds messages of a group in which a rank waits or gave up, and messages whose ends have
+// different tensors.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace weft::tools {
 
-// Adds to the findings, and to who waits for whom.
+// Adds to `findings` and `waits`.
 void find_stuck_messages(const Group& group, const Evidence& evidence, Waits& waits,
                          std::vector<Finding>& findings);
 

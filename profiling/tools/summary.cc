@@ -15,7 +15,7 @@ namespace weft::tools {
 
 namespace {
 
-constexpr const char* kWait = "wait";  // a span of a stream
+constexpr const char* kWait = "wait";  // the name of a stream's wait
 
 bool is_between_ranks(const Span& span) {
   return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" &&
@@ -86,7 +86,7 @@ class Counting {
         last = std::max(last, other->begin);
       lines.waiting.emplace_back(span.begin, std::min(last, span.end));
     }
-    // A rank that serves others while one of its threads waits is not kept from its work.
+    // Waiting does not delay a rank while another of its threads works for other ranks.
     const HostTimes host = host_times(events.ranges);
     lines.exposed = without(host.waiting, host.serving);
     for (const Span& span : events.operations) {
@@ -132,7 +132,8 @@ class Counting {
     }
   }
 
-  // The first warms up, and the last reaches to the end of the program.
+  // Leaves out the first step, which warms up, and the last, which reaches to the end of the
+  // program.
   static Times mean(const std::vector<Times>& steps) {
     const std::size_t trimmed = steps.size() > 2 ? 1 : 0;
     Times sum;
@@ -191,8 +192,8 @@ class Counting {
     }
   }
 
-  // Of those of one number the newest that had begun when it came, as far as the clocks can tell:
-  // each agent of a process counts its calls anew. Or null.
+  // Returns the newest of the calls with one number that had begun when `came` began, as far as the
+  // clocks can tell, or null: each agent of a process numbers its calls anew.
   const Span* call_of(const Span& came, int rank,
                       const std::vector<std::pair<int, const Span*>>& calls) const {
     const double error =
@@ -205,7 +206,7 @@ class Counting {
   }
 
   void count_calls() {
-    // By from, to and number; in the order in which they began.
+    // Calls by from, to and number, in the order in which they began.
     std::map<std::tuple<int, int, std::uint64_t>, std::vector<std::pair<int, const Span*>>> calls;
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
@@ -283,7 +284,7 @@ std::string counted(std::size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-// Of small messages a link may do kilobytes a second.
+// Chooses the unit: with small messages a link may move only kilobytes a second.
 std::string speed(double gigabytes_per_second) {
   constexpr const char* kUnits[] = {"GB/s", "MB/s", "kB/s", "B/s"};
   double value = gigabytes_per_second;
@@ -317,7 +318,7 @@ std::string table_row(const std::string& step, int rank, const Times& times) {
               times.waiting / 1e3);
 }
 
-// In the order of the run.
+// The steps are in the order of the run.
 std::string steps_table(const Summary& summary, std::size_t shown) {
   const auto longest = [](const Step* step) {
     double most = 0;
@@ -343,7 +344,7 @@ std::string steps_table(const Summary& summary, std::size_t shown) {
   return text;
 }
 
-// Ranks, links, and when nothing went on.
+// The slowest rank and link, and the longest times without operations.
 std::string slowest(const Summary& summary) {
   std::string text = "slowest rank: ";
   if (!summary.slowest_rank) {

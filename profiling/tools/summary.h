@@ -1,19 +1,19 @@
-// Where the time of a run went. Of each step and rank:
+// Computes where the time of a run went. For each step and rank:
 //
-//   communication  operations between ranks were under way (the union of their times)
-//   exposed        a thread of the host waited for one (Work::wait of CPU tensors, synchronize,
-//   futures) while no thread
-//                  worked for other ranks (a called function, a continuation, a backward pass, a
-//                  remote optimizer's step); or a CUDA stream waited (Work::wait of CUDA tensors:
-//                  the time between the events around it, but for graphs). Not recorded, and NaN,
-//                  where the program was built with WEFT_TRACE=OFF; compute is as well
+//   communication  operations between ranks were open (the union of their times)
+//   exposed        a host thread waited for another rank (Work::wait of CPU tensors, synchronize,
+//                  futures) while no thread worked for other ranks (an incoming call, a
+//                  continuation, a backward pass, a remote optimizer's step); or a CUDA stream
+//                  waited (Work::wait of CUDA tensors: the time between the events around it,
+//                  except in CUDA graphs). Not recorded, and NaN, if the program was built with
+//                  WEFT_TRACE=OFF; so is compute
 //   compute        the rest of the step: step - exposed
-//   waiting        collectives had begun here and not yet on the last rank: what others cost this
-//   one
+//   waiting        collectives had begun here and not yet on the last rank: the time that other
+//                  ranks cost this one
 //
-// A step is from one mark to the next (DistributedDataParallel's forward passes,
-// weft::begin_step()). A rank without marks has those of the first rank that has some; a run
-// without any is one step.
+// A step lasts from one mark to the next (DistributedDataParallel's forward passes,
+// weft::begin_step()). A rank without marks uses those of the first rank that has some; a run
+// without any mark is one step.
 #pragma once
 
 #include <map>
@@ -38,10 +38,11 @@ struct Step {
   std::map<int, Times> ranks;
 };
 
-// A message counts from when both sides had begun until the receive ended; a call, with its reply,
-// for what it took longer than the function that it called. Collectives are of no link.
+// The traffic from one rank to another. A message counts from when both sides had begun until the
+// receive ended. A call with its reply counts for its time minus that of the function that it
+// called. Collectives belong to no link.
 struct Link {
-  int from = 0;  // of calls, the caller
+  int from = 0;  // the caller of calls
   int to = 0;
   std::uint64_t messages = 0;
   std::uint64_t calls = 0;
@@ -54,7 +55,7 @@ struct Link {
 };
 
 struct Answers {
-  std::size_t calls = 0;  // that others made to it, and that it answered
+  std::size_t calls = 0;  // calls of other ranks that it answered
   double microseconds = 0;
   double mean() const { return calls > 0 ? microseconds / static_cast<double>(calls) : 0; }
 };
@@ -66,30 +67,31 @@ struct Gap {
 };
 
 struct Summary {
-  bool marked = false;  // steps are; else the whole run stands for one
+  bool marked = false;  // steps are marked; otherwise the whole run is one step
   std::vector<Step> steps;
-  // The mean of their steps; where there are three, without the first, which warms up, and the
+  // The mean of the steps; if there are at least three, without the first, which warms up, and the
   // last, which reaches to the end of the program.
   std::map<int, Times> ranks;
   std::map<int, Times> whole;       // the sums of total and exposed over all steps
   std::map<int, std::size_t> last;  // how many collectives each rank was the last to begin
-  std::size_t collectives = 0;      // that all ranks took part in
-  std::vector<Link> links;  // the slowest first, and last those that moved nothing or took no time
-  std::vector<Gap>
-      gaps;  // the longest times without anything between ranks; the longest first, at most 5
-  // Last to collectives most often; in a run without any the one whose answers to calls took
-  // longest, on the average.
+  std::size_t collectives = 0;      // collectives with several ranks
+  // The slowest first; links that moved nothing or took no time last.
+  std::vector<Link> links;
+  // The longest times without operations between ranks, the longest first, at most 5.
+  std::vector<Gap> gaps;
+  // The rank that was last to begin a collective most often; in a run without collectives, the rank
+  // with the longest mean time to answer a call.
   std::optional<int> slowest_rank;
-  std::map<int, Answers> answers;  // of each rank that was called
+  std::map<int, Answers> answers;  // by rank that was called
 };
 
 Summary summarize(const Run& run);
 
 constexpr std::size_t kStepsShown = 20;
 
-// As a table for people, with so many of the steps: the longest.
+// A table for people, with so many of the longest steps.
 std::string to_text(const Run& run, const Summary& summary, std::size_t steps = kStepsShown);
-// As an object for programs.
+// A JSON object for programs.
 std::string to_json(const Summary& summary);
 
 }  // namespace weft::tools

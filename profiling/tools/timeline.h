@@ -1,5 +1,5 @@
-// A merged timeline, read back: what weft-timeline's summary and page are made of. Times are
-// microseconds since the first event, of the job's clock.
+// A merged timeline as weft-timeline reads it for its summary and page. Times are microseconds
+// since the first event, by the job's clock.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct Span {
   double begin = 0;
   double end = 0;
   std::string name;
-  std::string kind;   // "collective", "send", …; of a thread's range its layer
-  std::string group;  // or agent
+  std::string kind;   // "collective", "send", …; a thread's range has its layer
+  std::string group;  // the group's or agent's name
   int generation = 0;
   std::uint64_t sequence = 0;
   int rank = -1;  // in the group
@@ -28,22 +28,22 @@ struct Span {
 struct RankRun {
   std::string name;              // "rank 0 on host"
   std::vector<Span> operations;  // sorted by their beginning
-  std::vector<Span> ranges;      // of threads
-  std::vector<double> steps;     // when each began
+  std::vector<Span> ranges;      // ranges of threads
+  std::vector<double> steps;     // when each step began
   std::map<int, std::string> rows;
   double end = 0;
   double clock_error = 0;    // microseconds
-  bool clock_again = false;  // it was compared at the end as well, and the drift taken out
-  bool has_ranges = true;    // else its program was built with WEFT_TRACE=OFF
+  bool clock_again = false;  // compared at the end too, and corrected for the drift
+  bool has_ranges = true;    // false: built with WEFT_TRACE=OFF
 };
 
 struct Run {
   std::map<int, RankRun> ranks;
-  std::uint64_t lost = 0;  // events there was no room for
+  std::uint64_t lost = 0;  // dropped events
   std::vector<int> cut;    // ranks that did not end in good order
 };
 
-// Throws Caller for a file that is no timeline of Weft.
+// Reads a timeline. Throws Caller for a file that is not a timeline of Weft.
 Run read_run(const std::string& file);
 
 }  // namespace weft::tools

@@ -1,4 +1,4 @@
-// Who waits for whom, of those who take part (participants.h).
+// Which participants (participants.h) wait for which others.
 #pragma once
 
 #include <map>
@@ -10,12 +10,14 @@ namespace weft::tools {
 
 class Waits {
  public:
-  // The first thing that one waits in for another is kept. Nobody waits for itself.
+  // Records that `who` waits for `whom` in the operation `in`; keeps the first for each pair.
+  // Ignores a wait for itself.
   void add(int who, int whom, std::string in) {
     if (who != whom) waits_[who].emplace(whom, std::move(in));
   }
   const std::string& in(int who, int whom) const { return waits_.at(who).at(whom); }
-  // Each waits for the next, the last for the first; empty where there is none.
+  // Returns the shortest circle of waits: each waits for the next, the last for the first. Empty if
+  // there is none.
   std::vector<int> shortest_circle() const;
 
  private:

@@ -1,5 +1,4 @@
-// weft-debug: reads what the ranks' flight recorders held when something went wrong, and says who
-// and what it was.
+// weft-debug: reads dumps of the ranks' flight recorders and reports what went wrong on which rank.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -49,7 +48,7 @@ void print_text(const Dumps& dumps, const std::vector<Finding>& findings, const 
     std::printf("nothing is stuck, nothing has failed, and nobody is behind the others\n");
 }
 
-// With those of each folder that is named in place of its files.
+// Replaces each folder among the names by the dumps in it.
 std::vector<std::string> files_of(const std::vector<std::string>& named) {
   std::vector<std::string> files;
   for (const std::string& name : named) {

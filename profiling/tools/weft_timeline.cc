@@ -1,5 +1,5 @@
-// weft-timeline: looks at the file that WEFT_TIMELINE made. (Perfetto and chrome://tracing open it
-// as it is.)
+// weft-timeline: summarizes the file that WEFT_TIMELINE names, and makes a page of it. (Perfetto
+// and chrome://tracing open the file itself.)
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

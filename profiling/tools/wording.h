@@ -1,4 +1,4 @@
-// How weft-debug puts what it has found; what the calls that agents make for themselves are called.
+// How weft-debug words its findings, and the names of calls that agents make for themselves.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace weft::tools {
 
-// "ranks 0, 2"; `what` they are of one.
+// "ranks 0, 2"; `what` is the word for one.
 std::string list_ranks(const std::vector<int>& ranks, const std::string& what = "rank");
 std::string duration_text(std::int64_t nanoseconds);
 std::string title(const Group& group);
 // "reduce (Sum, root 1) of float32 [4]"
 std::string call_of(const Record& collective);
-// "collective #7, all_reduce (Sum) of float32 [4]"; "the call of work::f on rank 1". `agent`: what
-// one is called.
+// "collective #7, all_reduce (Sum) of float32 [4]"; "the call of work::f on rank 1". `agent` is the
+// word before an agent's number.
 std::string describe(const Record& record, const std::string& agent = "rank");
 
-// Whether it is one of the calls by which agents agree that all are idle (engine/call/shutdown.cc).
+// Whether the record is one of the calls by which agents agree that all are idle
+// (engine/call/shutdown.cc).
 bool is_of_shutdown(const Record& record);
 
-// Whether the function of a call is one of agents for themselves (shutdown, references, contexts),
-// which carries nothing of the program's: all of these but gradients.
+// Whether agents call the function for themselves (shutdown, references, contexts) without data of
+// the program: true for all of them but gradients.
 bool is_control(const std::string& function);
 
 }  // namespace weft::tools
