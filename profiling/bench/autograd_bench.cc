@@ -1,10 +1,10 @@
-// What an iteration of distributed training costs, between two workers on one host, each on a core
-// of its own: the listing of the field's overview (two tensors on another worker, their sum here,
-// backward, a step of SGD), and with tensors and optimizer kept; and a model in two stages. Weft
-// over shared memory and TCP, against Python's torch.distributed.autograd on the same torch, and
-// against the same in one process. Then passes of one worker at once, and over links in one process
-// that count and can be slow (autograd_linked.cc): messages and bytes of a step, round trips, and
-// what a model in two stages hides of a slow link.
+// Measures the cost of an iteration of distributed training between two workers on one host, each
+// on a core of its own: the listing of the field's overview (two tensors on another worker, their
+// sum here, backward, a step of SGD), the same with tensors and optimizer kept, and a model in two
+// stages. Compares Weft over shared memory and TCP with Python's torch.distributed.autograd on the
+// same torch, and with the same work in one process. Then measures concurrent passes of one worker,
+// and, over links in one process that count and can be slow (autograd_linked.cc), the messages and
+// bytes of a step, its round trips, and how much of a slow link a model in two stages hides.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +28,7 @@ using weft::bench::now;
 
 struct Case {
   const char* name;
-  int iterations;  // of one sample
+  int iterations;  // iterations in one sample
   int samples;
 };
 constexpr Case kCases[] = {{"listing", 20, 20},      {"listing, fetched together", 20, 20},
@@ -74,7 +74,7 @@ int work(const std::string& transport, const Case& one) {
   return 0;
 }
 
-// The same without workers.
+// Measures the same without workers.
 int work_alone(const Case& one) {
   weft::bench::pin_to_core(0);
   torch::set_num_threads(1);
@@ -140,8 +140,8 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   }
 }
 
-// Passes a second of so many threads of one worker, each in a context of its own, or of libtorch's
-// own backward().
+// Prints the passes a second of `threads` threads of one worker, with each pass in a context of its
+// own, or with libtorch's own backward().
 int work_at_once(bool in_contexts, int threads) {
   torch::set_num_threads(1);
   auto agent = weft::rpc::init("worker0", {.transports = {"inproc"}});
@@ -226,9 +226,9 @@ void go_far(const std::string& name, weft::bench::Report& report, const std::str
               trips.count()});
 }
 
-// A step against the longer of computing and communicating, and the share of communication that
-// does not lengthen it. `kind`: "stages" compute, and need the cores that sending needs too;
-// "waiting stages" only take their time.
+// Compares a step with the longer of computing and communicating, and reports the share of
+// communication that does not lengthen it. `kind`: "stages" compute, and need the cores that
+// sending needs too; "waiting stages" only wait.
 void two_stages(const std::string& kind, const char* share, weft::bench::Report& report,
                 const std::string& self) {
   const std::string row = "two " + kind + ", link " + share + " x compute";
@@ -251,7 +251,7 @@ void two_stages(const std::string& kind, const char* share, weft::bench::Report&
     report.add({row, "weft", 0, metric, unit, of.quantile(0.5), of.quantile(bad), of.count()});
   };
   add("step over the longer of compute and link", "x", found[5], 0.99);
-  // A link that takes longer than computing cannot be hidden.
+  // A link that takes longer than the computation cannot be hidden.
   if (std::atof(share) <= 1) add("communication hidden", "%", found[6], 0.01);
 }
 

@@ -1,5 +1,5 @@
-// What an iteration sends, how often it goes back and forth, and how much of a slow link's time it
-// hides: two workers of one process over inproc, whose links can be made slow.
+// Measures the messages, bytes and round trips of an iteration, and how much of a slow link's time
+// it hides: two workers of one process over inproc, whose links can be made slow.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -57,7 +57,7 @@ class Links {
   double bytes_per_second_ = 0;
 };
 
-// Requests that have come to either worker; each has one reply.
+// Counts the requests that either worker has received; each has one reply.
 class Requests final : public trace::Observer {
  public:
   std::uint64_t count() const { return count_; }
@@ -70,7 +70,7 @@ class Requests final : public trace::Observer {
   std::atomic<std::uint64_t> count_{0};
 };
 
-// Runs the body as worker 0, on a core of its own, while worker 1 serves on another.
+// Runs the body as worker 0 on a core of its own, while worker 1 serves on another core.
 void together(const std::function<void(rpc::Agent&)>& body) {
   pin_to_core(0);
   torch::set_num_threads(1);
@@ -96,14 +96,15 @@ void together(const std::function<void(rpc::Agent&)>& body) {
   other.join();
 }
 
-// Messages and bytes of an iteration, those that clean up behind it included.
+// Prints the messages and bytes of an iteration, including those that clean up after it.
 void count(const Iteration& how, Links& links) {
   static Requests requests;
   trace::observe(requests);
   constexpr int kTimes = 200;
   together([&](rpc::Agent& agent) {
     const Kept with(agent);
-    // What an iteration leaves behind is sent while the next one runs: ends cancel out.
+    // An iteration's clean-up is sent during the next one, so the differences at both ends cancel
+    // out.
     for (int i = 0; i < 20; ++i) iterate(agent, with, how);
     const auto requests_before = requests.count(), bytes_before = links.bytes();
     for (int i = 0; i < kTimes; ++i) iterate(agent, with, how);
@@ -113,7 +114,7 @@ void count(const Iteration& how, Links& links) {
   });
 }
 
-// Times of an iteration with 5 ms each way, in round trips.
+// Prints the times of an iteration with 5 ms each way, in round trips.
 void go_far(const Iteration& how, Links& links) {
   constexpr auto kEachWay = 5ms;
   together([&](rpc::Agent& agent) {
@@ -133,8 +134,8 @@ void go_far(const Iteration& how, Links& links) {
 
 constexpr int kMicroBatches = 64;
 
-// A layer that takes its time without a core, as one on an accelerator does, and one at a time as
-// there: 1 ms forward, 2 ms backward.
+// A layer that takes time without using a core, one call at a time, as a layer on an accelerator
+// does: 1 ms forward, 2 ms backward.
 struct Elsewhere : torch::autograd::Function<Elsewhere> {
   static void work(std::mutex& device, std::chrono::milliseconds time) {
     std::lock_guard lock(device);
@@ -178,15 +179,16 @@ double seconds_of(const std::function<void()>& step) {
   return times[1];
 }
 
-// A model in two stages, micro-batch after micro-batch: prints seconds of a step for one stage
-// alone (what either worker computes), both in one process, both workers without and with a limit,
-// and what the limited link takes for the bytes: `share` of what one stage takes.
+// Runs a model in two stages, micro-batch after micro-batch, and prints the seconds of a step for:
+// one stage alone (the work of either worker), both stages in one process, both workers without and
+// with a limited link, and the limited link alone for these bytes, which is `share` times one
+// stage.
 void two_stages(bool computes, double share, Links& links) {
   together([&](rpc::Agent& agent) {
     Stage here(computes);
     const auto there = agent.remote<StageImpl>(1, computes);
     const auto input = torch::rand({kBatch, kWidth})
-                           .requires_grad_(!computes);  // else only parameters need gradients
+                           .requires_grad_(!computes);  // otherwise only parameters need gradients
     const auto one_stage = [&] {
       at::Tensor x = input.detach().requires_grad_();
       std::vector<at::Tensor> outs;
@@ -209,7 +211,7 @@ void two_stages(bool computes, double share, Links& links) {
     };
     const double stage = seconds_of(one_stage), whole = seconds_of(in_one_process),
                  free = seconds_of(by_both);
-    // Activations one way, then gradients the other.
+    // Activations in one direction, gradients in the other.
     const double bytes = 2.0 * kMicroBatches * kBatch * kWidth * sizeof(float);
     const double communication = share * stage;
     links.slow_down(0ns, bytes / communication);

@@ -1,4 +1,4 @@
-// The iterations that autograd_bench measures, as worker 0 of two runs them.
+// The iterations that autograd_bench measures. Worker 0 of two runs them.
 #pragma once
 
 #include <cstdio>
@@ -19,7 +19,7 @@ inline at::Tensor random_tensor() {
 using Optimizer = DistributedOptimizer<torch::optim::SGD>;
 inline const torch::optim::SGDOptions kSgd(0.05);
 
-// What is kept from one iteration to the next.
+// Tensors and optimizer that are kept from one iteration to the next.
 struct Kept {
   explicit Kept(rpc::Agent& agent)
       : first(agent.remote<&random_tensor>(1)),
@@ -30,16 +30,16 @@ struct Kept {
 };
 
 // The listing of the overview: two tensors of the other worker, their sum here, backward, a step.
-// In its own order, as Python's peer runs it, every line waits for what it gives; the others leave
-// out waits that nothing needs.
+// In its own order, which Python's peer runs too, each line waits for its result; the variants
+// leave out waits that are not needed.
 struct Iteration {
   const char* name;
-  bool keeps =
-      false;  // tensors and optimizer, from one iteration to the next; else all is made anew
-  bool fetches_together =
-      false;            // both tensors at once, instead of the second when the first has come
-  bool queues = false;  // the step is sent without waiting for the pass (kept), or for the
-                        // optimizer to be made
+  // Keeps tensors and optimizer from one iteration to the next; otherwise makes all anew.
+  bool keeps = false;
+  // Fetches both tensors at once, instead of the second after the first.
+  bool fetches_together = false;
+  // Sends the step without waiting for the pass (kept), or for the optimizer to be made.
+  bool queues = false;
   BackwardMode mode = BackwardMode::Fast;
 };
 constexpr Iteration kIterations[] = {{"listing"},
@@ -49,7 +49,7 @@ constexpr Iteration kIterations[] = {{"listing"},
                                      {"kept, fetched together", true, true},
                                      {"kept, queued", true, true, true},
                                      {"kept exact", true, false, false, BackwardMode::Exact}};
-// Ends the program where there is none.
+// Ends the program if no iteration has that name.
 inline const Iteration& iteration_named(const std::string& name) {
   for (const Iteration& one : kIterations) {
     if (name == one.name) return one;
@@ -82,8 +82,8 @@ inline void iterate(rpc::Agent& agent, const Kept& kept, const Iteration& how) {
   Optimizer({first, second}, kSgd, {.wait_until_made = !how.queues}).step(context);
 }
 
-constexpr std::int64_t kWidth = 512;  // of a stage
-constexpr std::int64_t kBatch = 64;   // of a micro-batch
+constexpr std::int64_t kWidth = 512;  // width of a stage
+constexpr std::int64_t kBatch = 64;   // size of a micro-batch
 
 inline torch::nn::Sequential make_stage() {
   return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
@@ -94,7 +94,8 @@ struct LastStage {
   torch::nn::Sequential net = make_stage();
 };
 
-// A model in two stages, the first of them here: micro-batch after micro-batch, then one backward.
+// A model in two stages, the first of which is local: micro-batch after micro-batch, then one
+// backward.
 struct TwoStages {
   explicit TwoStages(rpc::Agent& agent) : last(agent.remote<LastStage>(1)) {}
   torch::nn::Sequential first = make_stage();
@@ -111,9 +112,9 @@ inline void two_stages(rpc::Agent& agent, TwoStages& model) {
   context.backward({at::stack(when_all(std::move(outs)).get()).sum()});
 }
 
-// Two workers of this process, joined by links whose speed is set and whose messages and bytes are
-// counted. In a process of its own: autograd_bench --linked WHAT. Prints numbers, as the cases of
-// autograd_bench.cc read them.
+// Runs two workers of this process, connected by links with a set speed that count messages and
+// bytes. Runs in a process of its own: autograd_bench --linked WHAT. Prints numbers, which
+// autograd_bench.cc reads.
 int work_linked(const std::string& what);
 
 }  // namespace weft::bench

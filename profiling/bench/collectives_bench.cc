@@ -1,17 +1,18 @@
-// How long a collective takes on one machine: Weft's backends, through ProcessGroup and at the
-// Communicator, against Gloo (through c10d, and by its own C++ API) and Open MPI. Two or four
-// ranks, rank r pinned to core r modulo the number of cores, float sums in place.
+// Measures how long a collective takes on one machine: Weft's backends, through ProcessGroup and
+// through the Communicator, compared with Gloo (through c10d, and by its own C++ API) and Open MPI.
+// Two or four ranks, rank r pinned to core r modulo the number of cores, float sums in place.
 //
 // A worker process runs one operation of one setting over all sizes: warm-up, then calls one after
-// the other, each timed by itself on rank 0 and ended by the operation itself (a broadcast's root
-// does not wait for the others). Workers of all settings take turns, several rounds.
+// the other. Rank 0 times each call by itself; a call ends when its own operation ends (a
+// broadcast's root does not wait for the others). Workers of all settings take turns, over several
+// rounds.
 //
-// The rows "continuations" compare ways to go on behind an all_reduce: Work::wait(), a function
-// given to future().then(), and one given to on_done_inline(); the functions raise a flag that the
-// calling thread waits for as wait() does.
+// The rows "continuations" compare ways to continue after an all_reduce: Work::wait(), a function
+// given to future().then(), and one given to on_done_inline(). The functions raise a flag, and the
+// calling thread waits for the flag as wait() does.
 //
-// The rows "algorithms" are what transport/mesh/choose.cc goes by: all_reduce of float sums by one
-// algorithm after the other, with more ranks as well, the one that is chosen among them.
+// The rows "algorithms" are the measurements behind transport/mesh/choose.cc: all_reduce of float
+// sums by each algorithm, also with more ranks, and by the chosen one.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -39,7 +40,7 @@ namespace mesh = weft::transport::mesh;
 const std::vector<std::size_t> kSizes{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
 const std::vector<std::size_t> kSizesOfAlgorithms{4,         1 << 10, 4 << 10, 16 << 10, 64 << 10,
                                                   256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
-// Up to which those are measured that send more with more ranks: beyond they take seconds.
+// The size limit for algorithms that send more with more ranks: larger sizes take seconds.
 constexpr std::size_t kMostToAll = 4 << 20;
 const std::map<std::string, mesh::Algorithm> kAlgorithms{{"direct", mesh::Algorithm::Direct},
                                                          {"blocks", mesh::Algorithm::Blocks},
@@ -52,7 +53,7 @@ int calls_for(double one_call) {
   return std::clamp(static_cast<int>(kSecondsPerSize / std::max(one_call, 1e-7)), 6, 20000);
 }
 
-// Times `call`, agreed by all ranks: `agree` takes rank 0's number to the others.
+// Times `call` as often on all ranks: `agree` broadcasts rank 0's number of calls.
 void time_calls(std::size_t bytes, int rank, const std::function<void()>& call,
                 const std::function<int(int)>& agree) {
   for (int i = 0; i < 3; ++i) call();
@@ -74,7 +75,8 @@ void time_calls(std::size_t bytes, int rank, const std::function<void()>& call,
   std::fflush(stdout);
 }
 
-// That algorithm for every all_reduce; the backend's own choice where there is none of that name.
+// Chooses that algorithm for every all_reduce, or as the backend does if no algorithm has that
+// name.
 mesh::Chooser chooser_of(const std::string& algorithm, const std::string& backend) {
   const auto known = kAlgorithms.find(algorithm);
   if (known == kAlgorithms.end()) return backend == "shm" ? mesh::choose_in_cache : mesh::choose;
@@ -87,7 +89,7 @@ mesh::Chooser chooser_of(const std::string& algorithm, const std::string& backen
   };
 }
 
-// Of the workers of a level, see work().
+// The sizes for the workers of a level, see work().
 std::vector<std::size_t> sizes_of(const std::string& level) {
   if (level != "chosen" && !kAlgorithms.contains(level)) return kSizes;
   std::vector<std::size_t> sizes = kSizesOfAlgorithms;
@@ -96,8 +98,8 @@ std::vector<std::size_t> sizes_of(const std::string& level) {
   return sizes;
 }
 
-// `level`: "group" (its Work is waited for), "then", "inline", "communicator", or an algorithm: the
-// communicator with that one.
+// `level`: "group" (waits for the Work), "then", "inline", "communicator", or the name of an
+// algorithm, with which the communicator runs.
 int work(const std::string& backend, const std::string& level, const std::string& operation) {
   weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
   at::set_num_threads(1);
@@ -184,13 +186,13 @@ struct Setting {
   std::map<std::size_t, weft::bench::Samples> times = {};
 };
 
-// The first setting has all sizes.
+// The first setting must have all sizes.
 void run_in_turns(std::vector<Setting>& settings, const std::string& name, int ranks,
                   weft::bench::Report& report) {
   weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
-      const bool is_mpi = setting.command[0] == "mpirun";  // which starts its ranks itself
+      const bool is_mpi = setting.command[0] == "mpirun";  // mpirun starts its ranks itself
       std::istringstream lines(weft::bench::run_workers(setting.command, is_mpi ? 1 : ranks).text);
       for (std::string line; std::getline(lines, line);) {
         std::istringstream numbers(line);
@@ -264,9 +266,9 @@ int main(int argc, char** argv) {
   const std::string self = weft::bench::this_program();
   const std::string mpi = weft::bench::build_peer(
       report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");
+  // -w, because its headers cause warnings.
   const std::string gloo = weft::bench::build_peer(
-      report, "gloo",
-      "c++ -O2 -std=c++17 -w " COLLECTIVES_GLOO " -o $OUT -lgloo -lpthread");  // its headers warn
+      report, "gloo", "c++ -O2 -std=c++17 -w " COLLECTIVES_GLOO " -o $OUT -lgloo -lpthread");
   for (const int ranks : {2, 4}) {
     for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
       if (report.wants(operation + " " + std::to_string(ranks) + " ranks"))

@@ -1,6 +1,5 @@
-// The peer of collectives_bench that calls Gloo itself, without c10d: the same calls, the same
-// timing, printed in the same form. Ranks meet in a folder among the temporary files, named after
-// MASTER_PORT.
+// The peer of collectives_bench that calls Gloo directly, without c10d: the same calls, timing and
+// output format. The ranks meet in a temporary folder named after MASTER_PORT.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,4 @@
-// The Open MPI peer of collectives_bench: the same calls, the same timing, printed in the same
-// form.
+// The Open MPI peer of collectives_bench: the same calls, timing and output format.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

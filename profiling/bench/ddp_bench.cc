@@ -1,14 +1,14 @@
-// How much of a data-parallel step is communication that compute does not hide, and how long a job
-// takes to its first step: Weft's DistributedDataParallel against Python's on the same torch, and
-// both against no communication at all. And with the optimizer's state divided among the ranks,
-// whose steps and sendings overlap with backward or do not.
+// Measures how much of a data-parallel step is communication that compute does not hide, and how
+// long a job takes to its first step: Weft's DistributedDataParallel compared with Python's on the
+// same torch, and both with no communication at all. Also measures an optimizer whose state is
+// divided among the ranks, with and without overlap of its steps and messages with backward.
 //
-// Two ranks, each pinned to a core of its own, one compute thread each. A worker process runs one
-// setting: start-up, warm-up, then timed steps. Workers of all settings take turns, several rounds,
-// so that a noisy machine is noisy for all.
+// Two ranks, each pinned to a core of its own, with one compute thread each. A worker process runs
+// one setting: start-up, warm-up, then timed steps. Workers of all settings take turns over several
+// rounds, so that noise of the machine affects all of them.
 //
-//   small: MLP 784-512-512-10, batch 64 a rank       large: 784-4096-4096-1024-10 (about 24 M
-//   parameters), batch 32 a rank
+//   small: MLP 784-512-512-10, batch 64 a rank
+//   large: MLP 784-4096-4096-1024-10 (about 24 M parameters), batch 32 a rank
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -53,8 +53,8 @@ torch::nn::Sequential make_net(const Model& model) {
   return net;
 }
 
-// One rank of one setting. Rank 0 prints the time of the first step's end and of each timed step,
-// in seconds.
+// Runs one rank of one setting. Rank 0 prints the time of the first step's end and of each timed
+// step, in seconds.
 int work(const std::string& setting, const Model& model) {
   weft::bench::pin_to_core(std::atoi(std::getenv("LOCAL_RANK")));
   at::set_num_threads(1);
@@ -104,11 +104,11 @@ int work(const std::string& setting, const Model& model) {
 }
 
 struct Outcome {
-  double start_up = 0;  // launch to the end of the first step
+  double start_up = 0;  // from the launch to the end of the first step
   std::vector<double> steps;
 };
 
-// Starts two ranks of a worker and reads what rank 0 prints.
+// Starts two ranks of a worker and reads rank 0's output.
 Outcome run(const std::vector<std::string>& command, const std::string& backend) {
   const auto output = weft::bench::run_workers(command, 2, {{"WEFT_BENCH_BACKEND", backend}});
   Outcome outcome;
@@ -124,8 +124,8 @@ struct Setting {
   std::string name;
   std::vector<std::string> command;
   std::string backend;
-  std::string
-      alone;  // the setting without communication that it is compared with; "" for such a one
+  // The setting without communication with which it is compared; "" if it is one itself.
+  std::string alone;
   weft::bench::Samples steps = {};
   weft::bench::Samples start_ups = {};
 };
@@ -175,7 +175,7 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
         weft::bench::time_row(name + " step", setting.name, bytes, setting.steps, 1e3, "ms"));
   for (const Setting& setting : settings) {
     if (setting.alone.empty() || !report.before().empty())
-      continue;  // a difference has no spread of its own
+      continue;  // differences are not compared between builds, because they have no spread
     const auto& alone = steps_of(settings, setting.alone);
     weft::bench::Row row{name + " exposed communication",
                          setting.name,

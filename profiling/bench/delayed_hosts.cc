@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostBytes = 2048;       // of a packet; the devices carry 1500
+constexpr std::size_t kMostBytes = 2048;       // of a packet; the devices' MTU is 1500
 constexpr std::size_t kAddressEnd = 19;        // the last byte of an IPv4 packet's destination
 constexpr std::size_t kMostWaiting = 1 << 16;  // packets; more are lost, as on a real link
 
@@ -44,7 +44,8 @@ std::unique_ptr<DelayedHosts> DelayedHosts::make(int hosts, std::chrono::microse
   if (pipe2(made->ends_, O_CLOEXEC) != 0) return why_not = failed("pipe"), nullptr;
   for (int host = 0; host < hosts && why_not.empty(); ++host) {
     Host one;
-    // A thread of its own: the namespace is that of a thread, and of what it starts.
+    // Runs on a new thread, because a namespace belongs to a thread and to the processes that it
+    // starts.
     std::thread([&] {
       if (unshare(CLONE_NEWNET) != 0)
         return static_cast<void>(why_not = failed("no network namespace"));
@@ -94,7 +95,8 @@ void DelayedHosts::carry() const {
   std::vector<pollfd> watched;
   for (const Host& host : hosts_) watched.push_back({host.device, POLLIN, 0});
   watched.push_back({ends_[0], POLLIN, 0});
-  std::deque<Packet> waiting;  // all wait equally long: the first that came is the first to go
+  // All packets wait equally long, so they leave in the order in which they arrived.
+  std::deque<Packet> waiting;
   for (;;) {
     const timespec* limit = nullptr;
     timespec left{};

@@ -1,7 +1,7 @@
-// Hosts on one machine with a slow network between them, for benches of what waits for round trips:
-// network namespaces, whose packets a thread of this process takes across after a delay. Programs
-// inside see an ordinary link. Needs root and TUN devices; touches nothing outside the namespaces,
-// and they end with this.
+// Hosts on one machine with a slow network between them, for benches that depend on round trips:
+// network namespaces, between which a thread of this process carries packets after a delay.
+// Programs inside see an ordinary link. Needs root and TUN devices; changes nothing outside the
+// namespaces, which end with this object.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ class DelayedHosts {
  public:
   static constexpr const char* kInterface = "weft0";
 
-  // Null where this machine does not allow it, with the reason.
+  // Null, with the reason, if this machine does not allow it.
   static std::unique_ptr<DelayedHosts> make(int hosts, std::chrono::microseconds one_way,
                                             std::string& why_not);
   ~DelayedHosts();
@@ -24,13 +24,13 @@ class DelayedHosts {
   DelayedHosts& operator=(const DelayedHosts&) = delete;
 
   static std::string address(int host);
-  // The command such that each rank runs it on the host of its number.
+  // Wraps the command so that each rank runs it on the host of its number.
   std::vector<std::string> with_a_host_each(const std::vector<std::string>& command) const;
 
  private:
   struct Host {
     int space = -1;   // its network namespace
-    int device = -1;  // gives the packets that it sends, takes those that it receives
+    int device = -1;  // yields the packets that it sends, takes those that it receives
   };
   explicit DelayedHosts(std::chrono::microseconds one_way) : one_way_(one_way) {}
   void carry() const;

@@ -1,7 +1,7 @@
-// What only a GPU can show, on one: how fast one stream hears of another, what a collective costs
-// over NCCL's own call, a training step as a CUDA graph, what of DistributedDataParallel's
-// communication is not hidden, and what a remote call with a tensor costs. (The kernels are in the
-// kernels bench, the lanes in the transport bench.)
+// Cases that need a GPU, measured on one: the latency from one stream to another, the cost of a
+// collective over NCCL's own call, a training step as a CUDA graph, the communication of
+// DistributedDataParallel that is not hidden, and the cost of a remote call with a tensor. (The
+// kernels are in the kernels bench, connections in the transport bench.)
 #include <cstdlib>
 #include <cstring>
 
@@ -18,8 +18,8 @@ namespace weft::bench {
 namespace {
 
 void bench(Report& report) {
-  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded
-  // meanwhile.
+  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded while
+  // they wait.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   auto driver = cuda::Driver::open();
@@ -43,7 +43,7 @@ void bench(Report& report) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  weft::set_cuda_variables();  // it asks for GPUs before it makes a group
+  weft::set_cuda_variables();  // needed because it uses the driver before it makes a group
   if (argc == 3 && std::strcmp(argv[1], "--worker") == 0) return weft::bench::train_on_gpu(argv[2]);
   if (argc >= 4 && std::strcmp(argv[1], "--caller") == 0) {
     return weft::bench::call_with_tensors(argv[2], {argv + 3, argv + argc});

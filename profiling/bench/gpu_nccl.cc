@@ -19,7 +19,7 @@ namespace weft::bench {
 
 namespace {
 
-constexpr int kCalls = 100;  // between two waits for the device
+constexpr int kCalls = 100;  // calls between two waits for the device
 
 using transport::nccl::Library;
 
@@ -27,7 +27,7 @@ void wait_for(const cuda::StreamRef& stream) {
   if (!cuda::record(stream).synchronize()) broken("a fence without a deadline timed out");
 }
 
-// A communicator of one rank, as a program without Weft would have it.
+// A communicator of one rank as a program without Weft would make it.
 class RawNccl {
  public:
   RawNccl(std::shared_ptr<const Library> library, cuda::Device& device)
@@ -47,8 +47,8 @@ class RawNccl {
                                stream_.native()),
           "ncclAllReduce");
   }
-  // As a program has it whose computing goes on meanwhile: behind what its stream has computed, and
-  // in front of what comes there next.
+  // As a program calls it that computes meanwhile: after the work that its stream has computed, and
+  // before the work that follows there.
   void all_reduce_between_events(const Slice& word, const cuda::StreamRef& computing) {
     const cuda::DeviceGuard guard(stream_.device());
     ready_.record(computing);

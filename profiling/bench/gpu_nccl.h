@@ -1,4 +1,4 @@
-// What a collective costs its caller over NCCL's own call.
+// Measures the caller's cost of a collective in addition to NCCL's own call.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,9 @@
 
 namespace weft::bench {
 
-// The host's time of one all_reduce of 4 B with one rank, where NCCL has nothing to do: NCCL called
-// directly on the stream, the communicator with the stream's wait for it, and ProcessGroup with
-// Work::wait().
+// Measures the host's time for one all_reduce of 4 B with one rank, for which NCCL has nothing to
+// do: NCCL called directly on the stream, the communicator with the stream's wait for it, and
+// ProcessGroup with Work::wait().
 void bench_nccl(Report& report, const std::shared_ptr<cuda::Device>& device);
 
 }  // namespace weft::bench

@@ -18,7 +18,7 @@ namespace {
 
 struct Case {
   std::size_t bytes;
-  int calls;  // of one sample
+  int calls;  // calls in one sample
   int samples;
 };
 constexpr Case kCases[] = {{64, 200, 20}, {1 << 20, 50, 20}, {256 << 20, 2, 10}};
@@ -29,8 +29,8 @@ void wait_for(const c10::Device& device) {
   if (device.is_cuda()) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
 }
 
-// The same in Python; a text, as packs of programs take no sources along. Arguments: device, then
-// bytes, calls and samples of each case.
+// The same in Python, as a string, because packed programs include no sources. Arguments: device,
+// then bytes, calls and samples of each case.
 constexpr const char* kPython = R"(
 import os, sys, time, torch
 import torch.distributed.rpc as rpc
@@ -61,7 +61,7 @@ for size, calls, samples in cases if rank == 0 else []:
 rpc.shutdown()
 )";
 
-// A device copy of as many bytes and a wait for it, in this process.
+// Times a device copy of as many bytes and the wait for it, in this process.
 Samples copies(std::size_t bytes, int count) {
   const auto from = torch::ones({static_cast<std::int64_t>(bytes)},
                                 at::TensorOptions(at::kCUDA).dtype(at::kByte));

@@ -1,4 +1,4 @@
-// Remote calls that take a tensor of a GPU, between two processes on one GPU.
+// Remote calls with a GPU tensor, between two processes on one GPU.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace weft::bench {
 
-// A worker process, one of two: rank 0 prints a line for each of the sizes, its bytes and the
-// seconds that each call took. The device is "cuda:0"; "cpu" is for trying the program out.
+// Runs one of two worker processes. For each of the sizes, rank 0 prints a line with the bytes and
+// the seconds that each call took. The device is "cuda:0"; "cpu" is for trying the program out.
 int call_with_tensors(const std::string& device, const std::vector<std::string>& sizes);
 
-// A call from when it is made until this process's stream knows that all of the tensor has arrived:
-// the callee gives the last number back, and that stream is waited for. The same by Python's
+// Times a call from its start until this process's stream knows that the whole tensor has arrived:
+// the callee returns the last number, and the caller waits for that stream. Compares with Python's
 // torch.distributed.rpc.
 void bench_gpu_calls(Report& report);
 

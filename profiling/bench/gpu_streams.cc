@@ -10,17 +10,17 @@ namespace weft::bench {
 
 namespace {
 
-constexpr int kRounds = 50;  // there and back, behind a closed gate: a stream takes about a
-                             // thousand operations before it blocks
+// Round trips behind a closed gate: a stream accepts about a thousand operations before it blocks.
+constexpr int kRounds = 50;
 
 class Streams {
  public:
-  // Enqueues what makes the second stream wait for the first one.
+  // Enqueues operations that make the second stream wait for the first one.
   using Hop = std::function<void(const cuda::StreamRef& from, const cuda::StreamRef& to)>;
 
   explicit Streams(cuda::Device& device)
       : device_(device), flags_(device), here_(device), there_(device) {
-    // While the gate is closed no memory may be pinned: that may wait for the device.
+    // Makes all flags first: pinning memory while the gate is closed could wait for the device.
     std::vector<std::shared_ptr<cuda::MappedFlag>> slots(2 * kRounds + 8);
     for (auto& slot : slots) slot = flags_.make();
     for (const auto& slot : slots) slot->raise();
@@ -47,7 +47,7 @@ class Streams {
     fences_.back().wait(to);
   }
 
-  // The seconds of one hop.
+  // Returns the seconds of one hop.
   double run(const Hop& hop) {
     const auto gate = flags_.make();
     gate->wait(here_);
@@ -61,7 +61,7 @@ class Streams {
     while (!last.query()) {
     }
     const double took = now() - start;
-    // The host function that raised the last flag may be in it still.
+    // The host function that raised the last flag may still be running.
     if (!end.synchronize()) broken("a fence without a deadline timed out");
     fences_.clear();
     raised_.clear();
@@ -73,7 +73,7 @@ class Streams {
   cuda::FlagPool flags_;
   cuda::Stream here_;
   cuda::Stream there_;
-  std::vector<Fence> fences_;  // of the present run
+  std::vector<Fence> fences_;  // used by the present run
   std::vector<std::shared_ptr<cuda::MappedFlag>> raised_;
 };
 

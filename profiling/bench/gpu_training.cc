@@ -22,11 +22,11 @@ namespace {
 const c10::Device kGpu(c10::kCUDA, 0);
 constexpr std::int64_t kWidths[] = {1024, 2048, 2048, 2048, 1024};
 constexpr std::int64_t kBatch = 128;
-constexpr int kWarmUp =
-    11;  // the buckets are built anew behind the first step, and libraries choose their kernels
-constexpr int kRounds = 2;  // a process each
-constexpr int kTimes = 15;  // in a round, of each way in turn
-constexpr int kSteps = 10;  // between two waits for the device
+// The buckets are rebuilt after the first step, and libraries choose their kernels.
+constexpr int kWarmUp = 11;
+constexpr int kRounds = 2;  // one process for each round
+constexpr int kTimes = 15;  // measurements in a round, of each kind in turn
+constexpr int kSteps = 10;  // steps between two waits for the device
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net;
@@ -44,7 +44,7 @@ void print(const std::string& what, const std::vector<double>& times) {
   std::fflush(stdout);
 }
 
-// A network with what trains it; DistributedDataParallel on one rank.
+// A network with DistributedDataParallel on one rank, and its optimizer.
 class Training {
  public:
   explicit Training(const ProcessGroup& group)
@@ -75,7 +75,7 @@ class Training {
                                       at::TensorOptions(kGpu).dtype(at::kLong));
 };
 
-// The seconds of a step: until the host is through with it, and all of it.
+// The seconds of a step: until the host has enqueued it, and until it has ended.
 struct Times {
   std::vector<double> host, whole;
   void add(const std::function<void()>& step) {
@@ -91,7 +91,7 @@ struct Times {
 
 int train_on_gpu(const std::string& how) {
   torch::manual_seed(0);
-  // Capturing needs a stream that is not the default one.
+  // Capturing needs a stream other than the default one.
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0);
   const c10::cuda::CUDAStreamGuard current(stream);
   ProcessGroup group = init_process_group({.backend = "nccl", .device = kGpu});
@@ -142,8 +142,8 @@ void bench_exposed(Report& report) {
   if (!report.wants(name)) return;
   const std::string folder = new_folder();
   const std::string file = folder + "/run.json";
-  // NCCL takes two ranks on one GPU for a mistake, unless each believes in a host of its own; then
-  // they have a network only.
+  // NCCL rejects two ranks on one GPU, unless each believes that it is on a host of its own; then
+  // they can use only the network.
   const std::string self = this_program();
   run_workers(
       {"sh", "-c", "NCCL_HOSTID=rank$RANK LOCAL_RANK=0 exec '" + self + "' --worker traced"}, 2,

@@ -1,4 +1,4 @@
-// Training steps on a GPU: what a captured one costs its host, and what of the communication is not
+// Training steps on a GPU: the host's time for a captured step, and the communication that is not
 // hidden.
 #pragma once
 
@@ -8,15 +8,15 @@
 
 namespace weft::bench {
 
-// A worker process: one rank on the first GPU. `how`: "measured" (rank 0 prints the seconds of the
-// host and of the whole for eager and for captured steps), "traced" (a few eager steps, for a
+// Runs a worker process: one rank on the first GPU. `how`: "measured" (rank 0 prints the seconds of
+// the host and of the whole step, for eager and captured steps), "traced" (a few eager steps, for a
 // timeline).
 int train_on_gpu(const std::string& how);
 
-// DistributedDataParallel over NCCL with one rank: a step as a program writes it, and the same step
-// captured into a CUDA graph with its collectives and launched again.
+// Measures DistributedDataParallel over NCCL with one rank: a step as a program writes it, and the
+// same step captured into a CUDA graph with its collectives and launched again.
 void bench_captured_step(Report& report);
-// With two ranks on this GPU, which take turns there; from their timeline.
+// Measures, from a timeline, the exposed communication of two ranks that take turns on this GPU.
 void bench_exposed(Report& report);
 
 }  // namespace weft::bench

@@ -1,6 +1,6 @@
-// How near the kernels come to the memory's speed, on one thread: bytes read and written per
-// second, against memcpy of as many bytes and against libtorch doing the same. With a GPU, the CUDA
-// kernels against a copy on the device as well.
+// Measures how near the kernels come to the memory's speed, on one thread: bytes read and written
+// per second, compared with memcpy of as many bytes and with the same work by libtorch. With a GPU,
+// also compares the CUDA kernels with a device copy.
 
 #include <cstring>
 #include <vector>
@@ -48,7 +48,8 @@ at::ScalarType scalar_type(Dtype dtype) {
   }
 }
 
-// Tensors as a network has them, large weights and small biases, of so many elements in all.
+// Makes tensors as a network has them, large weights and small biases, with `elements` elements in
+// all.
 std::vector<at::Tensor> network(std::int64_t elements, Dtype dtype) {
   std::vector<at::Tensor> tensors;
   for (std::int64_t left = elements, i = 0; left > 0; ++i) {
@@ -60,7 +61,7 @@ std::vector<at::Tensor> network(std::int64_t elements, Dtype dtype) {
   return tensors;
 }
 
-// The parts of a flat tensor that hold the tensors, back to back.
+// Returns the parts of a flat tensor that hold the tensors back to back.
 std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
   std::int64_t offset = 0;
@@ -72,12 +73,13 @@ std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::T
 }
 
 void compare(Report& report, const std::string& name, std::size_t bytes, std::vector<Peer> peers) {
-  // Half of the bytes are read, half are written.
+  // The copy reads half of the bytes and writes half.
   const std::vector<char> from(bytes / 2, 1);
   std::vector<char> to(bytes / 2);
   peers.push_back({"memcpy", [&] {
                      std::memcpy(to.data(), from.data(), to.size());
-                     asm volatile("" : : "r"(to.data()) : "memory");  // the copy is not elided
+                     // Keeps the copy from being optimized away.
+                     asm volatile("" : : "r"(to.data()) : "memory");
                    }});
   const auto samples = measure(peers, report.runs());
   for (std::size_t i = 0; i < peers.size(); ++i)
@@ -101,12 +103,12 @@ void bench_pack(Report& report, std::int64_t elements, Dtype from, Dtype to) {
   constexpr double kScale = 0.5;
   if (report.wants(out)) {
     const auto with_libtorch = [&] {
-      if (from == to) {  // as its DistributedDataParallel fills a bucket
+      if (from == to) {  // as libtorch's DistributedDataParallel fills a bucket
         for (std::size_t i = 0; i < tensors.size(); ++i) {
           at::Tensor part = parts[i];
           at::mul_out(part, tensors[i], at::scalar_tensor(kScale, tensors[i].options()));
         }
-      } else {  // as its compression hooks do
+      } else {  // as libtorch's compression hooks do
         at::_foreach_copy_(parts, tensors);
         flat.mul_(kScale);
       }
@@ -143,7 +145,7 @@ std::vector<at::Tensor> zeros_like(const std::vector<at::Tensor>& tensors) {
   return zeros;
 }
 
-// Parameters with gradients.
+// Makes parameters with gradients.
 std::vector<at::Tensor> parameters(std::int64_t elements) {
   auto tensors = network(elements, Dtype::Float32);
   for (at::Tensor& tensor : tensors) tensor.mutable_grad() = at::randn_like(tensor);
@@ -212,9 +214,9 @@ void bench_adamw(Report& report, std::int64_t elements) {
 void bench_on_cpu(Report& report) {
   at::set_num_threads(1);
   const at::NoGradGuard no_gradients;
-  constexpr std::int64_t kSmall =
-      256 << 10;  // elements: 1 MiB of fp32, DistributedDataParallel's first bucket
-  constexpr std::int64_t kLarge = 25 * kSmall;  // its later ones
+  // Elements: 1 MiB of fp32, the size of DistributedDataParallel's first bucket.
+  constexpr std::int64_t kSmall = 256 << 10;
+  constexpr std::int64_t kLarge = 25 * kSmall;  // the size of its later buckets
   for (const std::int64_t elements : {kSmall, kLarge}) {
     bench_pack(report, elements, Dtype::Float32, Dtype::Float32);
     bench_pack(report, elements, Dtype::Float32, Dtype::Float16);

@@ -8,10 +8,10 @@
 namespace weft::bench {
 namespace {
 
-constexpr int kLaunches =
-    20;  // between two looks of the host, so that its part of the time vanishes
+// Launches between two synchronizations, so that the host's share of the time vanishes.
+constexpr int kLaunches = 20;
 
-// One device with the memory of all cases.
+// One device with the memory of the present case.
 class Gpu {
  public:
   Gpu(Report& report, std::shared_ptr<cuda::Device> device)
@@ -33,20 +33,22 @@ class Gpu {
   }
 
  private:
-  // 0.0115 in float32 and in bfloat16. (Of zeros AdamW takes a root and divides by it, in the slow
-  // branches of both.)
+  // Fills memory with 0.0115, in float32 and in bfloat16. (With zeros, AdamW would take a root of
+  // zero and divide by it, in the slow branches of both.)
   Slice allocate(std::size_t bytes) {
     memory_.emplace_back(stream_, bytes);
     cuda::fill(stream_, memory_.back().slice(), 0x3c);
     return memory_.back().slice();
   }
 
-  // How a network's tensors lie in a slab of memory, a weight and a bias in turn.
+  // How a network's tensors lie in a block of memory, a weight and a bias in turn.
   enum class Lie {
-    Even,  // all of 256 bytes or a multiple, as with layers whose widths are: so are their places
-           // in a bucket
-    Odd,   // 16 bytes less, so that in a bucket they lie at multiples of four elements
-    Unaligned,  // and the tensors one element off their alignment
+    // All of a multiple of 256 bytes, as in layers with such widths; so are their offsets in a
+    // bucket.
+    Even,
+    // 16 bytes less, so that their offsets in a bucket are multiples of four elements.
+    Odd,
+    Unaligned,  // as Odd, and the tensors one element off their alignment
   };
   static std::vector<Slice> scattered(Slice whole, std::size_t element_bytes, Lie lie) {
     std::vector<Slice> tensors;
@@ -79,7 +81,7 @@ class Gpu {
             }};
   }
 
-  // `bytes` are read and written in one launch; the copy reads half of them and writes as many.
+  // One launch reads and writes `bytes`; the copy reads half of them and writes half.
   template <class Enqueue>
   void compare(const std::string& name, std::size_t bytes, Enqueue enqueue) {
     if (report_.wants(name)) {
@@ -90,7 +92,7 @@ class Gpu {
       const auto samples = measure(peers, report_.runs());
       for (std::size_t i = 0; i < peers.size(); ++i) {
         Row row = bandwidth_row(name, peers[i].name, bytes * kLaunches, samples[i]);
-        row.bytes = bytes;  // of one launch
+        row.bytes = bytes;  // bytes of one launch
         report_.add(row);
       }
     }
@@ -166,7 +168,7 @@ class Gpu {
   std::shared_ptr<cuda::Device> device_;
   cuda::Stream stream_;
   kernels::CudaKernels kernels_;
-  std::vector<cuda::DeviceMemory> memory_;  // of the present case
+  std::vector<cuda::DeviceMemory> memory_;  // used by the present case
 };
 
 }  // namespace
@@ -180,8 +182,8 @@ void bench_on_gpu(Report& report) {
   report.note("GPU cases on " + device->properties().name);
   {
     Gpu gpu(report, device);
-    for (const std::size_t mebi : {6, 64, 256})
-      gpu.bench(mebi << 20);  // elements: DistributedDataParallel's bucket, and more
+    // Elements: the size of a bucket of DistributedDataParallel, and larger.
+    for (const std::size_t mebi : {6, 64, 256}) gpu.bench(mebi << 20);
   }
   if (!device->retirement().reclaim_all(Deadline::never()))
     broken("a fence without a deadline timed out");

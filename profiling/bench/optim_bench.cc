@@ -1,8 +1,8 @@
-// A step of the fused optimizers against libtorch's own, whole: through step() of the optimizer,
-// over the parameters of a network with large weights and small biases; bytes read and written per
-// second. On one thread of the CPU, in turns; and on a GPU, where there is one, against a copy on
-// the device that moves as many bytes as well. (The kernels alone, without optimizer and libtorch:
-// ./dev bench kernels.)
+// Compares a whole step of the fused optimizers with libtorch's own: through step() of the
+// optimizer, over the parameters of a network with large weights and small biases; bytes read and
+// written per second. On one thread of the CPU, in turns; and on a GPU, if there is one, also with
+// a device copy that moves as many bytes. (./dev bench kernels measures the kernels alone, without
+// optimizer and libtorch.)
 #include <string>
 #include <vector>
 
@@ -19,7 +19,7 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-// Parameters of so many elements in all, with gradients.
+// Makes parameters with `elements` elements in all, with gradients.
 std::vector<at::Tensor> network(std::int64_t elements, at::ScalarType dtype, at::Device device) {
   std::vector<at::Tensor> parameters;
   for (std::int64_t left = elements, i = 0; left > 0; ++i) {
@@ -39,8 +39,8 @@ std::string case_of(const std::string& what, std::int64_t elements, at::ScalarTy
          (is_mebi ? std::to_string(elements >> 20) + "Mi" : std::to_string(elements >> 10) + "Ki");
 }
 
-// `passes`: how often memory of the parameters' size is read or written in a step that passes over
-// it once.
+// `passes`: how often one step reads or writes memory of the parameters' size, if it passes over
+// each of them once.
 template <class Fused, class Plain, class Options>
 void compare(Report& report, const std::string& what, std::int64_t elements, at::ScalarType dtype,
              std::size_t passes, const Options& options) {
@@ -55,7 +55,7 @@ void compare(Report& report, const std::string& what, std::int64_t elements, at:
   report.add(bandwidth_row(name, "libtorch", bytes, samples[1]));
 }
 
-// The same on the GPU. The host waits for the device once in so many steps, so that its waking up
+// The same on the GPU. The host waits for the device only once in kSteps steps, so that its wake-up
 // does not count.
 template <class Fused, class Plain, class Options>
 void compare_on_gpu(Report& report, const std::string& what, std::int64_t elements,

@@ -105,7 +105,7 @@ Report::Report(std::string bench, int argc, char** argv, int default_runs, bool 
 
 namespace {
 
-// How many times as good `other` is; where the unit is a rate, more is better.
+// How many times as good `other` is; for a rate, more is better.
 double times_as_good(const Row& other, const Row& row) {
   const bool rate = row.unit.find('/') != std::string::npos;
   return rate ? other.p50 / row.p50 : row.p50 / other.p50;
@@ -117,7 +117,8 @@ bool same_measure(const Row& one, const Row& other) {
 
 }  // namespace
 
-// With the first line, not before: a bench may leave the table to another process.
+// Prints the header only with the first line, because a bench may leave the table to another
+// process.
 void Report::print_header() const {
   if (std::exchange(has_header_, true)) return;
   std::printf("%-42s %-*s %9s  %10s %10s %-5s\n", "case", peer_width(), "peer", "MiB", "p50", "p99",

@@ -1,8 +1,8 @@
-// What a remote call costs, between two workers on one host, each on a core of its own: Weft over
-// shared memory and TCP, against Python's torch.distributed.rpc on the same torch, gRPC and Cap'n
-// Proto (both over a unix socket). Then what nested calls cost that each block a thread until the
-// next one has returned, and what chains of dependent calls cost between hosts 5 ms apart, where
-// every round trip counts.
+// Measures the cost of a remote call between two workers on one host, each on a core of its own:
+// Weft over shared memory and TCP, compared with Python's torch.distributed.rpc on the same torch,
+// gRPC and Cap'n Proto (both over a unix socket). Then measures nested calls that each block a
+// thread until the next one has returned, and chains of dependent calls between hosts 5 ms apart,
+// where every round trip counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,9 +28,9 @@ using weft::bench::now;
 struct Case {
   const char* name;
   std::size_t bytes;
-  int calls;  // of one sample
+  int calls;  // calls in one sample
   int samples;
-  int at_once;  // calls under way; 1: each waits for the one before
+  int at_once;  // open calls; 1: each waits for the one before
 };
 constexpr Case kCases[] = {
     {"number", 8, 200, 50, 1},
@@ -52,7 +52,7 @@ const Case& case_named(const std::string& name) {
 std::int64_t add(std::int64_t a, std::int64_t b) { return a + b; }
 at::Tensor give_back(at::Tensor tensor) { return tensor; }
 
-// One call after the other, or many at once; the seconds that each call took.
+// Makes the calls one after the other or many at once; returns the seconds for each call.
 std::vector<double> measure(const weft::rpc::Agent& agent, const Case& one) {
   const auto tensor = torch::zeros({static_cast<std::int64_t>(one.bytes / 4)});
   const std::string name = one.name;
@@ -95,9 +95,9 @@ int work(const std::string& transport, const Case& one) {
   return 0;
 }
 
-// Nested calls: each function blocks in to_here() for a call back to the other worker, so half as
-// many threads of each worker wait as there are calls. The time of a whole chain shows what a call
-// costs beside the threads that wait already.
+// Nested calls: each function blocks in to_here() for a call back to the other worker, so half of
+// the calls block threads of each worker. The time of a whole chain shows the cost of a call while
+// the other threads block.
 constexpr int kNested[] = {100, 400, 1600};
 constexpr int kNestedSamples = 3;
 
@@ -125,13 +125,13 @@ int work_nested(const std::string& transport, int calls) {
   return 0;
 }
 
-// Chains: each call takes the reference that the one before has made.
+// Chains: each call takes the reference that the call before has made.
 constexpr auto kOneWay = std::chrono::milliseconds(5);
 constexpr int kLinks = 8;
-constexpr int kChainWorkers = 4;  // besides the caller
+constexpr int kChainWorkers = 4;  // not counting the caller
 constexpr int kChainSamples = 10;
-// In the last each value is sent to the next worker by the one before; in the third the next worker
-// fetches it, as torch's.
+// In the last chain each worker sends its value to the next worker; in the third the next worker
+// fetches it, as torch does.
 constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker",
                                    "delayed chain of 8, four workers",
                                    "delayed chain of 8, four workers, copies"};
@@ -174,11 +174,11 @@ struct Setting {
   weft::bench::Samples times = {};
 };
 
-// What the bench has built, "" where it could not.
+// The programs that the bench has built; "" if it could not.
 struct Peers {
   std::string grpc;
   std::string capnp;
-  std::filesystem::path sockets;  // a folder of this process
+  std::filesystem::path sockets;  // the folder for this process's sockets
 };
 
 Peers build_peers(const weft::bench::Report& report) {
@@ -243,7 +243,7 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
           {"torch.distributed.rpc",
            with({python, RPC_BENCH_SOURCES "/rpc_python.py"}, order(std::max(1, one.calls / 10)))});
     }
-    // A socket of its own for each run: callers take one that is there for one that is served.
+    // A socket of its own for each run: a caller takes any existing socket for one with a server.
     const std::string start = "exec \"$0\" \"" + peers.sockets.string() + "/$MASTER_PORT\" \"$@\"";
     for (const auto& [name, program] :
          {std::pair("gRPC", peers.grpc), std::pair("Cap'n Proto", peers.capnp)}) {

@@ -14,7 +14,7 @@ namespace {
 
 using weft::bench::Order;
 
-// What a peer that is trusted may send: Cap'n Proto guards against more than 64 MiB by itself.
+// Lifts the limits for a trusted peer: Cap'n Proto refuses more than 64 MiB by default.
 capnp::ReaderOptions no_limits() {
   capnp::ReaderOptions options;
   options.traversalLimitInWords = 1ULL << 40;
@@ -47,7 +47,7 @@ void serve(const Order& order) {
   capnp::EzRpcServer server(kj::heap<Server>(kj::mv(ended.fulfiller)), order.address, 0,
                             no_limits());
   ended.promise.wait(server.getWaitScope());
-  // The reply of end() is on its way until the caller has gone.
+  // The reply of end() must leave before the server ends.
   server.getIoProvider().getTimer().afterDelay(200 * kj::MILLISECONDS).wait(server.getWaitScope());
 }
 

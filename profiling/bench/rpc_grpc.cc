@@ -49,7 +49,7 @@ void check(const grpc::Status& status) {
   std::exit(1);
 }
 
-// As many calls under way as the order says.
+// Keeps as many calls open as the order says.
 void add_at_once(Peer::Stub& peer, const Order& order) {
   struct Call {
     grpc::ClientContext context;

@@ -1,6 +1,7 @@
-// What the peers of rpc_bench that are built by it have in common: programs of two ranks, rank 0
-// calls and prints the seconds that each call took.  usage: PROGRAM SOCKET number|tensor BYTES
-// CALLS SAMPLES AT_ONCE, with RANK in the environment.
+// Shared by the peers that rpc_bench builds: programs of two ranks; rank 0 calls and prints the
+// seconds that each call took.
+//
+//   usage: PROGRAM SOCKET number|tensor BYTES CALLS SAMPLES AT_ONCE, with RANK in the environment
 #pragma once
 
 #include <cstdio>
@@ -13,7 +14,7 @@
 namespace weft::bench {
 
 struct Order {
-  std::string address;  // of a socket in the file system
+  std::string address;  // of a unix socket in the file system
   bool is_number = false;
   std::size_t bytes = 0;
   int calls = 0;
@@ -36,7 +37,7 @@ inline Order order_of(int argc, char** argv) {
 
 inline int own_rank() { return std::atoi(std::getenv("RANK")); }
 
-// `sample` makes the order's calls once.
+// Prints the seconds of each call for each sample; `sample` makes the order's calls once.
 inline void print_times(const Order& order, const std::function<void()>& sample) {
   for (int i = -2; i < order.samples; ++i) {
     const double start = seconds();

@@ -1,10 +1,11 @@
-// What it costs to be looked at: the digits' training step without a timeline, where the flight
-// recorder alone writes, and with one; what one operation and one range cost; and whether the
-// timeline's word on exposed communication is the program's own.
+// Measures the cost of tracing: the training step of examples/digits without a timeline, where only
+// the flight recorder writes, and with one; the cost of one operation and of one range; and whether
+// the exposed communication in the timeline agrees with the program's own measurement.
 //
 // The program is examples/digits on two ranks, as a user would start it; its settings take turns,
-// so that a noisy machine is noisy for both. WEFT_BENCH_UNTRACED names a second one, built with
-// WEFT_TRACE=OFF and else alike, that is measured too; ./dev bench timeline --untraced builds it.
+// so that noise of the machine affects both. WEFT_BENCH_UNTRACED names a second program, built with
+// WEFT_TRACE=OFF and otherwise equal, which is measured too; ./dev bench timeline --untraced builds
+// it.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -27,15 +28,15 @@ using weft::bench::Report;
 using weft::bench::Samples;
 
 constexpr int kRanks = 2;
-constexpr int kBatch = 64;   // of the digits, each rank
-constexpr int kEach = 2000;  // operations between two looks at the clock
+constexpr int kBatch = 64;   // digits of a step on each rank
+constexpr int kEach = 2000;  // operations between two readings of the clock
 
 [[noreturn]] void fail(const std::string& why) {
   std::fprintf(stderr, "timeline_bench: %s\n", why.c_str());
   std::exit(2);
 }
 
-// The number behind a text that the program prints.
+// Returns the number that follows `text` in the program's output.
 double number_after(const std::string& printed, const std::string& text) {
   const auto found = printed.find(text);
   if (found == std::string::npos) fail("the digits print no '" + text + "'");
@@ -44,7 +45,7 @@ double number_after(const std::string& printed, const std::string& text) {
 
 struct Run {
   double step = 0;    // seconds
-  double waited = 0;  // percent of the step, by the program's clock
+  double waited = 0;  // percent of the step, as the program measures it
 };
 
 Run train(const std::string& folder, const std::string& timeline,
@@ -66,7 +67,7 @@ void steps(Report& report) {
   Samples on;
   Samples said;
   Samples seen;
-  train(folder, "");  // warms the page cache up
+  train(folder, "");  // warms up the page cache
   for (int round = 0; round < report.runs(); ++round) {
     if (untraced != nullptr) without.add(train(folder, "", untraced).step);
     off.add(train(folder, "").step);
@@ -128,7 +129,7 @@ void events(Report& report) {
   const Samples range_off = time_each(report.runs(), range);
   const std::string folder = new_folder();
   weft::trace::timeline::join(folder + "/run.json", {"0123456789abcdef", 0, 1, {}});
-  // So few that the timeline's thread keeps up.
+  // Few enough events for the timeline's thread to keep up.
   const Samples operation_on = time_each(1, operation);
   const Samples range_on = time_each(1, range);
   weft::trace::timeline::finish();

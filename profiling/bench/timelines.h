@@ -1,18 +1,18 @@
-// Runs of programs with a timeline, and what it says of them.
+// Helpers for runs of programs with a timeline.
 #pragma once
 
 #include <string>
 
 namespace weft::bench {
 
-// All of these end the bench with a message where that is not possible.
+// All of these end the bench with a message if they fail.
 
-// A program of the same build, which stands beside this one.
+// The path of a program of the same build, in the folder of this one.
 std::string beside(const std::string& program);
-// A folder of its own for files that the bench removes.
+// Makes a new folder for files; the bench removes it.
 std::string new_folder();
-// The share of rank 0's steps in which communication was not hidden, percent; the last step reaches
-// to the end of the program and does not count.
+// The percentage of rank 0's steps in which communication was not hidden. Leaves out the last step,
+// which reaches to the end of the program.
 double exposed_in(const std::string& timeline);
 
 }  // namespace weft::bench

@@ -1,8 +1,9 @@
-// What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1:
-// round trips of a polled and of a blocked caller, one-way streams, messages that were just
-// written. Weft's backends against TensorPipe, UCX and Open MPI, and against what the machine can
-// do without a library. How each is measured: transport_rounds.h. Workers of all settings take
-// turns, several rounds. Then what a connection costs over its stream, by itself.
+// Measures the cost of a message between two processes of one machine, rank 0 on core 0 and rank 1
+// on core 1: round trips of a polling and of a blocking caller, one-way streams, and messages that
+// were just written. Compares Weft's backends with TensorPipe, UCX and Open MPI, and with the
+// limits of the machine, measured without a library. transport_rounds.h describes the measurements.
+// Workers of all settings take turns, over several rounds. Then measures the cost of a connection
+// over its stream, by itself.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -24,13 +25,13 @@ using weft::bench::Samples;
 struct Setting {
   std::string name;
   std::vector<std::string> command;
-  int ranks = 2;  // to be started here
+  int ranks = 2;  // ranks that the bench starts
   std::map<std::size_t, Samples> times = {};
 };
 
-// ucx_perftest prints one row for a size. It gives half a round trip, or the bandwidth and rate of
-// a stream; here both are turned into the seconds of a round trip or a message. The server ends
-// with its client.
+// ucx_perftest prints one row for a size: half a round trip, or the bandwidth and rate of a stream.
+// The script converts both to the seconds of a round trip or message. The server ends with its
+// client.
 std::string ucx_script(const std::string& tls, const std::string& name) {
   const bool is_stream = name == "stream";
   const auto& sizes = is_stream ? weft::bench::kStreamSizes : weft::bench::kRoundTripSizes;
@@ -68,7 +69,7 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   if (!tensorpipe.empty())
     settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
   if (name != "blocked") {
-    // These two poll whoever waits. UCX's own program sends what nobody writes.
+    // These two always poll. UCX's own program sends memory that nobody writes.
     if (name == "fresh") {
       report.note(wire + " fresh: UCX is not measured, ucx_perftest has no such mode");
     } else if (std::system("command -v ucx_perftest >/dev/null") == 0) {
@@ -126,7 +127,7 @@ void run_once(Setting& setting) {
   }
 }
 
-// Small messages by their number, large ones by their bytes.
+// Reports the rate of small messages and the bandwidth of large ones.
 Row stream_row(const std::string& name, const std::string& peer, std::size_t bytes,
                const Samples& seconds) {
   const bool is_small = bytes <= 1 << 10;
@@ -159,7 +160,7 @@ void measure(const std::string& wire, const std::string& name, Report& report,
     for (Setting& setting : settings) {
       const auto found = setting.times.find(bytes);
       if (found == setting.times.end() || found->second.count() == 0) {
-        // A floor that has one size only is meant so.
+        // A floor may have only one size.
         if (setting.name.rfind("floor", 0) != 0)
           report.note(row + ": " + setting.name + " gave no figure");
         continue;
@@ -181,7 +182,7 @@ int main(int argc, char** argv) {
   if (const auto why = weft::bench::why_no_gpu()) {
     report.note("no GPU cases: " + *why);
   } else {
-    // A caller who blocks does so on the host, which has no part in these.
+    // Leaves out blocking callers: they block on the host, which takes no part in these cases.
     for (const std::string name : {"polled", "stream"}) {
       if (report.wants("cuda_ipc " + name)) measure("cuda_ipc", name, report, "", "");
     }
@@ -190,7 +191,7 @@ int main(int argc, char** argv) {
   std::vector<std::pair<std::string, std::string>> cases;
   for (const std::string wire : {"shm", "tcp"}) {
     for (const std::string name : {"polled", "blocked", "stream", "fresh"}) {
-      if (name == "fresh" && wire != "shm") continue;  // sockets copy whatever they are given
+      if (name == "fresh" && wire != "shm") continue;  // sockets copy every message anyway
       if (report.wants(wire + " " + name)) cases.emplace_back(wire, name);
     }
   }

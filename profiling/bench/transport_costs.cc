@@ -1,7 +1,7 @@
-// What a connection costs over its stream, for each message: over a stream in memory that takes all
-// that is written and has what it was given, so that no system call and no other thread is in the
-// figure. The peer is that stream, alone: the same bytes as one write(), or as one peek() and
-// consume().
+// Measures the cost of a connection over its stream, for each message: over a stream in memory that
+// accepts everything and contains what it was given, so that the figure includes no system call and
+// no other thread. The peer is that stream alone: the same bytes as one write(), or as one peek()
+// and consume().
 #include <array>
 #include <cstring>
 
@@ -19,7 +19,7 @@ using transport::Capabilities;
 using transport::Connection;
 namespace frame = transport::frame;
 
-constexpr std::size_t kMessages = 2000;  // of one run
+constexpr std::size_t kMessages = 2000;  // messages in one run
 constexpr int kRuns = 400;
 constexpr double kPerMessage = 1e9 / kMessages;
 
@@ -95,7 +95,7 @@ void receive(Report& report, const std::string& name, std::size_t header_bytes,
   alone.start(
       *end.loop, [] {}, [] {});
   ByteStream& stream = alone;
-  // A lane gives others a turn when it has read much.
+  // A connection lets others run after it has read much, so waits until all messages have arrived.
   std::size_t awaited = 0;
   const auto all_have_arrived = [&] {
     awaited += kMessages;

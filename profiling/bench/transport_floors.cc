@@ -22,8 +22,8 @@ namespace weft::bench {
 
 namespace {
 
-// Each floor forks its second rank, which dies with it: so shared memory is there without being
-// passed.
+// Memory that both ranks share. Each floor forks its second rank, which dies with it and inherits
+// the memory.
 template <class Shared>
 Shared& share() {
   void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
@@ -42,7 +42,6 @@ void fork_rank_1(const Serve& serve) {
 }
 
 // --- a flag in shared memory, there and back
-// -------------------------------------------------------------------------
 
 struct Flags {
   alignas(64) std::atomic<std::uint64_t> there{0};
@@ -78,8 +77,7 @@ int be_spinning_flag() {
   return 0;
 }
 
-// --- two processes that copy on one GPU, in turn, and tell each other by that flag
-// -------------------------------------
+// --- two processes that copy on one GPU in turn and signal each other by that flag
 
 int be_copies_in_turn() {
   Flags& flags = share<Flags>();
@@ -119,7 +117,6 @@ int be_copies_in_turn() {
 }
 
 // --- a ring of slots in shared memory, copied into and out of
-// --------------------------------------------------------
 
 constexpr std::size_t kSlots = 16;
 constexpr std::size_t kSlotBytes = 64 << 10;
@@ -127,14 +124,15 @@ constexpr std::size_t kSlotBytes = 64 << 10;
 struct Slots {
   alignas(64) std::atomic<std::uint64_t> filled{0};
   alignas(64) std::atomic<std::uint64_t> emptied{0};
-  alignas(64) std::atomic<std::uint64_t> bytes{0};  // of a message, while that size is measured
+  // Bytes of a message of the present size.
+  alignas(64) std::atomic<std::uint64_t> bytes{0};
   std::array<std::array<std::byte, kSlotBytes>, kSlots> slots;
 };
 
 int be_two_copy_ring(const std::string& name) {
   Slots& ring = share<Slots>();
   fork_rank_1([&](const auto& goes_on) {
-    // Two buffers in turns, as Weft's receiver has them.
+    // Uses two buffers in turns, as Weft's receiver does.
     std::vector<std::byte> memory(512 << 20, std::byte{1});
     std::size_t message = 0, at = 0, turn = 0;
     for (std::uint64_t taken = 0; goes_on();) {
@@ -195,11 +193,10 @@ int be_two_copy_ring(const std::string& name) {
   return measure_case(two_copies, name);
 }
 
-// --- the receiver copies once, out of the sender's memory
-// -------------------------------------------------------------
+// --- the receiver copies once, from the sender's memory
 
 struct Lent {
-  alignas(64) std::atomic<std::uint64_t> lent{0};  // messages
+  alignas(64) std::atomic<std::uint64_t> lent{0};  // messages offered so far
   std::atomic<std::uint64_t> bytes{0};
   alignas(64) std::atomic<std::uint64_t> copied{0};
 };
@@ -257,7 +254,6 @@ int be_memcpy() {
 }
 
 // --- a TCP socket, polled by recv(MSG_DONTWAIT)
-// ----------------------------------------------------------------------
 
 void send_all(int socket, const std::byte* from, std::size_t bytes) {
   while (bytes > 0) {
@@ -279,7 +275,7 @@ void receive_all(int socket, std::byte* to, std::size_t bytes) {
   }
 }
 
-// Both ends of a connection over the loopback.
+// Returns both ends of a connection over the loopback interface.
 std::array<int, 2> tcp_pair() {
   const int listening = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -298,7 +294,7 @@ std::array<int, 2> tcp_pair() {
   return ends;
 }
 
-// What rank 0 asks for: so many messages, each sent back or all answered by one byte.
+// A request of rank 0: `count` messages, each sent back or all answered by one byte.
 struct Order {
   std::uint64_t bytes;
   std::uint64_t count;

@@ -17,14 +17,15 @@ namespace weft::bench {
 namespace {
 
 std::shared_ptr<cuda::Device> open_device() {
-  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded
-  // meanwhile.
+  // Streams that wait for each other need a hardware queue each, and no kernel may be loaded while
+  // they wait.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   return cuda::Device::open(cuda::Driver::open().value(), 0);
 }
 
-// What was retired, while the context is there; the loop may still be letting go of its last lane.
+// Reclaims retired resources while the context exists; the loop may still be releasing its last
+// connection.
 void reclaim(const std::shared_ptr<cuda::Device>& device) {
   const auto is_last = [&] {
     static_cast<void>(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(1))));
@@ -35,7 +36,7 @@ void reclaim(const std::shared_ptr<cuda::Device>& device) {
 
 class Lanes final : public GpuLanes {
  public:
-  // The lanes have gone.
+  // The connections must have been destroyed.
   ~Lanes() override {
     memory_.clear();
     stage_.reset();

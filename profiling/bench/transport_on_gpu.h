@@ -1,4 +1,4 @@
-// The GPU's half of transport_bench.
+// The GPU cases of transport_bench.
 #pragma once
 
 #include <memory>
@@ -12,23 +12,23 @@
 
 namespace weft::bench {
 
-// Why there is nothing to measure on a GPU here; nothing where there is.
+// Returns the reason if no GPU can be measured here; otherwise nothing.
 std::optional<std::string> why_no_gpu();
 
-// A process's end of lanes that carry the first GPU's memory to another process on this machine
-// (transport/cuda_ipc).
+// A process's end of connections that carry the first GPU's memory to another process on this
+// machine (transport/cuda_ipc).
 class GpuLanes {
  public:
-  // Throws what opening the GPU throws.
+  // Throws the errors of opening the GPU.
   static std::shared_ptr<GpuLanes> open();
   virtual ~GpuLanes() = default;
   virtual std::shared_ptr<transport::Connection> over(std::shared_ptr<transport::Connection> below,
                                                       const std::shared_ptr<EventLoop>& loop) = 0;
-  // One of an owner's pieces of the GPU's memory, of as many bytes at least.
+  // Returns one of an owner's pieces of GPU memory, of at least `bytes`.
   virtual Slice memory(const void* owner, std::size_t piece, std::size_t bytes) = 0;
 };
 
-// Copies within the GPU's memory, in one process.
+// Returns a participant that copies within the GPU's memory, in one process.
 Participant device_copy();
 
 }  // namespace weft::bench

@@ -1,5 +1,5 @@
-// The participants of the transport bench that are in its own program, each in a worker process.
-// `name` is the case: "polled" and "blocked" round trips, "stream".
+// The participants of the transport bench that are part of its own program, each in a worker
+// process. `name` is the case: "polled" and "blocked" round trips, "stream" or "fresh".
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 namespace weft::bench {
 
 int be_weft(const std::string& backend, const std::string& name);
-// What the machine can do without a library: "spinning flag", "memcpy", "two-copy ring", "raw
-// socket"; and its GPU: "device copy" in one process, "copies in turn" in two, between which the
-// GPU has to change.
+// Measures the limits of the machine, without a library: "spinning flag", "memcpy", "two-copy
+// ring", "one copy", "raw socket"; and those of its GPU: "device copy" in one process, "copies in
+// turn" in two, between which the GPU has to switch.
 int be_floor(const std::string& which, const std::string& name);
 
-// What a connection costs over its stream, by itself and in this process.
+// Measures the cost of a connection over its stream, by itself, in this process.
 void measure_costs(Report& report);
 
 }  // namespace weft::bench

@@ -1,15 +1,16 @@
-// How every participant of the transport bench is measured, Weft or peer: which sizes, how often,
-// what is printed. Standard library only: the peers' programs are compiled by themselves.
+// Defines how every participant of the transport bench is measured, Weft or peer: which sizes, how
+// often, and the output. Uses the standard library only, because the peers' programs are compiled
+// separately.
 //
 // Two processes, rank 0 on core 0 and rank 1 on core 1. Rank 0 measures and prints a line for each
-// size: the bytes, then seconds: of each round trip (a message there, and one of the same size
-// back), of each message whose bytes were written just before (one way, until an answer without
-// bytes is back; the writing is not counted), or of a message in each batch of a stream (one way,
-// until the receiver has said that the last one is there).
+// size: the bytes, then seconds: of each round trip (a message, and one of the same size back), of
+// each message whose bytes were written just before (one way, until an answer without bytes is
+// back; not counting the writing), or of a message in each batch of a stream (one way, until the
+// receiver reports the last one).
 //
-// The first and the last send memory that nobody writes: both cores have its lines by then, and who
-// copies it once, out of the sender's memory, reads its own cache. What programs send was just
-// computed; that is what `fresh` measures.
+// Round trips and streams send memory that nobody writes: both cores have its cache lines by then,
+// and a receiver that copies once, out of the sender's memory, reads its own cache. Programs send
+// data that was just computed; `fresh` measures that.
 #pragma once
 
 #include <algorithm>
@@ -32,13 +33,14 @@ inline const std::vector<std::size_t> kStreamSizes{8,       64,       1 << 10,  
                                                    1 << 20, 16 << 20, 64 << 20, 256 << 20};
 constexpr double kSecondsPerSize = 0.3;
 
-// What rank 0 can do. Both go on until all that they started has ended.
+// The measurements of rank 0. Each returns when all that it started has ended.
 struct Participant {
-  // The seconds of each of `count` round trips, one after the other.
+  // Returns the seconds of each of `count` round trips, one after the other.
   std::function<std::vector<double>(std::size_t bytes, int count)> round_trips;
-  // The seconds that `count` messages took.
+  // Returns the seconds that `count` messages took.
   std::function<double(std::size_t bytes, int count)> stream;
-  // The seconds of each of `count` messages that are renewed and sent, one after the other.
+  // Returns the seconds of each of `count` messages that are rewritten and sent, one after the
+  // other.
   std::function<std::vector<double>(std::size_t bytes, int count)> fresh = {};
 };
 
@@ -46,7 +48,7 @@ inline double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Writes to each cache line, as who computes the bytes does.
+// Writes to each cache line, as a program that computes the bytes does.
 inline void renew(void* memory, std::size_t bytes) {
   auto* const words = static_cast<volatile unsigned char*>(memory);
   for (std::size_t at = 0; at < bytes; at += 64)
@@ -60,7 +62,7 @@ inline void pin_to_core_of(int rank) {
   sched_setaffinity(0, sizeof cores, &cores);
 }
 
-// How many messages may be under way at once in a stream: enough to fill what lies between, and
+// How many messages of a stream may be open at once: enough to fill the transport's buffers, with
 // bounded memory.
 inline std::size_t window_of(std::size_t bytes) {
   return bytes <= 1 << 10 ? 64 : bytes <= 16 << 20 ? 16 : 4;

@@ -1,5 +1,5 @@
-// The TensorPipe peer of transport_bench: a message is one CPU tensor, and a letter of metadata
-// that says what the other end does with it. Arguments: the transport (shm, uv), the case.
+// The TensorPipe peer of transport_bench: a message is one CPU tensor and a letter of metadata with
+// an instruction for the other end. Arguments: the transport (shm, uv), the case.
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -43,8 +43,8 @@ tensorpipe::Message message(char wish, void* data, std::size_t bytes) {
   return result;
 }
 
-// Reads whatever comes, into two buffers in turns, and calls `came` with the letter and the
-// tensor's bytes.
+// Reads all messages, into two buffers in turns, and calls `came` with the letter and the tensor's
+// bytes.
 class Reader {
  public:
   Reader(std::shared_ptr<tensorpipe::Pipe> pipe, std::function<void(char, std::size_t)> came)
@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
           }
           return times;
         }
-        // From the callback of the answer, on TensorPipe's own thread.
+        // Sends the next message from the callback of the answer, on TensorPipe's own thread.
         then = [&] {
           const double end = seconds();
           times.push_back(end - begin);
@@ -202,5 +202,5 @@ int main(int argc, char** argv) {
       }};
   weft::bench::measure_case(tensorpipe_pipe, argv[2]);
   std::fflush(stdout);
-  std::_Exit(0);  // its contexts take seconds to end
+  std::_Exit(0);  // skips the contexts' destructors, which take seconds
 }

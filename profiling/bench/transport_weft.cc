@@ -17,7 +17,7 @@ namespace {
 using transport::Arrival;
 using transport::Connection;
 
-// What the other end does with a message, said by its header.
+// What the other end does with a message; the header's only byte.
 enum class Wish : char { Echo = 'e', Swallow = 's', Acknowledge = 'a' };
 
 std::span<const std::byte> header_of(const Wish& wish) {
@@ -29,11 +29,10 @@ std::span<const std::byte> header_of(const Wish& wish) {
   std::exit(3);
 }
 
-// Memory that payloads come from or go to, touched before it is used. Two pieces in turns, as a
-// program would have them.
+// Memory of payloads, touched before it is used. Uses two pieces in turns, as a program would.
 class Buffers {
  public:
-  // Of the GPU where there is one.
+  // Uses GPU memory if `gpu` is set.
   explicit Buffers(GpuLanes* gpu) : gpu_(gpu) {}
 
   Slice next(std::size_t bytes) {
@@ -51,7 +50,7 @@ class Buffers {
   std::size_t turn_ = 0;
 };
 
-// Rank 1: answers until the lane ends.
+// Rank 1: answers until the connection ends.
 class Server {
  public:
   Server(Connection& connection, const std::shared_ptr<EventLoop>& loop, GpuLanes* gpu)
@@ -126,7 +125,7 @@ class Client {
     if (op.ended() && op.error()) give_up(*op.error());
   }
 
-  // The caller stays on the loop and sends the next message as soon as the answer is there.
+  // The caller stays on the loop and sends the next message as soon as the answer has arrived.
   std::vector<double> polled(std::size_t bytes, int count) {
     std::vector<double> times;
     times.reserve(static_cast<std::size_t>(count));
@@ -144,8 +143,8 @@ class Client {
     return times;
   }
 
-  // The caller is a thread that blocks on each answer; as every blocked thread it turns the loop
-  // meanwhile.
+  // The caller is a thread that blocks on each answer; like every blocked thread, it drives the
+  // loop meanwhile.
   std::vector<double> blocked(std::size_t bytes, int count) {
     std::vector<double> times;
     times.reserve(static_cast<std::size_t>(count));

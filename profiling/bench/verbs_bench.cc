@@ -1,6 +1,6 @@
-// What a lane of verbs costs against perftest on the same device: one way of a small message, and
-// bandwidth of large ones. Two processes of one machine. Where there is no RDMA device the bench
-// runs itself in the guest of tests/guest, whose figures compare the two programs and say nothing
+// Compares a verbs connection with perftest on the same device: one-way time of a small message,
+// and bandwidth of large ones. Two processes of one machine. Without an RDMA device, the bench runs
+// itself in the guest of tests/guest; its figures there compare the two programs and say nothing
 // about hardware.
 #include <array>
 #include <csignal>
@@ -27,14 +27,14 @@ using transport::Arrival;
 using transport::Connection;
 using transport::verbs::Path;
 
-constexpr int kRoundTrips = 100;  // of one run
-constexpr int kPort = 18'600;     // perftest's, and the next ones
+constexpr int kRoundTrips = 100;  // round trips in one run
+constexpr int kPort = 18'600;     // the first port of perftest; each run uses the next one
 
-// Ends the process that it started, when it goes.
+// Kills its process in the destructor.
 struct Child {
   pid_t process;
   ~Child() {
-    if (process <= 0) return;  // kill() would take it for many
+    if (process <= 0) return;  // kill() would address many processes
     ::kill(process, SIGKILL);
     ::waitpid(process, nullptr, 0);
   }
@@ -42,8 +42,8 @@ struct Child {
 
 Deadline patience() { return Deadline::in(std::chrono::seconds(120)); }
 
-// The other end: sends back what is small, and answers what is large with a small message when it
-// has come whole.
+// Runs the other end: sends small messages back, and answers a large one with a small message when
+// it has arrived completely.
 [[noreturn]] void answer(int address_to) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto verbs = transport::open("verbs");
@@ -73,7 +73,7 @@ Deadline patience() { return Deadline::in(std::chrono::seconds(120)); }
   std::_Exit(0);
 }
 
-// A lane to that process.
+// A connection to that process.
 class Lane {
  public:
   Lane() {
@@ -123,9 +123,9 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// One run of a program of perftest between two processes of this machine: the number in that column
-// of its result line. Nothing where it is not installed or printed none, as it does now and then
-// under emulation.
+// Runs a program of perftest between two processes of this machine. Returns the number in column
+// `column` of its result line, or nothing if it is not installed or printed no number, as happens
+// now and then under emulation.
 std::optional<double> perftest(const std::string& program, const Path& path, std::size_t bytes,
                                int count, int column) {
   static int port = kPort;
@@ -139,7 +139,7 @@ std::optional<double> perftest(const std::string& program, const Path& path, std
     ::execl("/bin/sh", "sh", "-c", ("exec " + common + " > /dev/null 2>&1").c_str(), nullptr);
     std::_Exit(127);
   }
-  // The client gives up at once where the server does not listen yet.
+  // The client gives up at once if the server does not listen yet.
   for (int attempt = 0; attempt < 200; ++attempt) {
     FILE* const output =
         ::popen((common + " " + path.choice.gid.text() + " 2> /dev/null").c_str(), "r");
@@ -157,18 +157,18 @@ std::optional<double> perftest(const std::string& program, const Path& path, std
     }
     if (::pclose(output) == 0) return found;
     if (::waitpid(server.process, nullptr, WNOHANG) != 0)
-      return std::nullopt;  // it is not installed
+      return std::nullopt;  // perftest is not installed
   }
   return std::nullopt;
 }
 
-// A program of perftest, with what it measured.
+// A program of perftest, with its measurements.
 struct Perftest {
   std::string name;
   Samples samples;
 };
 
-// Whether the shell finds it; what stands behind its name are options.
+// Whether the shell finds the program; the words after its name are options.
 bool is_there(const std::string& program) {
   return std::system(
              ("command -v " + program.substr(0, program.find(' ')) + " > /dev/null").c_str()) == 0;
@@ -191,9 +191,9 @@ void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
   }
 }
 
-// perftest spins; with -e it sleeps on the completion channel, as a loop does that has found
-// nothing for 100 µs. Where a round trip takes longer than that, as it does under emulation, only
-// the second is the same work.
+// perftest spins; with -e it sleeps on the completion channel, as a loop does that has been idle
+// for 100 µs. If a round trip takes longer than that, as it does under emulation, only the second
+// does the same work.
 void one_way(Report& report, const Path& path, std::size_t bytes) {
   const std::string name = "one way, " + std::to_string(bytes) + " B";
   if (!report.wants(name)) return;
@@ -209,7 +209,7 @@ void one_way(Report& report, const Path& path, std::size_t bytes) {
       }
     });
     if (run > 0) weft.add(seconds / kRoundTrips / 2);
-    for (Perftest& peer : peers) {  // the column t_typical
+    for (Perftest& peer : peers) {  // reads the column t_typical
       if (const auto time = perftest(peer.name, path, bytes, kRoundTrips, 4))
         peer.samples.add(*time);
     }
@@ -233,7 +233,7 @@ void stream(Report& report, const Path& path, std::size_t bytes) {
       lane.wait_for_answers(1);
     });
     if (run > 0) weft.add(seconds / count);
-    for (Perftest& peer : peers) {  // the column "BW average", in MiB a second
+    for (Perftest& peer : peers) {  // reads the column "BW average", in MiB a second
       if (const auto rate = perftest(peer.name, path, bytes, count, 3))
         peer.samples.add(*rate * 1048576e-9);
     }
@@ -241,7 +241,7 @@ void stream(Report& report, const Path& path, std::size_t bytes) {
   add(report, bandwidth_row(name, "weft", bytes, weft), peers);
 }
 
-// Runs this program in the guest, which prints the table; fetches the rows.
+// Runs this program in the guest, which prints the table; copies the rows from there.
 int run_in_guest(int argc, char** argv) {
   if (std::getenv("WEFT_IN_GUEST") != nullptr) return 1;
   std::string arguments;
@@ -271,7 +271,7 @@ int run_in_guest(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace weft::bench;
-  Report report("verbs", argc, argv, 3);  // before the guest is booted: it answers --help
+  Report report("verbs", argc, argv, 3);  // made before the guest boots, because it answers --help
   const auto library = weft::transport::verbs::Library::open();
   std::optional<weft::transport::verbs::Path> path;
   std::string why;

@@ -79,7 +79,8 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
       children.add(process);
       continue;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // where one fails, the bench ends, and the others with it
+    // Ends the workers with the bench, which ends if one of them fails.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(pair[rank == 0 ? 1 : 0]);
     dup2(rank == 0 ? ends[1] : STDERR_FILENO, STDOUT_FILENO);
     const auto set = [](const std::string& name, const std::string& value) {

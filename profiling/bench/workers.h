@@ -1,5 +1,5 @@
-// Starts the ranks that a bench measures: processes of one machine, each with torchrun's
-// environment, whose rank 0 prints what it found.
+// Starts the ranks that a bench measures: processes on one machine with torchrun's environment
+// variables. Rank 0 prints the results.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace weft::bench {
 
-// Runs `command` once for each rank and waits for all; returns what rank 0 printed and the time of
-// the start, in seconds of the steady clock. Ends the bench with a message when one fails.
+// Runs `command` once for each rank and waits for all. Returns rank 0's output, and the time of the
+// start in seconds of the steady clock. Ends the bench with a message if a worker fails.
 struct WorkerOutput {
   std::string text;
   double launched = 0;
@@ -21,15 +21,15 @@ struct WorkerOutput {
 WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
                          const std::map<std::string, std::string>& environment = {});
 
-// In a worker: its rank, and a line from or to the other one where there are two. hear_other()
-// blocks, and ends the worker when the other one has ended. (A descriptor of each pair's socket
-// stands in WEFT_BENCH_OTHER.)
+// For workers: the own rank, and a line to or from the other worker if there are two. hear_other()
+// blocks, and ends the worker if the other one has ended. (WEFT_BENCH_OTHER names this worker's
+// descriptor of a socket pair.)
 int rank_of_worker();
 void tell_other(const std::string& line);
 std::string hear_other();
 
-// In a worker: keeps this thread, and those it starts, on one core of its own (rank modulo the
-// number of cores).
+// For workers: pins this thread, and threads that it starts, to one core (rank modulo the number of
+// cores).
 void pin_to_core(int rank);
 
 // Seconds of the steady clock, which all processes of a machine share.
@@ -38,10 +38,10 @@ double now();
 // The path of this program.
 std::string this_program();
 
-// Where the bench was called with --before PROGRAM, the same bench of an earlier build: each
-// setting whose command starts this program's workers stands twice, the second time as "<name>
-// before" with PROGRAM's workers, so that both builds are measured in turns. Settings of other
-// peers are left out. A Setting has a name and a command.
+// Adds settings for --before PROGRAM, the same bench of an earlier build: each setting whose
+// command starts this program's workers appears twice, the second time as "<name> before" with
+// PROGRAM's workers, so that both builds are measured in turns. Leaves out settings of other peers.
+// A Setting has a name and a command.
 template <class Setting>
 void add_before(std::vector<Setting>& settings, const Report& report) {
   if (report.before().empty()) return;
@@ -58,8 +58,8 @@ void add_before(std::vector<Setting>& settings, const Report& report) {
   settings = std::move(pairs);
 }
 
-// Builds a peer's program next to this one by a shell command, for which OUT is its path; returns
-// that, or "" with a note where it is not possible. With --before it builds nothing.
+// Builds a peer's program next to this one by a shell command, in which OUT is the program's path.
+// Returns that path, or "" with a note if the build fails. With --before it builds nothing.
 std::string build_peer(const Report& report, const std::string& name, const std::string& command);
 
 }  // namespace weft::bench

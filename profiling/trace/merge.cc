@@ -35,7 +35,6 @@ using parts::ThreadRow;
 using parts::Timeline;
 
 // --- drawing
-// ---------------------------------------------------------------------------------------------------------
 
 constexpr int kRowsOfKind = 1'000'000;  // more than the spans that can be open at one time
 
@@ -372,7 +371,6 @@ void draw(const Timeline& timeline, std::FILE* file) {
 }
 
 // --- files
-// -----------------------------------------------------------------------------------------------------------
 
 constexpr const char* kLock = ".lock";  // a file beside the parts; the process that locks it merges
 
