@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs a program under Nsight Systems, with the options that show Weft: its NVTX ranges and NCCL's, CUDA, and the OS's waits;
-# then prints how much of the communication was hidden. For all ranks of a machine in one report: put weft-run behind it.
+# Runs a program under Nsight Systems, with the options that show Weft's and NCCL's NVTX ranges, CUDA, and the waits of the OS; then
+# prints how much of the communication was hidden. To get all ranks of a machine in one report, give weft-run as the program.
 #
 #   profiling/nsight/nsys.sh run1 build/profile/bin/weft-run --nproc-per-node 2 build/profile/bin/digits --epochs 1
 set -euo pipefail
@@ -20,7 +20,7 @@ shift
 command -v nsys > /dev/null || { echo "no nsys: install Nsight Systems (cuda-nsight-systems-13-0)" >&2; exit 3; }
 code=0
 nsys profile --output "$name" --force-overwrite true --trace cuda,nvtx,osrt --cuda-graph-trace node --wait all \
-  --sample none --cpuctxsw none "$@" || code=$?  # what was recorded before a failure is shown as well
+  --sample none --cpuctxsw none "$@" || code=$?  # shows what was recorded before a failure, too
 if nsys export --type sqlite --force-overwrite true --output "$name.sqlite" "$name.nsys-rep" && "$here/overlap.py" "$name.sqlite"; then
   exit $code
 fi

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById('data').textContent);
 const byId = (id) => document.getElementById(id);
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
-const LEFT = 160, ROW = 16, STEP_HEIGHT = 84, PLOT_TOP = 8, PLOT_BOTTOM = 18, CLOSE = 0.1;  // pixels, and what times are rounded to
+const LEFT = 160, ROW = 16, STEP_HEIGHT = 84, PLOT_TOP = 8, PLOT_BOTTOM = 18, CLOSE = 0.1;  // pixels; CLOSE: microseconds, to which times are rounded
 let colors = {};
 function readColors() {
   const now = getComputedStyle(document.documentElement);
@@ -15,7 +15,7 @@ function readColors() {
 function ms(microseconds, digits = 3) {
   return microseconds === null ? 'not recorded' : (microseconds / 1e3).toLocaleString('en', {minimumFractionDigits: digits, maximumFractionDigits: digits}) + ' ms';
 }
-// Some 1, 2 or 5 times a power of ten, so that labels do not touch.
+// A distance between labels that keeps them apart: 1, 2 or 5 times a power of ten.
 function stride(span, most) {
   const rough = span / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
@@ -33,8 +33,8 @@ function upper(values, value) {
   return low;
 }
 
-// --- what is shown -------------------------------------------------------------------------------------------------
-// A part of a range that can be moved and made larger or smaller; tells its listeners.
+// --- the view ------------------------------------------------------------------------------------------------------
+// A part of a range that can be moved and resized; tells its listeners.
 class View {
   constructor(least, most, begin, end, smallest) { Object.assign(this, {least, most, begin, end, smallest, changed: []}); }
   show(begin, end) {
@@ -51,7 +51,7 @@ const time = new View(data.begin, data.end, data.view[0], data.view[1], 1);
 const bars = data.steps ? data.steps.ranks[0].total.length : 0;
 const steps = new View(0, bars, 0, bars, Math.min(5, bars));
 
-// A canvas with its own pixels, however large the window or the screen's scale is.
+// A canvas with the screen's own pixels, for every size of the window and every scale of the screen.
 class Drawing {
   constructor(canvas, height, view, paint) {
     Object.assign(this, {canvas, height, view, paint});
@@ -67,7 +67,7 @@ class Drawing {
   }
   now() {
     const width = this.canvas.clientWidth, scale = window.devicePixelRatio || 1;
-    if (width === 0) return;  // folded
+    if (width === 0) return;  // the canvas is folded away
     this.width = width;
     this.canvas.width = Math.round(width * scale);
     this.canvas.height = Math.round(this.height * scale);
@@ -79,7 +79,7 @@ class Drawing {
   }
   x(value) { return LEFT + (value - this.view.begin) / (this.view.end - this.view.begin) * (this.width - LEFT - 8); }
   at(x) { return this.view.begin + (x - LEFT) / (this.width - LEFT - 8) * (this.view.end - this.view.begin); }
-  box(from, y, to, height, color) {  // on whole pixels, so that colours stay what the legend shows
+  box(from, y, to, height, color) {  // on whole pixels, so that colours equal those of the legend
     const left = Math.round(from), right = Math.max(left + 1, Math.round(to));
     this.context.fillStyle = color;
     this.context.fillRect(left, Math.round(y), right - left, Math.max(1, Math.round(height)));
@@ -121,14 +121,14 @@ function spanColor(lane, i) { return lane.bad[i] ? colors.failed : colors[data.k
 function paintLane(drawing, lane, y) {
   const context = drawing.context;
   drawing.text(drawing.fitted(lane.name, LEFT - 16), LEFT - 8, y + ROW / 2, colors.muted, 'right');
-  // Ranges nest, so the ones that begin before the view may still reach into it: `longest` is how far back that can be.
+  // Ranges that begin before the view may reach into it: they begin at most `longest` before it.
   let reached = {};
   for (let i = upper(lane.begin, time.begin - lane.longest); i < lane.begin.length && lane.begin[i] <= time.end; ++i) {
     const end = lane.begin[i] + lane.length[i];
     if (end < time.begin) continue;
     const left = Math.max(LEFT, drawing.x(lane.begin[i])), right = Math.min(drawing.width - 8, drawing.x(end));
     const row = lane.depth[i];
-    if (right < (reached[row] ?? -1) && !lane.bad[i]) continue;  // under a pixel that is drawn
+    if (right < (reached[row] ?? -1) && !lane.bad[i]) continue;  // hidden under a drawn pixel
     reached[row] = Math.floor(left) + 1;
     const top = y + row * ROW + 2;
     drawing.box(left, top, right, ROW - 4, spanColor(lane, i));
@@ -171,7 +171,7 @@ function pick(rank, lane, index) {
   byId('picked').textContent = lane ? spanText(rank, lane, index) : 'Nothing is chosen.';
   for (const tell of time.changed) tell();
 }
-// The innermost span at a place of a rank's canvas, or null.
+// The innermost span at a point of a rank's canvas, or null.
 function spanAt(drawing, rank, x, y) {
   const lane = rank.lanes.find((one) => y >= one.top && y < one.top + one.height);
   if (!lane || x < LEFT) return null;
@@ -182,7 +182,7 @@ function spanAt(drawing, rank, x, y) {
   }
   return best < 0 ? null : {lane, index: best};
 }
-// `rank` is the one whose canvas has the focus: there a key chooses the first span in view, if none is chosen yet.
+// `rank` is the rank whose canvas has the focus. If no span is chosen yet, chooses the first one in view there.
 function pickNext(by, rank) {
   if (picked.lane) {
     pick(picked.rank, picked.lane, clamp(picked.index + by, 0, picked.lane.begin.length - 1));
@@ -218,7 +218,7 @@ function goToStep(by) {
 }
 
 // --- steps ---------------------------------------------------------------------------------------------------------
-// Means of a pixel's bars, where there are more bars than pixels.
+// The means of a pixel's bars, if there are more bars than pixels.
 function barsOf(times, from, to) {
   const sums = {total: 0, exposed: 0, waiting: 0};
   for (let i = from; i < to; ++i) {
@@ -284,7 +284,7 @@ function showTip(event, text) {
   tip.style.left = clamp(event.clientX + 14, 0, innerWidth - tip.offsetWidth - 8) + 'px';
   tip.style.top = clamp(event.clientY + 14, 0, innerHeight - tip.offsetHeight - 8) + 'px';
 }
-// A drag moves, with the shift key it chooses what to zoom to; the wheel zooms with ctrl and scrolls the page without.
+// A drag moves the view; with shift it chooses the part to zoom to. The wheel zooms with ctrl, and scrolls the page without.
 function listen(drawing, hover, click) {
   const canvas = drawing.canvas, view = drawing.view;
   let from = null;
@@ -344,7 +344,7 @@ function start() {
       top += lane.height;
     }
     const canvas = byId('rank' + rank.rank);
-    if (!canvas) continue;  // it has nothing in this time
+    if (!canvas) continue;  // the rank has no span in this time
     const drawing = new Drawing(canvas, top + 4, time, paintRank(rank));
     drawings.push(drawing);
     canvas.closest('details').addEventListener('toggle', () => drawing.later());
