@@ -1,6 +1,6 @@
 // Deferred replies: a called function that returns a future answers when the future is done, and
-// holds no thread until then. Three ways to make one: by a call of its own, by a continuation, by a
-// promise; and the same as a coroutine.
+// holds no thread until then. Three ways to make the future: by a call of its own with a
+// continuation, by a promise, and by a coroutine.
 //
 //   weft-run --nproc-per-node 3 async_execution
 #include <cstdio>
@@ -14,12 +14,12 @@ using weft::rpc::this_agent;
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 
-// Another worker adds, then this one does.
+// Another worker adds first, then this one.
 Future<at::Tensor> add_chained(std::string by, at::Tensor x, at::Tensor y, at::Tensor z) {
   return this_agent().async<&add>(by, x, y).then([z](at::Tensor sum) { return sum + z; });
 }
 
-// The future that the caller waits for is one that this function set up itself.
+// The caller waits for a future that this function made from a promise.
 Future<at::Tensor> add_promised(std::string by, at::Tensor x, at::Tensor y) {
   weft::Promise<at::Tensor> promise;
   this_agent().async<&add>(by, x, y).on_done([promise](Future<at::Tensor> sum) {

@@ -1,6 +1,6 @@
-// A callee that gathers requests and answers all of a batch at once. Several workers ask a server
-// to multiply vectors by its large matrix: one by one each request reads the whole matrix; in a
-// batch it is read once for all.
+// A server that gathers requests and answers a whole batch at once. Several workers ask it to
+// multiply vectors by its large matrix: answered one by one, each request reads the whole matrix;
+// in a batch, all requests share one read.
 //
 //   weft-run --nproc-per-node 3 batch_rpc
 #include <atomic>
@@ -16,8 +16,8 @@ using weft::Future;
 using weft::Promise;
 
 constexpr int kWidth = 2048;
-constexpr int kRequests = 64;  // of each worker
-constexpr int kAtOnce = 16;    // requests that each worker has under way
+constexpr int kRequests = 64;  // requests of each worker
+constexpr int kAtOnce = 16;    // open requests of each worker
 
 class Server {
  public:
@@ -29,7 +29,7 @@ class Server {
     return torch::mv(matrix_, vector);
   }
 
-  // Answers when enough requests have come.
+  // Answers when enough requests have arrived.
   Future<at::Tensor> multiply_batched(at::Tensor vector) {
     std::vector<Request> full;
     Promise<at::Tensor> promise;
@@ -49,7 +49,7 @@ class Server {
     return future;
   }
 
-  // How often the matrix has been read since this was asked last.
+  // How often the matrix has been read since the last call of reads().
   int reads() { return reads_.exchange(0); }
 
  private:
@@ -64,7 +64,7 @@ class Server {
   std::vector<Request> waiting_;
 };
 
-// Sends all requests, some at a time; returns their rate.
+// Sends all requests, kAtOnce at a time; returns their rate.
 template <auto Method>
 double ask(const weft::RRef<Server>& server) {
   const auto vector = torch::ones({kWidth});

@@ -1,5 +1,5 @@
-// The six collectives, each followed by what every rank holds. Tensors hold numbers that show where
-// they come from.
+// The six collectives, each followed by the values on every rank. The values show where they come
+// from.
 //
 //   weft-run --nproc-per-node 3 collectives
 #include <cstdio>
@@ -20,7 +20,7 @@ std::string text_of(const torch::Tensor& tensor) {
   return text.str();
 }
 
-// Rank 0 prints what all ranks hold, in order.
+// Rank 0 prints the values of all ranks, in order.
 void show(weft::ProcessGroup& group, const char* name, const torch::Tensor& mine) {
   auto all = torch::empty({group.size(), mine.numel()});
   group.all_gather_into(all, mine.contiguous()).wait();

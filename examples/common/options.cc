@@ -33,7 +33,7 @@ std::string listed(const std::vector<std::string>& words) {
   return list;
 }
 
-// "" for the name of a backend of this build.
+// Returns "" for the name of a backend of this build, otherwise the mistake.
 std::string why_unknown(const std::string& backend) {
   std::vector<std::string> known;
   for (const weft::BackendInfo& one : weft::available_backends()) known.push_back(one.name);
@@ -87,7 +87,7 @@ Check backend() {
           ""};
 }
 
-// rpc::init refuses a backend that has collectives only, such as gloo.
+// Accepts every backend; rpc::init refuses one that has collectives only, such as gloo.
 Check transport() { return {why_unknown, ""}; }
 
 struct Options::Parser {

@@ -1,5 +1,5 @@
-// A program's options: --help, checks whose messages say what is taken, exit code 2 after a
-// mistake.
+// A program's options: --help, checks whose messages say which values are valid, and exit code 2
+// after a mistake.
 //
 //   int steps = 300;
 //   examples::Options options("a_program", "One line about it", 2);
@@ -17,10 +17,10 @@
 
 namespace examples {
 
-// Of one option's text.
+// A check of one option's text.
 struct Check {
-  std::function<std::string(const std::string&)> mistake;  // "": none
-  std::string kind;                                        // for --help, behind the type
+  std::function<std::string(const std::string&)> mistake;  // returns the mistake; "": none
+  std::string kind;                                        // shown by --help after the type
 };
 Check count_from(int least);
 Check whole_number();
@@ -29,19 +29,18 @@ Check share();
 Check existing_file();
 Check existing_folder();
 Check one_of(std::vector<std::string> words);
-// A backend of process groups that this build has, or one for each device: "cpu:gloo,cuda:nccl".
+// Accepts a backend of process groups of this build, or one for each device: "cpu:gloo,cuda:nccl".
 Check backend();
-// A transport of calls that this build has. Whether it can be used on this machine is for the agent
-// to say.
+// Accepts a transport for calls of this build. The agent checks whether this machine can use it.
 Check transport();
 
 class Options {
  public:
-  // Where an option's value goes. What is there before is its default, and shown by --help.
+  // The target of an option's value. Its present value is the default, which --help shows.
   using Value = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
                              std::optional<double>*, std::vector<std::string>*>;
 
-  // `ranks`: in the command that --help shows.
+  // `ranks` is the number of ranks in the command that --help shows.
   Options(const std::string& name, const std::string& description, int ranks);
   ~Options();
 
@@ -49,9 +48,10 @@ class Options {
   void add(const std::string& option, T& value, const std::string& about, const Check& check = {}) {
     add_to(option, Value(&value), about, check);
   }
-  // Of all together, once each is read: gives the mistake, or "".
+  // Adds a check of all options together, called after each has been read; it returns the mistake,
+  // or "".
   void require(const std::function<std::string()>& mistake);
-  // Ends the process after --help, and after a mistake.
+  // Parses the command line. Ends the process after --help, and after a mistake.
   void parse(int argc, char** argv);
   // "weft-run --nproc-per-node 2 a_program".
   const std::string& command() const { return command_; }
@@ -59,7 +59,7 @@ class Options {
  private:
   void add_to(const std::string& option, const Value& value, const std::string& about,
               const Check& check);
-  struct Parser;  // CLI11, which takes longer to compile than most programs here
+  struct Parser;  // hides CLI11, which takes longer to compile than most of these programs
   std::unique_ptr<Parser> parser_;
   std::string command_;
 };

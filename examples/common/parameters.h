@@ -1,5 +1,5 @@
-// References to the parameters of a module that lives on another worker, for an optimizer that is
-// to step them there:
+// Returns references to the parameters of a module on another worker, for an optimizer that steps
+// them there:
 //
 //   auto parameters = module.sync<&examples::parameters_of<NetImpl>>();   // module: RRef<NetImpl>
 #pragma once

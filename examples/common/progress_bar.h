@@ -1,5 +1,4 @@
-// A progress bar on a terminal. Elsewhere nothing, where the caller's own lines tell enough, or a
-// line for each quarter.
+// A progress bar on a terminal. If stdout is no terminal: nothing, or a line for each quarter.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +12,7 @@ enum class Elsewhere { Nothing, Lines };
 
 class ProgressBar {
  public:
-  // Only a bar that is shown draws; the other ranks pass false.
+  // Draws only if `shown` is true; the other ranks pass false.
   ProgressBar(std::string title, std::size_t steps, bool shown,
               Elsewhere elsewhere = Elsewhere::Nothing)
       : title_(std::move(title)),
@@ -41,7 +40,7 @@ class ProgressBar {
     std::fflush(stdout);
   }
 
-  // Takes the bar off the line, so that a summary can stand there.
+  // Removes the bar from the line, so that a summary can replace it.
   void clear() {
     if (!shown_ || done_ == 0) return;
     std::printf("\r\033[K");

@@ -26,8 +26,8 @@ int Workers::run(int argc, char** argv, const std::function<std::string(int rank
                                (numbers_.most == numbers_.least ? "" : " or more") + ", not " +
                                std::to_string(ranks) + ": " + options.command());
     }
-    torch::manual_seed(
-        static_cast<std::uint64_t>(rank));  // before anybody can have this worker make a module
+    // Sets the seed before another worker can have this one make a module.
+    torch::manual_seed(static_cast<std::uint64_t>(rank));
     auto agent = weft::rpc::init(name_of(rank), {.transports = transports_});
     body(agent);
     agent.shutdown();

@@ -1,14 +1,16 @@
-// What the programs of several workers share: --help, joining the job that weft-run started,
+// Shared by the programs with several workers: --help, joining the job that weft-run started,
 // leaving it, errors.
 //
 //   int main(int argc, char** argv) {
 //     int steps = 300;
 //     examples::Workers workers("parameter_server", "One line about it", {.least = 2, .usual = 3});
 //     workers.options.add("--steps", steps, "…");
-//     return workers.run(argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" +
-//     std::to_string(rank); },
-//                        [&](weft::rpc::Agent& agent) { if (agent.self().rank == 0) drive(agent,
-//                        steps); });
+//     return workers.run(
+//         argc, argv,
+//         [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
+//         [&](weft::rpc::Agent& agent) {
+//           if (agent.self().rank == 0) drive(agent, steps);
+//         });
 //   }
 #pragma once
 
@@ -25,22 +27,22 @@
 
 namespace examples {
 
-// Of a call that is a whole training. A worker that is lost meanwhile ends it all the same.
+// The timeout of a call that is a whole training. The call still ends if its worker is lost.
 constexpr std::chrono::milliseconds kNoLimit{0};
 
-// How many a program takes.
+// How many workers a program takes.
 struct Numbers {
   int least = 2;
-  int most = 0;   // 0: any number
-  int usual = 0;  // in the command that is shown; 0: the least
+  int most = 0;   // 0: no maximum
+  int usual = 0;  // number in the command that --help shows; 0: `least`
 };
 
 class Workers {
  public:
   Workers(const std::string& name, const std::string& description, Numbers numbers);
 
-  // Every rank runs the body under the name it is given; all leave together when nothing is left to
-  // do. Returns what main does.
+  // Every rank runs the body, under the name that `name_of` returns; all ranks leave together when
+  // no calls are left. Returns the exit code for main().
   int run(int argc, char** argv, const std::function<std::string(int rank)>& name_of,
           const std::function<void(weft::rpc::Agent&)>& body);
 

@@ -1,7 +1,7 @@
 // Data parallelism and remote calls in one program: a parameter server holds a large embedding, two
-// trainers hold a dense layer each, which DistributedDataParallel keeps equal, and a master tells
-// them all what to do. The embedding's gradients travel back to the server, the dense layer's are
-// averaged between the trainers; one optimizer steps both.
+// trainers each hold a dense layer, which DistributedDataParallel keeps equal, and a master tells
+// them all what to do. The embedding's gradients are sent back to the server, and the dense layer's
+// are averaged between the trainers; one optimizer steps both.
 //
 //   weft-run --nproc-per-node 4 ddp_rpc
 #include <cstdio>
@@ -32,11 +32,12 @@ struct BagImpl : torch::nn::Module {
 };
 
 struct Batch {
-  Tensor words, offsets;  // bags of words, one after the other; where each begins
+  // The words of all bags, one bag after the other, and where each bag begins.
+  Tensor words, offsets;
   Tensor classes;
 };
 
-// Each trainer has batches of its own. All words of a bag are of its class.
+// Each trainer has batches of its own. All words of a bag belong to its class.
 std::vector<Batch> batches_of(int trainer) {
   torch::manual_seed(static_cast<std::uint64_t>(trainer));
   std::vector<Batch> batches;
@@ -58,7 +59,7 @@ struct Report {
   WEFT_FIELDS(first, last, parameters)
 };
 
-// What a trainer holds apart from what the calls bring: the group of trainers.
+// The group of trainers: the only state of a trainer that calls do not pass to it.
 weft::ProcessGroup& trainers() {
   static weft::ProcessGroup group;
   return group;
@@ -139,7 +140,7 @@ int main(int argc, char** argv) {
   workers.options.add("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp",
                       examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
-    // The trainers' group is made by all, and has no other members.
+    // All ranks make the trainers' group; only the trainers are members.
     auto all = weft::init_process_group({.backend = backend, .group_name = "ddp_rpc"});
     trainers() = all.new_group({0, 1});
     all.barrier().wait();

@@ -49,7 +49,7 @@ class File {
   std::unique_ptr<gzFile_s, decltype(&gzclose)> file_;
 };
 
-// One line's integers, each within its limit.
+// Parses one line's integers, each within its limit.
 void parse_line(const std::string& file, std::size_t number, const std::string& text,
                 std::vector<float>& pixels, std::vector<std::int64_t>& labels) {
   constexpr int kPixels = 64;
@@ -123,7 +123,8 @@ Dataset load_digits(const std::string& file) {
   if (count < 10) fail(file, "holds hardly any images");
   const torch::Tensor all = torch::tensor(pixels).view({count, 1, 8, 8});
   const torch::Tensor all_labels = torch::tensor(labels, torch::kLong);
-  // Every fifth image: the file's writers come in blocks, so each is in both parts.
+  // Takes every fifth image, because images of one writer are adjacent in the file: so each writer
+  // is in both parts.
   const torch::Tensor is_test = torch::arange(count).remainder(5) == 4;
   const torch::Tensor is_train = is_test.logical_not();
   return {{all.index({is_train}), all_labels.index({is_train})},

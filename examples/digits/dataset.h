@@ -18,12 +18,12 @@ struct Dataset {
   Images test;
 };
 
-// A CSV of 65 integers a line, plain or gzipped. A fixed fifth (the same for every seed) is held
-// aside for testing. Throws std::runtime_error naming the file and line.
+// Reads a CSV of 65 integers a line, plain or gzipped. A fixed fifth (the same for every seed) is
+// kept for testing. Throws std::runtime_error that names the file and line.
 Dataset load_digits(const std::string& file);
 
-// {train-images,t10k-images}-idx3-ubyte and {train-labels,t10k-labels}-idx1-ubyte, plain or with
-// .gz.
+// Reads {train-images,t10k-images}-idx3-ubyte and {train-labels,t10k-labels}-idx1-ubyte from the
+// folder, plain or with .gz.
 Dataset load_mnist(const std::string& folder);
 
 }  // namespace digits

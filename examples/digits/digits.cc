@@ -28,7 +28,7 @@ struct Options {
   std::string mnist;
   int epochs = 12;
   std::int64_t batch_size = 32;
-  // Without one: the checkpoint's on --resume, else these.
+  // If not given: the checkpoint's with --resume, otherwise the constants below.
   std::optional<double> learning_rate, momentum;
   static constexpr double kLearningRate = 0.05;
   static constexpr double kMomentum = 0.9;
@@ -74,10 +74,10 @@ std::int64_t hash_of(const Net& net) {
 }
 
 struct Epoch {
-  double loss = 0;      // mean over this rank's examples, then over the ranks
-  double accuracy = 0;  // on the training examples as they were met
+  double loss = 0;      // mean over all ranks' examples
+  double accuracy = 0;  // on the training examples when they were used
   double step_seconds = 0;
-  std::int64_t examples = 0;  // of all ranks
+  std::int64_t examples = 0;  // examples of all ranks
 };
 
 class Training {
@@ -98,7 +98,7 @@ class Training {
   }
 
   int run() {
-    // Found out now, and not after the first epoch.
+    // Checks this now, and not after the first epoch.
     weft::checkpoint::check_writable(options_.checkpoint, group_);
     if (leads()) {
       std::printf(
@@ -143,7 +143,7 @@ class Training {
     return net;
   }
 
-  // Of a checkpoint: the network, the optimizer's state and the number of epochs done.
+  // The parts of a checkpoint: the network, the optimizer's state and the number of epochs done.
   std::vector<weft::checkpoint::Part> parts() {
     return {{"model", net_}, {"optimizer", optimizer_}, {"epochs", epochs_done_}};
   }
@@ -205,7 +205,7 @@ class Training {
             static_cast<std::int64_t>(total)};
   }
 
-  // Each rank tests its own part.
+  // Each rank tests its own part of the images.
   double test_accuracy() {
     const torch::NoGradGuard no_grad;
     net_->eval();
@@ -238,8 +238,8 @@ class Training {
         const double wait = std::chrono::duration<double>(ddp_.stats().wait).count();
         std::printf("throughput           %.0f samples/s\n",
                     static_cast<double>(examples) / step_seconds);
-        if (group_.device().is_cpu()) {  // on a GPU it is the stream that waits: weft-timeline
-                                         // summary shows how long
+        // On a GPU the stream waits, not the host: weft-timeline summary shows how long.
+        if (group_.device().is_cpu()) {
           std::printf("waiting for others   %.1f %% of the step (rank 0)\n",
                       100 * wait / step_seconds);
         }

@@ -1,5 +1,5 @@
-// Backward across processes, at its smallest: each worker has its neighbour make two random
-// tensors, adds them here, runs backward to where they live, and has an optimizer step them there.
+// The smallest backward across processes: each worker has its neighbour make two random tensors,
+// adds them locally, runs backward to the neighbour, and has an optimizer step the tensors there.
 //
 //   weft-run --nproc-per-node 2 dist_autograd
 #include <cstdio>
@@ -29,7 +29,7 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
     const Tensor loss = (a.to_here() + b.to_here()).sum();
     (step == 0 ? first : last) = loss.item<double>();
     if (step == steps) break;
-    context.backward({loss});  // the gradients lie with the tensors, in this context
+    context.backward({loss});  // the gradients are stored with the tensors, in this context
     optimizer.step(context);
     bar.step("sum " + std::to_string(loss.item<double>()));
   }

@@ -1,7 +1,7 @@
-// Policy-gradient learning whose actors are killed at random and come back under their names. The
-// learner starts the actors as processes of their own and hands out episodes; one that an actor did
-// not finish goes to another actor. An episode depends on its number alone, so the learner computes
-// the same policy whoever is killed, and the reward rises.
+// Policy-gradient learning with actors that are killed at random and restarted under their names.
+// The learner starts the actors as processes and hands out episodes; an episode that an actor did
+// not finish is given to another actor. An episode depends only on its number, so the learner
+// computes the same policy whichever actors are killed, and the reward rises.
 //
 //   lost_actors
 #include <algorithm>
@@ -37,10 +37,10 @@
 
 namespace {
 
-constexpr int kMostSteps = 200;  // of an episode
-constexpr int kEpisodes = 8;     // for one step of the optimizer
+constexpr int kMostSteps = 200;  // steps of an episode
+constexpr int kEpisodes = 8;     // episodes for one step of the optimizer
 constexpr double kDiscount = 0.99;
-// What the learner tells the processes that it starts.
+// Environment variables of the processes that the learner starts.
 constexpr const char* kName = "LOST_ACTORS_NAME";
 constexpr const char* kAddress = "LOST_ACTORS_ADDRESS";
 
@@ -112,7 +112,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-// The actors' processes. Those that still run are killed at the end.
+// The actors' processes. The destructor kills those that still run.
 class Processes {
  public:
   explicit Processes(std::string address) : address_(std::move(address)) {}
@@ -153,11 +153,11 @@ class Processes {
   std::map<std::string, pid_t> running_;
 };
 
-// What happens to the learner, in order, whatever thread it comes from.
+// An event that the learner handles; events of all threads are handled in one order.
 struct Event {
   std::string actor;
   enum { Joined, Lost, Played } what = Joined;
-  int number = 0;  // of the episode that it was given
+  int number = 0;  // number of the actor's episode
   std::optional<Episode> episode;
 };
 
@@ -182,7 +182,7 @@ class Learner {
     }
   }
 
-  // One step of the optimizer; returns the mean reward of its episodes.
+  // Runs one step of the optimizer; returns the mean reward of its episodes.
   double step(int first) {
     std::deque<int> to_play;
     for (int i = 0; i < kEpisodes; ++i) to_play.push_back(first + i);
@@ -212,7 +212,7 @@ class Learner {
   }
 
   void end() {
-    while (idle_.size() < names_.size()) {  // those that have just been started come, too
+    while (idle_.size() < names_.size()) {  // also waits for actors that have just been started
       const Event event = next();
       if (event.what == Event::Joined) idle_.insert(event.actor);
       if (event.what == Event::Lost) ++lost_;
@@ -235,7 +235,7 @@ class Learner {
           });
     } catch (const weft::Error& error) {
       if (error.blame() != weft::Blame::PeerLost) throw;
-      post({name, Event::Played, number, {}});  // it is known to be gone
+      post({name, Event::Played, number, {}});  // the actor is known to be lost
     }
     if (std::uniform_real_distribution<double>()(random_) >= kills_) return;
     processes_.kill(name);
@@ -280,7 +280,7 @@ class Learner {
 
   weft::rpc::Agent& agent_;
   Processes& processes_;
-  const double kills_;  // how probable it is, for each episode, that its actor is killed
+  const double kills_;  // probability for each episode that its actor is killed
   std::mt19937 random_;
   torch::nn::Sequential policy_;
   torch::optim::Adam optimizer_;
@@ -288,7 +288,7 @@ class Learner {
   std::set<std::string> idle_;
   int killed_ = 0;
   int lost_ = 0;
-  std::mutex mutex_;  // of the rest
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Event> events_;
 };
@@ -304,8 +304,8 @@ struct Wanted {
 void learn(const Wanted& wanted) {
   torch::manual_seed(static_cast<std::uint64_t>(wanted.seed));
   const std::string address = "tcp://127.0.0.1:" + std::to_string(free_port());
-  auto agent = weft::rpc::init(
-      "learner", {.rank = 0, .init_method = address});  // rank 0 hosts what the others meet at
+  // Rank 0 hosts the store at which the others meet.
+  auto agent = weft::rpc::init("learner", {.rank = 0, .init_method = address});
   Processes processes(address);
   Learner learner(agent, processes, wanted.actors, wanted.kills, wanted.seed);
   double mean = 0;
@@ -344,8 +344,8 @@ int main(int argc, char** argv) {
   options.add("--seed", wanted.seed, "Of who is killed, and of the policy",
               examples::count_from(1));
   options.parse(argc, argv);
-  for (const char* variable : {"RANK", "WORLD_SIZE"})
-    ::unsetenv(variable);  // of a launcher: workers come and go here
+  // Ignores a launcher's variables, because workers join and leave here.
+  for (const char* variable : {"RANK", "WORLD_SIZE"}) ::unsetenv(variable);
   try {
     torch::set_num_threads(1);
     const char* const name = std::getenv(kName);

@@ -1,5 +1,5 @@
-// Point to point: rank 0 sends 1.0 to rank 1, first blocking, then with requests that are waited
-// for later.
+// Point-to-point messages: rank 0 sends 1.0 to rank 1, first blocking, then with requests that are
+// waited for later.
 //
 //   weft-run --nproc-per-node 2 p2p
 #include <cstdio>

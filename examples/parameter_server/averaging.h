@@ -1,6 +1,6 @@
-// Trainers pull the parameters, compute gradients by themselves, and push them. The server averages
-// what all trainers send for a step and answers them together, with the new parameters: its answers
-// are futures that it keeps for later.
+// Trainers pull the parameters, compute gradients and push them. The server averages the gradients
+// of all trainers for a step and answers all of them together, with the new parameters: its answers
+// are futures that it keeps until then.
 #pragma once
 
 #include <mutex>
@@ -65,7 +65,7 @@ class Server {
   std::vector<weft::Promise<Tensors>> waiting_;
 };
 
-// On a trainer. Returns the first and the last loss.
+// Runs on a trainer. Returns the first and the last loss.
 inline std::pair<double, double> train(weft::RRef<Server> server, int steps) {
   const int rank = weft::rpc::this_agent().self().rank;
   const Examples data = examples_of(rank);

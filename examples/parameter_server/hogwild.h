@@ -1,6 +1,7 @@
-// Trainers run forward, backward and the optimizer step on the server's one copy of the network, as
-// they come and without locks (Niu et al., "HOGWILD!", 2011). A trainer holds no parameters, only
-// references to them. Steps are small: a gradient may be older than the parameters that it changes.
+// Trainers run forward, backward and the optimizer step on the server's one copy of the network,
+// each at its own pace and without locks (Niu et al., "HOGWILD!", 2011). A trainer holds no
+// parameters, only references to them. The learning rate is small, because a gradient may be older
+// than the parameters that it changes.
 #pragma once
 
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace hogwild {
 
-// On a trainer. Returns the first and the last loss.
+// Runs on a trainer. Returns the first and the last loss.
 inline std::pair<double, double> train(weft::RRef<NetImpl> net, int steps) {
   weft::rpc::Agent& agent = weft::rpc::this_agent();
   const int rank = agent.self().rank;

@@ -17,7 +17,7 @@ struct Examples {
   at::Tensor x, y;
 };
 
-// Points of a square, and the products of their coordinates; others for every trainer.
+// Points of a square, and the products of their coordinates; each trainer gets different points.
 inline Examples examples_of(int trainer) {
   torch::manual_seed(static_cast<std::uint64_t>(trainer));
   const auto x = torch::rand({128, 2}) * 2 - 1;

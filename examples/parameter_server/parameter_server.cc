@@ -1,8 +1,9 @@
-// A parameter server: one worker holds the model, the others train it. In two ways:
+// A parameter server: one worker holds the model, the others train it. Two ways:
 //
-//   weft-run --nproc-per-node 3 parameter_server                  # averaging.h: all trainers'
-//   gradients, step by step weft-run --nproc-per-node 3 parameter_server --mode hogwild   #
-//   hogwild.h: distributed autograd, without waiting
+//   weft-run --nproc-per-node 3 parameter_server
+//       averaging.h: averages all trainers' gradients, step by step
+//   weft-run --nproc-per-node 3 parameter_server --mode hogwild
+//       hogwild.h: distributed autograd, without waiting
 #include <cstdio>
 
 #include "../common/workers.h"

@@ -1,10 +1,10 @@
 // One network in two shards on two workers. A batch is cut into micro-batches, so that both workers
-// have something to do: each stage alternates one forward and one backward ("1F1B", Narayanan et
-// al., 2019), and holds the activations of as many micro-batches as there are stages ahead, not of
-// all. Rank 0 drives: activations go from stage to stage, and a backward pass for each micro-batch
-// brings the gradients back the same way, while later micro-batches are on theirs. All passes
-// belong to one autograd context, where the micro-batches' gradients add up; then one optimizer
-// steps both stages. In the end rank 0 trains the same network by itself and compares.
+// have work: each stage alternates one forward and one backward ("1F1B", Narayanan et al., 2019),
+// and holds the activations of only as many micro-batches as there are stages from it to the last.
+// Rank 0 drives: activations go from stage to stage, and a backward pass for each micro-batch
+// brings the gradients back the same way, while later micro-batches move forward. All passes belong
+// to one autograd context, in which the micro-batches' gradients add up; then one optimizer steps
+// both stages. In the end rank 0 trains the same network by itself and compares.
 //
 //   weft-run --nproc-per-node 3 pipeline
 #include <condition_variable>
@@ -24,10 +24,10 @@ using weft::Future;
 using weft::RRef;
 
 constexpr int kStages = 2;
-constexpr double kRounding = 1e-10;  // of double precision, over the whole training
+constexpr double kRounding = 1e-10;  // rounding of double precision over the whole training
 const auto kSgd = torch::optim::SGDOptions(0.1).momentum(0.9);
 
-// A residual block. Group normalisation does not care how a batch is cut.
+// A residual block. Group normalisation does not depend on how a batch is cut.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(std::int64_t channels)
       : norm(register_module("norm", torch::nn::GroupNorm(4, channels))),
@@ -40,7 +40,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// In double precision, so that a difference would be seen. The same values wherever it is made.
+// Makes a shard in double precision, so that a difference would be seen. Its values are the same on
+// every worker.
 torch::nn::Sequential make_shard(int stage) {
   torch::manual_seed(static_cast<std::uint64_t>(stage));
   torch::nn::Sequential shard;
@@ -58,8 +59,8 @@ torch::nn::Sequential make_shard(int stage) {
   return shard;
 }
 
-// What a stage does in a step, one after the other: as many forwards as there are stages behind it,
-// then one forward and one backward in turns, then the backwards that are left. "F0 F1 B0 …".
+// The order of a stage's work in a step: as many forwards as there are stages behind it, then one
+// forward and one backward in turns, then the remaining backwards. "F0 F1 B0 …".
 std::vector<std::string> schedule_of(int stage, int micros) {
   const int ahead = std::min(kStages - 1 - stage, micros);
   std::vector<std::string> schedule;
@@ -70,12 +71,12 @@ std::vector<std::string> schedule_of(int stage, int micros) {
   return schedule;
 }
 
-// Keeps to a schedule, step after step, on whatever threads the work comes.
+// Enforces a schedule, step after step, whichever threads do the work.
 class Turns {
  public:
   explicit Turns(std::vector<std::string> schedule) : schedule_(std::move(schedule)) {}
 
-  // Blocks until all that stands before it has run, then runs it.
+  // Blocks until all work before `name` in the schedule has run, then runs `work`.
   template <class Work>
   void take(const std::string& name, Work work) {
     std::unique_lock lock(mutex_);
@@ -89,7 +90,7 @@ class Turns {
     next_ = (next_ + 1) % schedule_.size();
     changed_.notify_all();
   }
-  // What has begun in the last step, in that order.
+  // The work that has begun in the last step, in order.
   std::string done() {
     std::lock_guard lock(mutex_);
     return done_;
@@ -112,12 +113,12 @@ class Stage {
     const Tensor x = input.to_here();
     Tensor y;
     turns_.take("F" + std::to_string(micro), [&] { y = shard_->forward(x); });
-    // Its backward begins when its gradient has come; the next forward may run beside that.
+    // Its backward begins when its gradient arrives; the next forward may run at the same time.
     y.register_hook(
         [this, micro](const Tensor&) { turns_.take("B" + std::to_string(micro), [] {}); });
     return y;
   }
-  // The last stage's.
+  // Runs on the last stage.
   Tensor loss(int micro, RRef<Tensor> input, Tensor labels) {
     return torch::cross_entropy_loss(forward(micro, input), labels);
   }
@@ -130,23 +131,22 @@ class Stage {
   Turns turns_;
 };
 
-// Leaves the gradients of the batch's mean loss in the context of the calling thread; gives that
-// loss.
+// Leaves the gradients of the batch's mean loss in the calling thread's context; returns that loss.
 double run_batch(const weft::rpc::Agent& agent, const std::vector<RRef<Stage>>& stages,
                  const std::vector<Tensor>& images, const std::vector<Tensor>& labels) {
   const std::size_t micros = images.size();
   std::vector<Future<Tensor>> losses;
   std::vector<Future<void>> passes;
   for (std::size_t i = 0; i < micros; ++i) {
-    if (i >= kStages)
-      passes[i - kStages].get();  // no more micro-batches are under way than there are stages
+    // Keeps at most as many micro-batches open as there are stages.
+    if (i >= kStages) passes[i - kStages].get();
     const int micro = static_cast<int>(i);
     RRef<Tensor> x(agent, images[i]);
     for (std::size_t stage = 0; stage + 1 < kStages; ++stage)
       x = stages[stage].remote<&Stage::forward>(micro, x);
     losses.push_back(stages.back().async<&Stage::loss>(micro, x, labels[i]));
-    // Exact: the pass is to wait for the gradients of this micro-batch only, whatever others have
-    // sent in the context.
+    // Uses Exact, so that the pass waits only for the gradients of this micro-batch, whatever
+    // gradients others have sent in the context.
     passes.push_back(losses.back().then([micros](Tensor loss) {
       return AutogradContext::current().backward_async({loss / static_cast<double>(micros)},
                                                        {.mode = weft::BackwardMode::Exact});
@@ -158,7 +158,7 @@ double run_batch(const weft::rpc::Agent& agent, const std::vector<RRef<Stage>>& 
   return loss;
 }
 
-// The same training in one process, batch by batch.
+// Trains the same network in one process, batch by batch.
 std::vector<Tensor> train_alone(const digits::Images& images, int epochs, std::int64_t batch) {
   std::vector<torch::nn::Sequential> shards;
   std::vector<Tensor> parameters;
@@ -192,7 +192,7 @@ void compare(const std::vector<RRef<Tensor>>& parameters, const std::vector<Tens
   for (std::size_t i = 0; i < alone.size(); ++i) {
     const double one = (parameters.at(i).to_here() - alone[i]).abs().max().item<double>();
     difference = std::max(difference, one);
-    is_equal = is_equal && one < kRounding;  // not of NaN
+    is_equal = is_equal && one < kRounding;  // false for NaN
   }
   std::printf("largest difference from one process: %.1e\n", difference);
   if (!is_equal)

@@ -1,7 +1,7 @@
 // Policy-gradient learning with one agent and several observers. Each observer has a world of its
-// own, a pole on a cart that must be kept upright; it asks the agent, through a reference that it
-// was given, what to do. The agent holds the policy, and learns when all observers have reported
-// the rewards of an episode.
+// own, a pole on a cart that must be kept upright; it asks the agent for each action, through a
+// reference to the agent's policy. The agent holds the policy, and learns when all observers have
+// reported the rewards of an episode.
 //
 //   weft-run --nproc-per-node 3 reinforcement_learning
 #include <cstdio>
@@ -19,7 +19,7 @@ using examples::CartPole;
 using weft::Future;
 using weft::RRef;
 
-constexpr int kMostSteps = 200;  // of an episode
+constexpr int kMostSteps = 200;  // steps of an episode
 constexpr double kDiscount = 0.99;
 
 class Policy {
@@ -28,7 +28,7 @@ class Policy {
       : net_(torch::nn::Linear(4, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2)),
         optimizer_(net_->parameters(), torch::optim::AdamOptions(1e-2)) {}
 
-  // An action for an observer's state. Asked by all observers at once.
+  // Returns an action for an observer's state. All observers call it concurrently.
   bool act(int observer, std::vector<float> state) {
     std::lock_guard lock(mutex_);
     const auto logits = net_->forward(torch::tensor(state));
@@ -38,7 +38,7 @@ class Policy {
     return right;
   }
 
-  // The rewards are the numbers of steps that each observer's pole stood.
+  // Learns from the rewards: the numbers of steps that each observer's pole stood.
   void learn() {
     std::lock_guard lock(mutex_);
     std::vector<at::Tensor> losses;
@@ -64,14 +64,14 @@ class Policy {
   std::mutex mutex_;
   torch::nn::Sequential net_;
   torch::optim::Adam optimizer_;
-  std::map<int, std::vector<at::Tensor>> logs_;  // log-probabilities of what was done
+  std::map<int, std::vector<at::Tensor>> logs_;  // log-probabilities of the chosen actions
 };
 
 class Observer {
  public:
   explicit Observer(int number) : number_(number), world_(static_cast<unsigned>(number)) {}
 
-  // One episode; returns how many steps the pole stood.
+  // Runs one episode; returns how many steps the pole stood.
   int run(RRef<Policy> policy) {
     auto state = world_.reset();
     for (int step = 1; step <= kMostSteps; ++step) {

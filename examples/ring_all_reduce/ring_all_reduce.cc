@@ -1,14 +1,13 @@
-// All-reduce built from send and recv on a ring of ranks, twice:
+// All-reduce built from send and recv on a ring of ranks, in two ways:
 //
-//   whole    size - 1 rounds; in each, every rank passes on to its right the tensor it received
-//   last and adds what comes from
-//            its left. Every rank sends (size - 1) times the whole tensor.
+//   whole    size - 1 rounds. In each, every rank sends the tensor that it received last to its
+//            right and adds the one that it receives from its left. Every rank sends (size - 1)
+//            times the whole tensor.
 //   chunked  the tensor in `size` chunks: size - 1 rounds that reduce, after which each rank holds
-//   one finished chunk, and
-//            size - 1 that pass the finished chunks round. Every rank sends 2 (size - 1) / size of
-//            the tensor.
+//            one finished chunk, and size - 1 rounds that pass the finished chunks around. Every
+//            rank sends 2 (size - 1) / size of the tensor.
 //
-// (The listing of this that is widely copied never loads its send buffer, and adds the wrong one.)
+// (A widely copied listing of this never loads its send buffer, and adds the wrong one.)
 //
 //   weft-run --nproc-per-node 4 ring_all_reduce
 #include <cstdio>
@@ -26,7 +25,7 @@ int left_of(const weft::ProcessGroup& group) {
 }
 int right_of(const weft::ProcessGroup& group) { return (group.rank() + 1) % group.size(); }
 
-// Sends one tensor to the right while another comes from the left.
+// Sends one tensor to the right while receiving another from the left.
 void pass(weft::ProcessGroup& group, const torch::Tensor& out, torch::Tensor& in) {
   auto sent = group.send(out, right_of(group));
   group.recv(in, left_of(group)).wait();
@@ -40,14 +39,14 @@ void ring_all_reduce(weft::ProcessGroup& group, torch::Tensor& tensor) {
   for (int round = 1; round < group.size(); ++round) {
     pass(group, outgoing, incoming);
     tensor += incoming;
-    std::swap(outgoing, incoming);  // what came goes on
+    std::swap(outgoing, incoming);  // sends the received tensor on in the next round
   }
 }
 
 void chunked_ring_all_reduce(weft::ProcessGroup& group, torch::Tensor& tensor) {
   const int size = group.size();
   if (size == 1) return;
-  // Chunks may be empty or of different sizes; all ranks cut alike.
+  // Chunks may be empty or of different sizes; all ranks cut in the same places.
   auto chunks = tensor.flatten().tensor_split(size);
   const auto chunk = [&](int index) -> torch::Tensor& {
     return chunks[static_cast<std::size_t>((index % size + size) % size)];

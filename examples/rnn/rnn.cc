@@ -1,6 +1,6 @@
-// A recurrent network whose first and last layer live on another worker: the table of characters
-// and the decoder on the server, the LSTM here. It learns to say the next character of a text.
-// Backward runs through both workers, and one optimizer steps the parameters of both.
+// A recurrent network whose first and last layer are on another worker: the embedding and the
+// decoder on the server, the LSTM on the trainer. It learns to predict the next character of a
+// text. Backward runs through both workers, and one optimizer steps the parameters of both.
 //
 //   weft-run --nproc-per-node 2 rnn
 #include <algorithm>
@@ -19,29 +19,25 @@ namespace {
 using torch::Tensor;
 using weft::RRef;
 
-// --- the server's part
-// -----------------------------------------------------------------------------------------------
+// --- on the server
 
 struct TableImpl : torch::nn::Module {
   TableImpl(std::int64_t characters, std::int64_t width)
       : table(register_module("table", torch::nn::Embedding(characters, width))) {}
-  Tensor forward(Tensor characters) {
-    return table(characters);
-  }  // int64 [steps, lines] -> [steps, lines, width]
+  // int64 [steps, lines] -> [steps, lines, width]
+  Tensor forward(Tensor characters) { return table(characters); }
   torch::nn::Embedding table;
 };
 
 struct DecoderImpl : torch::nn::Module {
   DecoderImpl(std::int64_t width, std::int64_t characters)
       : linear(register_module("linear", torch::nn::Linear(width, characters))) {}
-  Tensor forward(Tensor states) {
-    return linear(states);
-  }  // [steps, lines, width] -> [steps, lines, characters]
+  // [steps, lines, width] -> [steps, lines, characters]
+  Tensor forward(Tensor states) { return linear(states); }
   torch::nn::Linear linear;
 };
 
-// --- the trainer's
-// ---------------------------------------------------------------------------------------------------
+// --- on the trainer
 
 struct Options {
   std::string text = RNN_TEXT;
@@ -52,9 +48,9 @@ struct Options {
   double learning_rate = 5e-3;
 };
 
-// The text as numbers, cut into lines that are read side by side.
+// The text as numbers, cut into lines that are read in parallel.
 struct Text {
-  std::string characters;  // which there are
+  std::string characters;  // the different characters of the text
   Tensor columns;          // int64 [steps, lines]
 
   Text(const std::string& file, std::int64_t lines) {
@@ -91,11 +87,11 @@ class Model {
 
   Tensor forward(const Tensor& characters) {
     auto [output, state] = lstm_(table_.sync<&TableImpl::forward>(characters), state_);
-    state_ = {std::get<0>(state).detach(),
-              std::get<1>(state).detach()};  // gradients end at the stretch
+    // Gradients end at the beginning of the stretch.
+    state_ = {std::get<0>(state).detach(), std::get<1>(state).detach()};
     return decoder_.sync<&DecoderImpl::forward>(output);
   }
-  // Before the beginning of the text.
+  // Resets the state, for the beginning of the text.
   void forget() { state_.reset(); }
   const std::vector<RRef<Tensor>>& parameters() const { return parameters_; }
 

@@ -1,5 +1,5 @@
 // An addition on another worker, in the three ways to call: wait for the result, get a future,
-// leave the result there.
+// leave the result on the other worker.
 //
 //   weft-run --nproc-per-node 2 rpc_add
 #include <cstdio>

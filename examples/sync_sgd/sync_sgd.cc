@@ -1,6 +1,6 @@
 // Synchronous SGD by hand: the data set is cut into one part for each rank, every rank computes on
-// its part, and gradients are summed by all_reduce and divided by the number of ranks after each
-// backward. What DistributedDataParallel does for you, in the open.
+// its part, and after each backward all_reduce sums the gradients, which are divided by the number
+// of ranks. DistributedDataParallel does the same for you.
 //
 //   weft-run --nproc-per-node 2 sync_sgd
 #include <algorithm>

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A table of kernels from what ncu wrote with --csv --print-units base (profiling/nsight/ncu.sh): how often each was launched, and the
-medians of its time, of the bytes of device memory that it moved, of its bandwidth, and of that as a share of the memory's peak."""
+"""Prints a table of kernels from the output of ncu --csv --print-units base (profiling/nsight/ncu.sh): how often each kernel was
+launched, and the medians of its time, of the bytes of device memory that it moved, of its bandwidth, and of its share of the memory's
+peak bandwidth."""
 
 import argparse
 import csv
@@ -13,7 +14,7 @@ UNITS = {TIME: ("ns", "nsecond"), BYTES: ("byte",), SHARE: ("%",)}
 
 
 def launches_of(lines):
-    """{kernel: [{metric: value}, …]}, an entry a launch: ncu writes a line for each metric."""
+    """{kernel: [{metric: value}, …]}, one entry for each launch: ncu writes a line for each metric."""
     found = {}
     for row in csv.DictReader(lines):
         metric = row["Metric Name"]
