@@ -45,11 +45,10 @@ int run_guarded(const std::function<int()>& job) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t child = ::fork();
   if (child < 0) {
-    std::fprintf(
-        stderr,
-        "weft-run: cannot start a process, of which the job needs one more than it has ranks "
-        "(ulimit -u, pids.max): %s\n",
-        std::strerror(errno));
+    std::fprintf(stderr,
+                 "weft-run: cannot start a process (a job needs one more than it has ranks; see "
+                 "ulimit -u, pids.max): %s\n",
+                 std::strerror(errno));
     return 1;
   }
   if (child == 0) {

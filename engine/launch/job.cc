@@ -65,7 +65,7 @@ std::optional<OpenedStore> open_until_signal(const Options& options, const OpenS
     if (!goes_on()) return std::nullopt;
     if (told || !silent.passed()) continue;
     told = true;
-    say("rendezvous: waiting for the weft-run that hosts it, at " + options.endpoint_host +
+    say("rendezvous: waiting for the weft-run that hosts it at " + options.endpoint_host +
         " port " + std::to_string(options.endpoint_port));
   }
   return opened.get();
@@ -108,7 +108,7 @@ class Job {
       if (meets() && options_.node_rank.value_or(place->node_rank) != place->node_rank) {
         say("this node has rank " + std::to_string(place->node_rank) + ", not " +
             std::to_string(*options_.node_rank) +
-            " as --node-rank wishes: another node wishes the same, or there are fewer");
+            " as --node-rank asks: another node asks for the same rank, or there are fewer nodes");
       }
       if (const auto code = run_round(meets() ? *place : told(*place))) return *code;
     }

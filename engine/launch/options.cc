@@ -58,7 +58,7 @@ int count_of_ranks(const std::string& text) {
   if (text == "auto" || text == "cpu")
     return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   if (text == "gpu")
-    throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU, or shows none");
+    throw Error(Blame::Caller, "--nproc-per-node gpu: no GPU is visible on this machine");
   int value = 0;
   if (reads(text, 1, 4096, value)) return value;
   throw Error(Blame::Caller, "--nproc-per-node is '" + text +
@@ -75,7 +75,7 @@ void read_nodes(const std::string& text, RendezvousLimits& limits) {
     return;
   throw Error(Blame::Caller,
               "--nnodes is '" + text +
-                  "'; it takes a whole number of at least 1, or the least and the most as in 1:4");
+                  "'; it takes a whole number of at least 1, or a minimum and a maximum as in 1:4");
 }
 
 // Reads "host", "host:29400" or "[::1]:29400". Port 0 is for a job of one machine, which needs no
@@ -96,7 +96,7 @@ void read_endpoint(const std::string& text, Options& options) {
                                          reads(port.substr(1), 0, 65535, options.endpoint_port));
   if (!host.empty() && has_port) return;
   throw Error(Blame::Caller, "--rdzv-endpoint is '" + text +
-                                 "'; it takes host:port, of a machine of the job, or [IPv6]:port");
+                                 "'; it takes host:port or [IPv6]:port of a machine of the job");
 }
 
 // "join_timeout=600,last_call_timeout=30": torchrun's names.
@@ -124,11 +124,10 @@ void read_settings(const std::string& text, Options& options) {
     } else if (name == "is_host" && (value == "0" || value == "1")) {
       options.is_host = value == "1";
     } else {
-      throw Error(
-          Blame::Caller,
-          "--rdzv-conf has '" + item +
-              "'; it takes NAME=NUMBER,… of join_timeout (600), last_call_timeout (30) and "
-              "keep_alive_interval (5), in seconds, keep_alive_max_attempt (3) and is_host (0, 1)");
+      throw Error(Blame::Caller, "--rdzv-conf has '" + item +
+                                     "'; it takes NAME=NUMBER,… with the names join_timeout (600), "
+                                     "last_call_timeout (30) and keep_alive_interval (5), in "
+                                     "seconds, keep_alive_max_attempt (3) and is_host (0, 1)");
     }
   }
 }
@@ -147,21 +146,21 @@ void check(Options& options, bool is_standalone, bool names_master) {
   const RendezvousLimits& limits = options.rendezvous.limits;
   if (!options.endpoint_host.empty() && options.endpoint_port == 0) {
     if (limits.most > 1) {
-      throw Error(
-          Blame::Caller,
-          "--rdzv-endpoint has port 0, which is a free one: the other nodes could not know it");
+      throw Error(Blame::Caller,
+                  "--rdzv-endpoint has port 0, which chooses a free port that the other nodes "
+                  "could not know; give a port");
     }
     options.endpoint_host.clear();
   }
   const bool meets = !options.endpoint_host.empty();
   if (is_standalone && (meets || limits.most > 1)) {
     throw Error(Blame::Caller,
-                "--standalone is for one machine: no --nnodes above 1 and no --rdzv-endpoint");
+                "--standalone is for one machine; leave out --rdzv-endpoint, and --nnodes above 1");
   }
   if (meets && names_master) {
     throw Error(Blame::Caller,
-                "with --rdzv-endpoint the nodes agree on the master: leave --master-addr and "
-                "--master-port out");
+                "with --rdzv-endpoint the nodes agree on the master; leave out --master-addr and "
+                "--master-port");
   }
   if (options.node_rank.value_or(0) >= limits.most) {
     throw Error(Blame::Caller, "--node-rank is " + std::to_string(*options.node_rank) +
@@ -173,11 +172,10 @@ void check(Options& options, bool is_standalone, bool names_master) {
   if (limits.least != limits.most) {
     throw Error(Blame::Caller, "--nnodes " + std::to_string(limits.least) + ":" +
                                    std::to_string(limits.most) +
-                                   ": nodes that come and go meet at a rendezvous" + fix);
+                                   ": a variable number of nodes needs a rendezvous" + fix);
   }
   if (limits.restarts > 0) {
-    throw Error(Blame::Caller,
-                "--max-restarts on several machines: they agree on it at a rendezvous" + fix);
+    throw Error(Blame::Caller, "--max-restarts on several machines needs a rendezvous" + fix);
   }
   if (options.master_port == 0) {
     throw Error(
@@ -211,11 +209,9 @@ Streams Streams::parse(const std::string& option, const std::string& text, int r
     int rank = 0;
     if (colon == std::string::npos || !reads(item.substr(0, colon), 0, 4095, rank) ||
         !reads(item.substr(colon + 1), 0, 3, number)) {
-      throw Error(
-          Blame::Caller,
-          option + " is '" + text +
-              "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that of single local "
-              "ranks as in 0:3,1:2");
+      throw Error(Blame::Caller, option + " is '" + text +
+                                     "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or "
+                                     "one of these for single local ranks as in 0:3,1:2");
     }
     if (rank >= ranks) {
       throw Error(Blame::Caller, option + " names local rank " + std::to_string(rank) +
@@ -242,57 +238,55 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   double monitor_seconds = 0.1;
   CLI::App app(
       "Starts the ranks of a program on this machine. Each gets RANK, LOCAL_RANK, WORLD_SIZE, "
-      "LOCAL_WORLD_SIZE, "
-      "MASTER_ADDR, MASTER_PORT and torchrun's other variables; of several on a machine each gets "
-      "OMP_NUM_THREADS=1 unless "
-      "it is set.",
+      "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's other variables; if a machine has "
+      "several ranks, each gets OMP_NUM_THREADS=1 unless that is set.",
       "weft-run");
   app.set_version_flag("--version", version);
   app.add_option("--nproc-per-node,--nproc_per_node", ranks,
                  "Ranks on this machine: a number, cpu, gpu or auto")
       ->capture_default_str();
-  app.add_option("--nnodes", nodes,
-                 "Machines of the job, or the least and the most as in 1:4; start weft-run on each")
+  app.add_option(
+         "--nnodes", nodes,
+         "Number of machines, or a minimum and a maximum as in 1:4; start weft-run on each machine")
       ->capture_default_str();
   app.add_option("--max-restarts,--max_restarts", rendezvous.limits.restarts,
-                 "How often all ranks start again after one has failed, before the job fails. "
-                 "WEFT_DUMP_DIR has a folder "
-                 "attempt_N for each round then")
+                 "How often all ranks start again after a failure, before the job fails. "
+                 "WEFT_DUMP_DIR then has a folder attempt_N for each start")
       ->capture_default_str()
       ->check(whole_number(0));
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint,
-                 "Where the nodes meet: host:port of one of them, whose weft-run must live as long "
-                 "as the job (port 29400 "
-                 "where none is given)");
+                 "Where the nodes meet: host:port of one of them; its weft-run must live as long "
+                 "as the job (default port: 29400)");
   app.add_option("--rdzv-id,--rdzv_id", options.run_id,
-                 "Name of the job there, and TORCHELASTIC_RUN_ID")
+                 "Name of the job at the rendezvous; also TORCHELASTIC_RUN_ID")
       ->capture_default_str();
-  app.add_option("--rdzv-conf,--rdzv_conf", settings,
-                 "NAME=NUMBER,…: join_timeout (600), last_call_timeout (30), keep_alive_interval "
-                 "(5), in seconds; "
-                 "keep_alive_max_attempt (3); is_host (1 where the endpoint is this machine)");
+  app.add_option(
+      "--rdzv-conf,--rdzv_conf", settings,
+      "NAME=NUMBER,…: join_timeout (600), last_call_timeout (30), keep_alive_interval (5), in "
+      "seconds; keep_alive_max_attempt (3); is_host (default: 1 if the endpoint is this machine)");
   app.add_option("--rdzv-backend,--rdzv_backend", backend,
-                 "c10d; static where no --rdzv-endpoint is given")
+                 "c10d, or static without --rdzv-endpoint")
       ->capture_default_str();
   app.add_flag("--standalone", is_standalone,
-               "A job of one machine, which is what weft-run does without --nnodes");
+               "Run a job on one machine, as weft-run does without --nnodes");
   app.add_option("--monitor-interval,--monitor_interval", monitor_seconds,
-                 "Seconds between looks at the other nodes")
+                 "Seconds between checks of the other nodes")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 3600.0));
   app.add_option("--local-addr,--local_addr", options.local_address,
-                 "Address by which the other nodes reach this one, where the route to the endpoint "
-                 "does not tell");
+                 "Address by which the other nodes reach this one (default: that of the route to "
+                 "the endpoint)");
   app.add_option("--node-rank,--node_rank", options.node_rank,
-                 "Which machine this is, from 0; where the nodes meet at a rendezvous, a wish")
+                 "Rank of this machine, from 0; with --rdzv-endpoint only a wish")
       ->check(whole_number(0));
   auto* const master_address = app.add_option("--master-addr,--master_addr", options.master_address,
                                               "Address of the machine with rank 0")
                                    ->capture_default_str();
-  auto* const master_port = app.add_option("--master-port,--master_port", options.master_port,
-                                           "Port there; 0 = a free one (one machine only)")
-                                ->capture_default_str()
-                                ->check(whole_number(0, 65535));
+  auto* const master_port =
+      app.add_option("--master-port,--master_port", options.master_port,
+                     "Port on that machine; 0 = a free port (one machine only)")
+          ->capture_default_str()
+          ->check(whole_number(0, 65535));
   app.add_option(
          "--grace", options.grace_seconds,
          "Seconds that ranks get to end by themselves after a failure, and again after SIGTERM")
@@ -302,16 +296,15 @@ Options parse_options(int argc, char** argv, const std::string& version) {
                "Leave the ranks' output as it is; stdout stays a terminal");
   app.add_option("--log-dir,--log_dir", log_folder,
                  "Folder for the ranks' output: RDZV-ID_…/attempt_N/LOCAL_RANK/stdout.log and "
-                 "stderr.log; alone, --tee 3");
+                 "stderr.log; implies --tee 3 if neither --redirects nor --tee is given");
   app.add_option("-r,--redirects", redirects,
-                 "What goes to the logs alone: 1 stdout, 2 stderr, 3 both; 0:3,1:2 by local rank");
-  app.add_option("-t,--tee", tee, "What goes to the logs as well");
+                 "Write to the logs only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 by local rank");
+  app.add_option("-t,--tee", tee, "Write to the logs as well; takes the same values");
   std::string status;
   app.add_flag("--status{5}", status,
-               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, "
-               "operations and bytes a second, "
-               "and the share of the time that it waited for others; the rank that waits "
-               "least is the one that the others wait for")
+               "Print a line to stderr every 5 seconds (--status=N: every N seconds): each rank's "
+               "steps, operations and bytes a second, and the share of the time in which it waited "
+               "for others; the others wait for the rank that waits least")
       ->check(whole_number(1, kLongestStatus));
   app.formatter(std::make_shared<Help>());
   app.footer(
@@ -326,17 +319,15 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   if (std::any_of(argv + 1, argv + argc - options.command.size(), is_status_without_number)) {
     throw Error(
         Blame::Caller,
-        "--status= has no number behind it: --status is every 5 seconds, --status=N every N");
+        "--status= has no number; use --status (every 5 seconds) or --status=N (every N seconds)");
   }
   if (!status.empty()) options.status_seconds = std::stoi(status);
   if (!options.command.empty() && options.command.front() == "--") {
     options.command.erase(options.command.begin());
   } else if (!options.command.empty() && options.command.front().starts_with("-")) {
-    throw Error(
-        Blame::Caller,
-        "unknown option '" + options.command.front() +
-            "': weft-run --help lists those that there are; a program whose name begins with '-' "
-            "follows '--'");
+    throw Error(Blame::Caller, "unknown option '" + options.command.front() +
+                                   "'; weft-run --help lists all options; put '--' before a "
+                                   "program whose name begins with '-'");
   }
   options.ranks = count_of_ranks(ranks);
   read_nodes(nodes, rendezvous.limits);
@@ -345,15 +336,13 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   rendezvous.monitor_interval = milliseconds(static_cast<std::int64_t>(monitor_seconds * 1000));
   if (backend == "static" && !endpoint.empty()) {
     throw Error(Blame::Caller,
-                "--rdzv-backend static goes with --node-rank, --master-addr and --master-port, and "
-                "--rdzv-endpoint with c10d");
+                "--rdzv-backend static goes with --node-rank, --master-addr and --master-port; "
+                "--rdzv-endpoint needs c10d");
   }
   if (backend != "c10d" && backend != "static") {
-    throw Error(
-        Blame::Caller,
-        "--rdzv-backend " + backend +
-            " is not there: c10d is (nodes that are told who they are need none: --node-rank, "
-            "--master-addr, --master-port)");
+    throw Error(Blame::Caller,
+                "unknown --rdzv-backend " + backend +
+                    "; use c10d, or give --node-rank, --master-addr and --master-port");
   }
   check(options, is_standalone, master_address->count() > 0 || master_port->count() > 0);
   options.redirected = Streams::parse("--redirects", redirects, options.ranks);

@@ -99,7 +99,8 @@ void Output::keep(std::string_view bytes) {
     const auto count = ::write(kept_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      std::fprintf(stderr, "weft-run: cannot write to %s: %s; the rest is not kept there\n",
+      std::fprintf(stderr,
+                   "weft-run: cannot write to %s: %s; the rest of the output is missing there\n",
                    log_.path.c_str(), std::strerror(errno));
       kept_ = {};
       return;

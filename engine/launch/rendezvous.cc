@@ -21,7 +21,7 @@ std::string describe_coming(const RendezvousState& state, const RendezvousLimits
   if (state.is_running) {
     const bool has_room = static_cast<int>(state.nodes.size()) < limits.most;
     return "the job runs with " + count + (state.nodes.size() == 1 ? " node" : " nodes") +
-           (has_room ? ", and is to go on with this one" : ", the most it takes; this one waits");
+           (has_room ? ", and will continue with this one" : ", its maximum; this one waits");
   }
   std::string wanted = std::to_string(limits.least);
   if (limits.most > limits.least) wanted += " to " + std::to_string(limits.most);
@@ -38,9 +38,8 @@ Rendezvous::Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, No
     heart_ = std::thread([this] { beat(); });
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "the rendezvous gets no thread for its heartbeats; allow this user, or the "
-                       "container, more of them "
-                       "(ulimit -u, pids.max)",
+                       "the rendezvous cannot start a thread for its heartbeats; allow this user, "
+                       "or the container, more threads (ulimit -u, pids.max)",
                        error.code().value());
   }
 }
@@ -80,9 +79,9 @@ RendezvousState Rendezvous::update(Deadline deadline,
     if (store_->compare_set(before, after) == after) return state;
     if (deadline.passed()) {
       throw Error(Blame::Timeout,
-                  "the rendezvous did not hear this node within " +
+                  "the rendezvous did not accept this node within " +
                       describe(settings_.join_timeout) +
-                      " (--rdzv-conf join_timeout=SECONDS): whenever it spoke, another was faster");
+                      " (--rdzv-conf join_timeout=SECONDS): another node was always faster");
     }
   }
 }

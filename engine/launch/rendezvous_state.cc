@@ -43,7 +43,7 @@ int number_of(const json& value, int least, int most) {
 
 const json& list_of(const json& value) {
   if (!value.is_array() || value.size() > kMostNodes)
-    throw Error(Blame::PeerLost, "no list of nodes");
+    throw Error(Blame::PeerLost, "a field is not a list of nodes");
   return value;
 }
 

@@ -112,7 +112,7 @@ Error without_stack(const Error& error) {
     }).join();
   } catch (const std::system_error& error) {
     fail(system_error(Blame::Busy,
-                      "spawn: starting its thread; allow this user, or the container, more of them "
+                      "spawn: starting its thread; allow this user, or the container, more threads "
                       "(ulimit -u, pids.max)",
                       error.code().value()));
   }

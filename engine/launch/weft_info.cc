@@ -81,8 +81,8 @@ void print_row(const nlohmann::ordered_json& row) {
                      : on_device          ? "device memory"
                                           : "host memory";
   if (row.contains("over")) {
-    text += " of the remote calls that go by " + row["over"].get<std::string>() +
-            ", read where it is; chosen for each pair of processes (WEFT_LOG=info says so)";
+    text += " of remote calls over " + row["over"].get<std::string>() +
+            ", read in place; chosen for each pair of processes (WEFT_LOG=info shows when)";
   } else if (row["connections"].get<bool>()) {
     text += "; connections: preference " + std::to_string(row["preference"].get<int>()) +
             ", inline up to " + std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
@@ -129,8 +129,10 @@ int show(bool as_json) {
 }  // namespace weft
 
 int main(int argc, char** argv) {
-  CLI::App app("Lists the transports of this build: usable on this machine, or why not.",
-               "weft-info");
+  CLI::App app(
+      "Lists the transports of this build, and says which of them this machine can use, or why "
+      "not.",
+      "weft-info");
   app.set_version_flag("--version", weft::version_line());
   bool as_json = false;
   app.add_flag("--json", as_json, "print a JSON object instead of a table");

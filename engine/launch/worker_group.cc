@@ -26,7 +26,7 @@ Error cannot_start(int local, int number) {
   return system_error(
       Blame::Busy,
       "starting local rank " + std::to_string(local) +
-          ", which takes some descriptors (ulimit -n) and a process (ulimit -u, pids.max)",
+          ", which needs some descriptors (ulimit -n) and a process (ulimit -u, pids.max)",
       number);
 }
 
@@ -132,9 +132,9 @@ void WorkerGroup::start(int local) {
     const std::string here = "./" + options_.command.front();
     const bool is_here = number == ENOENT && here.find('/', 2) == std::string::npos &&
                          ::access(here.c_str(), F_OK) == 0;
-    std::fprintf(stderr, "weft-run: cannot start '%s': %s%s%s\n", arguments[0],
-                 std::strerror(number), is_here ? " in PATH; one of this folder is called " : "",
-                 is_here ? here.c_str() : "");
+    std::fprintf(
+        stderr, "weft-run: cannot start '%s': %s%s%s\n", arguments[0], std::strerror(number),
+        is_here ? " in PATH; the one in this folder is called " : "", is_here ? here.c_str() : "");
     ::_exit(127);
   }
   children_.add(process);
@@ -180,8 +180,8 @@ void WorkerGroup::note_failure(const Output& output) {
   write_failure_ = output.failure();
   std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(),
                std::strerror(write_failure_),
-               write_failure_ == EPIPE ? "nobody reads it any more, and the job is ended"
-                                       : "the job goes on, and what its ranks print is lost");
+               write_failure_ == EPIPE ? "nobody reads it any more, so weft-run ends the job"
+                                       : "the job continues, but its ranks' output is lost");
 }
 
 Children::Ended WorkerGroup::wait_for_end() {
@@ -190,8 +190,8 @@ Children::Ended WorkerGroup::wait_for_end() {
     asked_for_dumps = 0;
     if (children_.signal_who_catch(SIGUSR1) == 0) {
       std::fprintf(stderr,
-                   "weft-run: SIGUSR1 is for dumps, and no rank writes any: none has joined a "
-                   "group or an agent yet\n");
+                   "weft-run: SIGUSR1 asks for dumps, but no rank writes one: none has joined a "
+                   "group or made an agent yet\n");
     }
   }
   return children_.wait(milliseconds(0));
@@ -236,7 +236,7 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
   for (const std::string& line : rank.error->last_lines())
     std::fprintf(stderr, "  %s", line.c_str());
   if (!rank.error->log_path().empty())
-    std::fprintf(stderr, "weft-run: all of it: %s\n", rank.error->log_path().c_str());
+    std::fprintf(stderr, "weft-run: the whole of it is in %s\n", rank.error->log_path().c_str());
   if (!ended_well_.empty()) {
     std::sort(ended_well_.begin(), ended_well_.end());
     std::string ranks;
@@ -270,14 +270,14 @@ void WorkerGroup::end_children(milliseconds patience) {
 }
 
 void WorkerGroup::end_on_signal(int number) {
-  std::fprintf(stderr, "weft-run: ended by signal %d (%s), and so are its ranks\n", number,
+  std::fprintf(stderr, "weft-run: ended by signal %d (%s); it ends its ranks\n", number,
                strsignal(number));
   ask_for_dumps();
   if (signal_of_terminal == 0) children_.signal_all(number);
   const Deadline deadline = Deadline::in(grace());
   while (!children_.have_ended() && !deadline.passed() && is_hurried == 0) wait_for_end();
   if (is_hurried != 0 && !children_.have_ended())
-    std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
+    std::fprintf(stderr, "weft-run: Ctrl-C again; it kills its ranks\n");
   end_children(milliseconds(500));
   forward_output(milliseconds(0));
 }
@@ -290,9 +290,10 @@ void WorkerGroup::clean_up() {
     forward_output(milliseconds(10));
   }
   if (const auto left = children_.reached().size(); left > 0) {
-    std::fprintf(stderr,
-                 "weft-run: all ranks have ended; %zu processes that they left behind are ended\n",
-                 left);
+    std::fprintf(
+        stderr,
+        "weft-run: all ranks have ended; weft-run ends %zu processes that they left behind\n",
+        left);
   }
   end_children(grace());
   forward_output(milliseconds(0));

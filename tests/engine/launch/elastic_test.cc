@@ -320,14 +320,14 @@ TEST(Elastic, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refusal("--nnodes 2 --max-restarts 1 --master-port 29500"),
               HasSubstr("--max-restarts on several machines"));
   EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a --master-port 1"),
-              HasSubstr("leave --master-addr"));
+              HasSubstr("leave out --master-addr"));
   EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a --node-rank 2"), HasSubstr("it goes up to 1"));
   EXPECT_THAT(refusal("--rdzv-endpoint a:b"), HasSubstr("it takes host:port"));
   EXPECT_THAT(refusal("--rdzv-endpoint [::1"), HasSubstr("it takes host:port"));
   EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a:0"), HasSubstr("--rdzv-endpoint has port 0"));
   EXPECT_THAT(refusal("--rdzv-conf join_timeout=soon"),
               HasSubstr("--rdzv-conf has 'join_timeout=soon'"));
-  EXPECT_THAT(refusal("--rdzv-backend etcd"), HasSubstr("--rdzv-backend etcd is not there"));
+  EXPECT_THAT(refusal("--rdzv-backend etcd"), HasSubstr("unknown --rdzv-backend etcd; use c10d"));
   EXPECT_THAT(
       refusal("--rdzv-backend static --rdzv-endpoint a:1"),
       HasSubstr("--rdzv-backend static goes with --node-rank, --master-addr and --master-port"));

@@ -175,7 +175,7 @@ TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
                                "; exit' & read line < $d/ready; kill -TERM $!; wait $!; }");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
   EXPECT_THAT(outcome.err,
-              HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
+              HasSubstr("weft-run: ended by signal 15 (Terminated); it ends its ranks"));
 }
 
 // Programs that do not end by SIGTERM, below what people put between a launcher and a program.
@@ -216,7 +216,7 @@ void expect_ended_with(const std::string& killed, const std::string& said) {
 }
 
 TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItIsKilled) {
-  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated), and so are its ranks");
+  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated); it ends its ranks");
 }
 
 TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItsWatcherIsKilled) {
@@ -254,7 +254,7 @@ TEST(WeftRun, WhatIsLeftWhenAllRanksHaveEndedIsEnded) {
   const auto outcome =
       wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("processes that they left behind are ended"));
+  EXPECT_THAT(outcome.err, HasSubstr("processes that they left behind"));
 }
 
 TEST(WeftRun, GivesTheTerminalToItsRanksAndEndsThemByCtrlC) {
@@ -360,7 +360,7 @@ TEST(WeftRun, ACtrlCAfterItsEndHasBegunKillsRanksThatTakeTheirTime) {
                                    " = TERM && trap \"kill -INT \\$PPID\" TERM; kill -" + first +
                                    " $PPID; while :; do sleep 0.01; done");
     EXPECT_EQ(outcome.code, 128 + (first == "INT" ? 2 : 15)) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("and by Ctrl-C: they are killed"));
+    EXPECT_THAT(outcome.err, HasSubstr("Ctrl-C again; it kills its ranks"));
   }
 }
 
@@ -421,7 +421,7 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
 TEST(WeftRun, SaysWhatMoreRanksWouldTake) {
   const auto outcome = run("ulimit -n 40; " + path_of("weft-run") + " --nproc-per-node 64 true");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("which takes some descriptors (ulimit -n)"));
+  EXPECT_THAT(outcome.err, HasSubstr("which needs some descriptors (ulimit -n)"));
   EXPECT_THAT(outcome.err, HasSubstr("Too many open files"));
 }
 
@@ -430,11 +430,9 @@ TEST(WeftRun, SaysHowAProgramOfThisFolderIsCalled) {
                            " train; code=$?; cd /; rm -r $d; "
                            "exit $code");
   EXPECT_EQ(outcome.code, 127);
-  EXPECT_THAT(
-      outcome.err,
-      HasSubstr(
-          "cannot start 'train': No such file or directory in PATH; one of this folder is called "
-          "./train\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("cannot start 'train': No such file or directory in PATH; the "
+                                     "one in this folder is called "
+                                     "./train\n"));
 }
 
 TEST(WeftRun, RefusesAWrongVariable) {
