@@ -41,7 +41,7 @@ std::string job_name(transport::Bootstrap& store, Deadline deadline) {
   }
   std::string name = group::to_text(store.get(kJob, deadline));
   if (name.size() != 16 || name.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    throw Error(Blame::PeerLost, "the name of the timeline in the job's store is none");
+    throw Error(Blame::PeerLost, "the timeline's name in the job's store is not valid");
   }
   return name;
 }
@@ -238,13 +238,13 @@ class Agreement {
     const std::string who = text(kFirst);
     const auto space = who.find(' ');
     if (space == std::string::npos)
-      throw Error(Blame::PeerLost, "the timeline's file in the job's store is none");
+      throw Error(Blame::PeerLost, "the timeline's file in the job's store is not valid");
     return {std::atoi(who.c_str()), who.substr(space + 1)};
   }
 
   [[noreturn]] void refuse(const std::string& what) {
     const std::string why =
-        what + "; WEFT_TIMELINE, or the option timeline, is the same on all ranks";
+        what + "; set WEFT_TIMELINE, or the option timeline, to the same file on all ranks";
     store_.set(kVerdict, group::to_bytes(why));
     let_others_read();
     throw Error(Blame::Caller, why);
@@ -275,7 +275,7 @@ void make_no_timeline(const Participant& participant, transport::Bootstrap& stor
     agree_on_file(participant, store, Deadline::sooner(deadline, Deadline::in(kWaitForOthers)));
   } catch (const Error& error) {
     if (error.blame() == Blame::Caller) throw;
-    log::debug("whether others make a timeline is not known: " + error.text());
+    log::debug("cannot tell whether other ranks make a timeline: " + error.text());
   }
 }
 

@@ -18,7 +18,7 @@ std::int64_t number(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (failure != std::errc() || end != text.data() + text.size()) {
-    throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no time");
+    throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is not a time");
   }
   return value;
 }

@@ -49,13 +49,12 @@ class Counting final : public trace::Observer {
         bytes_(prometheus::BuildCounter()
                    .Name("weft_bytes_total")
                    .Help("Bytes of this rank's tensors, inputs and outputs, in operations that "
-                         "have begun; of calls, the "
-                         "arguments, and the result when it is there")
+                         "have begun; for calls, the arguments, and the result once it has arrived")
                    .Labels(labels_)
                    .Register(registry)),
         errors_(prometheus::BuildCounter()
                     .Name("weft_errors_total")
-                    .Help("Operations that failed, by whose fault it is")
+                    .Help("Operations that failed, by blame")
                     .Labels(labels_)
                     .Register(registry)) {
     auto& in_flight = prometheus::BuildGauge()
@@ -156,9 +155,9 @@ class Standing final : public prometheus::Collectable {
         families.push_back({name, help, prometheus::MetricType::Gauge, std::move(metrics)});
     };
     add(trace::Queue::Calls, "weft_calls_in_flight", "peer",
-        "Calls made here and unanswered, by who is called");
+        "Calls made by this process and not answered yet, by the worker that is called");
     add(trace::Queue::Handlers, "weft_queued_handlers", "agent",
-        "Called functions that no thread is free for yet");
+        "Incoming calls and continuations for which no thread is free yet");
     add(trace::Queue::Messages, "weft_queued_messages", "transport",
         "Messages that connections could not send yet");
     return families;
@@ -184,9 +183,8 @@ class Standing final : public prometheus::Collectable {
     metric.label = {{"rank", std::to_string(rank_)}, {"host", host_}};
     metric.gauge.value = share;
     families.push_back({"weft_waited_share",
-                        "Share of the last steps, at most 32, that this rank waited for others, 0 "
-                        "to 1; the rank that waits "
-                        "least is the one that the others wait for",
+                        "Share of the last steps, at most 32, in which this rank waited for "
+                        "others, 0 to 1; the others wait for the rank that waits least",
                         prometheus::MetricType::Gauge,
                         {metric}});
   }
@@ -232,16 +230,14 @@ void serve_metrics(const std::string& text, int rank) {
     if (service != nullptr) {
       // The parent process may use the port of this rank.
       log::warn(
-          "metrics are not served by this rank, only by the process that it was forked from: "
-          "nothing can listen on " +
+          "this rank serves no metrics, only the process that it was forked from does: cannot "
+          "listen on " +
           address + " (" + error.what() + ")");
       return;
     }
-    throw Error(Blame::Caller, "WEFT_METRICS: nothing can listen on " + address + " (" +
-                                   error.what() +
-                                   "); take another port, and where several ranks share a machine, "
-                                   "start them by weft-run, or give each "
-                                   "its LOCAL_RANK");
+    throw Error(Blame::Caller, "WEFT_METRICS: cannot listen on " + address + " (" + error.what() +
+                                   "); choose another port, and if several ranks share a machine, "
+                                   "start them with weft-run or give each its LOCAL_RANK");
   }
   log::info("metrics are served at http://" + address + "/metrics");
 }

@@ -33,7 +33,7 @@ std::uint64_t number(const std::string& text, std::uint64_t most, const char* wh
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (failure == std::errc() && end == text.data() + text.size() && !text.empty() && value <= most)
     return value;
-  throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no " + what);
+  throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is not a " + what);
 }
 
 // Uses only the part's file name: the folder may have another path on this machine.
@@ -87,7 +87,7 @@ void take_part(transport::Bootstrap& store, int rank, const std::string& path,
     store.erase(key(rank, "done"));
   } catch (const Error& error) {
     log::debug("rank " + std::to_string(rank) +
-               " has not heard that its part has come: " + error.text());
+               " was not told that its part has arrived: " + error.text());
   }
 }
 
@@ -146,7 +146,7 @@ int take_parts(transport::Bootstrap& store, int ranks, const std::string& file,
       taken.insert(rank);
     } catch (const Error& error) {
       log::warn("the timeline lacks rank " + std::to_string(rank) +
-                ", whose part did not come: " + error.text());
+                ", whose part did not arrive: " + error.text());
       if (error.blame() == Blame::Timeout) patience = kHurry;
       std::error_code ignored;
       std::filesystem::remove(path + ".new", ignored);  // the incomplete part

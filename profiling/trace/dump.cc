@@ -362,9 +362,8 @@ void install_signal() {
     }).detach();
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
-                       "the flight recorder's signal gets no thread; allow this user, or the "
-                       "container, more of them "
-                       "(ulimit -u, pids.max)",
+                       "cannot start a thread for the flight recorder's signal; allow this user, "
+                       "or the container, more threads (ulimit -u, pids.max)",
                        error.code().value());
   }
   signal_end = write_end.release();

@@ -437,10 +437,10 @@ void require_one_job(const Timeline& timeline, const std::string& file) {
   for (const auto& [job, parts] : timeline.jobs) {
     jobs += (jobs.empty() ? "" : ", ") + std::to_string(parts) + " of '" + job + "'";
   }
-  throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds parts of several jobs, " +
+  throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' contains parts of several jobs, " +
                                  jobs +
-                                 ", after which the files there are called; remove those of the "
-                                 "others, and give each job " +
+                                 ", with which the names of the files there begin; remove the "
+                                 "files of the other jobs, and give each job " +
                                  "a WEFT_TIMELINE of its own");
 }
 
@@ -451,9 +451,10 @@ Merged merge_alone(const std::string& file) {
   for (const std::string& part : parts_of(file))
     merged.parts += parts::read(part, timeline) ? 1 : 0;
   if (merged.parts == 0) {
-    throw Error(Blame::Caller,
-                "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
-                    "' what WEFT_TIMELINE was set to, and has it been merged before?");
+    throw Error(
+        Blame::Caller,
+        "'" + folder_of_parts(file) + "' contains no parts of a timeline; check that '" + file +
+            "' is the file that WEFT_TIMELINE named, and that it has not been merged before");
   }
   require_one_job(timeline, file);
   number_groups(timeline);

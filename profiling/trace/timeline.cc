@@ -62,9 +62,8 @@ class Collector {
       std::error_code ignored;
       std::filesystem::remove(path_, ignored);  // no thread would end the part
       throw system_error(Blame::Busy,
-                         "the timeline gets no thread; allow this user, or the container, more of "
-                         "them (ulimit -u, "
-                         "pids.max)",
+                         "cannot start a thread for the timeline; allow this user, or the "
+                         "container, more threads (ulimit -u, pids.max)",
                          error.code().value());
     }
   }
@@ -82,12 +81,13 @@ class Collector {
   void warn_of(const Place& later) {
     const bool is_larger = later.job != job_ && ranks_ > 0 && later.ranks > ranks_;
     if (!is_larger || std::exchange(has_warned_, true)) return;
-    log::warn("the timeline of this process is that of " + std::to_string(ranks_) +
-              " ranks, which it joined first, and it has joined " + std::to_string(later.ranks) +
-              " now: processes that are only among these make parts of another job, which are not "
-              "merged with its own; "
-              "join first what all processes share (rpc::init before init_process_group, or the "
-              "other way round)");
+    log::warn(
+        "this process's timeline is that of the job with " + std::to_string(ranks_) +
+        " ranks, which it joined first, but it has now joined one with " +
+        std::to_string(later.ranks) +
+        " ranks: the timeline parts of processes that are only in the second job are not merged "
+        "with it; join the job of all processes first (rpc::init before init_process_group, "
+        "or the other way round)");
   }
 
   const std::string& asked() const { return asked_; }
@@ -255,9 +255,9 @@ void require_place(const std::string& file) {
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::is_directory(status)) throw refuse("which is a folder");
-  if (!path.has_filename()) throw refuse("which is no name of a file");
+  if (!path.has_filename()) throw refuse("which is not a file name");
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    throw refuse("which is no regular file");
+    throw refuse("which is not a regular file");
 }
 
 // A forked process has no thread that collects, and would share the parent's file.

@@ -116,7 +116,7 @@ void Part::write_line() {
   line_.clear();
   if (++lost_ > 1) return;
   log::warn("this rank's part of the timeline has reached " + std::to_string(most_bytes_ >> 20) +
-            " MiB; what happens from now on is not in it");
+            " MiB; it lacks all later events");
 }
 
 void Part::put_line() {

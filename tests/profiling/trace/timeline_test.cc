@@ -481,8 +481,8 @@ TEST_F(Timeline, OfAJobThatIsNotTheLargestOneOfItsProcessIsAWarning) {
             .empty());
     const auto warnings = warnings_of({{other, 0, 3, {}}, {other, 0, 4, {}}});
     ASSERT_EQ(warnings.size(), 1u);
-    EXPECT_NE(warnings[0].find("that of 2 ranks"), std::string::npos) << warnings[0];
-    EXPECT_NE(warnings[0].find("join first what all processes share"), std::string::npos)
+    EXPECT_NE(warnings[0].find("that of the job with 2 ranks"), std::string::npos) << warnings[0];
+    EXPECT_NE(warnings[0].find("join the job of all processes first"), std::string::npos)
         << warnings[0];
   });
   run(0, 0, [&] {
