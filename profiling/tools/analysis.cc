@@ -317,15 +317,16 @@ class Analysis {
               record.tag != static_cast<int>(pass & 0x7fffffff))
             continue;
           if (running.empty() || running.back() != rank) running.push_back(rank);
-          where += (where.empty() ? "" : "; ") + who_.agent(rank) + " runs what a gradient of " +
-                   who_.agent(record.peer) + " started, since " +
+          where += (where.empty() ? "" : "; ") + who_.agent(rank) +
+                   " runs nodes that a gradient of " + who_.agent(record.peer) + " started, for " +
                    duration_text(evidence_.now_of(agent) - record.begun);
         }
       }
       report(What::StuckBackward, running.empty() ? standing.in : running,
              list_ranks(standing.in, who_.agents()) + (standing.in.size() == 1 ? " is" : " are") +
                  " in a backward pass, for " + duration_text(standing.longest) + ": " +
-                 (where.empty() ? "no dump shows a gradient that came and is at work" : where));
+                 (where.empty() ? "no dump shows a gradient that has arrived and whose nodes run"
+                                : where));
     }
   }
 
@@ -362,17 +363,17 @@ class Analysis {
           !is_of(served, call, from, callee->second))
         continue;
       if (served.state == "open")
-        return "it runs there since " +
+        return "it has run there for " +
                duration_text(evidence_.now_of(callee->second) - served.begun);
       return "it was answered there after " + duration_text(served.ended - served.begun) +
-             "; the reply did not come, or too late";
+             "; the reply did not arrive, or arrived too late";
     }
     if (evidence_.now_of(callee->second) < call.begun)
       return "the dump of " + who_.agent(call.peer) + " is older than it";
     if (evidence_.has_forgotten(callee->second, call.begun - difference(from, callee->second)))
-      return "whether it has come there is not known: the recorder of " + who_.agent(call.peer) +
-             " has forgotten that time";
-    return "it has never come there";
+      return "it is not known whether it has arrived there: the recorder of " +
+             who_.agent(call.peer) + " has forgotten that time";
+    return "it has never arrived there";
   }
 
   // By how much the calendar clocks of two views may differ.

@@ -42,7 +42,7 @@ int run_program(CLI::App& app, int argc, char** argv, Program program) {
     if (word.empty()) {
       app.exit(error);
     } else {
-      std::fprintf(stderr, "%s: '%s' is unknown; there is: %s (--help tells more)\n",
+      std::fprintf(stderr, "%s: unknown subcommand '%s'; use one of %s (--help tells more)\n",
                    app.get_name().c_str(), word.c_str(), subcommands_of(app).c_str());
     }
     return kWrong;

@@ -21,8 +21,8 @@ constexpr std::int64_t kMostTime = 4'000'000'000'000'000'000;
 
 const FileKind& dump_file() {
   static const FileKind kind{"dump of a flight recorder",
-                             "they are made in WEFT_DUMP_DIR, and by dump()", "flight recorder 1",
-                             std::uintmax_t{256} << 20};
+                             "dumps are written to WEFT_DUMP_DIR, and made by dump()",
+                             "flight recorder 1", std::uintmax_t{256} << 20};
   return kind;
 }
 

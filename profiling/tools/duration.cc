@@ -17,7 +17,7 @@ std::chrono::nanoseconds parse_duration(const std::string& option, const std::st
   if (end == text.c_str() || !is_unit || !std::isfinite(seconds) || seconds < 0 ||
       seconds > kMostSeconds)
     throw Error(Blame::Caller,
-                option + " is '" + text + "'; it is a time such as 500ms, 1s, 2min, or 0");
+                option + " is '" + text + "'; it takes a time such as 500ms, 1s, 2min, or 0");
   return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
 }
 

@@ -47,7 +47,7 @@ Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than) {
         made.running.push_back(shuts_down
                                    ? name + " has called shutdown(), " + duration_text(age) + " ago"
                                    : name + " is in " + describe(record, who.agents()) + where +
-                                         " since " + duration_text(age));
+                                         " for " + duration_text(age));
       }
     }
   };

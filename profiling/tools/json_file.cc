@@ -63,8 +63,8 @@ Json read_json(const std::string& path, const FileKind& kind) {
   if (bytes > kind.most_bytes)
     throw refuse("has " + std::to_string(bytes) + " bytes, too many for " + kind.name);
   std::ifstream file(path);
-  if (!file) throw refuse("cannot be read; may this user?");
-  const auto refuse_kind = [&] { return refuse("is no " + kind.name + "; " + kind.origin); };
+  if (!file) throw refuse("cannot be read; check that this user may read it");
+  const auto refuse_kind = [&] { return refuse("is not a " + kind.name + "; " + kind.origin); };
   if (is_too_deep(file)) {
     if (!has_mark(path, kind.mark)) throw refuse_kind();
     throw refuse("is damaged: it has lists more than " + std::to_string(kMostDepth) + " deep");
@@ -79,7 +79,7 @@ Json read_json(const std::string& path, const FileKind& kind) {
     if (!has_mark(path, kind.mark)) throw refuse_kind();
     if (error.byte >= bytes)
       throw refuse("ends in the middle, after " + std::to_string(bytes) +
-                   " bytes: it was cut off, or is still written");
+                   " bytes: it was cut off, or is still being written");
     throw refuse("is damaged at byte " + std::to_string(error.byte));
   } catch (const Json::exception&) {
     throw refuse("is damaged: a number in it is too large");
@@ -93,14 +93,15 @@ void require_form(const std::string& path, const FileKind& kind, const Json& for
   if (text.starts_with(wanted.substr(0, wanted.rfind(' ') + 1))) {
     throw Error(Blame::Caller, "'" + path + "' is of another version of Weft: it is a '" + text +
                                    "', and this program reads '" + wanted +
-                                   "'; take the program that came with that version");
+                                   "'; use the program of that version");
   }
-  throw Error(Blame::Caller, "'" + path + "' is no " + kind.name + "; " + kind.origin);
+  throw Error(Blame::Caller, "'" + path + "' is not a " + kind.name + "; " + kind.origin);
 }
 
 const Json& field(const Json& object, const char* name) {
   if (!object.is_object())
-    throw Error(Blame::Caller, "what should have a field '" + std::string(name) + "' is no object");
+    throw Error(Blame::Caller,
+                "a value that should have a field '" + std::string(name) + "' is not an object");
   const auto found = object.find(name);
   if (found == object.end()) throw wrong(name, "is missing");
   return *found;
@@ -108,13 +109,13 @@ const Json& field(const Json& object, const char* name) {
 
 const Json& list_of(const Json& object, const char* name) {
   const Json& value = field(object, name);
-  if (!value.is_array()) throw wrong(name, "is no list");
+  if (!value.is_array()) throw wrong(name, "is not a list");
   return value;
 }
 
 std::string text_of(const Json& object, const char* name) {
   const Json& value = field(object, name);
-  if (!value.is_string()) throw wrong(name, "is no text");
+  if (!value.is_string()) throw wrong(name, "is not a text");
   return value.get<std::string>();
 }
 
@@ -131,7 +132,7 @@ bool flag_of(const Json& object, const char* name) {
 std::int64_t integer_of(const Json& object, const char* name, std::int64_t least,
                         std::int64_t most) {
   const Json& value = field(object, name);
-  if (!value.is_number_integer()) throw wrong(name, "is no integer");
+  if (!value.is_number_integer()) throw wrong(name, "is not an integer");
   const bool is_too_large =
       value.is_number_unsigned() &&
       value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
@@ -143,7 +144,7 @@ std::int64_t integer_of(const Json& object, const char* name, std::int64_t least
 
 std::uint64_t word_of(const Json& object, const char* name) {
   const Json& value = field(object, name);
-  if (!value.is_number_integer()) throw wrong(name, "is no integer");
+  if (!value.is_number_integer()) throw wrong(name, "is not an integer");
   return value.is_number_unsigned() ? value.get<std::uint64_t>()
                                     : static_cast<std::uint64_t>(value.get<std::int64_t>());
 }
@@ -151,7 +152,7 @@ std::uint64_t word_of(const Json& object, const char* name) {
 double number_of(const Json& object, const char* name) {
   constexpr double kMost = 1e15;
   const Json& value = field(object, name);
-  if (!value.is_number()) throw wrong(name, "is no number");
+  if (!value.is_number()) throw wrong(name, "is not a number");
   const double number = value.get<double>();
   if (!(number >= -kMost && number <= kMost)) throw wrong(name, "is out of range: " + value.dump());
   return number;

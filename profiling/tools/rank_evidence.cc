@@ -32,7 +32,7 @@ std::vector<std::string> Evidence::doings(int who) const {
     if (participants_.of(view) != who) return;
     for (const Record& record : view.records) {
       if (record.state == "open" && !is_of_shutdown(record) && texts.size() < 4)
-        texts.push_back(describe(record, participants_.agents()) + where + " since " +
+        texts.push_back(describe(record, participants_.agents()) + where + " for " +
                         duration_text(now_of(view) - record.begun));
     }
   };

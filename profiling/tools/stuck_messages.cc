@@ -109,15 +109,15 @@ class Messages {
   }
 
   static std::string not_known(const Record& own, int peer) {
-    return ", and whether rank " + std::to_string(peer) +
+    return ", and it is not known whether rank " + std::to_string(peer) +
            (own.kind == "receive" ? " has sent" : " has received") +
-           " that is not known: its recorder has forgotten that time";
+           " it: its recorder has forgotten that time";
   }
 
   std::string not_come(const Record& own, const View& view, int peer, const View& there) {
     if (own.state == "open")
       waits_.add(evidence_.participants().of(view), evidence_.participants().of(there),
-                 describe(own) + " in " + title(group_) + " since " +
+                 describe(own) + " in " + title(group_) + " for " +
                      duration_text(evidence_.now_of(view) - own.begun));
     const std::string has_not =
         own.kind == "receive" ? " has not sent" : " has not begun to receive";
@@ -186,7 +186,7 @@ class Messages {
     if (theirs->ended != 0)
       return has + ", " + duration_text(evidence_.now_of(there) - theirs->ended) +
              " before its dump";
-    return who + " has come to as well: it is in " + describe(*theirs) + " since " +
+    return who + " has come to as well: it is in " + describe(*theirs) + " for " +
            duration_text(evidence_.now_of(there) - theirs->begun);
   }
 

@@ -299,11 +299,12 @@ std::string heading(const Run& run, const Summary& summary) {
   const std::string ranks = counted(run.ranks.size(), "rank");
   const std::string collectives = counted(summary.collectives, "collective") + "\n";
   if (!summary.marked)
-    return ranks + ", " + collectives + "no steps are marked: what follows is of the whole run\n";
+    return ranks + ", " + collectives +
+           "no steps are marked: the figures below are of the whole run\n";
   const std::size_t steps = summary.steps.size();
   return ranks + ", " + counted(steps, "step") + ", " + collectives +
-         (steps > 2 ? "times are means of the steps but the first, which warms up, and the last, "
-                      "which reaches to the end\n"
+         (steps > 2 ? "times are means of all steps except the first, which warms up, and the "
+                      "last, which reaches to the end\n"
                     : "times are means of the steps\n");
 }
 
@@ -348,7 +349,7 @@ std::string steps_table(const Summary& summary, std::size_t shown) {
 std::string slowest(const Summary& summary) {
   std::string text = "slowest rank: ";
   if (!summary.slowest_rank) {
-    text += "none: no collectives of several ranks, nor calls to several\n";
+    text += "none: no collectives of several ranks, and no calls to several\n";
   } else if (const int rank = *summary.slowest_rank; summary.collectives > 0) {
     text += line("%d came last to %zu of %zu collectives", rank, summary.last.at(rank),
                  summary.collectives);
@@ -359,7 +360,7 @@ std::string slowest(const Summary& summary) {
   }
   text += "slowest link: ";
   if (summary.links.empty() || !summary.links.front().has_speed()) {
-    text += "none: no bytes went in messages or calls (collectives are of no link)\n";
+    text += "none: no messages or calls carried bytes (collectives belong to no link)\n";
   } else {
     const Link& link = summary.links.front();
     std::string count =

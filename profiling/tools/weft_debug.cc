@@ -62,10 +62,10 @@ std::vector<std::string> files_of(const std::vector<std::string>& named) {
       if (file.starts_with("dump-") && file.ends_with(".json")) files.push_back(entry.path());
     }
     if (files.size() == before) {
-      throw Error(Blame::Caller, "the folder '" + name +
-                                     "' has no dumps (dump-….json); where weft-run may start the "
-                                     "ranks again, each round's "
-                                     "are in a folder attempt_N in it: name that");
+      throw Error(Blame::Caller,
+                  "the folder '" + name +
+                      "' has no dumps (dump-….json); if weft-run may start the ranks again, each "
+                      "round has a folder attempt_N in it: name one of those");
     }
   }
   return files;
@@ -88,23 +88,23 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
   weft::tools::Options options;
-  CLI::App* analyze = app.add_subcommand(
-      "analyze",
-      "Names late and missing ranks, collectives and messages that do not match or end, "
-      "calls without a reply, waits in a circle");
+  CLI::App* analyze =
+      app.add_subcommand("analyze",
+                         "Find late and missing ranks, collectives and messages that do not match "
+                         "or end, calls without a reply, waits in a circle");
   analyze
       ->add_option("dumps", options.files,
-                   "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment; or "
-                   "that folder")
+                   "The files that the ranks of one job wrote to WEFT_DUMP_DIR at about one "
+                   "moment, or that folder")
       ->required();
   analyze
-      ->add_option("--older-than", options.older_than,
-                   "An operation waits for others once it is under way for so long (0, 500ms, 1s, "
-                   "2min); until then it runs")
+      ->add_option(
+          "--older-than", options.older_than,
+          "Count an operation as waiting once it has been open for so long (0, 500ms, 1s, 2min)")
       ->capture_default_str();
-  analyze->add_flag("--json", options.as_json, "print a JSON object");
+  analyze->add_flag("--json", options.as_json, "Print a JSON object");
   app.footer(
-      "Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read, or the command "
+      "Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read or the command "
       "line is wrong");
   return weft::tools::run_program(app, argc, argv,
                                   [&] { return weft::tools::analyze_files(options); });

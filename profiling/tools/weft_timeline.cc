@@ -54,9 +54,10 @@ void html(const Options& options) {
 
 void merge(const Options& options) {
   const auto merged = trace::timeline::merge(options.file);
-  std::printf(
-      "%d parts%s\n", merged.parts,
-      merged.complete ? "" : "; not all ranks of the job have one that was ended in good order");
+  std::printf("%d parts%s\n", merged.parts,
+              merged.complete
+                  ? ""
+                  : "; some ranks of the job have no part, or one that did not end in good order");
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ void merge(const Options& options) {
 
 int main(int argc, char** argv) {
   weft::tools::Options options;
-  CLI::App app("Looks at the timeline of a job, the file that WEFT_TIMELINE names.",
+  CLI::App app("Analyzes the timeline of a job, the file that WEFT_TIMELINE names.",
                "weft-timeline");
   app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
@@ -73,24 +74,26 @@ int main(int argc, char** argv) {
     made->add_option("file", options.file, "The timeline")->required();
     return made;
   };
-  CLI::App* const summary =
-      command("summary", "Where the time of each step went, who is slowest, the longest gaps");
-  summary->add_flag("--json", options.as_json, "print a JSON object, with all steps");
-  summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")
+  CLI::App* const summary = command(
+      "summary",
+      "Print where the time of each step went, the slowest rank and link, and the longest gaps");
+  summary->add_flag("--json", options.as_json, "Print a JSON object, with all steps");
+  summary->add_option("--steps", options.steps, "How many of the longest steps to list; 0 for none")
       ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
-  CLI::App* const html = command("html",
-                                 "Writes one page, for any browser and without a network, with all "
-                                 "steps and the ranks' lanes");
+  CLI::App* const html = command(
+      "html",
+      "Write one page, for any browser and without a network, with all steps and the ranks' lanes");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();
-  html->add_option("--from", options.from_ms,
-                   "Lanes from this millisecond on (default: all, and first steps in the middle)");
-  html->add_option("--to", options.to_ms, "and up to this one");
-  CLI::App* const merge =
-      command("merge",
-              "Makes the file from what ranks have written so far, where nobody was left to do it");
+  html->add_option(
+      "--from", options.from_ms,
+      "Only lanes from this millisecond on (default: all; the page opens at steps in the middle)");
+  html->add_option("--to", options.to_ms, "Only lanes up to this millisecond");
+  CLI::App* const merge = command("merge",
+                                  "Make the file from the parts that the ranks have written so "
+                                  "far, if no rank was left to do it");
   app.footer(
-      "Exit code: 0, or 2 where the file cannot be read or written, or the command line is wrong");
+      "Exit code: 0, or 2 if the file cannot be read or written, or the command line is wrong");
   return weft::tools::run_program(app, argc, argv, [&] {
     if (summary->parsed()) weft::tools::summary(options);
     if (html->parsed()) weft::tools::html(options);

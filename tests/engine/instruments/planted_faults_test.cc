@@ -265,7 +265,7 @@ TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   const auto found = findings(What::NoReply, 0ns);  // its limit was short
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].text, HasSubstr("for a reply to the call of"));
-  EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it runs there since"));
+  EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it has run there for"));
 }
 
 TEST_F(PlantedFaults, WorkersThatCallEachOtherAndWaitAreNamedAsACircle) {
@@ -410,7 +410,7 @@ TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
   ask(ranks, 1);
   const auto found = findings(What::NoReply, 0ns);
   ASSERT_GE(found.size(), 1u);
-  EXPECT_THAT(found[0].text, HasSubstr("on rank 1: it runs there since"));
+  EXPECT_THAT(found[0].text, HasSubstr("on rank 1: it has run there for"));
 }
 
 // Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job

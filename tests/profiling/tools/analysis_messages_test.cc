@@ -35,7 +35,7 @@ TEST(Analysis, NamesAReceiveThatItsPeerHasNotSentAndWhatThatDoes) {
       HasSubstr(
           "rank 0 waits for 9.0 s in recv #1 from rank 1 of float32 [4] in group 'default', which "
           "rank 1 has "
-          "not sent; it is in recv #1 from rank 2 of float32 [4] in group 'default' since 9.0 s"));
+          "not sent; it is in recv #1 from rank 2 of float32 [4] in group 'default' for 9.0 s"));
   EXPECT_THAT(findings[1].text, HasSubstr("which rank 2 has not sent; it has done nothing at all"));
   // One that computes.
   views[1].records = {collective(1, kSecond, 3 * kSecond)};
@@ -121,7 +121,7 @@ TEST(Analysis, AMessageThatBothHaveBegunIsStuckSinceTheLaterCame) {
   ASSERT_EQ(findings.size(), 1u) << "told by the receiver";
   EXPECT_THAT(
       findings[0].text,
-      HasSubstr("which rank 1 has come to as well: it is in send #1 to rank 0 of float32 [4] since "
+      HasSubstr("which rank 1 has come to as well: it is in send #1 to rank 0 of float32 [4] for "
                 "6.0 s"));
   views[1].records[0] = message("send", 0, 1, "done");
   EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
@@ -186,12 +186,12 @@ TEST(Analysis, OfAMessageThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItWa
   EXPECT_THAT(
       of(findings, What::StuckMessage).at(1).text,
       HasSubstr(
-          "and whether rank 1 has sent that is not known: its recorder has forgotten that time"));
+          "and it is not known whether rank 1 has sent it: its recorder has forgotten that time"));
   EXPECT_TRUE(of(findings, What::CycleOfWaits).empty());
   views[1].records.clear();
   views[0].records = {message("send", 1, 1)};
   EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
-              HasSubstr("whether rank 1 has received that is not known"));
+              HasSubstr("it is not known whether rank 1 has received it"));
   views[0].records = {message("receive", -1, 0)};
   EXPECT_THAT(
       of(analyze(dumps), What::StuckMessage).at(0).text,

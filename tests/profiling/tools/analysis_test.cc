@@ -55,7 +55,7 @@ TEST(Analysis, SaysWhatTheLateRankDoesInstead) {
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(
       findings[0].text,
-      HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' since 9.0 s"));
+      HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' for 9.0 s"));
 }
 
 Record meeting(const std::string& name, std::uint64_t number, const std::string& state = "open") {
@@ -281,9 +281,9 @@ TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
   const auto findings = of(analyze(dumps), What::NoReply);
   ASSERT_EQ(findings.size(), 3u);
   EXPECT_THAT(findings[0].text, HasSubstr("rank 0 waits for 9.0 s for a reply to the call of "
-                                          "work::slowly on rank 1: it runs there since 9.0 s"));
+                                          "work::slowly on rank 1: it has run there for 9.0 s"));
   EXPECT_THAT(findings[1].text, HasSubstr("it was answered there after 1.0 s"));
-  EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never come there"));
+  EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never arrived there"));
 }
 
 TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNeverCame) {
@@ -291,10 +291,11 @@ TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNever
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.dumps[1].knows_since = kStart + 2 * kSecond;
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
-              HasSubstr("whether it has come there is not known: the recorder of rank 1 has "
+              HasSubstr("it is not known whether it has arrived there: the recorder of rank 1 has "
                         "forgotten that time"));
   dumps.dumps[1].knows_since = kStart + kSecond;
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("it has never arrived there"));
   dumps.dumps[1].host = "other";
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("has forgotten that time"));
 }
@@ -307,9 +308,11 @@ TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
   early.ended -= kSecond / 2;
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.agents[1].records = {early};
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("it has never arrived there"));
   dumps.agents[1].records.push_back(call("served", 0, 7, "open"));
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it runs there since 9.0 s"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("it has run there for 9.0 s"));
   // And what a later one has called does not make up for it.
   Record later = call("call", 1, 7, "done");
   later.begun += kSecond;
@@ -318,7 +321,8 @@ TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
   dumps.agents[1].records = {call("served", 0, 7, "done")};
   dumps.agents[1].records[0].begun += 2 * kSecond;
   dumps.agents[1].records[0].ended += 2 * kSecond;
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("it has never arrived there"));
 }
 
 TEST(Analysis, CalendarsOfTwoMachinesMayDifferByASecond) {
@@ -327,7 +331,7 @@ TEST(Analysis, CalendarsOfTwoMachinesMayDifferByASecond) {
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.agents[1].records = {call("served", 0, 7, "open")};
   dumps.agents[1].records[0].begun -= kSecond / 2;
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it runs there since"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has run there for"));
 }
 
 TEST(Analysis, NamesTheRankThatOthersWaitForThoughNothingIsStuck) {
@@ -376,9 +380,9 @@ TEST(Analysis, WhatHasJustBegunIsNoFindingButIsTold) {
   EXPECT_THAT(
       remarks(dumps, kOlderThan).running,
       ElementsAre(
-          "rank 0 is in collective #1, all_reduce of float32 [4] in group 'default' since 8.0 ms",
-          "rank 1 is in recv #1 from rank 2 of float32 [4] in group 'default' since 20.0 ms",
-          "rank 2 is in the call of work::slowly on rank 0 since 0.4 ms"));
+          "rank 0 is in collective #1, all_reduce of float32 [4] in group 'default' for 8.0 ms",
+          "rank 1 is in recv #1 from rank 2 of float32 [4] in group 'default' for 20.0 ms",
+          "rank 2 is in the call of work::slowly on rank 0 for 0.4 ms"));
   const auto findings = analyze(dumps, 0ns);
   EXPECT_EQ(of(findings, What::LateRank).size(), 2u);
   EXPECT_EQ(of(findings, What::NoReply).size(), 1u);
@@ -463,8 +467,8 @@ TEST(Analysis, AFileThatIsNoDumpIsRefusedByName) {
     }
     return "";
   };
-  EXPECT_THAT(message_for("no json"), HasSubstr("dump.json' is no dump of a flight recorder"));
-  EXPECT_THAT(message_for("[]"), HasSubstr("is no dump"));
+  EXPECT_THAT(message_for("no json"), HasSubstr("dump.json' is not a dump of a flight recorder"));
+  EXPECT_THAT(message_for("[]"), HasSubstr("is not a dump"));
   EXPECT_THAT(message_for(R"({"weft":"flight recorder 1"})"), HasSubstr("dump.json'"));
   EXPECT_THAT(
       message_for(

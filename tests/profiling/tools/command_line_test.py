@@ -75,9 +75,9 @@ with tempfile.TemporaryDirectory() as folder:
     run.write_text(whole[: len(whole) // 2])
     check(["run.json' ends in the middle"], "weft-timeline", "summary", run)
     run.write_text(json.dumps({**RUN, "otherData": {"weft": 7}}))
-    check(["run.json' is no timeline of Weft"], "weft-timeline", "summary", run)
+    check(["run.json' is not a timeline of Weft"], "weft-timeline", "summary", run)
     run.write_text(whole.replace('"name": "all_reduce"', '"name": 3'))
-    check(["run.json' is damaged: its field 'name' is no text"], "weft-timeline", "summary", run)
+    check(["run.json' is damaged: its field 'name' is not a text"], "weft-timeline", "summary", run)
     run.write_text(whole.replace("timeline 1", "timeline 2"))
     check(["run.json' is of another version of Weft: it is a 'timeline 2'"], "weft-timeline", "summary", run)
     run.write_text('{"weft":"flight recorder 2","pid":1}')
@@ -87,7 +87,7 @@ with tempfile.TemporaryDirectory() as folder:
     run.write_text('{"weft":"flight recorder 1","pid":')
     check(["run.json' ends in the middle"], "weft-debug", "analyze", run)
     run.write_text('{"weft":1}')
-    check(["run.json' is no dump"], "weft-debug", "analyze", run)
+    check(["run.json' is not a dump"], "weft-debug", "analyze", run)
 
     dumps = Path(folder) / "dumps"
     dumps.mkdir()

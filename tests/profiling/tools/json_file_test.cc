@@ -51,9 +51,9 @@ TEST_F(JsonFile, NestedDeeplyIsRefusedByName) {
                 HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
   }
   EXPECT_THAT(error_of(R"({"weft":)" + nested(kDeep) + "}", as_dump),
-              HasSubstr("deep.json' is no dump"));
+              HasSubstr("deep.json' is not a dump"));
   EXPECT_THAT(error_of(R"({"otherData":{"weft":)" + nested(kDeep) + "}}", as_run),
-              HasSubstr("deep.json' is no timeline"));
+              HasSubstr("deep.json' is not a timeline"));
   EXPECT_THAT(error_of(R"({"displayTimeUnit":"ms","traceEvents":[],"otherData":{"ranks":)" +
                            nested(kDeep) + "}}",
                        as_run),

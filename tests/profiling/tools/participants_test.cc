@@ -40,7 +40,7 @@ TEST(Participants, AreNotTakenForEachOtherByTheirNumbers) {
   EXPECT_TRUE(of(findings, What::CycleOfWaits).empty());
   const std::string late = of(findings, What::LateRank).at(0).text;
   EXPECT_THAT(late, HasSubstr("rank 1 is late: it has not come to collective #1"));
-  EXPECT_THAT(late, HasSubstr("it is in the call of work::slowly on agent 0 since 9.0 s"));
+  EXPECT_THAT(late, HasSubstr("it is in the call of work::slowly on agent 0 for 9.0 s"));
   EXPECT_THAT(late, Not(HasSubstr("served")));
   EXPECT_THAT(of(findings, What::NoReply).at(0).text,
               HasSubstr("agent 1 ('trainer') waits for 9.0 s for a reply to the call of "
@@ -88,7 +88,7 @@ TEST(Participants, AgentsAreNoDumpsOfRanksOfTheirNumber) {
   dumps.agents[0].records = {call("served", 1, 7, "open")};
   dumps.agents[0].records[0].begun = kStart + 10 * kSecond - 8'000'000;
   EXPECT_THAT(remarks(dumps, kOlderThan).running,
-              ElementsAre("agent 0 ('server') is in work::slowly, called by agent 1 since 8.0 ms"));
+              ElementsAre("agent 0 ('server') is in work::slowly, called by agent 1 for 8.0 ms"));
 }
 
 // The rank that it had in the first group is another's in the second.

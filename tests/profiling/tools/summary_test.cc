@@ -247,7 +247,7 @@ TEST(Summary, SaysWhatItsTimesAre) {
   auto run = steps();
   EXPECT_THAT(
       to_text(run, summarize(run)),
-      HasSubstr("2 ranks, 4 steps, 4 collectives\ntimes are means of the steps but the first"));
+      HasSubstr("2 ranks, 4 steps, 4 collectives\ntimes are means of all steps except the first"));
   EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("mean step ms"));
   for (auto& [rank, one] : run.ranks) one.steps.clear();
   const std::string text = to_text(run, summarize(run));
@@ -330,8 +330,9 @@ TEST(Summary, SaysThatThereIsNoSlowestRankOrLink) {
   run.ranks[0].end = 1000;
   const std::string text = to_text(run, summarize(run));
   EXPECT_THAT(
-      text, HasSubstr("slowest rank: none: no collectives of several ranks, nor calls to several"));
-  EXPECT_THAT(text, HasSubstr("slowest link: none: no bytes went in messages or calls"));
+      text,
+      HasSubstr("slowest rank: none: no collectives of several ranks, and no calls to several"));
+  EXPECT_THAT(text, HasSubstr("slowest link: none: no messages or calls carried bytes"));
 }
 
 TEST(Summary, ListsEachStepOrTheLongestOfMany) {
@@ -591,7 +592,7 @@ TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
     }
     return "";
   };
-  EXPECT_THAT(message_for("{}"), HasSubstr("run.json' is no timeline of Weft"));
+  EXPECT_THAT(message_for("{}"), HasSubstr("run.json' is not a timeline of Weft"));
   EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1"},"traceEvents":[{"ph":1}]})"),
               HasSubstr("is damaged"));
   EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1","ranks":[]},"traceEvents":[]})"),
