@@ -32,7 +32,7 @@ def main(path):
         text = path.read_text(errors="replace").splitlines()
     except OSError as error:
         sys.exit(f"kernels: {path}: {error.strerror}")
-    remarks = [line for line in text if line.startswith("==")]  # ncu's own, between the figures
+    remarks = [line for line in text if line.startswith("==")]  # ncu's own lines, between the figures
     figures = [line for line in text if line.strip() and not line.startswith("==")]
     if not figures or "Metric Name" not in figures[0]:
         sys.exit(f"kernels: {path} has no figures of a kernel of Weft" + "".join(f"\n  {line}" for line in remarks if "ERROR" in line or "WARNING" in line))
@@ -40,7 +40,7 @@ def main(path):
     for kernel, launches in sorted(launches_of(figures).items()):
         whole = [launch for launch in launches if all(metric in launch for metric in UNITS)]
         if not whole:
-            print(f"{len(launches):>8} {'not all of its figures are there':>38}  {kernel}")
+            print(f"{len(launches):>8} {'some of its figures are missing':>38}  {kernel}")
             continue
         time, moved, share = (statistics.median(launch[metric] for launch in whole) for metric in (TIME, BYTES, SHARE))
         print(f"{len(whole):>8} {time / 1e3:>9.2f} {moved / 1e6:>10.3f} {moved / time if time else 0:>8.1f} {share:>6.1f} %  {kernel}")
@@ -48,5 +48,5 @@ def main(path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", type=Path, help="what ncu wrote with --csv --log-file")
+    parser.add_argument("figures", type=Path, help="the file that ncu wrote with --csv --log-file")
     main(parser.parse_args().figures)

@@ -7,7 +7,7 @@ usage="usage: $0 PROGRAM [args]
 
 Runs PROGRAM under ncu, which measures the first 50 launches of Weft's kernels, and prints a line for each kernel (kernels.py): how
 often it was launched, the median of its time, the bytes of device memory that it moved, and the share of the memory's bandwidth
-that it reached. \$NCU_CSV, if set, is a file to which ncu's own figures go. Ends with PROGRAM's exit code."
+that it reached. \$NCU_CSV, if set, names a file for ncu's own figures. Ends with PROGRAM's exit code."
 case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 1 ]; then
   echo "$usage" >&2

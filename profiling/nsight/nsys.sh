@@ -6,9 +6,9 @@
 set -euo pipefail
 usage="usage: $0 NAME PROGRAM [args]
 
-Runs PROGRAM under nsys, which writes NAME.nsys-rep (for Nsight Systems), exports that to NAME.sqlite, and prints of it, for each
-process and GPU, how much of the communication compute has hidden (overlap.py NAME.sqlite prints it again; its --help says what
-counts as what). Ends with PROGRAM's exit code, or 1 where nothing could be shown of a program that succeeded."
+Runs PROGRAM under nsys, which writes NAME.nsys-rep (for Nsight Systems), exports that to NAME.sqlite, and prints, for each process
+and GPU, how much of the communication compute has hidden (overlap.py NAME.sqlite prints it again; its --help defines the terms).
+Ends with PROGRAM's exit code, or 1 if PROGRAM succeeded and there is nothing to show."
 case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 2 ]; then
   echo "$usage" >&2

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How much of the communication on a GPU was hidden behind compute, from what nsys exported (profiling/nsight/nsys.sh).
+"""Prints how much of the communication on a GPU was hidden behind compute, from an export of nsys (profiling/nsight/nsys.sh).
 
-Communication is, whatever the transport:
-  NCCL's kernels, and Weft's own but for the optimizers' (pack, unpack, cast, scale, reduce): by their names
+Communication, for every transport:
+  NCCL's kernels, and Weft's own kernels except the optimizers' (pack, unpack, cast, scale, reduce), recognized by their names
   copies between GPUs (peer to peer)
-  copies that were asked of CUDA's driver itself (cuMemcpy…): Weft does so, for CUDA IPC and for staging; libtorch asks the runtime
-  whatever was launched inside a range of Weft that stands for it: all of the NVTX domain weft.transport, and of weft.engine the
-  gradients, buckets and groups. In a CUDA graph: what was captured inside of one
-Compute: all other kernels. Other copies, such as of a program's input, are neither. Exposed: communication while nothing computes on
-the same device. Times are the unions of the intervals, for each process and device.
+  copies by calls of CUDA's driver (cuMemcpy…): Weft makes them, for CUDA IPC and for staging; libtorch calls the runtime instead
+  all work launched inside a range of Weft that stands for communication: all ranges of the NVTX domain weft.transport, and the
+  gradients, buckets and groups of weft.engine. For a CUDA graph: work that was captured inside such a range
+Compute: all other kernels. Other copies, such as those of a program's input, are neither. Exposed: communication while nothing
+computes on the same device. Times are the unions of the intervals, for each process and device.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from pathlib import Path
 PEER_TO_PEER = 10  # CUpti_ActivityMemcpyKind
 PUSH_POP_RANGE, DOMAIN_CREATED = 59, 75  # NVTX_EVENTS.eventType
 
-# What a range of Weft says of what is launched in it: communication or not. Others say nothing; a range inside another is heard first.
+# Whether work launched in a range of Weft is communication. Other ranges do not decide; the innermost range that does, decides.
 COMMUNICATING = {"weft.transport": None, "weft.engine": {"gradient", "bucket", "gradients", "make a group"}}  # None: all of them
 COMPUTING = {"weft.engine": {"run", "backward of a gradient", "backward of the roots"}}  # a program's own functions
 OPTIMIZERS = re.compile(r"weft_(sgd|adam)")
 
 
 class Unreadable(Exception):
-    """The export lacks what cannot be done without."""
+    """The export lacks a table or column that this script needs."""
 
 
 def union(intervals):
@@ -46,7 +46,7 @@ def length(intervals):
 
 
 def common(first, second):
-    """What both unions cover."""
+    """The length of the time that both unions cover."""
     total, i, j = 0, 0, 0
     while i < len(first) and j < len(second):
         begin, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
@@ -59,12 +59,12 @@ def common(first, second):
 
 
 def process_of(global_id):
-    """Of a globalPid or globalTid."""
+    """The process of a globalPid or globalTid."""
     return global_id >> 24 & 0xFFFFFF
 
 
 class Export:
-    """The tables of an export, which has no others than there were events for."""
+    """The tables of an export, which has only tables with events."""
 
     def __init__(self, database):
         self.database = database
@@ -74,7 +74,7 @@ class Export:
         self.texts = dict(database.execute("SELECT id, value FROM StringIds"))
 
     def rows(self, table, needed, optional=()):
-        """The columns of a table, None for optional ones that this version of nsys does not write; nothing where there is no such table."""
+        """The columns of a table, None for optional ones that this version of nsys does not write; nothing if there is no such table."""
         if table not in self.tables:
             return
         present = {row[1] for row in self.database.execute(f"PRAGMA table_info({table})")}
@@ -86,7 +86,7 @@ class Export:
 
 
 class Ranges:
-    """What Weft's ranges say of a moment of a thread."""
+    """Weft's ranges: whether a thread communicated at a given time."""
 
     def __init__(self, export):
         domains, events = {}, []
@@ -115,7 +115,7 @@ class Ranges:
 
     @staticmethod
     def parents(ranges):
-        """The place of the range around each one; -1 where there is none. Ranges of a thread nest."""
+        """The index of the range around each range; -1 without one. Ranges of a thread nest."""
         around, parents = [], []
         for place, (begin, _, _) in enumerate(ranges):
             while around and ranges[around[-1]][1] <= begin:
@@ -125,7 +125,7 @@ class Ranges:
         return parents
 
     def communicating(self, thread, moment):
-        """Whether the innermost range that says so stands for communication; False without one."""
+        """Whether the innermost range that decides stands for communication; False without one."""
         ranges = self.threads.get(thread, [])
         place = bisect.bisect_right(ranges, (moment, float("inf"), True)) - 1
         while place >= 0 and ranges[place][1] < moment:
@@ -134,7 +134,7 @@ class Ranges:
 
 
 class Launches:
-    """Where and by which call of CUDA work was launched: (thread, moment, name of the call)."""
+    """Where and by which CUDA call work was launched: (thread, time, name of the call)."""
 
     def __init__(self, export):
         self.calls = {}
@@ -150,7 +150,7 @@ class Launches:
                 self.nodes[process_of(thread), node] = (thread, begin, "")
 
     def of(self, process, correlation, node):
-        """None where it is not known. Of a graph's node: where it was captured; a graph's copies of it know the original."""
+        """None if it is not known. For a graph's node: where it was captured; copies of a node refer to the original."""
         if not node:
             return self.calls.get((process, correlation))
         for _ in range(8):
@@ -200,13 +200,13 @@ def intervals_of(export, ranges, launches):
 
 
 def notes_on(export, ranges):
-    """What the export lacks, and what the figures do not say then."""
+    """Notes on what the export lacks, and on what the figures leave out therefore."""
     if "NVTX_EVENTS" not in export.tables:
-        yield "it has no ranges (nsys --trace nvtx): what was launched inside of Weft's is known by its name or kind only"
+        yield "it has no ranges (nsys --trace nvtx): work launched inside Weft's ranges is recognized only by its name or kind"
     elif not ranges.domains:
-        yield "none of its ranges are Weft's (a build with WEFT_TRACE=OFF?): what was launched inside of them is known by its name or kind only"
+        yield "none of its ranges are Weft's (a build with WEFT_TRACE=OFF?): work launched inside them is recognized only by its name or kind"
     if "CUPTI_ACTIVITY_KIND_RUNTIME" not in export.tables:
-        yield "it has no calls of CUDA (nsys --trace cuda): copies on one GPU and to the host are not told from a program's own, and are left out"
+        yield "it has no calls of CUDA (nsys --trace cuda): copies on one GPU and to the host cannot be distinguished from a program's own, and are left out"
 
 
 def main(path):
@@ -218,7 +218,7 @@ def main(path):
             ranges = Ranges(export)
             found, reasons = intervals_of(export, ranges, Launches(export))
     except (sqlite3.DatabaseError, Unreadable) as error:
-        sys.exit(f"overlap: {path} is no export of nsys: {error}")
+        sys.exit(f"overlap: {path} is not an export of nsys: {error}")
     if not found:
         sys.exit(f"overlap: {path} holds no kernel of a GPU")
     for note in notes_on(export, ranges):
@@ -235,5 +235,5 @@ def main(path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("export", type=Path, help="what nsys.sh wrote, such as run1.sqlite")
+    parser.add_argument("export", type=Path, help="the file that nsys.sh wrote, such as run1.sqlite")
     main(parser.parse_args().export)

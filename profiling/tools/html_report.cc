@@ -115,13 +115,13 @@ std::string steps_section(const Summary& summary, const PageData& data) {
     text += "; each bar is the mean of " + std::to_string(data.steps_per_bar) + " steps";
   text += ". Where there are more bars than pixels, a pixel shows their mean.";
   if (data.clipped_bars > 0) {
-    text += " The axis ends at what most steps stay below: " + counted(data.clipped_bars, "step") +
+    text += " The axis covers most steps: " + counted(data.clipped_bars, "step") +
             " of the ranks together reach" + (data.clipped_bars == 1 ? "es" : "") +
             " beyond it, which a mark on top shows.";
   }
   text += "</p>\n<ul class=\"legend\">" + legend_entry("compute", "compute") +
           legend_entry("exposed", "exposed: waiting for other ranks") +
-          (is_recorded ? "" : legend_entry("unsplit", "not recorded which of them")) +
+          (is_recorded ? "" : legend_entry("unsplit", "not recorded: compute or exposed")) +
           "</ul>\n<p class=\"muted\">Click a bar to see its step below. Ctrl and wheel zoom, a "
           "drag moves, shift and drag "
           "choose a part. Keys: <kbd>←</kbd> <kbd>→</kbd> a bar, <kbd>Enter</kbd> its step below, "
@@ -138,14 +138,13 @@ std::string lanes_section(const Run& run, const PageData& data, const Window& wi
   if (window.begin > 0 || window.end < whole(run).end) {
     text += "<p>The page has the spans from " + milliseconds(window.begin, 3) + " to " +
             milliseconds(window.end, 3) + " of the run's " + milliseconds(whole(run).end, 3) +
-            ", which --from and --to have chosen.</p>\n";
+            ", as chosen by --from and --to.</p>\n";
   }
   if (data.joined_below > 0) {
-    text += "<p>There are too many spans to draw each: those shorter than " +
+    text += "<p>There are too many spans to draw each: spans shorter than " +
             milliseconds(data.joined_below, 3) +
-            " that follow each other as closely are drawn as one, with their number. --from and "
-            "--to of weft-timeline "
-            "choose a shorter time, in which each is drawn.</p>\n";
+            " with shorter gaps between them are drawn as one, with their number. --from and --to "
+            "of weft-timeline choose a shorter time, in which each is drawn.</p>\n";
   }
   text += R"(<div class="bar">
 <button id="closer" aria-label="zoom in">+</button><button id="wider" aria-label="zoom out">−</button>
@@ -160,7 +159,7 @@ std::string lanes_section(const Run& run, const PageData& data, const Window& wi
     const std::string title = events.name.empty() ? "rank " + std::to_string(rank) : events.name;
     text += "<details open><summary><h3>" + escaped(title) + "</h3></summary>\n" +
             (data.ranks.contains(rank) ? canvas("rank" + std::to_string(rank), "lanes of " + title)
-                                       : "<p>It has recorded nothing in this time.</p>\n") +
+                                       : "<p>This rank has recorded nothing in this time.</p>\n") +
             "</details>\n";
   }
   return text +
@@ -202,7 +201,7 @@ Window window_of(const Run& run, std::optional<double> from_ms, std::optional<do
     if (!given) return;
     if (!std::isfinite(*given) || *given < 0) {
       throw Error(Blame::Caller, std::string(option) + " is " + number(*given) +
-                                     "; it is a millisecond of the run, 0 to " + number(end_ms));
+                                     "; it takes a millisecond of the run, 0 to " + number(end_ms));
     }
     place = *given * 1e3;
   };

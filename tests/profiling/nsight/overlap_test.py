@@ -123,7 +123,7 @@ class Overlap(unittest.TestCase):
         self.assertIn("there is no", overlap(self.path.with_name("none.sqlite")).stderr)
         garbage = self.path.with_name("garbage.sqlite")
         garbage.write_text("no database" * 100)
-        self.assertIn("garbage.sqlite is no export of nsys", overlap(garbage).stderr)
+        self.assertIn("garbage.sqlite is not an export of nsys", overlap(garbage).stderr)
         sqlite3.connect(self.path.with_name("other.sqlite")).execute("CREATE TABLE other (id INTEGER)")
         self.assertIn("it has no table StringIds", overlap(self.path.with_name("other.sqlite")).stderr)
         self.run_.database.commit()
@@ -295,7 +295,7 @@ class Scripts(unittest.TestCase):
         ran, _, copies, sums = result.stdout.splitlines()
         self.assertEqual(ran, "it ran")
         self.assertEqual(sums.split(), ["3", "20.00", "60.000", "3000.0", "90.5", "%", "weft_sum_float32"])
-        self.assertRegex(copies, "not all of its figures are there +weft_copy_4")
+        self.assertRegex(copies, "some of its figures are missing +weft_copy_4")
         self.assertIn("==PROF== Connected", (self.folder / "kept.csv").read_text())
         self.assertIn("--kernel-name regex:weft --launch-count 50 --print-units base", Path(self.environment["CALLS"]).read_text())
 

@@ -238,9 +238,9 @@ TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
   const std::string page = page_of(run);
   EXPECT_THAT(page, HasSubstr("rank 1: compute and exposed are not recorded"));
   EXPECT_THAT(page, HasSubstr("<td>–</td>"));
-  EXPECT_THAT(page, HasSubstr("not recorded which of them"));
+  EXPECT_THAT(page, HasSubstr("not recorded: compute or exposed"));
   EXPECT_TRUE(data_in(page).at("steps").at("ranks").at(1).at("exposed").at(0).is_null());
-  EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("not recorded which of them")));
+  EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("not recorded: compute or exposed")));
 }
 
 TEST(Summary, SaysWhatItsTimesAre) {
@@ -449,7 +449,7 @@ TEST(Page, SaysWhatItShowsAndWhatItsColoursAre) {
   EXPECT_EQ(spans_named(data_in(some), 0, "all_reduce"), 1u);
   EXPECT_EQ(data_in(some).at("steps").at("count"), 4u) << "the steps' drawing has all of them";
   EXPECT_THAT(to_html(run, summarize(run), {0, 10}, {0, 10}, "run.json"),
-              HasSubstr("It has recorded nothing in this time."));
+              HasSubstr("This rank has recorded nothing in this time."));
 }
 
 TEST(Page, ShowsStepsInTheMiddleOfALongRunFirst) {
