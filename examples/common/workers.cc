@@ -10,7 +10,7 @@ Workers::Workers(const std::string& name, const std::string& description, Number
       name_(name),
       numbers_(numbers) {
   options.add("--transport", transports_,
-              "Of calls: shm, tcp, … (default: the best that the workers have in common)",
+              "Transport of calls: shm, tcp, … (default: the best that the workers have in common)",
               transport());
 }
 

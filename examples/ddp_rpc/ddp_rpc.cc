@@ -118,7 +118,9 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
                 report.first, report.last);
   }
   std::printf("the trainers' dense layers are %s\n", equal ? "equal" : "DIFFERENT");
-  if (!equal) throw std::runtime_error("what DistributedDataParallel keeps equal has come apart");
+  if (!equal)
+    throw std::runtime_error(
+        "the trainers' dense layers differ, which DistributedDataParallel must keep equal");
 }
 
 std::string name_of(int rank) {
@@ -137,7 +139,7 @@ int main(int argc, char** argv) {
       {.least = 4, .most = 4});
   workers.options.add("--epochs", epochs, "Passes over the batches, at least 2",
                       examples::count_from(2));
-  workers.options.add("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp",
+  workers.options.add("--backend", backend, "Backend of the trainers' collectives: gloo, shm, tcp",
                       examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // All ranks make the trainers' group; only the trainers are members.

@@ -81,8 +81,7 @@ Images read_idx(const std::string& folder, const std::string& part) {
   const auto open = [&](const std::string& name) {
     const std::string plain = folder + "/" + name;
     if (std::filesystem::exists(plain)) return File(plain);
-    if (!std::filesystem::exists(plain + ".gz"))
-      fail(plain, "is not there, nor is it with .gz behind its name");
+    if (!std::filesystem::exists(plain + ".gz")) fail(plain, "does not exist, with or without .gz");
     return File(plain + ".gz");
   };
   File images = open(part + "-images-idx3-ubyte");
@@ -91,7 +90,7 @@ Images read_idx(const std::string& folder, const std::string& part) {
   const std::int64_t height = images.big_endian();
   const std::int64_t width = images.big_endian();
   if (count > 1'000'000 || height > 1024 || width > 1024)
-    fail(images.name(), "claims an absurd size");
+    fail(images.name(), "claims an implausible size");
   if (count == 0) fail(images.name(), "holds no images");
   if (height < 2 || width < 2) {
     fail(images.name(), "holds images of " + size_text(height, width) +
@@ -120,7 +119,7 @@ Dataset load_digits(const std::string& file) {
   for (std::size_t number = 1; input.line(text); ++number)
     parse_line(file, number, text, pixels, labels);
   const auto count = static_cast<std::int64_t>(labels.size());
-  if (count < 10) fail(file, "holds hardly any images");
+  if (count < 10) fail(file, "holds fewer than 10 images");
   const torch::Tensor all = torch::tensor(pixels).view({count, 1, 8, 8});
   const torch::Tensor all_labels = torch::tensor(labels, torch::kLong);
   // Takes every fifth image, because images of one writer are adjacent in the file: so each writer

@@ -151,16 +151,16 @@ class Training {
   void resume() {
     const std::string file = "--resume: '" + options_.checkpoint + "' ";
     if (!weft::checkpoint::exists(options_.checkpoint, group_)) {
-      throw std::runtime_error(file + "is not there; train once without --resume");
+      throw std::runtime_error(file + "does not exist; train once without --resume");
     }
     try {
       weft::checkpoint::load(options_.checkpoint, group_, parts());
     } catch (const weft::Error& error) {
       if (error.blame() != weft::Blame::Caller) throw;
-      throw std::runtime_error(
-          file +
-          "is no checkpoint of this program, of images of this size, or is damaged; train once " +
-          "without --resume (" + error.text() + ")");
+      throw std::runtime_error(file +
+                               "is not a checkpoint of this program for images of this size, or is "
+                               "damaged; train once " +
+                               "without --resume (" + error.text() + ")");
     }
     for (auto& parameters : optimizer_.param_groups()) {
       auto& options = static_cast<torch::optim::SGDOptions&>(parameters.options());
@@ -274,10 +274,10 @@ int main(int argc, char** argv) {
       "digits",
       "Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job",
       2);
-  command_line.add(
-      "--backend", options.backend,
-      "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)",
-      examples::backend());
+  command_line.add("--backend", options.backend,
+                   "Backend: gloo, shm, tcp, nccl, or one per device as in cpu:gloo,cuda:nccl "
+                   "(default: cpu:gloo,cuda:nccl, as far as this build has them)",
+                   examples::backend());
   command_line.add("--epochs", options.epochs, "Passes over the training images",
                    examples::count_from(1));
   command_line.add("--batch-size", options.batch_size, "Images of a step on each rank",
@@ -287,7 +287,8 @@ int main(int argc, char** argv) {
                    examples::positive_number());
   command_line.add("--momentum", options.momentum,
                    "Momentum of SGD (default: 0.9, or the checkpoint's)", examples::share());
-  command_line.add("--seed", options.seed, "Of the initial parameters and the order of the images",
+  command_line.add("--seed", options.seed,
+                   "Seed of the initial parameters and the order of the images",
                    examples::whole_number());
   command_line.add("--mnist", options.mnist,
                    "Folder of MNIST's four IDX files, to train on them instead",

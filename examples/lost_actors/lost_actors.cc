@@ -312,7 +312,8 @@ void learn(const Wanted& wanted) {
   int update = 0;
   while (mean < wanted.goal) {
     if (++update > wanted.updates)
-      throw std::runtime_error("the mean reward came to " + std::to_string(mean) + " only");
+      throw std::runtime_error("the mean reward reached " + std::to_string(mean) +
+                               ", below the goal");
     const double reward = learner.step(update * kEpisodes);
     mean = update == 1 ? reward : 0.9 * mean + 0.1 * reward;
     if (update % 10 == 0 || mean >= wanted.goal) {
@@ -324,7 +325,7 @@ void learn(const Wanted& wanted) {
   learner.end();
   std::printf(
       "solved: mean reward %.1f after %d updates; %d actors were killed and came back, %d losses "
-      "were told\n",
+      "were reported\n",
       mean, update, learner.killed(), learner.lost());
   agent.shutdown();
 }
@@ -336,12 +337,12 @@ int main(int argc, char** argv) {
   examples::Options options(
       "lost_actors", "A policy is learnt from actors that are killed at random and come back", 1);
   options.add("--actors", wanted.actors, "Processes that play", examples::count_from(1));
-  options.add("--updates", wanted.updates, "At most so many steps of the optimizer",
+  options.add("--updates", wanted.updates, "Maximum number of optimizer steps",
               examples::count_from(1));
   options.add("--goal", wanted.goal, "Mean reward at which it ends", examples::positive_number());
   options.add("--kills", wanted.kills, "Probability for each episode that its actor is killed",
               examples::share());
-  options.add("--seed", wanted.seed, "Of who is killed, and of the policy",
+  options.add("--seed", wanted.seed, "Seed of the kills and of the policy",
               examples::count_from(1));
   options.parse(argc, argv);
   // Ignores a launcher's variables, because workers join and leave here.

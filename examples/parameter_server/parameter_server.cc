@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
   workers.options.add("--mode", mode,
                       "average: all trainers' gradients, step by step; hogwild: each as it comes",
                       examples::one_of({"average", "hogwild"}));
-  workers.options.add("--steps", steps, "Of every trainer, at least 2", examples::count_from(2));
+  workers.options.add("--steps", steps, "Steps of every trainer, at least 2",
+                      examples::count_from(2));
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
       [&](weft::rpc::Agent& agent) {

@@ -82,7 +82,7 @@ class Turns {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, std::chrono::minutes(1),
                            [&] { return schedule_[next_] == name; })) {
-      throw std::runtime_error(name + " waits for " + schedule_[next_] + ", which does not come");
+      throw std::runtime_error(name + " waits for " + schedule_[next_] + ", which does not begin");
     }
     if (next_ == 0) done_.clear();
     done_ += name + " ";
@@ -196,7 +196,7 @@ void compare(const std::vector<RRef<Tensor>>& parameters, const std::vector<Tens
   }
   std::printf("largest difference from one process: %.1e\n", difference);
   if (!is_equal)
-    throw std::runtime_error("the parameters are not those that one process ends with");
+    throw std::runtime_error("the parameters differ from those that one process ends with");
 }
 
 void drive(const weft::rpc::Agent& agent, const Options& options) {

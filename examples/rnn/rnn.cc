@@ -148,7 +148,7 @@ int main(int argc, char** argv) {
       {.least = 2, .most = 2});
   workers.options.add("--text", options.text, "A text file", examples::existing_file());
   workers.options.add("--epochs", options.epochs, "Passes over the text", examples::count_from(1));
-  workers.options.add("--width", options.width, "Of the embedding and the LSTM",
+  workers.options.add("--width", options.width, "Width of the embedding and the LSTM",
                       examples::count_from(1));
   workers.options.add("--lr", options.learning_rate, "Learning rate of Adam",
                       examples::positive_number());

@@ -183,8 +183,8 @@ void Report::compare_with_before() const {
     slower.emplace_back(line);
   }
   note(std::to_string(slower.size()) + " of " + std::to_string(compared) +
-       " rows are slower than before by more than 5 % and by more than twice what the rounds of "
-       "before differ" +
+       " rows are slower than before by more than 5 % and by more than twice the spread of the "
+       "rounds before" +
        (slower.empty() ? "" : ":"));
   for (const std::string& line : slower) note(line);
 }

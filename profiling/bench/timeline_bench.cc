@@ -96,9 +96,10 @@ void steps(Report& report) {
                 std::abs(seen.quantile(0.5) - said.quantile(0.5)));
   report.note(text);
   if (untraced != nullptr) {
-    std::snprintf(text, sizeof text,
-                  "tracing that is off takes %+.2f %% of a step, against a build without any",
-                  100 * (off.quantile(0.5) / without.quantile(0.5) - 1));
+    std::snprintf(
+        text, sizeof text,
+        "tracing that is off adds %+.2f %% to a step, compared with a build without tracing",
+        100 * (off.quantile(0.5) / without.quantile(0.5) - 1));
     report.note(text);
   }
   std::filesystem::remove_all(folder);

@@ -178,8 +178,8 @@ void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
   report.add(weft);
   for (const Perftest& peer : peers) {
     if (peer.samples.count() == 0) {
-      report.note(peer.name +
-                  (is_there(peer.name) ? " printed no number" : " is not there: install perftest"));
+      report.note(peer.name + (is_there(peer.name) ? " printed no number"
+                                                   : " is not installed: install perftest"));
       continue;
     }
     Row row = weft;

@@ -225,7 +225,7 @@ def lost_actors():
     rewards = [re.findall(r"update +\d+: mean reward +([0-9.]+),", output.stdout) for output in outputs]
     expect(len(rewards[0]) > 2 and float(rewards[0][-1]) >= 120 > 60 > float(rewards[0][0]), "the reward did not rise", outputs[0].stdout)
     expect(rewards[0] == rewards[1], "without kills the rewards are others", outputs[0].stdout + outputs[1].stdout)
-    told = re.search(r"; (\d+) actors were killed and came back, (\d+) losses were told", outputs[0].stdout)
+    told = re.search(r"; (\d+) actors were killed and came back, (\d+) losses were reported", outputs[0].stdout)
     expect(told and told.group(1) == told.group(2) and int(told.group(1)) > 3, "not each kill was told", outputs[0].stdout)
 
 
@@ -392,9 +392,9 @@ def digits_refuse_checkpoints():
         for content in (Path(whole).read_bytes()[:1000], b"garbage", b""):
             bad.write_bytes(content)
             error = refused("--checkpoint", str(bad), "--resume")
-            expect(f"'{bad}' is no checkpoint of this program" in error and "miniz" not in error, "another error", error)
+            expect(f"'{bad}' is not a checkpoint of this program" in error and "miniz" not in error, "another error", error)
         error = refused("--checkpoint", f"{folder}/missing.pt", "--resume")
-        expect(f"--resume: '{folder}/missing.pt' is not there" in error, "another error", error)
+        expect(f"--resume: '{folder}/missing.pt' does not exist" in error, "another error", error)
         for target in (f"{folder}/missing/x.pt", folder, "/proc/x.pt"):
             error = refused("--checkpoint", target, "--epochs", "1")
             expect(f"the checkpoint '{target}' cannot be written" in error, "another error", error)
@@ -418,7 +418,7 @@ def digits_refuse_data():
         ({"train": {"labels": [1, 200]}}, "train-labels-idx1-ubyte: holds the label 200"),
         ({"t10k": {"labels": [1], "height": 10}}, "the training images are of 8x8 pixels, those for testing of 10x8"),
         ({"train": {"labels": [1], "height": 1, "width": 1}}, "train-images-idx3-ubyte: holds images of 1x1 pixels"),
-        ({"t10k": None}, "t10k-images-idx3-ubyte: is not there, nor is it with .gz"),
+        ({"t10k": None}, "t10k-images-idx3-ubyte: does not exist, with or without .gz"),
     ]
     for fault, text in faults:
         with tempfile.TemporaryDirectory() as folder:
