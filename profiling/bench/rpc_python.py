@@ -1,7 +1,7 @@
 """The peer of rpc_bench: the same calls by Python's torch.distributed.rpc, on the same torch.
 
-usage: rpc_python.py KIND BYTES CALLS SAMPLES AT_ONCE, KIND number, tensor or the name of a chain, started with RANK, LOCAL_RANK, … as torchrun sets them. Rank 0
-prints the seconds that each call took, one value a sample.
+usage: rpc_python.py KIND BYTES CALLS SAMPLES AT_ONCE; KIND is number, tensor or the name of a chain. Started with RANK,
+LOCAL_RANK, … as torchrun sets them. Rank 0 prints the seconds that each call took, one value a sample.
 """
 
 import os
@@ -31,7 +31,7 @@ def plus(held, more):
 
 
 def chain():
-    """Eight calls, each with the reference that the one before has made; on one worker or on four."""
+    """Eight calls, each with the reference that the call before has made; on one worker or on four."""
     workers = 1 if kind.endswith("one worker") else 4
     value = rpc.remote("worker1", add, (0, 1))
     for i in range(1, 8):
@@ -41,7 +41,7 @@ def chain():
 
 torch.set_num_threads(1)
 delayed = kind.startswith("delayed")
-# Between hosts it would find nothing else; it would try, and wait.
+# Between hosts no other transport works; TensorPipe would try others, and wait.
 options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"]) if delayed else None
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]), rpc_backend_options=options)
 if rank == 0:

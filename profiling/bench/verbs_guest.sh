@@ -1,4 +1,4 @@
-# The bench verbs in the guest of tests/guest: one device, which reaches itself.
+# Runs the bench verbs in the guest of tests/guest, with one device that reaches itself.
 /bin/ip link add d0 type dummy
 /bin/ip addr add 10.7.0.1/24 dev d0
 /bin/ip link set d0 mtu 4200 up
