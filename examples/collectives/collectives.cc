@@ -35,7 +35,8 @@ torch::Tensor own(const weft::ProcessGroup& group) { return torch::full({2}, gro
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Options("collectives", "The collectives, and what each rank holds before and after", 3)
+  examples::Options("collectives", "The collectives, with the values of each rank before and after",
+                    3)
       .parse(argc, argv);
   try {
     auto group = weft::init_process_group();

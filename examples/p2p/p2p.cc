@@ -43,7 +43,10 @@ void immediate(weft::ProcessGroup& group) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Options("p2p", "Rank 0 sends a number, waiting for it and not", 2).parse(argc, argv);
+  examples::Options(
+      "p2p", "Rank 0 sends a number, first blocking, then with a request that is waited for later",
+      2)
+      .parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     if (group.size() != 2)

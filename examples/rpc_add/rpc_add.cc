@@ -27,7 +27,7 @@ void run(weft::rpc::Agent& agent) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::Workers workers("rpc_add", "One addition on another worker, in the ways to call",
+  examples::Workers workers("rpc_add", "One addition on another worker, called in each of the ways",
                             {.least = 2});
   return workers.run(
       argc, argv, [](int rank) { return "worker" + std::to_string(rank); },
