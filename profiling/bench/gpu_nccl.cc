@@ -47,8 +47,8 @@ class RawNccl {
                                stream_.native()),
           "ncclAllReduce");
   }
-  // As a program calls it that computes meanwhile: after the work that its stream has computed, and
-  // before the work that follows there.
+  // Calls it like a program that computes meanwhile: after the work that its stream has computed,
+  // and before the work that follows there.
   void all_reduce_between_events(const Slice& word, const cuda::StreamRef& computing) {
     const cuda::DeviceGuard guard(stream_.device());
     ready_.record(computing);

@@ -260,7 +260,7 @@ class Analysis {
           begun[record.sequence][rank] = record.begun;
       }
     }
-    // By rank: how far it was behind the next to last, where it was last.
+    // By rank: how far it was behind the rank before it, in the collectives that it joined last.
     std::map<int, std::vector<std::int64_t>> behind;
     std::size_t counted = 0;
     for (const auto& [sequence, ranks] : begun) {

@@ -15,7 +15,7 @@ struct Message {
   int tag = 0;
   std::uint64_t number = 0;         // its number among messages with these ends and this tag
   const Record* send = nullptr;     // null: not begun, or overwritten in the recorder
-  const Record* receive = nullptr;  // as `send`
+  const Record* receive = nullptr;  // the same
   // The end without a record has begun a later message, and so this one too: its recorder has
   // overwritten it.
   bool is_passed = false;

@@ -129,8 +129,8 @@ class Operation {
   bool watched_ = false;  // the observer was told that it began
 };
 
-// Is told when operations begin and end, on the threads where that happens: its functions must be
-// fast and must not throw.
+// Receives the beginning and the end of each operation, on the thread where it happens: its
+// functions must be fast and must not throw.
 class Observer {
  public:
   Observer() = default;
