@@ -58,6 +58,7 @@ std::string_view name(Blame blame) {
     case Blame::Device: return "Device";
     case Blame::Cancelled: return "Cancelled";
     case Blame::Remote: return "Remote";
+    case Blame::Protocol: return "Protocol";
   }
   broken("no such Blame");
 }

@@ -23,7 +23,15 @@ enum class Blame {
   Device,       // a GPU or NIC failed; its context is lost
   Cancelled,    // the operation was withdrawn
   Remote,       // the called function threw on the other worker
+  Protocol,     // the peer sent what it must not: run one version of Weft everywhere
 };
+// For checking the number of a Blame that another process sent.
+inline constexpr Blame kLastBlame = Blame::Protocol;
+
+// Whether an error with this blame ends the connection with the peer, and not one operation alone.
+constexpr bool ends_connection(Blame blame) {
+  return blame == Blame::PeerLost || blame == Blame::Protocol;
+}
 
 WEFT_API std::string_view name(Blame blame);
 

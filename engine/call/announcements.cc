@@ -26,7 +26,7 @@ Announcement read_announcement(const Bytes& bytes) {
   const auto& [standing, worker, generation, why] = announcement;
   if (worker.rank < 0 || worker.rank > kHighestRank || generation < 0 ||
       generation == std::numeric_limits<Generation>::max()) {
-    throw Error(Blame::PeerLost, "it is of no worker");
+    throw Error(Blame::Protocol, "it is of no worker");
   }
   return announcement;
 }

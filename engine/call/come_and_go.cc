@@ -74,7 +74,7 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
     }
     peer->close(Error(Blame::Cancelled, "it was asked for a sign of life"));
     if (!error) return std::nullopt;
-    if (error->blame() != Blame::PeerLost) throw Error(*error);
+    if (!ends_connection(error->blame())) throw Error(*error);
     lost = std::move(error);
   }
   return lost;

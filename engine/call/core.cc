@@ -616,7 +616,8 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   }
   auto failed = fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled ||
-                      why.blame() == Blame::Caller || why.blame() == Blame::Busy;
+                      why.blame() == Blame::Caller || why.blame() == Blame::Busy ||
+                      why.blame() == Blame::Protocol;
     const Error ended(kept ? why.blame() : Blame::PeerLost,
                       "the connection has ended: " + why.text());
     return this->gone(ended, worker.rank)

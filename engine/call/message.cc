@@ -141,11 +141,11 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   std::uint64_t bytes = 0;
   for (const std::uint64_t size : arrival.sizes) {
     if (size > kMostBytes - bytes)
-      return give_up(Error(Blame::PeerLost, "the peer sent a message of more than 256 GiB"));
+      return give_up(Error(Blame::Protocol, "the peer sent a message of more than 256 GiB"));
     bytes += size;
   }
   if (aside && arrival.sizes[0] > kMostBody)
-    return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
+    return give_up(Error(Blame::Protocol, "the peer sent a body of more than 1 GiB"));
 
   const auto lacks = [&](const Error& lacking) {
     connection.accept({}, nullptr, Fence());

@@ -36,7 +36,7 @@ Op send_message(transport::Connection& connection, Head head, Outgoing outgoing)
 
 // Whether the error of a send, or of a receive, is of the one message, and its lane goes on.
 inline bool is_of_message(const Error& error) {
-  return error.blame() != Blame::PeerLost && error.blame() != Blame::Cancelled;
+  return !ends_connection(error.blame()) && error.blame() != Blame::Cancelled;
 }
 
 struct Message {

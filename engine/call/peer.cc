@@ -227,7 +227,7 @@ void Peer::ended(std::uint64_t number, const Error& why) {
   {
     std::lock_guard lock(mutex_);
     if (lane_.number == number) lost = std::exchange(lane_, {});
-    const bool is_of_transport = why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout;
+    const bool is_of_transport = ends_connection(why.blame()) || why.blame() == Blame::Timeout;
     if (lost.connection && heard_by_ != number && is_of_transport) {
       failed_.insert_or_assign(std::string(lost.connection->transport()), why.text());
     }
@@ -335,7 +335,7 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
 }
 
 void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
-  const Error why(Blame::PeerLost,
+  const Error why(Blame::Protocol,
                   "a connection from " + connection_->peer() + " was refused: " + wrong);
   log::warn(describe(core.self()) + ": " + why.text());
   connection_->close(why);

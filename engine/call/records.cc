@@ -23,7 +23,7 @@ WorkerRecord read_record(const Bytes& bytes) {
                          [&](const msgpack::object& object) { object.convert(record); });
   if (record.generation < 0 || record.generation == std::numeric_limits<Generation>::max()) {
     throw Error(
-        Blame::PeerLost,
+        Blame::Protocol,
         "a worker's record in the job's store has a life below 0, or one that none can follow");
   }
   return record;
@@ -48,7 +48,7 @@ int rank_from(const std::string& text) {
   int rank = -1;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), rank);
   if (failure == std::errc() && end == text.data() + text.size() && rank >= 0) return rank;
-  throw Error(Blame::PeerLost,
+  throw Error(Blame::Protocol,
               "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
 }
 

@@ -68,7 +68,7 @@ WEFT_API std::string describe(const WorkerInfo& worker);
 
 // A Blame as a peer says it; Remote for what is none.
 constexpr Blame blame_from(int said) {
-  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said)
+  return said >= 0 && said <= static_cast<int>(kLastBlame) ? static_cast<Blame>(said)
                                                               : Blame::Remote;
 }
 

@@ -30,7 +30,7 @@ Error from_bytes(const at::Tensor& tensor) {
   const int blame = static_cast<unsigned char>(bytes.front());
   const auto line = std::min(bytes.find('\n'), bytes.size() - 1);
   std::istringstream numbers(bytes.substr(1, line - 1));
-  return Error(blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame),
+  return Error(blame > static_cast<int>(kLastBlame) ? Blame::Remote : static_cast<Blame>(blame),
                bytes.substr(line + 1))
       .with_ranks({std::istream_iterator<int>(numbers), std::istream_iterator<int>()});
 }

@@ -68,6 +68,7 @@ void tell_given_up(const CoreOptions& options, const Error& error) {
   };
   switch (error.blame()) {
     case Blame::PeerLost:   // meet() tells them itself
+    case Blame::Protocol:   // so it does here
     case Blame::Cancelled:  // all ranks are told of these
       break;
     case Blame::Timeout:
@@ -500,7 +501,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     if (error.blame() == Blame::PeerLost) static_cast<void>(is_broken(kLossIsTold));
     throw_if_hopeless();
     static_cast<void>(agrees_with_first(type));
-    if (error.blame() == Blame::PeerLost) tell_failure(options, error);
+    if (ends_connection(error.blame())) tell_failure(options, error);
     if (error.blame() != Blame::Timeout) throw;
     const std::vector<int> missing = missing_ranks();
     throw error

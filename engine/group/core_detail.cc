@@ -87,7 +87,7 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
                there = static_cast<std::size_t>(rank);
     if (said.parts.sends.size() != mine.parts.sends.size() ||
         said.parts.takes.size() != mine.parts.takes.size()) {
-      throw Error(Blame::PeerLost,
+      throw Error(Blame::Protocol,
                   disagree + " cannot read what " + peer + " says about its parts: " + theirs);
     }
     if (mine.parts.sends[there] != said.parts.takes[here]) {

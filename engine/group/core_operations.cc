@@ -246,7 +246,7 @@ void Core::follow(const Waits::Wait& wait, const Op& op,
 // An operation that has timed out has broken its communicator. So has a collective that was refused
 // as the caller's mistake, mostly because the ranks' calls do not match.
 bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
-  return error.blame() == Blame::Timeout ||
+  return error.blame() == Blame::Timeout || error.blame() == Blame::Protocol ||
          (error.blame() == Blame::Caller && operation.collective > 0);
 }
 
@@ -296,11 +296,12 @@ std::optional<std::string> Core::call(std::uint64_t number) {
 }
 
 // In the words of the mesh. Leaves out differences between calls that match: "all_gather_into"
-// matches "all_gather".
+// matches "all_gather", "all_to_all_single" "all_to_all".
 std::string Core::Called::text() const {
-  constexpr std::string_view kInto = "_into";
   std::string text(name);
-  if (text.ends_with(kInto)) text.resize(text.size() - kInto.size());
+  for (const std::string_view ending : {"_into", "_single"}) {
+    if (text.ends_with(ending)) text.resize(text.size() - ending.size());
+  }
   if (bytes) text += " of " + std::to_string(*bytes) + " bytes";
   if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
   if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);

@@ -41,7 +41,7 @@ Split decode(const std::string& text) {
   const char* end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, split.color);
   if (first.ptr == end || std::from_chars(first.ptr + 1, end, split.key).ec != std::errc()) {
-    throw Error(Blame::PeerLost,
+    throw Error(Blame::Protocol,
                 "split: '" + text + "' in the group's store is not a color and a key");
   }
   return split;

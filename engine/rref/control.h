@@ -115,7 +115,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   // True if the worker has not answered a liveness probe, so that it need not be told. The first
   // failure starts such a probe.
   bool gives_no_sign_of_life(const std::exception_ptr& error) {
-    if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
+    if (!ends_connection(to_error(error, Blame::Remote).blame())) return false;
     if (rpc::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
     if (!std::exchange(depends_on_it_, true))
       rpc::detail::CoreCalls::depend_on(*core_, to_.rank, +1);

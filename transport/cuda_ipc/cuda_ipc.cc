@@ -151,7 +151,7 @@ void CudaIpcConnection::arrived(const Arrival& below) {
 std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
   auto hello = decode_hello(below.header);
   if (!hello) return hello.error();
-  if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its hello");
+  if (!below.sizes.empty()) return Error(Blame::Protocol, "the peer sent payloads with its hello");
   receiver_->take_introduction();
   phase_ = Phase::Reach;
   const Identity there = hello.value().identity;
@@ -175,7 +175,7 @@ std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
 std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   const auto reached = decode_reach(below.header);
   if (!reached) return reached.error();
-  if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its reach");
+  if (!below.sizes.empty()) return Error(Blame::Protocol, "the peer sent payloads with its reach");
   receiver_->take_introduction();
   phase_ = Phase::Messages;
   const std::string why = why_not_               ? *why_not_

@@ -86,7 +86,7 @@ bool TakingEnd::take() {
       if (!*passed) break;
       passed_[allocation] = std::move(*passed);
       if (passed_.size() > kMostPassed) {
-        throw Error(Blame::PeerLost,
+        throw Error(Blame::Protocol,
                     "the peer passed more than " + std::to_string(kMostPassed) + " descriptors");
       }
     }

@@ -135,7 +135,7 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       message_ = std::move(decoded).value();
       if (message_.gpu >= sources_.size() || sources_[message_.gpu].stream == nullptr) {
         return Error(
-            Blame::PeerLost,
+            Blame::Protocol,
             "the peer named memory of a GPU although it was told that this GPU cannot be read");
       }
       if (auto wrong = learn()) return wrong;
@@ -144,7 +144,7 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       for (const Payload& payload : message_.payloads) sizes_.push_back(payload.bytes);
       stand = Stand::Shared;
     } else {
-      return Error(Blame::PeerLost,
+      return Error(Blame::Protocol,
                    "the peer sent an invalid message of kind " + std::to_string(kind));
     }
     stand_ = stand;
@@ -166,11 +166,11 @@ std::optional<Error> Receiver::learn() {
   for (const Payload& payload : message_.payloads) {
     for (const Piece& piece : payload.pieces) {
       if (allocations.contains(piece.allocation)) continue;
-      return Error(Blame::PeerLost, "the peer named memory that it has not described");
+      return Error(Blame::Protocol, "the peer named memory that it has not described");
     }
   }
   if (allocations.size() <= kMostAllocations) return std::nullopt;
-  return Error(Blame::PeerLost,
+  return Error(Blame::Protocol,
                "the peer described more than " + std::to_string(kMostAllocations) + " allocations");
 }
 
@@ -190,7 +190,7 @@ std::optional<Error> Receiver::learn(const Piece& piece,
   Descriptor descriptor = taking_ ? taking_->find(piece.allocation) : Descriptor();
   if (!descriptor) {
     if (taking_ && taking_->failure()) return taking_->failure();
-    return Error(Blame::PeerLost, "the peer described memory without passing its descriptor");
+    return Error(Blame::Protocol, "the peer described memory without passing its descriptor");
   }
   Allocation& allocation = allocations[piece.allocation];
   allocation = {};
@@ -248,7 +248,7 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
     after = event_of(source);
   } catch (const Error& error) {
     const Error why = error.within(name());
-    if (error.blame() == Blame::PeerLost) {
+    if (ends_connection(error.blame())) {
       failure_ = why;
       streams_.close(why);
       below_->close(why);
@@ -333,7 +333,7 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
   }
   const auto& opened = allocation.memory;
   if (piece.offset > opened->bytes() || piece.bytes > opened->bytes() - piece.offset) {
-    throw Error(Blame::PeerLost, "the peer named memory outside of its allocation");
+    throw Error(Blame::Protocol, "the peer named memory outside of its allocation");
   }
   return opened;
 }

@@ -104,7 +104,7 @@ std::optional<Piece> piece_of(Reader& reader, std::uint64_t left) {
 }
 
 Error wrong(const std::string& text) {
-  return Error(Blame::PeerLost, "the peer sent an invalid message: " + text);
+  return Error(Blame::Protocol, "the peer sent an invalid message: " + text);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ bool Collectives::fits(int peer, const Held& held) const {
   }
   const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
   if (step == nullptr || step->state != Plan::State::Waiting) {
-    core_.fail(Error(Blame::PeerLost, rank_text(peer) + " sent a part of " +
+    core_.fail(Error(Blame::Protocol, rank_text(peer) + " sent a part of " +
                                           describe(current_->call) +
                                           " that this rank does not expect: part " +
                                           std::to_string(held.header.number))

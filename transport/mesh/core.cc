@@ -123,7 +123,7 @@ void Core::on(event::Arrived& event) {
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
   if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
-    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
+    return fail(Error(Blame::Protocol, "rank " + std::to_string(event.peer) +
                                            " sent a message on the wrong connection")
                     .with_ranks({event.peer}));
   }
@@ -136,7 +136,7 @@ void Core::on(event::Arrived& event) {
 
 void Core::heard_failure(int peer, const Message& message) {
   const Blame said = message.header.blame;
-  const bool is_shared = said == Blame::Caller || said == Blame::Timeout;
+  const bool is_shared = said == Blame::Caller || said == Blame::Timeout || said == Blame::Protocol;
   told_by_ = peer;
   const Error why(is_shared ? said : Blame::PeerLost,
                   "rank " + std::to_string(peer) + " has given up: " + message.text);
@@ -160,9 +160,10 @@ void Core::on(event::Closed& event) {
     return;
   }
   peer.grace.reset();
-  peer.lost =
-      Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
-          .with_ranks({event.peer});
+  const bool broke_protocol = event.why.blame() == Blame::Protocol;
+  peer.lost = Error(broke_protocol ? Blame::Protocol : Blame::PeerLost,
+                    "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
+                  .with_ranks({event.peer});
   close(event.peer);
   collectives_.lost(event.peer);
   if (!broken_) messages_.lost(event.peer);

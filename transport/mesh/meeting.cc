@@ -223,7 +223,8 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
       late_ = why.text();
     } else if (!failure_) {
       // Busy: this rank lacks memory or descriptors.
-      const Blame blame = why.blame() == Blame::Busy ? Blame::Busy : Blame::PeerLost;
+      const bool is_own = why.blame() == Blame::Busy || why.blame() == Blame::Protocol;
+      const Blame blame = is_own ? why.blame() : Blame::PeerLost;
       failure_ =
           Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
               .within(place_)

@@ -377,7 +377,7 @@ void Messages::end(const TransferPointer& transfer, const Error& why) noexcept {
 
 void Messages::nonsense(int peer, const std::string& what) {
   core_.fail(
-      Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what).with_ranks({peer}));
+      Error(Blame::Protocol, "rank " + std::to_string(peer) + " sent " + what).with_ranks({peer}));
 }
 
 void Messages::lost(int peer) {

@@ -40,7 +40,7 @@ constexpr std::uint32_t kModels = 0xff, kSteps = 0xff'ffff;
 std::uint32_t encode(const Training& training) { return training.model << 24 | training.step; }
 Training decode_training(std::uint32_t field) { return {field >> 24, field & kSteps}; }
 
-Error refused(const std::string& what) { return {Blame::PeerLost, "an invalid message: " + what}; }
+Error refused(const std::string& what) { return {Blame::Protocol, "an invalid message: " + what}; }
 
 }  // namespace
 
@@ -159,7 +159,7 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   if (layout.op > static_cast<std::uint8_t>(ReduceOp::BitXor))
     return refused("operator " + std::to_string(layout.op));
   const bool is_collective = layout.type == static_cast<std::uint8_t>(Type::Collective);
-  if (!is_collective && layout.blame > static_cast<std::uint32_t>(Blame::Remote))
+  if (!is_collective && layout.blame > static_cast<std::uint32_t>(kLastBlame))
     return refused("blame " + std::to_string(layout.blame));
   if (sizes.size() > 1) return refused(std::to_string(sizes.size()) + " payloads");
 

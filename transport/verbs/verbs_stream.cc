@@ -168,7 +168,7 @@ void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
       hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
   try {
     if (!arrival.sizes.empty() || (hello && !is_ready)) {
-      throw Error(Blame::PeerLost, "verbs: " + peer + " sent an invalid message over TCP");
+      throw Error(Blame::Protocol, "verbs: " + peer + " sent an invalid message over TCP");
     }
     if (is_ready) {
       writer.open(*hello);
@@ -278,7 +278,7 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
     default: writer.sent(); return;
   }
   has_news = true;
-  if (why != nullptr) fail(Error(Blame::PeerLost, "verbs: " + peer + " sent " + why));
+  if (why != nullptr) fail(Error(Blame::Protocol, "verbs: " + peer + " sent " + why));
 }
 
 void VerbsStream::Shared::fail(const Error& why) {

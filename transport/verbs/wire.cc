@@ -83,7 +83,7 @@ std::array<std::byte, Hello::kBytes> encode(const Hello& hello) {
 
 Result<Hello> decode_hello(Bytes bytes) {
   const auto refuse = [](const std::string& why) {
-    return Error(Blame::PeerLost, "verbs: the peer's hello " + why);
+    return Error(Blame::Protocol, "verbs: the peer's hello " + why);
   };
   if (bytes.size() != Hello::kBytes)
     return refuse("has " + std::to_string(bytes.size()) + " bytes");
