@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <sstream>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/view_as_real.h>
@@ -62,6 +63,88 @@ std::vector<Slice> parts_of(const at::Tensor& tensor, int ranks) {
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank)
     parts.push_back(whole.part(rank * bytes, bytes));
   return parts;
+}
+
+// A tensor's rows (dimension 0), divided between the ranks.
+struct Rows {
+  std::vector<std::int64_t> splits;  // rows, by rank
+  std::int64_t row = 0;              // elements of one
+  std::vector<Slice> slices;
+  std::vector<std::int64_t> elements() const {
+    std::vector<std::int64_t> all;
+    for (const std::int64_t rows : splits) all.push_back(rows * row);
+    return all;
+  }
+};
+
+std::string shape_text(c10::IntArrayRef shape) {
+  std::ostringstream text;
+  text << shape;
+  return text.str();
+}
+
+// Throws Caller, naming the argument, where the splits do not fit the tensor.
+Rows rows_of(const std::string& operation, const std::string& name, const at::Tensor& tensor,
+             std::vector<std::int64_t> splits, int ranks) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(Blame::Caller, operation + ": " + why);
+  };
+  if (tensor.dim() == 0) fail(name + " has no dimension to divide; give it at least one");
+  const std::int64_t rows = tensor.size(0);
+  if (splits.empty()) {
+    if (rows % ranks != 0) {
+      fail(name + " has " + std::to_string(rows) + " rows, which " + std::to_string(ranks) +
+           " ranks cannot divide equally; give " + name + "_splits");
+    }
+    splits.assign(static_cast<std::size_t>(ranks), rows / ranks);
+  }
+  if (splits.size() != static_cast<std::size_t>(ranks)) {
+    fail(name + "_splits has " + std::to_string(splits.size()) + " numbers for " +
+         std::to_string(ranks) + " ranks");
+  }
+  std::int64_t left = rows;
+  for (const std::int64_t split : splits) {
+    if (split < 0) fail(name + "_splits holds " + std::to_string(split) + ", which is negative");
+    if (split > left) left = -1;  // a sum could overflow
+    if (left < 0) break;
+    left -= split;
+  }
+  if (left != 0) {
+    fail(name + "_splits do not add up to the " + std::to_string(rows) + " rows of " + name);
+  }
+  Rows divided{.splits = std::move(splits), .row = rows == 0 ? 0 : tensor.numel() / rows};
+  const Slice whole = tensor::slice_of(tensor);
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(divided.row) * static_cast<std::size_t>(tensor.element_size());
+  std::size_t offset = 0;
+  for (const std::int64_t split : divided.splits) {
+    const std::size_t bytes = static_cast<std::size_t>(split) * row_bytes;
+    divided.slices.push_back(whole.part(offset, bytes));
+    offset += bytes;
+  }
+  return divided;
+}
+
+// Issues an all_to_all. Parts may be empty here and not on other ranks, so every rank takes part,
+// whatever its own.
+Work issue_exchange(Core& core, const char* name, Tensors tensors,
+                    std::span<const at::Tensor> writes, std::span<const Slice> to,
+                    std::span<const Slice> from, Core::Operation::Parts parts) {
+  const at::Tensor like = tensors.front();
+  return core.issue(
+      {.name = name,
+       .fingerprint =
+           [&] {
+             return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str();
+           },
+       .device = like.device(),
+       .tensors = std::move(tensors),
+       .writes = writes,
+       .parts = [&] { return parts; },
+       .may_skip = false},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
+      });
 }
 
 Tensors joined(const at::Tensor& first, Tensors list) {
@@ -418,25 +501,34 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   check_apart("all_to_all", {{"outputs", to, rank(), true}, {"inputs", from, rank()}});
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
-  // An empty list here may be non-empty on other ranks, so with parts of different sizes every rank
-  // takes part.
-  return limited(core().issue(
-      {.name = "all_to_all",
-       .fingerprint =
-           [&] {
-             return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str();
-           },
-       .device = like.device(),
-       .tensors = std::move(pinned),
-       .writes = outputs,
-       .parts =
-           [&] {
-             return Core::Operation::Parts{sizes_of(inputs), sizes_of(outputs)};
-           },
-       .may_skip = false},
-      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
-      }));
+  return limited(issue_exchange(core(), "all_to_all", std::move(pinned), outputs, to, from,
+                                {sizes_of(inputs), sizes_of(outputs)}));
+}
+
+Work ProcessGroup::all_to_all_single(at::Tensor output, at::Tensor input,
+                                     std::vector<std::int64_t> output_splits,
+                                     std::vector<std::int64_t> input_splits) {
+  const char* const name = "all_to_all_single";
+  check_tensor(core(), name, "input", input, Use::Reads);
+  check_tensor(core(), name, "output", output, Use::Writes);
+  check_same_kind(name, "output", output, input);
+  const Rows sends = rows_of(name, "input", input, std::move(input_splits), size());
+  const Rows takes = rows_of(name, "output", output, std::move(output_splits), size());
+  if (input.sizes().slice(1) != output.sizes().slice(1)) {
+    throw Error(Blame::Caller, std::string(name) + ": the rows of input have the shape " +
+                                   shape_text(input.sizes().slice(1)) + ", those of output " +
+                                   shape_text(output.sizes().slice(1)));
+  }
+  const auto own = static_cast<std::size_t>(rank());
+  if (takes.splits[own] != sends.splits[own]) {
+    throw Error(Blame::Caller, std::string(name) + ": this rank's own part has " +
+                                   std::to_string(sends.splits[own]) +
+                                   " rows in input_splits and " +
+                                   std::to_string(takes.splits[own]) + " in output_splits");
+  }
+  check_apart(name, {{"output", takes.slices, rank(), true}, {"input", sends.slices, rank()}});
+  return limited(issue_exchange(core(), name, {output, input}, written(output), takes.slices,
+                                sends.slices, {sends.elements(), takes.elements()}));
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {

@@ -105,7 +105,16 @@ class WEFT_API ProcessGroup {
   Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs,
                       ReduceOp op = ReduceOp::Sum);
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::Sum);
+  // inputs[r] to rank r; outputs[r] receives from rank r.
   Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
+  // all_to_all over rows (dimension 0): the first input_splits[0] rows of input go to rank 0, the
+  // next input_splits[1] to rank 1, and so on; likewise output_splits[r] rows of output come from
+  // rank r. Splits may be 0, and add up to the tensor's rows; without splits each rank has an equal
+  // part. Rows of output and of input have one shape. Both sides of a pair of ranks give the same
+  // number of rows.
+  Work all_to_all_single(at::Tensor output, at::Tensor input,
+                         std::vector<std::int64_t> output_splits = {},
+                         std::vector<std::int64_t> input_splits = {});
   Work send(at::Tensor tensor, int to, int tag = 0);
   Work recv(at::Tensor tensor, int from = kAnySource, int tag = 0);
   // Done when every rank has entered it and every earlier collective of this group is done.
