@@ -18,6 +18,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false
 WORKDIR /weft
 # First the installing, which changes rarely.
 COPY dev ./
+COPY tools/dev tools/dev
 COPY cmake/requirements cmake/requirements
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
     --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \

@@ -20,6 +20,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false
     apt-get -q update && apt-get -qy install --no-install-recommends python3 ca-certificates && rm -rf /var/lib/apt/lists/*
 WORKDIR /weft
 COPY dev ./
+COPY tools/dev tools/dev
 COPY cmake/requirements cmake/requirements
 # nvcc and NCCL come from the wheels that match torch's, so the base need hold no more than a runtime.
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \

@@ -2,8 +2,6 @@
 """Loads a copy of ./dev in a folder of its own, where it can start no other program unless a test lets it."""
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -17,17 +15,17 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from dev_package import load
+
 SCRIPT = Path(__file__).resolve().parents[2] / "dev"
 COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
             "results", "clean"]
 
 
-def load(path):
-    loader = importlib.machinery.SourceFileLoader("dev", str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
-    with mock.patch.object(sys, "dont_write_bytecode", True):
-        loader.exec_module(module)
-    return module
+def copy_dev(folder):
+    """Copies ./dev and its package into a folder, which they take for their checkout."""
+    shutil.copy2(SCRIPT, folder / "dev")
+    shutil.copytree(SCRIPT.parent / "tools" / "dev", folder / "tools" / "dev", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 class DevTest(unittest.TestCase):
@@ -35,10 +33,10 @@ class DevTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name).resolve()
-        shutil.copy2(SCRIPT, self.root / "dev")
+        copy_dev(self.root)
         (self.root / "build" / "dev").mkdir(parents=True)
         shutil.copytree(SCRIPT.parent / "cmake" / "requirements", self.root / "cmake" / "requirements")
-        self.dev = load(self.root / "dev")
+        self.dev = load(self.root)
 
     def call(self, *words):
         """(exit code, what was printed) of ./dev WORDS; starting a program is an error."""
@@ -59,6 +57,31 @@ class DevTest(unittest.TestCase):
                 print(stop)
                 code = 1
         return code, printed.getvalue()
+
+
+class Start(DevTest):
+    def help_of(self, program):
+        """The help that a copy of ./dev prints, started as a user without PYTHONDONTWRITEBYTECODE starts it from another folder."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return subprocess.run([program, "help"], cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
+
+    def test_it_starts_from_elsewhere_and_through_a_link_and_leaves_nothing_behind(self):
+        before = sorted(self.root.rglob("*"))
+        self.assertEqual(self.help_of(self.root / "dev"), self.dev.HELP)
+        self.assertEqual(sorted(self.root.rglob("*")), before)
+        folder = self.root / "bin"
+        folder.mkdir()
+        (folder / "weft-dev").symlink_to("../dev")
+        self.assertEqual(self.help_of(folder / "weft-dev"), self.dev.HELP)
+
+    def test_it_starts_where_nothing_can_be_written(self):
+        for path in (self.root / "tools" / "dev", self.root / "tools", self.root):
+            path.chmod(0o555)
+            self.addCleanup(path.chmod, 0o755)
+        self.assertEqual(self.help_of(self.root / "dev"), self.dev.HELP)
+
+    def test_every_command_has_a_function(self):
+        self.assertEqual(sorted(self.dev.COMMANDS), sorted(COMMANDS))
 
 
 class Arguments(DevTest):
@@ -203,7 +226,7 @@ class Sources(DevTest):
             with mock.patch.object(self.dev, "install_venv") as installed, mock.patch.object(self.dev, "run") as ran:
                 self.dev.command_format(["--check"])
         self.assertRegex(" ".join(installed.call_args.args[1]), r"^clang-format==[0-9.]+$")
-        self.assertEqual(ran.call_args.args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
+        self.assertEqual(ran.call_args_list[0].args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
 
 
 class Venv(DevTest):
@@ -355,8 +378,8 @@ class Spaces(DevTest):
     def test_sanitizers_find_their_files_in_a_folder_with_a_space(self):
         folder = self.root / "a b"
         folder.mkdir()
-        shutil.copy2(SCRIPT, folder)
-        self.assertIn(f"suppressions='{folder}/tests/harness/tsan.supp':", load(folder / "dev").SANITIZERS["TSAN_OPTIONS"])
+        copy_dev(folder)
+        self.assertIn(f"suppressions='{folder}/tests/harness/tsan.supp':", load(folder).SANITIZERS["TSAN_OPTIONS"])
         presets = json.loads((SCRIPT.parent / "CMakePresets.json").read_text())["testPresets"]
         tsan = next(preset for preset in presets if preset["name"] == "tsan")["environment"]["TSAN_OPTIONS"]
         self.assertIn("suppressions='${sourceDir}/tests/harness/tsan.supp':", tsan)
@@ -552,7 +575,7 @@ class Gpu(DevTest):
         self.assertEqual((shown["commit"], [part["commit"] for part in shown["parts"]]), ("c2", ["c3", "c4"]))
 
     def test_each_test_of_a_gpu_has_a_name_that_is_read(self):
-        self.assertIn("zero_overlap_gpu_test", load(SCRIPT).gpu_targets())
+        self.assertIn("zero_overlap_gpu_test", load().gpu_targets())
         folder = self.root / "tests"
         folder.mkdir(exist_ok=True)
         (folder / "CMakeLists.txt").write_text("foreach(one a b)\n  weft_test(${one}_test SOURCES a.cc LABELS gpu)\nendforeach()\n")
@@ -665,15 +688,18 @@ class Gpu(DevTest):
     def test_a_pack_holds_all_gpu_tests_the_benches_and_what_runs_them(self):
         printed, names = self.packed()
         programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "weft-timeline"}
-        self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/TORCH", "weft-gpu/tests.txt"})
+        modules = {f"weft-gpu/tools/dev/{path.name}" for path in (SCRIPT.parent / "tools" / "dev").glob("*.py")}
+        self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | modules | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/TORCH", "weft-gpu/tests.txt"})
         self.assertIn(f"for torch {self.dev.DEFAULT_TORCH}", printed)
         self.assertIn("weft-gpu/dev gpu --pack weft-gpu", printed)
         folder = self.dev.unpacked(self.root / "pack.tar.xz")
         self.assertEqual((folder / "tests.txt").read_text().split(), ["a_gpu_test", "b_gpu_test"])
+        help_of_pack = subprocess.run([folder / "dev", "help"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(help_of_pack, self.dev.HELP)
 
     def test_a_pack_that_is_too_large_is_refused_and_not_left(self):
         self.assertEqual(self.dev.PACK_BYTES, 60_000_000)
-        with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"it may have 0\.0\. The largest in it, unpacked: (bin|dev)"):
+        with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"it may have 0\.0\. The largest in it, unpacked: (bin/|dev|tools/dev/)"):
             self.packed()
         self.assertFalse((self.root / "pack.tar.xz").exists())
 

@@ -18,8 +18,6 @@ slurm: submits docker/slurm.sh with the digits, to Slurm daemons that it starts 
 
 import argparse
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -35,6 +33,9 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "dev"))
+import dev_package
+
 BUILDAH = ["buildah", "--storage-driver", "vfs"]
 
 
@@ -60,12 +61,9 @@ class Parsed(Exception):
 
 def why_not_understood(words):
     """What ./dev says against its arguments; None where it understands them. It does nothing with them."""
-    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
-    dev = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    dev = dev_package.load()
     said = io.StringIO()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
-        loader.exec_module(dev)
         for name in ("parse_args", "parse_intermixed_args"):
             parse = getattr(argparse.ArgumentParser, name)
 

@@ -1,0 +1,181 @@
+"""Prepares, packs and records what is shown on a GPU: ./dev gpu and ./dev gpu-pack."""
+
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from . import libtorch
+from .build import build, build_folder, program
+from .checkout import BUILD, ROOT, lock
+from .console import Stop, run, say
+from .gpu_run import GPU_PROGRAMS, GPU_SECONDS, failures_of, gpu_results
+from .libtorch import site_packages, venv
+from .options import BUILDING, parser_of
+from .pack import pack
+from .setup import install_venv, requirements
+
+PACK_BYTES = 60_000_000
+
+
+def gpu_targets():
+    """The targets of tests labelled gpu, read from the CMake files: they must be built before ctest knows their tests."""
+    names = set()
+    for file in (ROOT / "tests").rglob("CMakeLists.txt"):
+        for call in re.finditer(r"weft_test\((\S+)([^)]*)\)", file.read_text()):
+            if re.search(r"LABELS[^)]*\bgpu\b", call.group(2)):
+                names.add(call.group(1))
+    for name in names:
+        if not re.fullmatch(r"\w+", name):
+            raise Stop(f"a test labelled gpu needs its name in its weft_test(…), which ./dev gpu reads; {name} is none")
+    return sorted(names)
+
+
+def describe_gpu():
+    fields = ["name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "memory.total", "mig.mode.current"]
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True)
+    if query.returncode != 0 or not query.stdout.strip():
+        return None
+    return [dict(zip(fields, (value.strip() for value in line.split(",")))) for line in query.stdout.strip().splitlines()]
+
+
+def commit(folder=ROOT):
+    """Of a repository; packs and images hold it in the file COMMIT."""
+    if not (folder / ".git").exists():
+        return (folder / "COMMIT").read_text().strip() if (folder / "COMMIT").exists() else "unknown"
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def unpacked(pack):
+    """The folder of a pack of ./dev gpu-pack, which may be given as the file."""
+    folder = pack.resolve()
+    if folder.is_file():
+        folder = BUILD / "gpu-unpacked" / "weft-gpu"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        run(["tar", "-C", folder.parent, "-xf", pack.resolve()])
+    if not (folder / "tests.txt").exists() or not (folder / "TORCH").exists():
+        raise Stop(f"{pack} is not what ./dev gpu-pack makes, nor the folder weft-gpu in it")
+    return folder
+
+
+def torch_libraries(python, wanted):
+    """The folders of a torch wheel's libraries, its CUDA wheels' included; the wheel must be of the release that a pack was made for."""
+    script = "import torch, pathlib; root = pathlib.Path(torch.__file__).parent; print(torch.__version__); print(torch.version.cuda); print(root / 'lib'); " \
+             "[print(p) for p in root.parent.glob('nvidia/*/lib')]"
+    found = subprocess.run([python, "-c", script], capture_output=True, text=True)
+    if found.returncode != 0:
+        raise Stop(f"no torch for {python}: pip install torch=={wanted} (of CUDA 13), or name another Python with --python")
+    version, cuda, *folders = found.stdout.splitlines()
+    if version.partition("+")[0] != wanted:
+        raise Stop(f"{python} has torch {version}; the pack was built for {wanted} (./dev --torch {version.partition('+')[0]} gpu-pack makes one for it)")
+    if not cuda.startswith("13."):
+        raise Stop(f"{python} has torch {version}, of {'no CUDA' if cuda == 'None' else f'CUDA {cuda}'}; the pack was built for CUDA 13")
+    return folders
+
+
+def records_ranges(preset):
+    """Whether a preset keeps the ranges of threads, which the timeline's summary reads."""
+    presets = {one["name"]: one for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+    one = presets[preset]
+    while "WEFT_TRACE" not in one.get("cacheVariables", {}) and "inherits" in one:
+        one = presets[one["inherits"]]
+    return one.get("cacheVariables", {}).get("WEFT_TRACE", "AUTO") != "OFF"
+
+
+def build_for_gpu(options):
+    if not records_ranges(options.preset):
+        raise Stop(f"the preset {options.preset} compiles the ranges away that 'exposed communication' is read from; take optimized or profile")
+    build(options, [*gpu_targets(), *GPU_PROGRAMS])
+
+
+def command_gpu_pack(arguments):
+    parser = parser_of("gpu-pack", *BUILDING, preset="optimized")
+    parser.add_argument("--output", type=Path, default=BUILD / "weft-gpu.tar.xz")
+    options = parser.parse_args(arguments)
+    build_for_gpu(options)
+    folder = BUILD / "gpu-pack" / "weft-gpu"
+    shutil.rmtree(folder, ignore_errors=True)
+    tests = [build_folder(options) / "tests" / name for name in gpu_targets()]
+    pack([*tests, *(program(options, name) for name in GPU_PROGRAMS)], folder, with_torch=False)
+    shutil.copy2(ROOT / "dev", folder / "dev")
+    shutil.copytree(ROOT / "tools" / "dev", folder / "tools" / "dev", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "COMMIT").write_text(commit() + "\n")
+    (folder / "TORCH").write_text(libtorch.torch_version + "\n")
+    (folder / "tests.txt").write_text("\n".join(path.name for path in tests) + "\n")
+    run(["tar", "-C", folder.parent, "-cJf", options.output, folder.name])
+    size = options.output.stat().st_size
+    if size > PACK_BYTES:
+        largest = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)[:3]
+        options.output.unlink()  # what must not be handed on
+        raise Stop(f"{options.output.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: "
+                   + ", ".join(f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in largest))
+    say(f"{options.output}: {size / 1e6:.1f} MB, for torch {libtorch.torch_version}. On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu")
+
+
+def compute_sanitizer(*packages):
+    """compute-sanitizer's path: on PATH, among the Python packages of these folders, in a CUDA toolkit; None where it is nowhere."""
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [os.environ.get("PATH", ""), *(str(Path(one) / "nvidia" / "cu13" / "bin") for one in packages)]
+    for toolkit in filter(None, toolkits):
+        folders += [f"{toolkit}/bin", f"{toolkit}/compute-sanitizer"]
+    return shutil.which("compute-sanitizer", path=":".join(folders))
+
+
+def prepare_gpu(options):
+    """Builds what ./dev gpu runs, and installs what it runs that under: (tests, folder of the programs)."""
+    build_for_gpu(options)
+    if compute_sanitizer(site_packages()) is None:
+        with lock("setup"):
+            install_venv("gpu", requirements("pip-gpu.txt"))
+    return [build_folder(options) / "tests" / name for name in gpu_targets()], program(options, GPU_PROGRAMS[0]).parent
+
+
+def command_gpu(arguments):
+    parser = parser_of("gpu", *BUILDING, preset="optimized")
+    parser.add_argument("--prepare", action="store_true", help="build and install what it needs, and stop: no GPU is needed for that")
+    parser.add_argument("--pack", type=Path, help="what ./dev gpu-pack made, or the folder in it; nothing is built")
+    parser.add_argument("--python", default=sys.executable, help="the Python with the torch wheel, for --pack")
+    parser.add_argument("--output", type=Path, default=ROOT / "profiling" / "results")
+    parser.add_argument("--seconds", type=int, default=GPU_SECONDS, help=f"for all programs together (default: {GPU_SECONDS}); what comes too late is not run")
+    parser.add_argument("--only", metavar="TEXT", help="of the programs and cases (\"gpu_bench --case 'nccl all_reduce'\"), those whose name has it")
+    options = parser.parse_args(arguments)
+    if options.prepare:
+        if options.pack:
+            parser.error("a pack needs no --prepare")
+        prepare_gpu(options)
+        say("what ./dev gpu needs is built and installed")
+        return
+    devices = describe_gpu()
+    if devices is None:
+        raise Stop("no GPU here: nvidia-smi lists none. Figures of a GPU are measured on one, or shown as 'not measured'")
+    environment = dict(os.environ, CUDA_MODULE_LOADING="EAGER", WEFT_BENCH_PYTHON=str(options.python if options.pack else venv() / "bin" / "python"))
+    source, packages = ROOT, [site_packages()]
+    if options.pack:
+        source = unpacked(options.pack)
+        torch = torch_libraries(options.python, (source / "TORCH").read_text().strip())
+        packages = [Path(folder).parents[1] for folder in torch[:1]]
+        environment["LD_LIBRARY_PATH"] = ":".join([str(source / "lib"), *torch, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+        tests = [source / "bin" / name for name in (source / "tests.txt").read_text().split()]
+        programs = source / "bin"
+    else:
+        tests, programs = prepare_gpu(options)
+    result = {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "commit": commit(source), "devices": devices,
+              **gpu_results(tests, programs, compute_sanitizer(*packages), environment, options.seconds, options.only)}
+    options.output.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", devices[0]["name"]).strip("-").lower()
+    file = options.output / f"gpu-{name}-{result['date'][:10]}-{result['commit']}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    say(f"{file}: {sum(one['passed'] for one in result['tests'])} tests passed, {len(result['rows'])} figures")
+    for what, why in result["not_run"].items():
+        say(f"not run: {what}: {why}")
+    failed = failures_of(result)
+    if failed:
+        raise Stop(f"failed: {', '.join(failed)}")

@@ -1,0 +1,139 @@
+"""The table of a GPU in docs/benchmarks.md: what it shows and how that is read off the results of ./dev gpu."""
+
+import json
+import shlex
+
+from .checkout import ROOT
+from .gpu_run import SANITIZED, setting_of
+
+# What must be shown on a GPU: what, its aim, and how it is read off the rows (None: not measured).
+GPU_FIGURES = [
+    ("bucket pack, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu pack")),
+    ("bucket unpack, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu unpack")),
+    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–", lambda rows: share_of_copy(rows, "gpu odd pack")),
+    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–", lambda rows: share_of_copy(rows, "gpu odd unpack")),
+    ("reduce, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu reduce")),
+    ("fused AdamW step, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu adamw")),
+    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu sgd momentum")),
+    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu step: adamw")),
+    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–", lambda rows: ratio(rows, "gpu step: adamw", "bandwidth", "weft", "libtorch")),
+    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu step: sgd momentum")),
+    ("FusedSGD::step() with momentum, times faster than libtorch's", "–", lambda rows: ratio(rows, "gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
+    ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs", lambda rows: difference(rows, "nccl all_reduce", "time", "weft communicator", "NCCL")),
+    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–", lambda rows: difference(rows, "nccl all_reduce", "time", "weft communicator", "NCCL between events")),
+    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–", lambda rows: difference(rows, "nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
+    ("stream to stream, stream memory operations", "6 µs", lambda rows: value(rows, "stream to stream", "time", "weft")),
+    ("stream to stream, times faster than host callbacks", "3", lambda rows: ratio(rows, "stream to stream", "time", "host function", "weft")),
+    ("CUDA IPC, 1 MiB", "–", lambda rows: value(rows, "cuda_ipc stream 1048576", "bandwidth", "weft")),
+    ("CUDA IPC, 256 MiB", "–", lambda rows: value(rows, "cuda_ipc stream 268435456", "bandwidth", "weft")),
+    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–", lambda rows: ratio(rows, "cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–", lambda rows: ratio(rows, "cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–", lambda rows: ratio(rows, "cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
+    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs", lambda rows: value(rows, "rpc tensor argument 64", "time", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs", lambda rows: value(rows, "rpc tensor argument 1048576", "time", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85", lambda rows: ratio(rows, "rpc tensor argument 268435456", "time", "device copy", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–", lambda rows: ratio(rows, "rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–", lambda rows: ratio(rows, "rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
+    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–", lambda rows: value(rows, "exposed communication", "share of the step", "weft-timeline summary")),
+    ("captured training step, host time over eager", "0.5", lambda rows: ratio(rows, "training step", "host time", "captured", "eager")),
+]
+
+# And what is read off a result's tests.
+GPU_CHECKS = [
+    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass", lambda result: of_setting(result, "NcclProcesses")),
+    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass", lambda result: of_setting(result, "GlooOnGpu")),
+    (f"{SANITIZED} under compute-sanitizer", "no error", lambda result: sanitizer_said(result)),
+]
+
+
+def the_row(rows, case, metric, peer):
+    """Of the largest one, where several have a case that begins so."""
+    found = [row for row in rows if row["case"].startswith(case) and row["metric"] == metric and row["peer"] == peer]
+    return max(found, key=lambda row: row["bytes"], default=None)
+
+
+def value(rows, case, metric, peer):
+    row = the_row(rows, case, metric, peer)
+    return row and f"{row['p50']:.4g} {row['unit']}"
+
+
+def ratio(rows, case, metric, peer, other):
+    row, against = the_row(rows, case, metric, peer), the_row(rows, case, metric, other)
+    return row and against and f"{row['p50'] / against['p50']:.2g} ({row['p50']:.4g} against {against['p50']:.4g} {row['unit']})"
+
+
+def difference(rows, case, metric, peer, other):
+    row, against = the_row(rows, case, metric, peer), the_row(rows, case, metric, other)
+    return row and against and f"{row['p50'] - against['p50']:.2g} {row['unit']} ({row['p50']:.4g} over {against['p50']:.4g})"
+
+
+def share_of_copy(rows, case):
+    best = the_row(rows, case, "bandwidth", "weft")
+    copy = best and the_row(rows, best["case"], "bandwidth", "device copy")
+    return copy and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+
+
+def of_setting(result, setting):
+    """How many tests of a setting of the conformance suites passed, failed and were skipped, and whether that were all."""
+    tests = result["tests"]
+    passed = sum(one.get("passed_by_setting", {}).get(setting, 0) for one in tests)
+    failed, skipped = ([name for one in tests for name in one[kind] if setting_of(name) == setting] for kind in ("failed", "skipped"))
+    if not passed and not failed:
+        return None
+    is_whole = all(one.get("exit_code", 0) is not None for one in tests if setting in one.get("passed_by_setting", {}))
+    return ", ".join([f"{passed} passed", f"{len(failed)} failed", *([f"{len(skipped)} skipped"] if skipped else []),
+                      *([] if is_whole else ["not all were run"])])
+
+
+def sanitizer_said(result):
+    figures = result.get("sanitizer")
+    if not figures or figures["exit_code"] is None:
+        return None
+    return f"{figures['passed']} passed, {len(figures['failed'])} failed, " + ("no error" if figures["exit_code"] == 0 else "errors (exit code " + str(figures["exit_code"]) + ")")
+
+
+def with_part(whole, part):
+    """A result of ./dev gpu with what a later run with --only has shown anew in its place."""
+    programs = [one["program"] for one in part["tests"]]
+    cases = {(row["bench"], row["case"]) for row in part["rows"]}
+    merged = {**whole, "tests": [one for one in whole["tests"] if one["program"] not in programs] + part["tests"],
+              "rows": [row for row in whole["rows"] if (row["bench"], row["case"]) not in cases] + part["rows"],
+              "not_run": {**{what: why for what, why in whole["not_run"].items() if part["only"] not in what}, **part["not_run"]},
+              "parts": [*whole.get("parts", []), part]}
+    if part["sanitizer"]:
+        merged["sanitizer"] = part["sanitizer"]
+    return merged
+
+
+def newest_gpu_results():
+    """{GPU: its newest whole result, with the later ones of parts}."""
+    newest = {}
+    results = [json.loads(file.read_text()) for file in (ROOT / "profiling" / "results").glob("gpu-*.json")]
+    for result in sorted(results, key=lambda result: result["date"]):
+        name = result["devices"][0]["name"]
+        newest[name] = with_part(newest[name], result) if "only" in result and name in newest else result
+    return newest
+
+
+def gpu_tables():
+    """The lines of a table of GPU_FIGURES and GPU_CHECKS for the newest results of ./dev gpu of each GPU."""
+    lines = []
+    for result in list(newest_gpu_results().values()) or [None]:
+        if result is None:
+            lines += ["No run of `./dev gpu` has been committed to `profiling/results/` yet.", ""]
+        else:
+            device = result["devices"][0]
+            passed = sum(one["passed"] for one in result["tests"])
+            failed = sum(len(one["failed"]) for one in result["tests"])
+            lines += [f"{device['name']}, driver {device['driver_version']}, SM clock at most {device['clocks.max.sm']}, {result['date'][:10]}, commit {result['commit']}; "
+                      f"{passed} tests passed, {failed} failed{', in ' + str(result['seconds']) + ' s with the benches' if 'seconds' in result else ''}.", ""]
+            lines += [line for part in result.get("parts", []) for line in (f"Of these, by `./dev gpu --only {shlex.quote(part['only'])}` on {part['date'][:10]}, commit "
+                                                                           f"{part['commit']}: {', '.join([one['program'] for one in part['tests']] + sorted({row['case'] for row in part['rows']}))}.", "")]
+        rows = result["rows"] if result else []
+        lines += ["| | aim | measured |", "|---|---|---|"]
+        figures = [(what, aim, read(rows)) for what, aim, read in GPU_FIGURES]
+        figures += [(what, aim, result and read(result)) for what, aim, read in GPU_CHECKS]
+        lines += [f"| {what} | {aim} | {figure or 'not measured'} |" for what, aim, figure in figures] + [""]
+        not_run = result.get("not_run", {}) if result else {}
+        lines += [*(f"Not run: {what}: {why}." for what, why in not_run.items()), *([""] if not_run else [])]
+    return lines[:-1]

@@ -1,0 +1,197 @@
+"""Runs the tests and benches of a GPU within a limit of time: the body of ./dev gpu."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from .checkout import BUILD
+from .console import Stop, say
+
+SANITIZED = "cuda_kernels_gpu_test"  # small, and it launches every kernel
+GPU_SECONDS = 8 * 60
+LEAST_GPU_SECONDS = 20  # kept back for each program that is to follow
+MOST_GPU_SECONDS = 120  # for one that others follow
+SLOWEST = "communicator_gpu_test"  # it is last, and has what time is left
+
+# Each program and case by itself: where one fails, the figures of the others are kept.
+GPU_BENCHES = [("gpu_bench", "stream to stream"), ("gpu_bench", "nccl all_reduce"), ("gpu_bench", "training step"),
+               ("gpu_bench", "exposed communication"), ("gpu_bench", "rpc tensor argument"), ("transport_bench", "cuda_ipc"), ("kernels_bench", "gpu"),
+               ("optim_bench", "gpu step")]
+GPU_BENCH_OPTIONS = {"cuda_ipc": ["--runs", "2"]}  # a run takes 20 s
+GPU_PROGRAMS = [*dict.fromkeys(name for name, _ in GPU_BENCHES), "weft-timeline"]
+
+
+class GpuTime:
+    """How long each of some programs may take, so that one that hangs leaves time for the others."""
+
+    def __init__(self, programs, seconds=GPU_SECONDS):
+        self.programs = programs
+        self.deadline = time.monotonic() + seconds
+
+    def share(self):
+        """Seconds for the next one; 0: it is over."""
+        left = max(0, self.deadline - time.monotonic())
+        self.programs -= 1
+        if self.programs == 0:
+            return left
+        spare = left - LEAST_GPU_SECONDS * self.programs
+        return min(left, max(LEAST_GPU_SECONDS, min(spare, MOST_GPU_SECONDS)))
+
+
+def run_gpu_program(path, arguments, environment, seconds):
+    """(exit code, output) of a program; the code is None where it was not run or did not end in time."""
+    if seconds <= 0:
+        return None, "not run: the time for all programs was over"
+    try:  # in a session of its own, so that its ranks end with it
+        process = subprocess.Popen([str(path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                   env=environment, start_new_session=True)
+    except OSError as error:
+        return 127, f"it cannot be started: {error}"
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        end_session(process)
+    except BaseException:  # ./dev is interrupted
+        end_session(process)
+        raise
+    try:
+        output, _ = process.communicate(timeout=10)
+    except subprocess.TimeoutExpired as late:  # somebody has left the session, and holds its output
+        output = (late.stdout or b"").decode(errors="replace")
+    return None, f"ended after {seconds:.0f} s, its share of the time\n{output}"
+
+
+def end_session(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_figures(path, arguments, environment, seconds, launcher=()):
+    """How many tests of one program passed, by their setting as well, and which failed and were skipped."""
+    report = BUILD / "gpu-tests.xml"
+    report.parent.mkdir(exist_ok=True)
+    report.unlink(missing_ok=True)
+    first, *rest = [*launcher, path, f"--gtest_output=xml:{report}", *arguments]
+    code, output = run_gpu_program(first, [str(part) for part in rest], environment, seconds)
+    figures = {"program": Path(path).name, "exit_code": code, "passed": 0, "passed_by_setting": {}, "failed": [], "skipped": {}}
+    if report.exists():
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            name = f"{case.get('classname')}.{case.get('name')}"
+            skipped = case.find("skipped")
+            if case.find("failure") is not None:
+                figures["failed"].append(name)
+            elif skipped is not None or case.get("result") == "skipped":
+                figures["skipped"][name] = (skipped.get("message") if skipped is not None else None) or "no reason given"
+            else:
+                count_passed(figures, name)
+    else:  # it was ended: what it has printed until then
+        for result, name in re.findall(r"(?m)^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+).*\(\d+ ms\)$", output):
+            if result == "OK":
+                count_passed(figures, name)
+            elif result == "FAILED":
+                figures["failed"].append(name)
+            else:
+                figures["skipped"][name] = "no reason given"
+    if code != 0:
+        first, _, rest = output.partition("\n")
+        figures["output"] = f"{first}\n{rest[-4000:]}" if code is None else output[-4000:]
+    return figures
+
+
+def count_passed(figures, test):
+    figures["passed"] += 1
+    if setting := setting_of(test):
+        figures["passed_by_setting"][setting] = figures["passed_by_setting"].get(setting, 0) + 1
+
+
+def setting_of(test):
+    """What a test of a conformance suite is run with: "Gpu/Claims.OfSums/NcclProcesses" gives "NcclProcesses"."""
+    name = test.split(".", 1)[-1]
+    return name.split("/", 1)[1] if "/" in name else None
+
+
+def rows_of(file):
+    """What a bench has written with --json FILE: one object a line."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def gpu_results(tests, programs, checker, environment, seconds, only=None):
+    """Runs the tests, one of them under compute-sanitizer, and the benches: what each gave, and what was not run or not ended, and why."""
+    begun = time.monotonic()
+    result = {"tests": [], "sanitizer": None, "rows": [], "not_run": {}, "failed_benches": {}}
+    under = f"{SANITIZED} under compute-sanitizer"
+    benches = {f"{name} --case '{case}'": (name, case) for name, case in GPU_BENCHES}
+    names = [*(path.name for path in tests), under, *benches]
+    if only is not None:
+        result["only"] = only
+        names = [name for name in names if only in name]
+        if not names:
+            raise Stop(f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join([*(path.name for path in tests), under, *benches])}")
+    sanitized = next((path for path in tests if path.name == SANITIZED), None)
+    time_left = GpuTime(len(names) - (under in names and (checker is None or sanitized is None)), seconds)
+
+    def tested(what, path, launcher=()):
+        say(what)
+        figures = test_figures(path, [], environment, time_left.share(), launcher)
+        if figures["exit_code"] is None:
+            result["not_run"][what] = figures["output"].splitlines()[0]
+        return figures
+
+    tests = [path for path in tests if path.name in names]
+    slowest = [path for path in tests if path.name == SLOWEST]
+    for path in tests:  # one after the other: a driver makes contexts so as well, and several programs at once take longer
+        if path not in slowest:
+            result["tests"].append(tested(path.name, path))
+    if under not in names:
+        pass
+    elif checker is None:
+        result["not_run"][under] = ("there is no compute-sanitizer on PATH, among the Python packages (nvidia-cuda-sanitizer-api), "
+                                    "in CUDA_HOME or /usr/local/cuda")
+    elif sanitized is None:
+        result["not_run"][under] = "it is not among the tests"
+    else:
+        # What the driver refuses is Weft's to judge: it asks until it is refused, and the tests fail on what it does not expect.
+        result["sanitizer"] = tested(under, sanitized, [checker, "--error-exitcode", "9", "--tool", "memcheck", "--report-api-errors", "no"])
+    rows = BUILD / "gpu-rows.json"
+    rows.parent.mkdir(exist_ok=True)
+    for what, (name, case) in benches.items():
+        if what not in names:
+            continue
+        say(what)
+        rows.unlink(missing_ok=True)
+        arguments = ["--case", case, *GPU_BENCH_OPTIONS.get(case, []), "--json", str(rows)]
+        code, output = run_gpu_program(programs / name, arguments, environment, time_left.share())
+        if code is None:
+            result["not_run"][what] = output.splitlines()[0]
+            continue  # it writes its rows when it ends
+        figures = rows_of(rows) if rows.exists() else []
+        result["rows"] += figures
+        if code != 0:
+            result["failed_benches"][what] = f"ended with {code}: {output[-1000:]}"
+        elif not figures:
+            result["failed_benches"][what] = f"gave no figure: {output[-1000:]}"
+    for path in slowest:
+        result["tests"].append(tested(path.name, path))
+    for what, why in result["failed_benches"].items():
+        say(f"{what} {why}")
+    result["seconds"] = round(time.monotonic() - begun)
+    return result
+
+
+def failures_of(result):
+    """What a run of ./dev gpu has not shown, but for what this machine has no program for."""
+    ran = [*result["tests"], *filter(None, [result["sanitizer"]])]
+    failed = [*result["failed_benches"], *(test for one in ran for test in one["failed"])]
+    failed += [one["program"] for one in result["tests"] if one["exit_code"] != 0]
+    failed += [f"{one['program']}, which has skipped all its tests: {next(iter(one['skipped'].values()))}"
+               for one in result["tests"] if one["skipped"] and not one["passed"] and not one["failed"]]
+    if result["sanitizer"] and result["sanitizer"]["exit_code"] != 0:
+        failed.append(f"{SANITIZED} under compute-sanitizer")
+    return failed + [what for what in result["not_run"] if "--case" in what]
