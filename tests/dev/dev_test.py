@@ -766,7 +766,7 @@ class FiguresOfGpus(DevTest):
             def row(rows, case, metric, peer, what=what):
                 wanted.append((what, case, metric, peer))
                 return {"case": case, "metric": metric, "peer": peer, "p50": 1.0, "bytes": 0, "unit": "us"}
-            with mock.patch.object(self.dev, "the_row", row):
+            with mock.patch.object(self.dev, "largest_row", row):
                 read([])
         self.assertEqual({what for what, *_ in wanted}, {what for what, _, _ in self.dev.GPU_FIGURES})
         for what, case, metric, peer in wanted:

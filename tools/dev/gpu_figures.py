@@ -6,90 +6,116 @@ import shlex
 from .checkout import ROOT
 from .gpu_run import SANITIZED, setting_of
 
-# What must be shown on a GPU: what, its aim, and how it is read off the rows (None: not measured).
-GPU_FIGURES = [
-    ("bucket pack, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu pack")),
-    ("bucket unpack, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu unpack")),
-    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–", lambda rows: share_of_copy(rows, "gpu odd pack")),
-    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–", lambda rows: share_of_copy(rows, "gpu odd unpack")),
-    ("reduce, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu reduce")),
-    ("fused AdamW step, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu adamw")),
-    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu sgd momentum")),
-    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu step: adamw")),
-    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–", lambda rows: ratio(rows, "gpu step: adamw", "bandwidth", "weft", "libtorch")),
-    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %", lambda rows: share_of_copy(rows, "gpu step: sgd momentum")),
-    ("FusedSGD::step() with momentum, times faster than libtorch's", "–", lambda rows: ratio(rows, "gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
-    ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs", lambda rows: difference(rows, "nccl all_reduce", "time", "weft communicator", "NCCL")),
-    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–", lambda rows: difference(rows, "nccl all_reduce", "time", "weft communicator", "NCCL between events")),
-    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–", lambda rows: difference(rows, "nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
-    ("stream to stream, stream memory operations", "6 µs", lambda rows: value(rows, "stream to stream", "time", "weft")),
-    ("stream to stream, times faster than host callbacks", "3", lambda rows: ratio(rows, "stream to stream", "time", "host function", "weft")),
-    ("CUDA IPC, 1 MiB", "–", lambda rows: value(rows, "cuda_ipc stream 1048576", "bandwidth", "weft")),
-    ("CUDA IPC, 256 MiB", "–", lambda rows: value(rows, "cuda_ipc stream 268435456", "bandwidth", "weft")),
-    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–", lambda rows: ratio(rows, "cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–", lambda rows: ratio(rows, "cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–", lambda rows: ratio(rows, "cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
-    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs", lambda rows: value(rows, "rpc tensor argument 64", "time", "weft")),
-    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs", lambda rows: value(rows, "rpc tensor argument 1048576", "time", "weft")),
-    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85", lambda rows: ratio(rows, "rpc tensor argument 268435456", "time", "device copy", "weft")),
-    ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–", lambda rows: ratio(rows, "rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
-    ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–", lambda rows: ratio(rows, "rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
-    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–", lambda rows: value(rows, "exposed communication", "share of the step", "weft-timeline summary")),
-    ("captured training step, host time over eager", "0.5", lambda rows: ratio(rows, "training step", "host time", "captured", "eager")),
-]
-
-# And what is read off a result's tests.
-GPU_CHECKS = [
-    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass", lambda result: of_setting(result, "NcclProcesses")),
-    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass", lambda result: of_setting(result, "GlooOnGpu")),
-    (f"{SANITIZED} under compute-sanitizer", "no error", lambda result: sanitizer_said(result)),
-]
-
-
-def the_row(rows, case, metric, peer):
+def largest_row(rows, case, metric, peer):
     """Of the largest one, where several have a case that begins so."""
     found = [row for row in rows if row["case"].startswith(case) and row["metric"] == metric and row["peer"] == peer]
     return max(found, key=lambda row: row["bytes"], default=None)
 
 
-def value(rows, case, metric, peer):
-    row = the_row(rows, case, metric, peer)
-    return row and f"{row['p50']:.4g} {row['unit']}"
+# These make functions that read one figure off the rows of a result; None: not measured.
 
 
-def ratio(rows, case, metric, peer, other):
-    row, against = the_row(rows, case, metric, peer), the_row(rows, case, metric, other)
-    return row and against and f"{row['p50'] / against['p50']:.2g} ({row['p50']:.4g} against {against['p50']:.4g} {row['unit']})"
+def value(case, metric, peer):
+    def read(rows):
+        row = largest_row(rows, case, metric, peer)
+        return row and f"{row['p50']:.4g} {row['unit']}"
+
+    return read
 
 
-def difference(rows, case, metric, peer, other):
-    row, against = the_row(rows, case, metric, peer), the_row(rows, case, metric, other)
-    return row and against and f"{row['p50'] - against['p50']:.2g} {row['unit']} ({row['p50']:.4g} over {against['p50']:.4g})"
+def of_two(case, metric, peer, other, text):
+    def read(rows):
+        row, against = largest_row(rows, case, metric, peer), largest_row(rows, case, metric, other)
+        return row and against and text(row["p50"], against["p50"], row["unit"])
+
+    return read
 
 
-def share_of_copy(rows, case):
-    best = the_row(rows, case, "bandwidth", "weft")
-    copy = best and the_row(rows, best["case"], "bandwidth", "device copy")
-    return copy and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+def ratio(case, metric, peer, other):
+    return of_two(case, metric, peer, other, lambda one, two, unit: f"{one / two:.2g} ({one:.4g} against {two:.4g} {unit})")
 
 
-def of_setting(result, setting):
+def difference(case, metric, peer, other):
+    return of_two(case, metric, peer, other, lambda one, two, unit: f"{one - two:.2g} {unit} ({one:.4g} over {two:.4g})")
+
+
+def share_of_copy(case):
+    def read(rows):
+        best = largest_row(rows, case, "bandwidth", "weft")
+        copy = best and largest_row(rows, best["case"], "bandwidth", "device copy")
+        return copy and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+
+    return read
+
+
+# And these read it off the tests of a result.
+
+
+def of_setting(setting):
     """How many tests of a setting of the conformance suites passed, failed and were skipped, and whether that were all."""
-    tests = result["tests"]
-    passed = sum(one.get("passed_by_setting", {}).get(setting, 0) for one in tests)
-    failed, skipped = ([name for one in tests for name in one[kind] if setting_of(name) == setting] for kind in ("failed", "skipped"))
-    if not passed and not failed:
-        return None
-    is_whole = all(one.get("exit_code", 0) is not None for one in tests if setting in one.get("passed_by_setting", {}))
-    return ", ".join([f"{passed} passed", f"{len(failed)} failed", *([f"{len(skipped)} skipped"] if skipped else []),
-                      *([] if is_whole else ["not all were run"])])
+
+    def read(result):
+        tests = result["tests"]
+        passed = sum(one.get("passed_by_setting", {}).get(setting, 0) for one in tests)
+        failed, skipped = ([name for one in tests for name in one[kind] if setting_of(name) == setting] for kind in ("failed", "skipped"))
+        if not passed and not failed:
+            return None
+        counts = [f"{passed} passed", f"{len(failed)} failed"]
+        if skipped:
+            counts.append(f"{len(skipped)} skipped")
+        if any(one.get("exit_code", 0) is None for one in tests if setting in one.get("passed_by_setting", {})):
+            counts.append("not all were run")
+        return ", ".join(counts)
+
+    return read
 
 
 def sanitizer_said(result):
     figures = result.get("sanitizer")
     if not figures or figures["exit_code"] is None:
         return None
-    return f"{figures['passed']} passed, {len(figures['failed'])} failed, " + ("no error" if figures["exit_code"] == 0 else "errors (exit code " + str(figures["exit_code"]) + ")")
+    errors = "no error" if figures["exit_code"] == 0 else f"errors (exit code {figures['exit_code']})"
+    return f"{figures['passed']} passed, {len(figures['failed'])} failed, {errors}"
+
+
+# What must be shown on a GPU: what, its aim, and how it is read off the rows (None: not measured).
+GPU_FIGURES = [
+    ("bucket pack, share of device-copy bandwidth", "90 %", share_of_copy("gpu pack")),
+    ("bucket unpack, share of device-copy bandwidth", "90 %", share_of_copy("gpu unpack")),
+    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–", share_of_copy("gpu odd pack")),
+    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–", share_of_copy("gpu odd unpack")),
+    ("reduce, share of device-copy bandwidth", "90 %", share_of_copy("gpu reduce")),
+    ("fused AdamW step, share of device-copy bandwidth", "90 %", share_of_copy("gpu adamw")),
+    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %", share_of_copy("gpu sgd momentum")),
+    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %", share_of_copy("gpu step: adamw")),
+    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–", ratio("gpu step: adamw", "bandwidth", "weft", "libtorch")),
+    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %", share_of_copy("gpu step: sgd momentum")),
+    ("FusedSGD::step() with momentum, times faster than libtorch's", "–", ratio("gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
+    ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs", difference("nccl all_reduce", "time", "weft communicator", "NCCL")),
+    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–", difference("nccl all_reduce", "time", "weft communicator", "NCCL between events")),
+    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–", difference("nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
+    ("stream to stream, stream memory operations", "6 µs", value("stream to stream", "time", "weft")),
+    ("stream to stream, times faster than host callbacks", "3", ratio("stream to stream", "time", "host function", "weft")),
+    ("CUDA IPC, 1 MiB", "–", value("cuda_ipc stream 1048576", "bandwidth", "weft")),
+    ("CUDA IPC, 256 MiB", "–", value("cuda_ipc stream 268435456", "bandwidth", "weft")),
+    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–", ratio("cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–", ratio("cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–", ratio("cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
+    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs", value("rpc tensor argument 64", "time", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs", value("rpc tensor argument 1048576", "time", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85", ratio("rpc tensor argument 268435456", "time", "device copy", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–", ratio("rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–", ratio("rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
+    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–", value("exposed communication", "share of the step", "weft-timeline summary")),
+    ("captured training step, host time over eager", "0.5", ratio("training step", "host time", "captured", "eager")),
+]
+
+# And what is read off a result's tests.
+GPU_CHECKS = [
+    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass", of_setting("NcclProcesses")),
+    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass", of_setting("GlooOnGpu")),
+    (f"{SANITIZED} under compute-sanitizer", "no error", sanitizer_said),
+]
 
 
 def with_part(whole, part):
