@@ -1,5 +1,6 @@
 """Prepares, packs and records what is shown on a GPU: ./dev gpu and ./dev gpu-pack."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -102,6 +103,14 @@ def command_gpu_pack(arguments):
     options = parser.parse_args(arguments)
     build_for_gpu(options)
     folder = BUILD / "gpu-pack" / "weft-gpu"
+    fill_gpu_pack(folder, options)
+    run(["tar", "-C", folder.parent, "-cJf", options.output, folder.name])
+    refuse_large_pack(options.output, folder)
+    say(f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB, for torch {libtorch.torch_version}. "
+        f"On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu")
+
+
+def fill_gpu_pack(folder, options):
     shutil.rmtree(folder, ignore_errors=True)
     tests = [build_folder(options) / "tests" / name for name in gpu_targets()]
     pack([*tests, *(program(options, name) for name in GPU_PROGRAMS)], folder, with_torch=False)
@@ -110,14 +119,16 @@ def command_gpu_pack(arguments):
     (folder / "COMMIT").write_text(commit() + "\n")
     (folder / "TORCH").write_text(libtorch.torch_version + "\n")
     (folder / "tests.txt").write_text("\n".join(path.name for path in tests) + "\n")
-    run(["tar", "-C", folder.parent, "-cJf", options.output, folder.name])
-    size = options.output.stat().st_size
-    if size > PACK_BYTES:
-        largest = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)[:3]
-        options.output.unlink()  # what must not be handed on
-        raise Stop(f"{options.output.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: "
-                   + ", ".join(f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in largest))
-    say(f"{options.output}: {size / 1e6:.1f} MB, for torch {libtorch.torch_version}. On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu")
+
+
+def refuse_large_pack(file, folder):
+    size = file.stat().st_size
+    if size <= PACK_BYTES:
+        return
+    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
+    largest = ", ".join(f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in files[:3])
+    file.unlink()  # what must not be handed on
+    raise Stop(f"{file.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: {largest}")
 
 
 def compute_sanitizer(*packages):
@@ -156,26 +167,57 @@ def command_gpu(arguments):
     devices = describe_gpu()
     if devices is None:
         raise Stop("no GPU here: nvidia-smi lists none. Figures of a GPU are measured on one, or shown as 'not measured'")
-    environment = dict(os.environ, CUDA_MODULE_LOADING="EAGER", WEFT_BENCH_PYTHON=str(options.python if options.pack else venv() / "bin" / "python"))
-    source, packages = ROOT, [site_packages()]
-    if options.pack:
-        source = unpacked(options.pack)
-        torch = torch_libraries(options.python, (source / "TORCH").read_text().strip())
-        packages = [Path(folder).parents[1] for folder in torch[:1]]
-        environment["LD_LIBRARY_PATH"] = ":".join([str(source / "lib"), *torch, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-        tests = [source / "bin" / name for name in (source / "tests.txt").read_text().split()]
-        programs = source / "bin"
-    else:
-        tests, programs = prepare_gpu(options)
-    result = {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "commit": commit(source), "devices": devices,
-              **gpu_results(tests, programs, compute_sanitizer(*packages), environment, options.seconds, options.only)}
-    options.output.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", devices[0]["name"]).strip("-").lower()
-    file = options.output / f"gpu-{name}-{result['date'][:10]}-{result['commit']}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    programs = packed_programs(options.pack, options.python) if options.pack else built_programs(options)
+    result = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": programs.commit,
+        "devices": devices,
+        **gpu_results(programs.tests, programs.folder, programs.checker, programs.environment, options.seconds, options.only),
+    }
+    file = write_result(result, options.output)
     say(f"{file}: {sum(one['passed'] for one in result['tests'])} tests passed, {len(result['rows'])} figures")
     for what, why in result["not_run"].items():
         say(f"not run: {what}: {why}")
-    failed = failures_of(result)
-    if failed:
+    if failed := failures_of(result):
         raise Stop(f"failed: {', '.join(failed)}")
+
+
+@dataclasses.dataclass
+class GpuPrograms:
+    """What ./dev gpu runs: built here, or out of a pack."""
+
+    tests: list  # paths
+    folder: Path  # of the benches and weft-timeline
+    checker: str  # compute-sanitizer, or None
+    environment: dict
+    commit: str
+
+
+def built_programs(options):
+    tests, folder = prepare_gpu(options)
+    environment = gpu_environment(venv() / "bin" / "python")
+    return GpuPrograms(tests, folder, compute_sanitizer(site_packages()), environment, commit())
+
+
+def packed_programs(pack, python):
+    folder = unpacked(pack)
+    torch = torch_libraries(python, (folder / "TORCH").read_text().strip())
+    environment = gpu_environment(python)
+    before = filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    environment["LD_LIBRARY_PATH"] = ":".join([str(folder / "lib"), *torch, *before])
+    tests = [folder / "bin" / name for name in (folder / "tests.txt").read_text().split()]
+    packages = [Path(libraries).parents[1] for libraries in torch[:1]]
+    return GpuPrograms(tests, folder / "bin", compute_sanitizer(*packages), environment, commit(folder))
+
+
+def gpu_environment(python):
+    return {**os.environ, "CUDA_MODULE_LOADING": "EAGER", "WEFT_BENCH_PYTHON": str(python)}
+
+
+def write_result(result, folder):
+    """Writes the result's file, which is named after the GPU, the day and the commit; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", result["devices"][0]["name"]).strip("-").lower()
+    file = folder / f"gpu-{name}-{result['date'][:10]}-{result['commit']}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    return file

@@ -14,6 +14,7 @@ from .checkout import BUILD
 from .console import Stop, say
 
 SANITIZED = "cuda_kernels_gpu_test"  # small, and it launches every kernel
+SANITIZER_RUN = f"{SANITIZED} under compute-sanitizer"
 GPU_SECONDS = 8 * 60
 LEAST_GPU_SECONDS = 20  # kept back for each program that is to follow
 MOST_GPU_SECONDS = 120  # for one that others follow
@@ -122,67 +123,82 @@ def rows_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+class GpuRun:
+    """One run of ./dev gpu: its programs, one after the other, and the result that they leave."""
+
+    def __init__(self, environment, time_left):
+        self.environment = environment
+        self.time_left = time_left
+        self.result = {"tests": [], "sanitizer": None, "rows": [], "not_run": {}, "failed_benches": {}}
+
+    def tested(self, what, path, launcher=()):
+        say(what)
+        figures = test_figures(path, [], self.environment, self.time_left.share(), launcher)
+        if figures["exit_code"] is None:
+            self.result["not_run"][what] = figures["output"].splitlines()[0]
+        return figures
+
+    def test(self, path):
+        self.result["tests"].append(self.tested(path.name, path))
+
+    def sanitize(self, checker, path):
+        if checker is None:
+            self.result["not_run"][SANITIZER_RUN] = ("there is no compute-sanitizer on PATH, among the Python packages "
+                                                     "(nvidia-cuda-sanitizer-api), in CUDA_HOME or /usr/local/cuda")
+        elif path is None:
+            self.result["not_run"][SANITIZER_RUN] = "it is not among the tests"
+        else:
+            # What the driver refuses is Weft's to judge: it asks until it is refused, and the tests fail on what it does not expect.
+            checked = [checker, "--error-exitcode", "9", "--tool", "memcheck", "--report-api-errors", "no"]
+            self.result["sanitizer"] = self.tested(SANITIZER_RUN, path, checked)
+
+    def bench(self, what, path, case):
+        say(what)
+        rows = BUILD / "gpu-rows.json"
+        rows.parent.mkdir(exist_ok=True)
+        rows.unlink(missing_ok=True)
+        arguments = ["--case", case, *GPU_BENCH_OPTIONS.get(case, []), "--json", str(rows)]
+        code, output = run_gpu_program(path, arguments, self.environment, self.time_left.share())
+        if code is None:
+            self.result["not_run"][what] = output.splitlines()[0]
+            return  # it writes its rows when it ends
+        figures = rows_of(rows) if rows.exists() else []
+        self.result["rows"] += figures
+        if code != 0:
+            self.result["failed_benches"][what] = f"ended with {code}: {output[-1000:]}"
+        elif not figures:
+            self.result["failed_benches"][what] = f"gave no figure: {output[-1000:]}"
+
+
 def gpu_results(tests, programs, checker, environment, seconds, only=None):
     """Runs the tests, one of them under compute-sanitizer, and the benches: what each gave, and what was not run or not ended, and why."""
     begun = time.monotonic()
-    result = {"tests": [], "sanitizer": None, "rows": [], "not_run": {}, "failed_benches": {}}
-    under = f"{SANITIZED} under compute-sanitizer"
     benches = {f"{name} --case '{case}'": (name, case) for name, case in GPU_BENCHES}
-    names = [*(path.name for path in tests), under, *benches]
-    if only is not None:
-        result["only"] = only
-        names = [name for name in names if only in name]
-        if not names:
-            raise Stop(f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join([*(path.name for path in tests), under, *benches])}")
+    all_names = [*(path.name for path in tests), SANITIZER_RUN, *benches]
+    names = [name for name in all_names if only is None or only in name]
+    if not names:
+        raise Stop(f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join(all_names)}")
     sanitized = next((path for path in tests if path.name == SANITIZED), None)
-    time_left = GpuTime(len(names) - (under in names and (checker is None or sanitized is None)), seconds)
-
-    def tested(what, path, launcher=()):
-        say(what)
-        figures = test_figures(path, [], environment, time_left.share(), launcher)
-        if figures["exit_code"] is None:
-            result["not_run"][what] = figures["output"].splitlines()[0]
-        return figures
-
+    checks = checker is not None and sanitized is not None
+    gpu_run = GpuRun(environment, GpuTime(len(names) - (SANITIZER_RUN in names and not checks), seconds))
+    if only is not None:
+        gpu_run.result["only"] = only
     tests = [path for path in tests if path.name in names]
-    slowest = [path for path in tests if path.name == SLOWEST]
     for path in tests:  # one after the other: a driver makes contexts so as well, and several programs at once take longer
-        if path not in slowest:
-            result["tests"].append(tested(path.name, path))
-    if under not in names:
-        pass
-    elif checker is None:
-        result["not_run"][under] = ("there is no compute-sanitizer on PATH, among the Python packages (nvidia-cuda-sanitizer-api), "
-                                    "in CUDA_HOME or /usr/local/cuda")
-    elif sanitized is None:
-        result["not_run"][under] = "it is not among the tests"
-    else:
-        # What the driver refuses is Weft's to judge: it asks until it is refused, and the tests fail on what it does not expect.
-        result["sanitizer"] = tested(under, sanitized, [checker, "--error-exitcode", "9", "--tool", "memcheck", "--report-api-errors", "no"])
-    rows = BUILD / "gpu-rows.json"
-    rows.parent.mkdir(exist_ok=True)
+        if path.name != SLOWEST:
+            gpu_run.test(path)
+    if SANITIZER_RUN in names:
+        gpu_run.sanitize(checker, sanitized)
     for what, (name, case) in benches.items():
-        if what not in names:
-            continue
-        say(what)
-        rows.unlink(missing_ok=True)
-        arguments = ["--case", case, *GPU_BENCH_OPTIONS.get(case, []), "--json", str(rows)]
-        code, output = run_gpu_program(programs / name, arguments, environment, time_left.share())
-        if code is None:
-            result["not_run"][what] = output.splitlines()[0]
-            continue  # it writes its rows when it ends
-        figures = rows_of(rows) if rows.exists() else []
-        result["rows"] += figures
-        if code != 0:
-            result["failed_benches"][what] = f"ended with {code}: {output[-1000:]}"
-        elif not figures:
-            result["failed_benches"][what] = f"gave no figure: {output[-1000:]}"
-    for path in slowest:
-        result["tests"].append(tested(path.name, path))
-    for what, why in result["failed_benches"].items():
+        if what in names:
+            gpu_run.bench(what, programs / name, case)
+    for path in tests:
+        if path.name == SLOWEST:
+            gpu_run.test(path)
+    for what, why in gpu_run.result["failed_benches"].items():
         say(f"{what} {why}")
-    result["seconds"] = round(time.monotonic() - begun)
-    return result
+    gpu_run.result["seconds"] = round(time.monotonic() - begun)
+    return gpu_run.result
 
 
 def failures_of(result):
@@ -193,5 +209,5 @@ def failures_of(result):
     failed += [f"{one['program']}, which has skipped all its tests: {next(iter(one['skipped'].values()))}"
                for one in result["tests"] if one["skipped"] and not one["passed"] and not one["failed"]]
     if result["sanitizer"] and result["sanitizer"]["exit_code"] != 0:
-        failed.append(f"{SANITIZED} under compute-sanitizer")
+        failed.append(SANITIZER_RUN)
     return failed + [what for what in result["not_run"] if "--case" in what]
