@@ -27,16 +27,20 @@ def reported_failures(report):
             yield case.get("name"), (case.findtext("system-out") or "").rstrip()
 
 
-def try_again(command, report, environment):
-    """Runs the tests that failed once more, one at a time, where they are few. Returns True if all of them pass then. Its last
-    lines count the tests that passed alone and those that failed again."""
-    failures = list(reported_failures(report))
+def print_failures(failures):
     print("\nWhat failed printed:")
     for name, output in failures:
         # of several tests in one process, those that failed; what ended the process stands last
         parts = re.findall(r"^\[ RUN      \] \S+\n(?:(?!\[ RUN      \]).*\n)*?\[  FAILED  \] \S+", output, re.MULTILINE)
         shown = [*(part for part in parts if part not in output[-4000:]), output]
         print(f"--- {name}\n" + "\n".join("\n".join(part.splitlines()[-60:]) for part in shown))
+
+
+def try_again(command, report, environment):
+    """Runs the tests that failed once more, one at a time, where they are few. Returns True if all of them pass then. Its last
+    lines count the tests that passed alone and those that failed again."""
+    failures = list(reported_failures(report))
+    print_failures(failures)
     if not failures or len(failures) > MAY_BE_UNSTEADY:
         return False
     print(f"\nOnce more, by themselves: {len(failures)} of {MAY_BE_UNSTEADY} that may be unsteady", flush=True)
@@ -48,9 +52,9 @@ def try_again(command, report, environment):
     failed = [name for name, _ in reported_failures(second)] if not passed and second.exists() else []
     if not passed and not failed:
         failed = names  # ctest itself failed
+    passed_alone = [name for name in names if name not in failed]
     print()
-    for told, what in ((failed, "failed again"), ([name for name in names if name not in failed],
-                                                  "failed and then passed alone (a defect to report)")):
+    for told, what in ((failed, "failed again"), (passed_alone, "failed and then passed alone (a defect to report)")):
         if told:
             print(f"{len(told)} test{'s' * (len(told) > 1)} {what}: {', '.join(told)}", flush=True)
     return not failed
@@ -107,16 +111,32 @@ def run_tests(options):
     environment = tools()
     if options.tests_regex:
         environment["WEFT_EACH_TEST"] = "1"  # names of single tests (tests/GroupedTests.cmake)
+    code, summary = run_ctest([*ctest, "--output-junit", report, *chosen_tests(options)], environment)
+    if report.exists():
+        print_skips(report)
+        print_passed(report)
+    print(summary, end="", flush=True)
+    if code != 0 and report.exists() and not options.repeat and try_again(ctest, report, environment):
+        return 0
+    return code
+
+
+def chosen_tests(options):
+    """The arguments by which ctest runs what the options choose."""
     # Tests mostly wait, for their ranks or for the guest. Under a sanitizer memory is what they lack.
-    tests = options.jobs if options.preset in ("asan", "tsan") else 2 * options.jobs
-    command = [*ctest, "--parallel", tests, "--output-junit", report, "--test-output-size-passed", 1 << 20]
+    parallel = options.jobs if options.preset in ("asan", "tsan") else 2 * options.jobs
+    arguments = ["--parallel", parallel, "--test-output-size-passed", 1 << 20]
     if options.tests_regex:
-        command += ["-R", options.tests_regex]
+        arguments += ["-R", options.tests_regex]
     if options.label:
-        command += ["-L", options.label]
+        arguments += ["-L", options.label]
     if options.repeat:
-        command += ["--repeat", f"until-fail:{options.repeat}"]
-    # ctest's own summary is held back to the end, behind the reasons for what was skipped
+        arguments += ["--repeat", f"until-fail:{options.repeat}"]
+    return arguments
+
+
+def run_ctest(command, environment):
+    """(exit code, summary) of ctest, whose summary is held back: it is to stand behind the reasons for what was skipped."""
     process = subprocess.Popen([str(part) for part in command], env=environment, stdout=subprocess.PIPE, text=True)
     summary = []
     for line in process.stdout:
@@ -125,24 +145,25 @@ def run_tests(options):
         else:
             print(line, end="", flush=True)
     process.wait()
-    if report.exists():
-        reasons = {}
-        for name, reason in reported_skips(report):
-            reasons.setdefault(reason, []).append(name)
-        if reasons:
-            print("Skipped on this machine:")
-        for reason, names in sorted(reasons.items()):
-            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            print(f"  {len(names):4} x {reason}\n         {shown}")
-        print()
-        passed = sum(len(re.findall(r"^\[       OK \]", case.findtext("system-out") or "", re.MULTILINE))
-                     for case in ElementTree.parse(report).getroot().iter("testcase"))
-        print(f"{passed} of GoogleTest's tests passed, in these processes:")
-    print("".join(summary), end="", flush=True)
-    failed = process.returncode != 0
-    if failed and report.exists() and not options.repeat and try_again(ctest, report, environment):
-        failed = False
-    return process.returncode if failed else 0
+    return process.returncode, "".join(summary)
+
+
+def print_skips(report):
+    reasons = {}
+    for name, reason in reported_skips(report):
+        reasons.setdefault(reason, []).append(name)
+    if reasons:
+        print("Skipped on this machine:")
+    for reason, names in sorted(reasons.items()):
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        print(f"  {len(names):4} x {reason}\n         {shown}")
+    print()
+
+
+def print_passed(report):
+    outputs = [case.findtext("system-out") or "" for case in ElementTree.parse(report).getroot().iter("testcase")]
+    passed = sum(len(re.findall(r"^\[       OK \]", output, re.MULTILINE)) for output in outputs)
+    print(f"{passed} of GoogleTest's tests passed, in these processes:")
 
 
 def includes_of(path, found):
