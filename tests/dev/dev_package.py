@@ -48,7 +48,10 @@ def load(root=ROOT):
     for name in before:
         del sys.modules[name]
     try:
-        with mock.patch.object(sys, "dont_write_bytecode", True), mock.patch.object(sys, "path", [str(root / "tools"), *sys.path]):
+        with (
+            mock.patch.object(sys, "dont_write_bytecode", True),
+            mock.patch.object(sys, "path", [str(root / "tools"), *sys.path]),
+        ):
             importlib.import_module("dev.main")
         return Package(loaded().values())
     finally:

@@ -40,18 +40,24 @@ def newest_clang():
         if found := shutil.which(f"clang++-{version}"):
             return Path(found)
     found = shutil.which("clang++")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout if found else ""
+    said = (
+        subprocess.run([found, "--version"], capture_output=True, text=True).stdout if found else ""
+    )
     version = re.search(r"clang version (\d+)", said)
     if version is None or int(version.group(1)) < OLDEST_CLANG:
-        raise Stop(f"no clang++ of {OLDEST_CLANG} or newer here{f' (clang++ is {version.group(1)})' if version else ''}: "
-                   "install the package clang-19, or give --compiler gcc")
+        raise Stop(
+            f"no clang++ of {OLDEST_CLANG} or newer here{f' (clang++ is {version.group(1)})' if version else ''}: "
+            "install the package clang-19, or give --compiler gcc"
+        )
     return Path(found)
 
 
 def compiler_arguments(options):
     gcc = shutil.which("g++")
     if gcc is None:
-        raise Stop("no g++ here, whose standard library both compilers use: install the package build-essential")
+        raise Stop(
+            "no g++ here, whose standard library both compilers use: install the package build-essential"
+        )
     if compiler_of(options) == "gcc":
         return [f"-DCMAKE_CXX_COMPILER={gcc}"]
     return [f"-DCMAKE_CXX_COMPILER={newest_clang()}", f"-DCMAKE_CUDA_HOST_COMPILER={gcc}"]
@@ -61,7 +67,11 @@ def configure(options):
     arguments = [*setup(options), *compiler_arguments(options)]
     folder = build_folder(options)
     stamp = folder / ".weft-arguments"
-    fresh = (folder / "build.ninja").exists() and stamp.exists() and stamp.read_text() == "\n".join(arguments)
+    fresh = (
+        (folder / "build.ninja").exists()
+        and stamp.exists()
+        and stamp.read_text() == "\n".join(arguments)
+    )
     if fresh:
         return  # ninja runs CMake again by itself when a CMake file changed
     # Of a configuration with other arguments, one that failed or was broken off, or one by hand, nothing is to be kept.
@@ -86,7 +96,9 @@ def prepare_sanitizers(options):
     setting = Path("/proc/sys/vm/mmap_rnd_bits")
     with contextlib.suppress(OSError, ValueError):
         if int(setting.read_text()) > 28:
-            say("this kernel's vm.mmap_rnd_bits is above 28: where programs end with 'unexpected memory mapping', sudo sysctl vm.mmap_rnd_bits=28")
+            say(
+                "this kernel's vm.mmap_rnd_bits is above 28: where programs end with 'unexpected memory mapping', sudo sysctl vm.mmap_rnd_bits=28"
+            )
 
 
 def build(options, targets=()):
@@ -121,8 +133,14 @@ def command_install(arguments):
     options = parser.parse_args(arguments)
     folder = options.folder.expanduser().absolute()
     build(options, ["installed"])
-    run(["cmake", "--install", build_folder(options), "--prefix", folder], env=tools(), stdout=subprocess.DEVNULL)
-    say(f"installed into {folder}; in a program's folder: cmake -B build -DCMAKE_PREFIX_PATH={shlex.quote(str(folder))}")
+    run(
+        ["cmake", "--install", build_folder(options), "--prefix", folder],
+        env=tools(),
+        stdout=subprocess.DEVNULL,
+    )
+    say(
+        f"installed into {folder}; in a program's folder: cmake -B build -DCMAKE_PREFIX_PATH={shlex.quote(str(folder))}"
+    )
 
 
 def command_clean(arguments):

@@ -31,8 +31,10 @@ def lock(name):
     except PermissionError:  # after a run with sudo
         taken = next(place for place in (path, BUILD, ROOT) if place.exists())
         folder = ROOT if taken == ROOT else BUILD
-        raise Stop(f"{folder} belongs to {user_name(taken.stat().st_uid)}: "
-                   f"sudo chown -R {user_name(os.geteuid())} {shlex.quote(str(folder))}, or go on with sudo") from None
+        raise Stop(
+            f"{folder} belongs to {user_name(taken.stat().st_uid)}: "
+            f"sudo chown -R {user_name(os.geteuid())} {shlex.quote(str(folder))}, or go on with sudo"
+        ) from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

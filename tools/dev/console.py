@@ -2,6 +2,7 @@
 
 import subprocess
 
+
 class Stop(Exception):
     """A failure with a message for the user; no traceback."""
 
@@ -14,4 +15,6 @@ def run(command, **options):
     """Runs a command; on failure stops with a line that tells its exit code."""
     result = subprocess.run([str(part) for part in command], **options)
     if result.returncode != 0:
-        raise Stop(f"'{' '.join(str(part) for part in command[:4])} …' exited with {result.returncode}")
+        raise Stop(
+            f"'{' '.join(str(part) for part in command[:4])} …' exited with {result.returncode}"
+        )

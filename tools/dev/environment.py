@@ -19,4 +19,8 @@ SANITIZERS = {
 def tools():
     """The environment with the venv's cmake and ninja first, and what fetch_programs() unpacked last."""
     programs = [str(folder) for folder in PROGRAMS.glob("*/usr/bin")]
-    return {**SANITIZERS, **os.environ, "PATH": ":".join([str(venv() / "bin"), os.environ["PATH"], *programs])}
+    return {
+        **SANITIZERS,
+        **os.environ,
+        "PATH": ":".join([str(venv() / "bin"), os.environ["PATH"], *programs]),
+    }

@@ -32,25 +32,46 @@ def gpu_targets():
                 names.add(call.group(1))
     for name in names:
         if not re.fullmatch(r"\w+", name):
-            raise Stop(f"a test labelled gpu needs its name in its weft_test(…), which ./dev gpu reads; {name} is none")
+            raise Stop(
+                f"a test labelled gpu needs its name in its weft_test(…), which ./dev gpu reads; {name} is none"
+            )
     return sorted(names)
 
 
 def describe_gpu():
-    fields = ["name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "memory.total", "mig.mode.current"]
+    fields = [
+        "name",
+        "driver_version",
+        "clocks.sm",
+        "clocks.max.sm",
+        "clocks.mem",
+        "memory.total",
+        "mig.mode.current",
+    ]
     if not shutil.which("nvidia-smi"):
         return None
-    query = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True)
+    query = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+    )
     if query.returncode != 0 or not query.stdout.strip():
         return None
-    return [dict(zip(fields, (value.strip() for value in line.split(",")))) for line in query.stdout.strip().splitlines()]
+    return [
+        dict(zip(fields, (value.strip() for value in line.split(","))))
+        for line in query.stdout.strip().splitlines()
+    ]
 
 
 def commit(folder=ROOT):
     """Of a repository; packs and images hold it in the file COMMIT."""
     if not (folder / ".git").exists():
-        return (folder / "COMMIT").read_text().strip() if (folder / "COMMIT").exists() else "unknown"
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+        return (
+            (folder / "COMMIT").read_text().strip() if (folder / "COMMIT").exists() else "unknown"
+        )
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
+    )
     return found.stdout.strip() or "unknown"
 
 
@@ -69,22 +90,33 @@ def unpacked(pack):
 
 def torch_libraries(python, wanted):
     """The folders of a torch wheel's libraries, its CUDA wheels' included; the wheel must be of the release that a pack was made for."""
-    script = "import torch, pathlib; root = pathlib.Path(torch.__file__).parent; print(torch.__version__); print(torch.version.cuda); print(root / 'lib'); " \
-             "[print(p) for p in root.parent.glob('nvidia/*/lib')]"
+    script = (
+        "import torch, pathlib; root = pathlib.Path(torch.__file__).parent; print(torch.__version__); print(torch.version.cuda); print(root / 'lib'); "
+        "[print(p) for p in root.parent.glob('nvidia/*/lib')]"
+    )
     found = subprocess.run([python, "-c", script], capture_output=True, text=True)
     if found.returncode != 0:
-        raise Stop(f"no torch for {python}: pip install torch=={wanted} (of CUDA 13), or name another Python with --python")
+        raise Stop(
+            f"no torch for {python}: pip install torch=={wanted} (of CUDA 13), or name another Python with --python"
+        )
     version, cuda, *folders = found.stdout.splitlines()
     if version.partition("+")[0] != wanted:
-        raise Stop(f"{python} has torch {version}; the pack was built for {wanted} (./dev --torch {version.partition('+')[0]} gpu-pack makes one for it)")
+        raise Stop(
+            f"{python} has torch {version}; the pack was built for {wanted} (./dev --torch {version.partition('+')[0]} gpu-pack makes one for it)"
+        )
     if not cuda.startswith("13."):
-        raise Stop(f"{python} has torch {version}, of {'no CUDA' if cuda == 'None' else f'CUDA {cuda}'}; the pack was built for CUDA 13")
+        raise Stop(
+            f"{python} has torch {version}, of {'no CUDA' if cuda == 'None' else f'CUDA {cuda}'}; the pack was built for CUDA 13"
+        )
     return folders
 
 
 def records_ranges(preset):
     """Whether a preset keeps the ranges of threads, which the timeline's summary reads."""
-    presets = {one["name"]: one for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+    presets = {
+        one["name"]: one
+        for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    }
     one = presets[preset]
     while "WEFT_TRACE" not in one.get("cacheVariables", {}) and "inherits" in one:
         one = presets[one["inherits"]]
@@ -93,7 +125,9 @@ def records_ranges(preset):
 
 def build_for_gpu(options):
     if not records_ranges(options.preset):
-        raise Stop(f"the preset {options.preset} compiles the ranges away that 'exposed communication' is read from; take optimized or profile")
+        raise Stop(
+            f"the preset {options.preset} compiles the ranges away that 'exposed communication' is read from; take optimized or profile"
+        )
     build(options, [*gpu_targets(), *GPU_PROGRAMS])
 
 
@@ -106,8 +140,10 @@ def command_gpu_pack(arguments):
     fill_gpu_pack(folder, options)
     run(["tar", "-C", folder.parent, "-cJf", options.output, folder.name])
     refuse_large_pack(options.output, folder)
-    say(f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB, for torch {libtorch.torch_version}. "
-        f"On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu")
+    say(
+        f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB, for torch {libtorch.torch_version}. "
+        f"On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu"
+    )
 
 
 def fill_gpu_pack(folder, options):
@@ -115,7 +151,11 @@ def fill_gpu_pack(folder, options):
     tests = [build_folder(options) / "tests" / name for name in gpu_targets()]
     pack([*tests, *(program(options, name) for name in GPU_PROGRAMS)], folder, with_torch=False)
     shutil.copy2(ROOT / "dev", folder / "dev")
-    shutil.copytree(ROOT / "tools" / "dev", folder / "tools" / "dev", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tools" / "dev",
+        folder / "tools" / "dev",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (folder / "COMMIT").write_text(commit() + "\n")
     (folder / "TORCH").write_text(libtorch.torch_version + "\n")
     (folder / "tests.txt").write_text("\n".join(path.name for path in tests) + "\n")
@@ -125,16 +165,26 @@ def refuse_large_pack(file, folder):
     size = file.stat().st_size
     if size <= PACK_BYTES:
         return
-    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
-    largest = ", ".join(f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in files[:3])
+    files = sorted(
+        (path for path in folder.rglob("*") if path.is_file()),
+        key=lambda path: -path.stat().st_size,
+    )
+    largest = ", ".join(
+        f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in files[:3]
+    )
     file.unlink()  # what must not be handed on
-    raise Stop(f"{file.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: {largest}")
+    raise Stop(
+        f"{file.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: {largest}"
+    )
 
 
 def compute_sanitizer(*packages):
     """compute-sanitizer's path: on PATH, among the Python packages of these folders, in a CUDA toolkit; None where it is nowhere."""
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [os.environ.get("PATH", ""), *(str(Path(one) / "nvidia" / "cu13" / "bin") for one in packages)]
+    folders = [
+        os.environ.get("PATH", ""),
+        *(str(Path(one) / "nvidia" / "cu13" / "bin") for one in packages),
+    ]
     for toolkit in filter(None, toolkits):
         folders += [f"{toolkit}/bin", f"{toolkit}/compute-sanitizer"]
     return shutil.which("compute-sanitizer", path=":".join(folders))
@@ -146,17 +196,36 @@ def prepare_gpu(options):
     if compute_sanitizer(site_packages()) is None:
         with lock("setup"):
             install_venv("gpu", requirements("pip-gpu.txt"))
-    return [build_folder(options) / "tests" / name for name in gpu_targets()], program(options, GPU_PROGRAMS[0]).parent
+    return [build_folder(options) / "tests" / name for name in gpu_targets()], program(
+        options, GPU_PROGRAMS[0]
+    ).parent
 
 
 def command_gpu(arguments):
     parser = parser_of("gpu", *BUILDING, preset="optimized")
-    parser.add_argument("--prepare", action="store_true", help="build and install what it needs, and stop: no GPU is needed for that")
-    parser.add_argument("--pack", type=Path, help="what ./dev gpu-pack made, or the folder in it; nothing is built")
-    parser.add_argument("--python", default=sys.executable, help="the Python with the torch wheel, for --pack")
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="build and install what it needs, and stop: no GPU is needed for that",
+    )
+    parser.add_argument(
+        "--pack", type=Path, help="what ./dev gpu-pack made, or the folder in it; nothing is built"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python with the torch wheel, for --pack"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "profiling" / "results")
-    parser.add_argument("--seconds", type=int, default=GPU_SECONDS, help=f"for all programs together (default: {GPU_SECONDS}); what comes too late is not run")
-    parser.add_argument("--only", metavar="TEXT", help="of the programs and cases (\"gpu_bench --case 'nccl all_reduce'\"), those whose name has it")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=GPU_SECONDS,
+        help=f"for all programs together (default: {GPU_SECONDS}); what comes too late is not run",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="of the programs and cases (\"gpu_bench --case 'nccl all_reduce'\"), those whose name has it",
+    )
     options = parser.parse_args(arguments)
     if options.prepare:
         if options.pack:
@@ -166,16 +235,29 @@ def command_gpu(arguments):
         return
     devices = describe_gpu()
     if devices is None:
-        raise Stop("no GPU here: nvidia-smi lists none. Figures of a GPU are measured on one, or shown as 'not measured'")
-    programs = packed_programs(options.pack, options.python) if options.pack else built_programs(options)
+        raise Stop(
+            "no GPU here: nvidia-smi lists none. Figures of a GPU are measured on one, or shown as 'not measured'"
+        )
+    programs = (
+        packed_programs(options.pack, options.python) if options.pack else built_programs(options)
+    )
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": programs.commit,
         "devices": devices,
-        **gpu_results(programs.tests, programs.folder, programs.checker, programs.environment, options.seconds, options.only),
+        **gpu_results(
+            programs.tests,
+            programs.folder,
+            programs.checker,
+            programs.environment,
+            options.seconds,
+            options.only,
+        ),
     }
     file = write_result(result, options.output)
-    say(f"{file}: {sum(one['passed'] for one in result['tests'])} tests passed, {len(result['rows'])} figures")
+    say(
+        f"{file}: {sum(one['passed'] for one in result['tests'])} tests passed, {len(result['rows'])} figures"
+    )
     for what, why in result["not_run"].items():
         say(f"not run: {what}: {why}")
     if failed := failures_of(result):
@@ -207,7 +289,9 @@ def packed_programs(pack, python):
     environment["LD_LIBRARY_PATH"] = ":".join([str(folder / "lib"), *torch, *before])
     tests = [folder / "bin" / name for name in (folder / "tests.txt").read_text().split()]
     packages = [Path(libraries).parents[1] for libraries in torch[:1]]
-    return GpuPrograms(tests, folder / "bin", compute_sanitizer(*packages), environment, commit(folder))
+    return GpuPrograms(
+        tests, folder / "bin", compute_sanitizer(*packages), environment, commit(folder)
+    )
 
 
 def gpu_environment(python):

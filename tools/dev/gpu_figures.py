@@ -6,9 +6,14 @@ import shlex
 from .checkout import ROOT
 from .gpu_run import SANITIZER_RUN, setting_of
 
+
 def largest_row(rows, case, metric, peer):
     """Of the largest one, where several have a case that begins so."""
-    found = [row for row in rows if row["case"].startswith(case) and row["metric"] == metric and row["peer"] == peer]
+    found = [
+        row
+        for row in rows
+        if row["case"].startswith(case) and row["metric"] == metric and row["peer"] == peer
+    ]
     return max(found, key=lambda row: row["bytes"], default=None)
 
 
@@ -32,18 +37,33 @@ def of_two(case, metric, peer, other, text):
 
 
 def ratio(case, metric, peer, other):
-    return of_two(case, metric, peer, other, lambda one, two, unit: f"{one / two:.2g} ({one:.4g} against {two:.4g} {unit})")
+    return of_two(
+        case,
+        metric,
+        peer,
+        other,
+        lambda one, two, unit: f"{one / two:.2g} ({one:.4g} against {two:.4g} {unit})",
+    )
 
 
 def difference(case, metric, peer, other):
-    return of_two(case, metric, peer, other, lambda one, two, unit: f"{one - two:.2g} {unit} ({one:.4g} over {two:.4g})")
+    return of_two(
+        case,
+        metric,
+        peer,
+        other,
+        lambda one, two, unit: f"{one - two:.2g} {unit} ({one:.4g} over {two:.4g})",
+    )
 
 
 def share_of_copy(case):
     def read(rows):
         best = largest_row(rows, case, "bandwidth", "weft")
         copy = best and largest_row(rows, best["case"], "bandwidth", "device copy")
-        return copy and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+        return (
+            copy
+            and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+        )
 
     return read
 
@@ -57,13 +77,20 @@ def of_setting(setting):
     def read(result):
         tests = result["tests"]
         passed = sum(one.get("passed_by_setting", {}).get(setting, 0) for one in tests)
-        failed, skipped = ([name for one in tests for name in one[kind] if setting_of(name) == setting] for kind in ("failed", "skipped"))
+        failed, skipped = (
+            [name for one in tests for name in one[kind] if setting_of(name) == setting]
+            for kind in ("failed", "skipped")
+        )
         if not passed and not failed:
             return None
         counts = [f"{passed} passed", f"{len(failed)} failed"]
         if skipped:
             counts.append(f"{len(skipped)} skipped")
-        if any(one.get("exit_code", 0) is None for one in tests if setting in one.get("passed_by_setting", {})):
+        if any(
+            one.get("exit_code", 0) is None
+            for one in tests
+            if setting in one.get("passed_by_setting", {})
+        ):
             counts.append("not all were run")
         return ", ".join(counts)
 
@@ -74,7 +101,9 @@ def sanitizer_said(result):
     figures = result.get("sanitizer")
     if not figures or figures["exit_code"] is None:
         return None
-    errors = "no error" if figures["exit_code"] == 0 else f"errors (exit code {figures['exit_code']})"
+    errors = (
+        "no error" if figures["exit_code"] == 0 else f"errors (exit code {figures['exit_code']})"
+    )
     return f"{figures['passed']} passed, {len(figures['failed'])} failed, {errors}"
 
 
@@ -82,38 +111,62 @@ def sanitizer_said(result):
 GPU_FIGURES = [
     ("bucket pack, share of device-copy bandwidth", "90 %", share_of_copy("gpu pack")),
     ("bucket unpack, share of device-copy bandwidth", "90 %", share_of_copy("gpu unpack")),
-    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–", share_of_copy("gpu odd pack")),
-    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–", share_of_copy("gpu odd unpack")),
+    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–",
+     share_of_copy("gpu odd pack")),
+    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–",
+     share_of_copy("gpu odd unpack")),
     ("reduce, share of device-copy bandwidth", "90 %", share_of_copy("gpu reduce")),
     ("fused AdamW step, share of device-copy bandwidth", "90 %", share_of_copy("gpu adamw")),
-    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %", share_of_copy("gpu sgd momentum")),
-    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %", share_of_copy("gpu step: adamw")),
-    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–", ratio("gpu step: adamw", "bandwidth", "weft", "libtorch")),
-    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %", share_of_copy("gpu step: sgd momentum")),
-    ("FusedSGD::step() with momentum, times faster than libtorch's", "–", ratio("gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
-    ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs", difference("nccl all_reduce", "time", "weft communicator", "NCCL")),
-    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–", difference("nccl all_reduce", "time", "weft communicator", "NCCL between events")),
-    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–", difference("nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
-    ("stream to stream, stream memory operations", "6 µs", value("stream to stream", "time", "weft")),
-    ("stream to stream, times faster than host callbacks", "3", ratio("stream to stream", "time", "host function", "weft")),
+    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %",
+     share_of_copy("gpu sgd momentum")),
+    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %",
+     share_of_copy("gpu step: adamw")),
+    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–",
+     ratio("gpu step: adamw", "bandwidth", "weft", "libtorch")),
+    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %",
+     share_of_copy("gpu step: sgd momentum")),
+    ("FusedSGD::step() with momentum, times faster than libtorch's", "–",
+     ratio("gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
+    ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs",
+     difference("nccl all_reduce", "time", "weft communicator", "NCCL")),
+    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–",
+     difference("nccl all_reduce", "time", "weft communicator", "NCCL between events")),
+    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–",
+     difference("nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
+    ("stream to stream, stream memory operations", "6 µs",
+     value("stream to stream", "time", "weft")),
+    ("stream to stream, times faster than host callbacks", "3",
+     ratio("stream to stream", "time", "host function", "weft")),
     ("CUDA IPC, 1 MiB", "–", value("cuda_ipc stream 1048576", "bandwidth", "weft")),
     ("CUDA IPC, 256 MiB", "–", value("cuda_ipc stream 268435456", "bandwidth", "weft")),
-    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–", ratio("cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–", ratio("cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–", ratio("cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
-    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs", value("rpc tensor argument 64", "time", "weft")),
-    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs", value("rpc tensor argument 1048576", "time", "weft")),
-    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85", ratio("rpc tensor argument 268435456", "time", "device copy", "weft")),
-    ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–", ratio("rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
-    ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–", ratio("rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
-    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–", value("exposed communication", "share of the step", "weft-timeline summary")),
-    ("captured training step, host time over eager", "0.5", ratio("training step", "host time", "captured", "eager")),
+    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–",
+     ratio("cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–",
+     ratio("cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
+    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–",
+     ratio("cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
+    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs",
+     value("rpc tensor argument 64", "time", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs",
+     value("rpc tensor argument 1048576", "time", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85",
+     ratio("rpc tensor argument 268435456", "time", "device copy", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–",
+     ratio("rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
+    ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–",
+     ratio("rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
+    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–",
+     value("exposed communication", "share of the step", "weft-timeline summary")),
+    ("captured training step, host time over eager", "0.5",
+     ratio("training step", "host time", "captured", "eager")),
 ]
 
 # And what is read off a result's tests.
 GPU_CHECKS = [
-    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass", of_setting("NcclProcesses")),
-    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass", of_setting("GlooOnGpu")),
+    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass",
+     of_setting("NcclProcesses")),
+    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass",
+     of_setting("GlooOnGpu")),
     (SANITIZER_RUN, "no error", sanitizer_said),
 ]
 
@@ -122,10 +175,17 @@ def with_part(whole, part):
     """A result of ./dev gpu with what a later run with --only has shown anew in its place."""
     programs = [one["program"] for one in part["tests"]]
     cases = {(row["bench"], row["case"]) for row in part["rows"]}
-    merged = {**whole, "tests": [one for one in whole["tests"] if one["program"] not in programs] + part["tests"],
-              "rows": [row for row in whole["rows"] if (row["bench"], row["case"]) not in cases] + part["rows"],
-              "not_run": {**{what: why for what, why in whole["not_run"].items() if part["only"] not in what}, **part["not_run"]},
-              "parts": [*whole.get("parts", []), part]}
+    merged = {
+        **whole,
+        "tests": [one for one in whole["tests"] if one["program"] not in programs] + part["tests"],
+        "rows": [row for row in whole["rows"] if (row["bench"], row["case"]) not in cases]
+        + part["rows"],
+        "not_run": {
+            **{what: why for what, why in whole["not_run"].items() if part["only"] not in what},
+            **part["not_run"],
+        },
+        "parts": [*whole.get("parts", []), part],
+    }
     if part["sanitizer"]:
         merged["sanitizer"] = part["sanitizer"]
     return merged
@@ -134,10 +194,14 @@ def with_part(whole, part):
 def newest_gpu_results():
     """{GPU: its newest whole result, with the later ones of parts}."""
     newest = {}
-    results = [json.loads(file.read_text()) for file in (ROOT / "profiling" / "results").glob("gpu-*.json")]
+    results = [
+        json.loads(file.read_text()) for file in (ROOT / "profiling" / "results").glob("gpu-*.json")
+    ]
     for result in sorted(results, key=lambda result: result["date"]):
         name = result["devices"][0]["name"]
-        newest[name] = with_part(newest[name], result) if "only" in result and name in newest else result
+        newest[name] = (
+            with_part(newest[name], result) if "only" in result and name in newest else result
+        )
     return newest
 
 
@@ -151,15 +215,30 @@ def gpu_tables():
             device = result["devices"][0]
             passed = sum(one["passed"] for one in result["tests"])
             failed = sum(len(one["failed"]) for one in result["tests"])
-            lines += [f"{device['name']}, driver {device['driver_version']}, SM clock at most {device['clocks.max.sm']}, {result['date'][:10]}, commit {result['commit']}; "
-                      f"{passed} tests passed, {failed} failed{', in ' + str(result['seconds']) + ' s with the benches' if 'seconds' in result else ''}.", ""]
-            lines += [line for part in result.get("parts", []) for line in (f"Of these, by `./dev gpu --only {shlex.quote(part['only'])}` on {part['date'][:10]}, commit "
-                                                                           f"{part['commit']}: {', '.join([one['program'] for one in part['tests']] + sorted({row['case'] for row in part['rows']}))}.", "")]
+            lines += [
+                f"{device['name']}, driver {device['driver_version']}, SM clock at most {device['clocks.max.sm']}, {result['date'][:10]}, commit {result['commit']}; "
+                f"{passed} tests passed, {failed} failed{', in ' + str(result['seconds']) + ' s with the benches' if 'seconds' in result else ''}.",
+                "",
+            ]
+            lines += [
+                line
+                for part in result.get("parts", [])
+                for line in (
+                    f"Of these, by `./dev gpu --only {shlex.quote(part['only'])}` on {part['date'][:10]}, commit "
+                    f"{part['commit']}: {', '.join([one['program'] for one in part['tests']] + sorted({row['case'] for row in part['rows']}))}.",
+                    "",
+                )
+            ]
         rows = result["rows"] if result else []
         lines += ["| | aim | measured |", "|---|---|---|"]
         figures = [(what, aim, read(rows)) for what, aim, read in GPU_FIGURES]
         figures += [(what, aim, result and read(result)) for what, aim, read in GPU_CHECKS]
-        lines += [f"| {what} | {aim} | {figure or 'not measured'} |" for what, aim, figure in figures] + [""]
+        lines += [
+            f"| {what} | {aim} | {figure or 'not measured'} |" for what, aim, figure in figures
+        ] + [""]
         not_run = result.get("not_run", {}) if result else {}
-        lines += [*(f"Not run: {what}: {why}." for what, why in not_run.items()), *([""] if not_run else [])]
+        lines += [
+            *(f"Not run: {what}: {why}." for what, why in not_run.items()),
+            *([""] if not_run else []),
+        ]
     return lines[:-1]

@@ -21,9 +21,16 @@ MOST_GPU_SECONDS = 120  # for one that others follow
 SLOWEST = "communicator_gpu_test"  # it is last, and has what time is left
 
 # Each program and case by itself: where one fails, the figures of the others are kept.
-GPU_BENCHES = [("gpu_bench", "stream to stream"), ("gpu_bench", "nccl all_reduce"), ("gpu_bench", "training step"),
-               ("gpu_bench", "exposed communication"), ("gpu_bench", "rpc tensor argument"), ("transport_bench", "cuda_ipc"), ("kernels_bench", "gpu"),
-               ("optim_bench", "gpu step")]
+GPU_BENCHES = [
+    ("gpu_bench", "stream to stream"),
+    ("gpu_bench", "nccl all_reduce"),
+    ("gpu_bench", "training step"),
+    ("gpu_bench", "exposed communication"),
+    ("gpu_bench", "rpc tensor argument"),
+    ("transport_bench", "cuda_ipc"),
+    ("kernels_bench", "gpu"),
+    ("optim_bench", "gpu step"),
+]
 GPU_BENCH_OPTIONS = {"cuda_ipc": ["--runs", "2"]}  # a run takes 20 s
 GPU_PROGRAMS = [*dict.fromkeys(name for name, _ in GPU_BENCHES), "weft-timeline"]
 
@@ -50,8 +57,15 @@ def run_gpu_program(path, arguments, environment, seconds):
     if seconds <= 0:
         return None, "not run: the time for all programs was over"
     try:  # in a session of its own, so that its ranks end with it
-        process = subprocess.Popen([str(path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                   env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            [str(path), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
     except OSError as error:
         return 127, f"it cannot be started: {error}"
     try:
@@ -81,7 +95,14 @@ def test_figures(path, arguments, environment, seconds, launcher=()):
     report.unlink(missing_ok=True)
     first, *rest = [*launcher, path, f"--gtest_output=xml:{report}", *arguments]
     code, output = run_gpu_program(first, [str(part) for part in rest], environment, seconds)
-    figures = {"program": Path(path).name, "exit_code": code, "passed": 0, "passed_by_setting": {}, "failed": [], "skipped": {}}
+    figures = {
+        "program": Path(path).name,
+        "exit_code": code,
+        "passed": 0,
+        "passed_by_setting": {},
+        "failed": [],
+        "skipped": {},
+    }
     if report.exists():
         for case in ElementTree.parse(report).getroot().iter("testcase"):
             name = f"{case.get('classname')}.{case.get('name')}"
@@ -89,11 +110,15 @@ def test_figures(path, arguments, environment, seconds, launcher=()):
             if case.find("failure") is not None:
                 figures["failed"].append(name)
             elif skipped is not None or case.get("result") == "skipped":
-                figures["skipped"][name] = (skipped.get("message") if skipped is not None else None) or "no reason given"
+                figures["skipped"][name] = (
+                    skipped.get("message") if skipped is not None else None
+                ) or "no reason given"
             else:
                 count_passed(figures, name)
     else:  # it was ended: what it has printed until then
-        for result, name in re.findall(r"(?m)^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+).*\(\d+ ms\)$", output):
+        for result, name in re.findall(
+            r"(?m)^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+).*\(\d+ ms\)$", output
+        ):
             if result == "OK":
                 count_passed(figures, name)
             elif result == "FAILED":
@@ -129,7 +154,13 @@ class GpuRun:
     def __init__(self, environment, time_left):
         self.environment = environment
         self.time_left = time_left
-        self.result = {"tests": [], "sanitizer": None, "rows": [], "not_run": {}, "failed_benches": {}}
+        self.result = {
+            "tests": [],
+            "sanitizer": None,
+            "rows": [],
+            "not_run": {},
+            "failed_benches": {},
+        }
 
     def tested(self, what, path, launcher=()):
         say(what)
@@ -143,13 +174,23 @@ class GpuRun:
 
     def sanitize(self, checker, path):
         if checker is None:
-            self.result["not_run"][SANITIZER_RUN] = ("there is no compute-sanitizer on PATH, among the Python packages "
-                                                     "(nvidia-cuda-sanitizer-api), in CUDA_HOME or /usr/local/cuda")
+            self.result["not_run"][SANITIZER_RUN] = (
+                "there is no compute-sanitizer on PATH, among the Python packages "
+                "(nvidia-cuda-sanitizer-api), in CUDA_HOME or /usr/local/cuda"
+            )
         elif path is None:
             self.result["not_run"][SANITIZER_RUN] = "it is not among the tests"
         else:
             # What the driver refuses is Weft's to judge: it asks until it is refused, and the tests fail on what it does not expect.
-            checked = [checker, "--error-exitcode", "9", "--tool", "memcheck", "--report-api-errors", "no"]
+            checked = [
+                checker,
+                "--error-exitcode",
+                "9",
+                "--tool",
+                "memcheck",
+                "--report-api-errors",
+                "no",
+            ]
             self.result["sanitizer"] = self.tested(SANITIZER_RUN, path, checked)
 
     def bench(self, what, path, case):
@@ -177,10 +218,14 @@ def gpu_results(tests, programs, checker, environment, seconds, only=None):
     all_names = [*(path.name for path in tests), SANITIZER_RUN, *benches]
     names = [name for name in all_names if only is None or only in name]
     if not names:
-        raise Stop(f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join(all_names)}")
+        raise Stop(
+            f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join(all_names)}"
+        )
     sanitized = next((path for path in tests if path.name == SANITIZED), None)
     checks = checker is not None and sanitized is not None
-    gpu_run = GpuRun(environment, GpuTime(len(names) - (SANITIZER_RUN in names and not checks), seconds))
+    gpu_run = GpuRun(
+        environment, GpuTime(len(names) - (SANITIZER_RUN in names and not checks), seconds)
+    )
     if only is not None:
         gpu_run.result["only"] = only
     tests = [path for path in tests if path.name in names]
@@ -206,8 +251,11 @@ def failures_of(result):
     ran = [*result["tests"], *filter(None, [result["sanitizer"]])]
     failed = [*result["failed_benches"], *(test for one in ran for test in one["failed"])]
     failed += [one["program"] for one in result["tests"] if one["exit_code"] != 0]
-    failed += [f"{one['program']}, which has skipped all its tests: {next(iter(one['skipped'].values()))}"
-               for one in result["tests"] if one["skipped"] and not one["passed"] and not one["failed"]]
+    failed += [
+        f"{one['program']}, which has skipped all its tests: {next(iter(one['skipped'].values()))}"
+        for one in result["tests"]
+        if one["skipped"] and not one["passed"] and not one["failed"]
+    ]
     if result["sanitizer"] and result["sanitizer"]["exit_code"] != 0:
         failed.append(SANITIZER_RUN)
     return failed + [what for what in result["not_run"] if "--case" in what]

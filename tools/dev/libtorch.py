@@ -18,7 +18,9 @@ def choose_torch(version):
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise Stop(f"--torch {version}: give a release in full, such as --torch {DEFAULT_TORCH}")
     if tuple(int(number) for number in version.split(".")[:2]) < oldest:
-        raise Stop(f"--torch {version}: Weft needs libtorch {OLDEST_TORCH} or newer (docs/compatibility.md)")
+        raise Stop(
+            f"--torch {version}: Weft needs libtorch {OLDEST_TORCH} or newer (docs/compatibility.md)"
+        )
     torch_version = version
 
 
@@ -40,5 +42,7 @@ def wheels_cuda():
     found = next(site_packages().glob("cuda_toolkit-*.dist-info"), None)
     release = found and re.match(r"cuda_toolkit-(\d+\.\d+)\.", found.name)
     if not release:
-        raise Stop(f"torch {torch_version} brings no CUDA toolkit: ./dev --cuda system uses the system's nvcc, --cuda off builds without CUDA")
+        raise Stop(
+            f"torch {torch_version} brings no CUDA toolkit: ./dev --cuda system uses the system's nvcc, --cuda off builds without CUDA"
+        )
     return release.group(1)

@@ -14,20 +14,28 @@ from .libtorch import venv
 from .options import BUILDING, parser_of
 from .setup import install_system_packages, install_venv, requirements
 
+
 def sources(*patterns):
     """The files of the repository that match; never none, for which clang-format would read its input and pass."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "--", *patterns], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "-co", "--exclude-standard", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     files = listed.stdout.splitlines()
     if listed.returncode != 0 or not files:
-        raise Stop(f"git names no {' '.join(patterns)} in {ROOT}: {listed.stderr.strip() or 'the list is empty'}")
+        raise Stop(
+            f"git names no {' '.join(patterns)} in {ROOT}: {listed.stderr.strip() or 'the list is empty'}"
+        )
     return files
 
 
 def command_format(arguments):
     parser = parser_of("format")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail where something would be")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail where something would be"
+    )
     options = parser.parse_args(arguments)
     with lock("setup"):
         install_system_packages()
@@ -52,7 +60,9 @@ def clangs_view(database):
 
 
 def command_lint(arguments):
-    parser = parser_of("lint", *BUILDING, preset="optimized")  # which compiles each source by itself
+    parser = parser_of(
+        "lint", *BUILDING, preset="optimized"
+    )  # which compiles each source by itself
     parser.add_argument("files", nargs="*", help="all that are compiled, if none is named")
     options = parser.parse_intermixed_args(arguments)
     configure(options)
@@ -65,10 +75,32 @@ def command_lint(arguments):
     folder = build_folder(options) / "lint"
     folder.mkdir(exist_ok=True)
     (folder / "compile_commands.json").write_text(json.dumps(clangs_view(database)))
-    script = ["xargs", "-d", "\\n", "-P", options.jobs, "-n", "1", "clang-tidy", "--quiet", "-p", str(folder)]
-    result = subprocess.run([str(part) for part in script], input="\n".join(files), text=True, cwd=ROOT, stderr=subprocess.PIPE)
+    script = [
+        "xargs",
+        "-d",
+        "\\n",
+        "-P",
+        options.jobs,
+        "-n",
+        "1",
+        "clang-tidy",
+        "--quiet",
+        "-p",
+        str(folder),
+    ]
+    result = subprocess.run(
+        [str(part) for part in script],
+        input="\n".join(files),
+        text=True,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
     # How many of its warnings are not shown it says for each file.
-    said = [line for line in result.stderr.splitlines() if not re.fullmatch(r"\d+ warnings? generated\.", line)]
+    said = [
+        line
+        for line in result.stderr.splitlines()
+        if not re.fullmatch(r"\d+ warnings? generated\.", line)
+    ]
     print("\n".join(said), end="\n" if said else "", file=sys.stderr)
     if result.returncode != 0:
         raise Stop("clang-tidy found something (above)")

@@ -13,13 +13,29 @@ def parser_of(command, *common, preset="dev", **settings):
     if "preset" in common:
         parser.add_argument("--preset", default=preset, choices=PRESETS)
     if "compiler" in common:
-        parser.add_argument("--compiler", choices=["clang", "gcc"], help="clang for the presets dev, asan and tsan, else gcc, if not given")
+        parser.add_argument(
+            "--compiler",
+            choices=["clang", "gcc"],
+            help="clang for the presets dev, asan and tsan, else gcc, if not given",
+        )
     if "cuda" in common:
-        parser.add_argument("--cuda", default="auto", choices=["auto", "system", "pip", "off"], help="where nvcc comes from")
+        parser.add_argument(
+            "--cuda",
+            default="auto",
+            choices=["auto", "system", "pip", "off"],
+            help="where nvcc comes from",
+        )
     if "jobs" in common:
-        parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parallel compile jobs; tests: twice as many, since they mostly wait")
+        parser.add_argument(
+            "--jobs",
+            type=int,
+            default=os.cpu_count(),
+            help="parallel compile jobs; tests: twice as many, since they mostly wait",
+        )
     return parser
 
 
 def add_nproc(parser, default):
-    parser.add_argument("--nproc-per-node", "--nproc_per_node", default=default, metavar="N", help="ranks to start")
+    parser.add_argument(
+        "--nproc-per-node", "--nproc_per_node", default=default, metavar="N", help="ranks to start"
+    )

@@ -12,7 +12,9 @@ from .libtorch import site_packages
 from .options import BUILDING, parser_of
 
 # What every Linux of the same age has: never packed.
-SYSTEM_LIBRARIES = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so\..*|linux-vdso.*)$")
+SYSTEM_LIBRARIES = re.compile(
+    r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so\..*|linux-vdso.*)$"
+)
 
 
 def needed_libraries(path):
@@ -35,11 +37,19 @@ def opened_libraries(options):
     if options.cuda == "off":
         return []
     found = []
-    for pattern in ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cuda_linalg.so", "nvidia/**/libnccl.so.2", "nvidia/**/libcudnn_*.so.9",
-                    "nvidia/**/libnvrtc.so.13", "nvidia/**/libnvrtc-builtins.so.13.*"):
+    for pattern in (
+        "torch/lib/libtorch_cuda.so",
+        "torch/lib/libtorch_cuda_linalg.so",
+        "nvidia/**/libnccl.so.2",
+        "nvidia/**/libcudnn_*.so.9",
+        "nvidia/**/libnvrtc.so.13",
+        "nvidia/**/libnvrtc-builtins.so.13.*",
+    ):
         files = sorted(site_packages().glob(pattern))
         if not files:
-            raise Stop(f"this torch has no {pattern}, which programs open at run time; --cuda off packs them for the host only")
+            raise Stop(
+                f"this torch has no {pattern}, which programs open at run time; --cuda off packs them for the host only"
+            )
         found += files
     return found
 
@@ -54,7 +64,9 @@ def pack(programs, folder, with_torch, opened=()):
         shutil.copy2(program_path, target)
         run(["strip", target])
         for name, library in needed_libraries(program_path):
-            if (folder / "lib" / name).exists() or (not with_torch and str(library).startswith(wheel)):
+            if (folder / "lib" / name).exists() or (
+                not with_torch and str(library).startswith(wheel)
+            ):
                 continue
             shutil.copy2(library.resolve(), folder / "lib" / name)
     for path in opened:
@@ -67,9 +79,16 @@ def command_pack(arguments):
     parser = parser_of("pack", *BUILDING, preset="optimized")
     parser.add_argument("programs", nargs="+")
     parser.add_argument("--output", type=Path, default=BUILD / "pack")
-    parser.add_argument("--without-torch", action="store_true", help="the other machine has the same torch wheel")
+    parser.add_argument(
+        "--without-torch", action="store_true", help="the other machine has the same torch wheel"
+    )
     options = parser.parse_intermixed_args(arguments)
     build(options, options.programs)
     opened = [] if options.without_torch else opened_libraries(options)
-    pack([program(options, name) for name in options.programs], options.output, not options.without_torch, opened)
+    pack(
+        [program(options, name) for name in options.programs],
+        options.output,
+        not options.without_torch,
+        opened,
+    )
     say(f"packed into {options.output}; run with LD_LIBRARY_PATH={options.output}/lib")

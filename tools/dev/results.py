@@ -9,6 +9,7 @@ from .gpu_figures import gpu_tables
 from .gpu_run import rows_of
 from .options import parser_of
 
+
 def rows_by_case(rows):
     """The medians of rows: {(case, metric, unit): {peer: p50}}, in the order of the rows."""
     cases = {}
@@ -28,13 +29,19 @@ def newest_rows(bench, cases):
         if rows := [row for row in of_bench if re.search(cases, row["case"])]:
             when = re.search(r"-(\d{4}-\d\d-\d\d(?:T\d{4})?)-", file.name)
             if when is None:
-                raise Stop(f"profiling/results/{file.name}: its name does not say the day (profiling/results/README.md says how)")
+                raise Stop(
+                    f"profiling/results/{file.name}: its name does not say the day (profiling/results/README.md says how)"
+                )
             if when.group(1) in found:
-                raise Stop(f"profiling/results/ has {found[when.group(1)][0].name} and {file.name}, and the names do not say which is newer; "
-                           "the later one's may say the time of day as well (2026-01-31T1730)")
+                raise Stop(
+                    f"profiling/results/ has {found[when.group(1)][0].name} and {file.name}, and the names do not say which is newer; "
+                    "the later one's may say the time of day as well (2026-01-31T1730)"
+                )
             found[when.group(1)] = file, rows
     if not found and others:
-        raise Stop(f"docs/benchmarks.md shows cases '{cases}' of the bench {bench}: profiling/results/ has rows of that bench, but none of such a case")
+        raise Stop(
+            f"docs/benchmarks.md shows cases '{cases}' of the bench {bench}: profiling/results/ has rows of that bench, but none of such a case"
+        )
     return found[max(found)] if found else (None, [])
 
 
@@ -49,7 +56,9 @@ def shown(figure, unit=""):
         seconds = figure * TIMES[unit]
         unit = next((one for one, size in TIMES.items() if seconds >= size), unit)
         figure, unit = seconds / TIMES[unit], unit.replace("us", "µs")
-    return f"{figure:.0f} {unit}".rstrip() if abs(figure) >= 100 else f"{figure:.3g} {unit}".rstrip()
+    return (
+        f"{figure:.0f} {unit}".rstrip() if abs(figure) >= 100 else f"{figure:.3g} {unit}".rstrip()
+    )
 
 
 def bench_table(bench, options="", cases="", peers="", ratios=""):
@@ -64,15 +73,25 @@ def bench_table(bench, options="", cases="", peers="", ratios=""):
     pairs = [ratio.split(" / ") for ratio in ratios.split("|") if ratio]
     for peer in [*peers, *(peer for pair in pairs for peer in pair)]:
         if peer not in measured:
-            raise Stop(f"docs/benchmarks.md shows '{peer}' in a table of {bench}; {file.name} has {', '.join(measured)}")
+            raise Stop(
+                f"docs/benchmarks.md shows '{peer}' in a table of {bench}; {file.name} has {', '.join(measured)}"
+            )
     titles = ["case", *peers, *(" / ".join(pair) for pair in pairs)]
-    table = [f"p50 of `{command}`, in `{file.name}`:", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    table = [
+        f"p50 of `{command}`, in `{file.name}`:",
+        "",
+        f"| {' | '.join(titles)} |",
+        "|---" * len(titles) + "|",
+    ]
     for (case, metric, unit), figures in lines.items():
         if not set(peers) & set(figures):
             continue
         title = case if metric in ("time", "rate", "bandwidth") else f"{case}: {metric}"
         cells = [shown(figures.get(peer), unit) for peer in peers]
-        cells += [shown(figures[over] / figures[under]) if over in figures and figures.get(under) else "" for over, under in pairs]
+        cells += [
+            shown(figures[over] / figures[under]) if over in figures and figures.get(under) else ""
+            for over, under in pairs
+        ]
         table.append(f"| {title} | {' | '.join(cells)} |")
     return table
 
@@ -89,7 +108,9 @@ def lines_for(marker):
     try:
         return bench_table(**dict(word.split("=", 1) for word in shlex.split(marker)))
     except (TypeError, ValueError, re.error) as error:
-        raise Stop(f"docs/benchmarks.md: '<!-- results: {marker} -->' is not understood: {error}") from None
+        raise Stop(
+            f"docs/benchmarks.md: '<!-- results: {marker} -->' is not understood: {error}"
+        ) from None
 
 
 def command_results(arguments):
@@ -100,7 +121,15 @@ def command_results(arguments):
     for marker, text in zip(tables[::2], tables[1::2]):
         old, end, behind = text.partition(END_OF_RESULTS)
         if not end:
-            raise Stop(f"docs/benchmarks.md: no '{END_OF_RESULTS.strip()}' behind '<!-- results: {marker} -->'")
-        made += f"<!-- results: {marker} -->\n" + "\n".join(lines_for(marker)) + "\n" + END_OF_RESULTS + behind
+            raise Stop(
+                f"docs/benchmarks.md: no '{END_OF_RESULTS.strip()}' behind '<!-- results: {marker} -->'"
+            )
+        made += (
+            f"<!-- results: {marker} -->\n"
+            + "\n".join(lines_for(marker))
+            + "\n"
+            + END_OF_RESULTS
+            + behind
+        )
     page.write_text(made)
     say(f"{page.relative_to(ROOT)}: {len(tables) // 2} tables")

@@ -11,14 +11,26 @@ from .libtorch import venv
 from .options import BUILDING, add_nproc, parser_of
 from .setup import install_system_packages
 
+
 def command_train(arguments):
-    parser = parser_of("train", *BUILDING, epilog="What else is given goes to the program: ./dev run digits --help lists it.")
+    parser = parser_of(
+        "train",
+        *BUILDING,
+        epilog="What else is given goes to the program: ./dev run digits --help lists it.",
+    )
     add_nproc(parser, "2")
     options, rest = parser.parse_known_args(arguments)
     readers = ["weft-timeline"] if "WEFT_TIMELINE" in os.environ else []  # of what the run leaves
     build(options, ["digits", "weft-run", *readers])
     digits = program(options, "digits")
-    command = [program(options, "weft-run"), "--no-prefix", "--nproc-per-node", options.nproc_per_node, digits, *rest]
+    command = [
+        program(options, "weft-run"),
+        "--no-prefix",
+        "--nproc-per-node",
+        options.nproc_per_node,
+        digits,
+        *rest,
+    ]
     os.execve(command[0], [str(part) for part in command], {**SANITIZERS, **os.environ})
 
 
@@ -31,34 +43,58 @@ def command_run(arguments):
     build(options, [options.program, "weft-run"])
     command = [program(options, options.program), *options.arguments]
     if options.nproc_per_node:
-        command = [program(options, "weft-run"), "--nproc-per-node", options.nproc_per_node, *command]
+        command = [
+            program(options, "weft-run"),
+            "--nproc-per-node",
+            options.nproc_per_node,
+            *command,
+        ]
     os.execve(command[0], [str(part) for part in command], {**SANITIZERS, **os.environ})
 
 
 def command_bench(arguments):
-    names = sorted(path.stem.removesuffix("_bench") for path in (ROOT / "profiling" / "bench").glob("*_bench.cc"))
-    parser = parser_of("bench", *BUILDING, preset="optimized", add_help=False)  # behind a name --help is the bench's
-    parser.add_argument("--untraced", action="store_true", help="timeline: the digits built with WEFT_TRACE=OFF as well")
+    names = sorted(
+        path.stem.removesuffix("_bench")
+        for path in (ROOT / "profiling" / "bench").glob("*_bench.cc")
+    )
+    parser = parser_of(
+        "bench", *BUILDING, preset="optimized", add_help=False
+    )  # behind a name --help is the bench's
+    parser.add_argument(
+        "--untraced",
+        action="store_true",
+        help="timeline: the digits built with WEFT_TRACE=OFF as well",
+    )
     parser.add_argument("name", nargs="?")
     options, rest = parser.parse_known_args(arguments)
     if options.name is None:
         unknown = [word for word in rest if word not in ("-h", "--help")]
         if unknown:
             parser.error(f"name a bench in front of {unknown[0]}: {', '.join(names)}")
-        print(f"{parser.format_usage()}benches: {', '.join(names)}\nWhat else is given goes to the bench: ./dev bench NAME --help lists it.")
+        print(
+            f"{parser.format_usage()}benches: {', '.join(names)}\nWhat else is given goes to the bench: ./dev bench NAME --help lists it."
+        )
         return
     if options.name not in names:
         raise Stop(f"no bench '{options.name}'; there are: {', '.join(names)}")
     if options.untraced and (options.name != "timeline" or options.preset != "optimized"):
-        raise Stop("--untraced is for ./dev bench timeline with the preset optimized, which is built alike but for WEFT_TRACE")
+        raise Stop(
+            "--untraced is for ./dev bench timeline with the preset optimized, which is built alike but for WEFT_TRACE"
+        )
     name = f"{options.name}_bench"
     with lock("setup"):
-        install_system_packages("apt-bench.txt", required=False)  # a bench says which peers it did not find
+        install_system_packages(
+            "apt-bench.txt", required=False
+        )  # a bench says which peers it did not find
     build(options, [name])
     path = program(options, name)
     # Python's peers warn of what they are made of, again and again, between the rows.
-    environment = {**tools(), "WEFT_BENCH_PYTHON": str(venv() / "bin" / "python"), "PYTHONWARNINGS": "ignore",
-                   "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {
+        **tools(),
+        "WEFT_BENCH_PYTHON": str(venv() / "bin" / "python"),
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     if options.untraced:
         untraced = argparse.Namespace(**{**vars(options), "preset": "untraced"})
         build(untraced, ["digits"])
@@ -69,12 +105,17 @@ def command_bench(arguments):
 def command_soak(arguments):
     parser = parser_of("soak", *BUILDING, preset="optimized")
     parser.add_argument("what", choices=["transport", "rpc"])
-    parser.add_argument("-N", "--messages", type=int, default=1_000_000, help="of each direction (transport)")
+    parser.add_argument(
+        "-N", "--messages", type=int, default=1_000_000, help="of each direction (transport)"
+    )
     parser.add_argument("--seconds", type=int, default=120, help="for each transport (rpc)")
     options = parser.parse_args(arguments)
     test = {"transport": "connection_soak_test", "rpc": "rpc_soak_test"}[options.what]
     build(options, [test])
-    lengths = {"WEFT_SOAK_MESSAGES": str(options.messages), "WEFT_SOAK_SECONDS": str(options.seconds)}
+    lengths = {
+        "WEFT_SOAK_MESSAGES": str(options.messages),
+        "WEFT_SOAK_SECONDS": str(options.seconds),
+    }
     environment = {**tools(), **lengths}
     path = build_folder(options) / "tests" / test
     os.execve(path, [str(path)], environment)
@@ -88,11 +129,20 @@ def command_fuzz(arguments):
     options.preset, options.cuda = "fuzz", "off"
     build(options, options.targets or ["fuzz_targets"])
     folder = build_folder(options) / "fuzz"
-    names = options.targets or sorted(path.name.removesuffix(".cc") for path in (ROOT / "tests/fuzz").glob("*_fuzz.cc"))
+    names = options.targets or sorted(
+        path.name.removesuffix(".cc") for path in (ROOT / "tests/fuzz").glob("*_fuzz.cc")
+    )
     for name in names:
-        found = folder / "found" / name  # inputs that reach something new, kept for the next run; crashes as well
+        found = (
+            folder / "found" / name
+        )  # inputs that reach something new, kept for the next run; crashes as well
         found.mkdir(parents=True, exist_ok=True)
         say(f"fuzzing {name} for {options.seconds} s")
-        command = [folder / name, f"-max_total_time={options.seconds}", "-print_final_stats=1", "-max_len=4096"]
+        command = [
+            folder / name,
+            f"-max_total_time={options.seconds}",
+            "-print_final_stats=1",
+            "-max_len=4096",
+        ]
         command += [f"-artifact_prefix={folder}/{name}-", found, ROOT / "tests/fuzz/corpus" / name]
         run(command, env=tools())

@@ -31,7 +31,9 @@ def install_system_packages(file="apt.txt", required=True):
         return
     wanted = lines_of(REQUIREMENTS / file)
     query = subprocess.run(
-        ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted], capture_output=True, text=True
+        ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
+        capture_output=True,
+        text=True,
     )
     present = {line.split()[0] for line in query.stdout.splitlines() if line.endswith(" installed")}
     missing = [package for package in wanted if package not in present]
@@ -43,7 +45,9 @@ def install_system_packages(file="apt.txt", required=True):
     try:
         if sudo and not shutil.which("sudo"):
             raise Stop(f"as root, run: apt-get install {' '.join(missing)}")
-        run([*sudo, *environment, "dpkg", "--configure", "-a"], stdout=subprocess.DEVNULL)  # mends an interrupted install
+        run(
+            [*sudo, *environment, "dpkg", "--configure", "-a"], stdout=subprocess.DEVNULL
+        )  # mends an interrupted install
         run([*sudo, *environment, "apt-get", "-q", "update"], stdout=subprocess.DEVNULL)
         install = [*sudo, *environment, "apt-get", "-qy", "install", "--no-install-recommends"]
         # One by one where each may fail by itself.
@@ -71,10 +75,14 @@ def fetch_programs(*packages):
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         say(f"unpacking {package}, which tests run, under {PROGRAMS.relative_to(ROOT)}/")
-        got = subprocess.run(["apt-get", "-q", "download", package], cwd=part, capture_output=True, text=True)
+        got = subprocess.run(
+            ["apt-get", "-q", "download", package], cwd=part, capture_output=True, text=True
+        )
         archives = sorted(part.glob("*.deb"))
         if got.returncode != 0 or not archives:
-            say(f"going on without {package}, whose tests will be skipped: {got.stderr.strip()[-300:]}")
+            say(
+                f"going on without {package}, whose tests will be skipped: {got.stderr.strip()[-300:]}"
+            )
             continue
         run(["dpkg", "-x", archives[-1], part])
         shutil.rmtree(whole, ignore_errors=True)
@@ -84,7 +92,11 @@ def fetch_programs(*packages):
 def venv_starts():
     """Whether the venv's programs do: not when the checkout was moved, whose place they hold, or its Python was replaced."""
     try:
-        return all(subprocess.run([venv() / "bin" / name, "--version"], capture_output=True).returncode == 0 for name in ("python", "pip"))
+        return all(
+            subprocess.run([venv() / "bin" / name, "--version"], capture_output=True).returncode
+            == 0
+            for name in ("python", "pip")
+        )
     except OSError:
         return False
 
@@ -102,7 +114,16 @@ def install_venv(name, packages, dependencies=True):
         return
     pip = [venv() / "bin" / "python", "-m", "pip"]
     say(f"installing Python packages: {', '.join(packages)} (the first time takes minutes)")
-    run([*pip, "install", "-q", "--disable-pip-version-check", *([] if dependencies else ["--no-deps"]), *packages])
+    run(
+        [
+            *pip,
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            *([] if dependencies else ["--no-deps"]),
+            *packages,
+        ]
+    )
     for old in venv().glob(f".weft-{name}-*"):
         old.unlink()
     stamp.touch()
@@ -110,7 +131,10 @@ def install_venv(name, packages, dependencies=True):
 
 def requirements(file):
     """The packages that a requirements file names, with the chosen release of torch."""
-    return [f"torch=={libtorch.torch_version}" if line.startswith("torch==") else line for line in lines_of(REQUIREMENTS / file)]
+    return [
+        f"torch=={libtorch.torch_version}" if line.startswith("torch==") else line
+        for line in lines_of(REQUIREMENTS / file)
+    ]
 
 
 def system_nvcc():
@@ -128,11 +152,15 @@ def system_nvcc():
 def pip_nvcc():
     file = f"pip-cuda-{wheels_cuda()}.txt"
     if not (REQUIREMENTS / file).exists():
-        raise Stop(f"torch {libtorch.torch_version} is of CUDA {wheels_cuda()}, and there is no cmake/requirements/{file}: --cuda system uses the "
-                   "system's nvcc, --cuda off builds without CUDA")
+        raise Stop(
+            f"torch {libtorch.torch_version} is of CUDA {wheels_cuda()}, and there is no cmake/requirements/{file}: --cuda system uses the "
+            "system's nvcc, --cuda off builds without CUDA"
+        )
     install_venv("cuda", requirements(file))
     root = site_packages() / "nvidia" / "cu13"
-    link = root / "lib" / "libcudart.so"  # the wheel ships the versioned name only; linkers look for this one
+    link = (
+        root / "lib" / "libcudart.so"
+    )  # the wheel ships the versioned name only; linkers look for this one
     if not link.exists():
         link.symlink_to("libcudart.so.13")
     library_folder = root / "lib64"
@@ -153,10 +181,15 @@ def setup(options):
         if options.cuda in ("auto", "system"):
             nvcc = system_nvcc()
             if nvcc is None and options.cuda == "system":
-                raise Stop("--cuda system: no nvcc of CUDA 13 on PATH or in /usr/local/cuda; use --cuda pip")
+                raise Stop(
+                    "--cuda system: no nvcc of CUDA 13 on PATH or in /usr/local/cuda; use --cuda pip"
+                )
         if options.cuda == "pip" or (options.cuda == "auto" and nvcc is None):
             nvcc = pip_nvcc()
-    arguments = [f"-DWEFT_TORCH_ROOT={site_packages() / 'torch'}", f"-DPython3_EXECUTABLE={venv() / 'bin' / 'python'}"]
+    arguments = [
+        f"-DWEFT_TORCH_ROOT={site_packages() / 'torch'}",
+        f"-DPython3_EXECUTABLE={venv() / 'bin' / 'python'}",
+    ]
     if nvcc is None:
         return [*arguments, "-DWEFT_CUDA=OFF", "-DWEFT_NCCL=OFF"]
     root = nvcc.parent.parent
@@ -170,7 +203,11 @@ def setup(options):
 
 def command_setup(arguments):
     parser = parser_of("setup", *BUILDING)
-    parser.add_argument("--tests", action="store_true", help="also programs that some tests run, where they can be had; some start services")
+    parser.add_argument(
+        "--tests",
+        action="store_true",
+        help="also programs that some tests run, where they can be had; some start services",
+    )
     options = parser.parse_args(arguments)
     setup(options)
     if options.tests:

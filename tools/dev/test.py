@@ -17,7 +17,9 @@ from .options import BUILDING, parser_of
 from .setup import fetch_programs, install_system_packages
 
 MIDDLE_TORCHES = ["2.12.1", "2.13.0", "2.14.1"]  # ./dev test --all compiles with these
-MAY_BE_UNSTEADY = 2  # tests of some thousands, with a machine that is busy; more are a failure at once
+MAY_BE_UNSTEADY = (
+    2  # tests of some thousands, with a machine that is busy; more are a failure at once
+)
 
 
 def reported_failures(report):
@@ -31,7 +33,11 @@ def print_failures(failures):
     print("\nWhat failed printed:")
     for name, output in failures:
         # of several tests in one process, those that failed; what ended the process stands last
-        parts = re.findall(r"^\[ RUN      \] \S+\n(?:(?!\[ RUN      \]).*\n)*?\[  FAILED  \] \S+", output, re.MULTILINE)
+        parts = re.findall(
+            r"^\[ RUN      \] \S+\n(?:(?!\[ RUN      \]).*\n)*?\[  FAILED  \] \S+",
+            output,
+            re.MULTILINE,
+        )
         shown = [*(part for part in parts if part not in output[-4000:]), output]
         print(f"--- {name}\n" + "\n".join("\n".join(part.splitlines()[-60:]) for part in shown))
 
@@ -43,18 +49,26 @@ def try_again(command, report, environment):
     print_failures(failures)
     if not failures or len(failures) > MAY_BE_UNSTEADY:
         return False
-    print(f"\nOnce more, by themselves: {len(failures)} of {MAY_BE_UNSTEADY} that may be unsteady", flush=True)
+    print(
+        f"\nOnce more, by themselves: {len(failures)} of {MAY_BE_UNSTEADY} that may be unsteady",
+        flush=True,
+    )
     second = report.with_name("tests-again.xml")
     second.unlink(missing_ok=True)
     again = [*command, "--rerun-failed", "--parallel", "1", "--output-junit", second]
     passed = subprocess.run([str(part) for part in again], env=environment).returncode == 0
     names = [name for name, _ in failures]
-    failed = [name for name, _ in reported_failures(second)] if not passed and second.exists() else []
+    failed = (
+        [name for name, _ in reported_failures(second)] if not passed and second.exists() else []
+    )
     if not passed and not failed:
         failed = names  # ctest itself failed
     passed_alone = [name for name in names if name not in failed]
     print()
-    for told, what in ((failed, "failed again"), (passed_alone, "failed and then passed alone (a defect to report)")):
+    for told, what in (
+        (failed, "failed again"),
+        (passed_alone, "failed and then passed alone (a defect to report)"),
+    ):
         if told:
             print(f"{len(told)} test{'s' * (len(told) > 1)} {what}: {', '.join(told)}", flush=True)
     return not failed
@@ -66,14 +80,20 @@ def reported_skips(report):
         output = case.findtext("system-out") or ""
         skipped = case.find("skipped")
         # of several tests in one process, each says so for itself
-        one_by_one = re.findall(r"Skipped\n(.+)\n(?:(?!\[  SKIPPED \]).*\n)*\[  SKIPPED \] (\S+) \(", output)
+        one_by_one = re.findall(
+            r"Skipped\n(.+)\n(?:(?!\[  SKIPPED \]).*\n)*\[  SKIPPED \] (\S+) \(", output
+        )
         if len(one_by_one) > 1 or (one_by_one and skipped is None):
             yield from ((name, reason.strip()) for reason, name in one_by_one)
             continue
         if skipped is None and case.get("status") not in ("notrun", "disabled"):
             continue
         reason = re.search(r"Skipped\n(.+)", output) or re.search(r"SKIP: (.+)", output)
-        text = reason.group(1).strip() if reason else (skipped.get("message") if skipped is not None else "")
+        text = (
+            reason.group(1).strip()
+            if reason
+            else (skipped.get("message") if skipped is not None else "")
+        )
         yield case.get("name"), text or "no reason given"
 
 
@@ -82,8 +102,12 @@ def command_test(arguments):
     parser.add_argument("-R", "--tests-regex", help="only tests whose name matches")
     parser.add_argument("-L", "--label", help="only tests with this label")
     parser.add_argument("--repeat", type=int, help="repeat until a failure, at most so many times")
-    parser.add_argument("--all", action="store_true", help="also what the everyday run leaves out: every setting of every claim, the same tests built by g++ "
-                        "with optimisation, with the benches and each header alone, and the releases of libtorch between the oldest and the newest")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also what the everyday run leaves out: every setting of every claim, the same tests built by g++ "
+        "with optimisation, with the benches and each header alone, and the releases of libtorch between the oldest and the newest",
+    )
     options = parser.parse_args(arguments)
     if options.all:
         os.environ["WEFT_ALL_SETTINGS"] = "1"
@@ -101,7 +125,9 @@ def run_tests(options):
     """Builds everything, runs the tests that the options choose and reports; returns ctest's exit code."""
     build(options)
     fetch_programs("prometheus")
-    if not (options.tests_regex or options.label):  # the whole: what is missing is looked for every time
+    if not (
+        options.tests_regex or options.label
+    ):  # the whole: what is missing is looked for every time
         with lock("setup"):
             install_system_packages("apt-test.txt", required=False)
     folder = build_folder(options)
@@ -111,12 +137,19 @@ def run_tests(options):
     environment = tools()
     if options.tests_regex:
         environment["WEFT_EACH_TEST"] = "1"  # names of single tests (tests/GroupedTests.cmake)
-    code, summary = run_ctest([*ctest, "--output-junit", report, *chosen_tests(options)], environment)
+    code, summary = run_ctest(
+        [*ctest, "--output-junit", report, *chosen_tests(options)], environment
+    )
     if report.exists():
         print_skips(report)
         print_passed(report)
     print(summary, end="", flush=True)
-    if code != 0 and report.exists() and not options.repeat and try_again(ctest, report, environment):
+    if (
+        code != 0
+        and report.exists()
+        and not options.repeat
+        and try_again(ctest, report, environment)
+    ):
         return 0
     return code
 
@@ -137,7 +170,9 @@ def chosen_tests(options):
 
 def run_ctest(command, environment):
     """(exit code, summary) of ctest, whose summary is held back: it is to stand behind the reasons for what was skipped."""
-    process = subprocess.Popen([str(part) for part in command], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [str(part) for part in command], env=environment, stdout=subprocess.PIPE, text=True
+    )
     summary = []
     for line in process.stdout:
         if summary or re.match(r"\d+% tests passed", line):
@@ -161,7 +196,10 @@ def print_skips(report):
 
 
 def print_passed(report):
-    outputs = [case.findtext("system-out") or "" for case in ElementTree.parse(report).getroot().iter("testcase")]
+    outputs = [
+        case.findtext("system-out") or ""
+        for case in ElementTree.parse(report).getroot().iter("testcase")
+    ]
     passed = sum(len(re.findall(r"^\[       OK \]", output, re.MULTILINE)) for output in outputs)
     print(f"{passed} of GoogleTest's tests passed, in these processes:")
 
@@ -169,7 +207,10 @@ def print_passed(report):
 def includes_of(path, found):
     """Adds to `found` the files of the repository that a source includes, directly or not."""
     for name in re.findall(r"#include <weft/([^>]+)>", path.read_text()):
-        header = next((file for file in (ROOT / name, ROOT / "include" / "weft" / name) if file.exists()), None)
+        header = next(
+            (file for file in (ROOT / name, ROOT / "include" / "weft" / name) if file.exists()),
+            None,
+        )
         if header and header not in found:
             found.add(header)
             includes_of(header, found)
@@ -179,7 +220,11 @@ def includes_of(path, found):
 def sources_that_see_torch_releases():
     """The sources of engine/ that include the file of differences between libtorch's releases."""
     differences = ROOT / "engine" / "tensor" / "torch_releases.h"
-    return [path for path in sorted((ROOT / "engine").rglob("*.cc")) if differences in includes_of(path, set())]
+    return [
+        path
+        for path in sorted((ROOT / "engine").rglob("*.cc"))
+        if differences in includes_of(path, set())
+    ]
 
 
 def compile_with(version):
@@ -188,8 +233,13 @@ def compile_with(version):
     before = libtorch.torch_version
     choose_torch(version)
     try:
-        options = argparse.Namespace(preset="dev", compiler=None, cuda="off", jobs=os.cpu_count(), compiles_only=True)
-        objects = [f"engine/CMakeFiles/weft_engine.dir/{path.relative_to(ROOT / 'engine')}.o" for path in sources_that_see_torch_releases()]
+        options = argparse.Namespace(
+            preset="dev", compiler=None, cuda="off", jobs=os.cpu_count(), compiles_only=True
+        )
+        objects = [
+            f"engine/CMakeFiles/weft_engine.dir/{path.relative_to(ROOT / 'engine')}.o"
+            for path in sources_that_see_torch_releases()
+        ]
         build(options, [*objects, "examples/CMakeFiles/readme.dir/readme.cc.o"])
     finally:
         choose_torch(before)
