@@ -210,7 +210,7 @@ class Setup(DevTest):
 
 class Sources(DevTest):
     def test_no_repository_is_said_and_nothing_is_formatted(self):
-        with self.assertRaisesRegex(self.dev.Stop, r"git names no \*.h in (?!.*the list is empty)"):
+        with self.assertRaisesRegex(self.dev.Stop, r"git finds no \*.h in (?!.*the list is empty)"):
             self.dev.sources("*.h")
 
     def test_an_empty_list_is_said(self):
@@ -269,7 +269,7 @@ class Torch(DevTest):
         self.assertIn("torch==2.11.0", self.dev.requirements("pip.txt"))
 
     def test_releases_that_weft_cannot_use_are_refused(self):
-        for version, wrong in (("2.10.0", "Weft needs libtorch 2.11 or newer"), ("2.15", "give a release in full, such as --torch 2.15.0")):
+        for version, wrong in (("2.10.0", "Weft needs libtorch 2.11 or newer"), ("2.15", "give all three numbers, such as --torch 2.15.0")):
             code, printed = self.call(f"--torch={version}", "build")
             self.assertEqual(code, 1)
             self.assertIn(wrong, printed)
@@ -286,7 +286,7 @@ class Torch(DevTest):
                 self.dev.pip_nvcc()
             self.assertEqual(installed.call_args.args[1][0], wanted)
             found.rmdir()
-        with self.assertRaisesRegex(self.dev.Stop, "torch 2.15.0 brings no CUDA toolkit"):
+        with self.assertRaisesRegex(self.dev.Stop, "torch 2.15.0 depends on no CUDA toolkit"):
             self.dev.pip_nvcc()
         (packages / "cuda_toolkit-13.9.0.dist-info").mkdir()
         with self.assertRaisesRegex(self.dev.Stop, "there is no cmake/requirements/pip-cuda-13.9.txt: --cuda system"):
@@ -321,7 +321,7 @@ class Compiler(DevTest):
         self.assertEqual(self.folder_and_compiler("--preset", "optimized", "--compiler", "clang"), ("optimized-clang", "clang"))
 
     def test_a_clang_that_is_too_old_or_missing_is_said(self):
-        for version, wrong in (("14.0.6", r"no clang\+\+ of 16 or newer here \(clang\+\+ is 14\): install the package clang-19"), (None, "no clang")):
+        for version, wrong in (("14.0.6", r"no clang\+\+ 16 or newer is installed \(clang\+\+ is 14\): install the package clang-19"), (None, "no clang")):
             said = subprocess.CompletedProcess([], 0, f"Debian clang version {version}\n", "")
             with mock.patch("shutil.which", lambda name: "/bin/clang++" if name == "clang++" and version else None), \
                     mock.patch("subprocess.run", return_value=said), self.assertRaisesRegex(self.dev.Stop, wrong):
@@ -369,7 +369,7 @@ class Lock(DevTest):
         if os.getuid() == 0:  # whom permissions do not bind
             os.seteuid(65534)
             self.addCleanup(os.seteuid, 0)
-        with self.assertRaisesRegex(self.dev.Stop, rf"build belongs to {owner}: sudo chown -R \S+ {self.root}/build, or go on with sudo"):
+        with self.assertRaisesRegex(self.dev.Stop, rf"build belongs to {owner}: sudo chown -R \S+ {self.root}/build, or use sudo again"):
             with self.dev.lock("setup"):
                 pass
 
@@ -419,7 +419,7 @@ class Gpu(DevTest):
     def test_a_pack_may_be_the_file_or_the_folder_in_it(self):
         self.assertEqual(self.dev.unpacked(self.folder), self.folder)
         self.assertEqual((self.dev.unpacked(self.file) / "tests.txt").read_text(), "a_gpu_test\n")
-        with self.assertRaisesRegex(self.dev.Stop, "is not what ./dev gpu-pack makes"):
+        with self.assertRaisesRegex(self.dev.Stop, "is not a pack of ./dev gpu-pack"):
             self.dev.unpacked(self.root)
 
     def run_gpu(self, run, checker=None, options=()):
@@ -444,7 +444,7 @@ class Gpu(DevTest):
     def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
         printed, result, stopped = self.run_gpu(self.measured)
         why = result["not_run"][f"{self.dev.SANITIZED} under compute-sanitizer"]
-        self.assertIn("there is no compute-sanitizer on PATH", why)
+        self.assertIn("no compute-sanitizer on PATH", why)
         self.assertIn(why, printed)
         self.assertIsNone(stopped)
         self.assertEqual(result["commit"], "abc1234")
@@ -504,7 +504,7 @@ class Gpu(DevTest):
         def ran(passed, **skipped):
             return {"tests": [{"program": "rpc_gpu_test", "exit_code": 0, "passed": passed, "failed": [], "skipped": skipped}], "sanitizer": None,
                     "failed_benches": {}, "not_run": {}}
-        self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which has skipped all its tests: no GPU"])
+        self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which skipped all its tests: no GPU"])
         self.assertEqual(self.dev.failures_of(ran(1, a="needs two GPUs")), [])
 
     def test_one_that_hangs_takes_its_share_and_not_the_others(self):
@@ -579,7 +579,7 @@ class Gpu(DevTest):
         folder = self.root / "tests"
         folder.mkdir(exist_ok=True)
         (folder / "CMakeLists.txt").write_text("foreach(one a b)\n  weft_test(${one}_test SOURCES a.cc LABELS gpu)\nendforeach()\n")
-        with self.assertRaisesRegex(self.dev.Stop, "needs its name in its weft_test"):
+        with self.assertRaisesRegex(self.dev.Stop, "_test is not a plain name"):
             self.dev.gpu_targets()
 
     def test_a_program_and_what_it_started_end_with_its_share(self):
@@ -699,7 +699,7 @@ class Gpu(DevTest):
 
     def test_a_pack_that_is_too_large_is_refused_and_not_left(self):
         self.assertEqual(self.dev.PACK_BYTES, 60_000_000)
-        with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"it may have 0\.0\. The largest in it, unpacked: (bin/|dev|tools/dev/)"):
+        with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"the limit is 0\.0\. Its largest files, unpacked: (bin/|dev|tools/dev/)"):
             self.packed()
         self.assertFalse((self.root / "pack.tar.xz").exists())
 
@@ -809,7 +809,7 @@ class Bench(DevTest):
         for words in (["--untraced", "ddp"], ["--untraced", "--preset", "release", "timeline"]):
             code, printed = self.call("bench", *words)
             self.assertEqual(code, 1)
-            self.assertIn("--untraced is for ./dev bench timeline", printed)
+            self.assertIn("--untraced works only for ./dev bench timeline", printed)
 
 
 class Results(DevTest):
@@ -862,8 +862,8 @@ class Results(DevTest):
 
     def test_a_marker_that_is_wrong_is_an_error_and_the_page_is_kept(self):
         self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94})
-        for marker, said in (("bench=rpc case=x", "is not understood"), ("peers=weft", "is not understood"), ("bench", "is not understood"),
-                             ('bench=rpc cases="8 ("', "is not understood"), ('bench=rpc ratios="weft"', "is not understood"),
+        for marker, said in (("bench=rpc case=x", "cannot be parsed"), ("peers=weft", "cannot be parsed"), ("bench", "cannot be parsed"),
+                             ('bench=rpc cases="8 ("', "cannot be parsed"), ('bench=rpc ratios="weft"', "cannot be parsed"),
                              ("bench=rpc cases=16", "has rows of that bench, but none of such a case"),
                              ("bench=rpc peers=wefd", "shows 'wefd' in a table of rpc; cpu-2026-01-02-abc-rpc.json has weft"),
                              ('bench=rpc ratios="weft / gRPC"', "shows 'gRPC'")):
@@ -871,7 +871,7 @@ class Results(DevTest):
                 self.results_of(marker)
             self.assertIn("-->\nold\n<!--", self.page.read_text())
         self.page.write_text("<!-- results: bench=rpc -->\n<!-- results: gpu -->\n<!-- end of results -->\n")
-        with self.assertRaisesRegex(self.dev.Stop, "no '<!-- end of results -->' behind '<!-- results: bench=rpc -->'"):
+        with self.assertRaisesRegex(self.dev.Stop, "no '<!-- end of results -->' after '<!-- results: bench=rpc -->'"):
             self.dev.command_results([])
 
     def test_files_whose_names_do_not_say_which_is_newer_are_an_error(self):
@@ -880,7 +880,7 @@ class Results(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "cpu-2026-01-02-abc-rpc.json and cpu-2026-01-02-bcd-rpc.json"):
             self.results_of("bench=rpc")
         self.measured("rows.json", {"bench": "ddp", "peer": "weft", "p50": 1})
-        with self.assertRaisesRegex(self.dev.Stop, "rows.json: its name does not say the day"):
+        with self.assertRaisesRegex(self.dev.Stop, "rows.json: its name contains no date"):
             self.results_of("bench=ddp")
 
     def test_figures_have_three_digits_and_times_their_unit(self):

@@ -1,1 +1,1 @@
-"""The command ./dev, by subject. main.py is where it begins; ./dev help says what it does."""
+"""The command ./dev: one module for each subject. It starts in main.py; ./dev help describes it."""

@@ -14,8 +14,8 @@ from .libtorch import home
 from .options import BUILDING, parser_of
 from .setup import install_system_packages, setup
 
-# Clang with precompiled headers compiles Weft in a third of g++'s time (CONTRIBUTING.md has the figures); what is installed,
-# packed or measured is built by g++, which most users have.
+# clang with precompiled headers compiles Weft in a third of g++'s time (CONTRIBUTING.md has the
+# figures). g++, which most users have, builds the presets for installing, packing and measuring.
 CLANG_PRESETS = ["dev", "asan", "tsan", "fuzz"]
 OLDEST_CLANG, NEWEST_CLANG = 16, 21
 
@@ -29,13 +29,13 @@ def compiler_of(options):
 
 
 def build_folder(options):
-    """Each preset has a folder; where its compiler is not the preset's own, one that names the compiler."""
+    """The preset's folder; its name ends with the compiler if that is not the preset's default."""
     other = compiler_of(options) != default_compiler(options.preset)
     return home() / (f"{options.preset}-{compiler_of(options)}" if other else options.preset)
 
 
 def newest_clang():
-    """The newest clang++ of this machine that Weft supports."""
+    """The newest installed clang++ that Weft supports."""
     for version in range(NEWEST_CLANG, OLDEST_CLANG - 1, -1):
         if found := shutil.which(f"clang++-{version}"):
             return Path(found)
@@ -46,7 +46,8 @@ def newest_clang():
     version = re.search(r"clang version (\d+)", said)
     if version is None or int(version.group(1)) < OLDEST_CLANG:
         raise Stop(
-            f"no clang++ of {OLDEST_CLANG} or newer here{f' (clang++ is {version.group(1)})' if version else ''}: "
+            f"no clang++ {OLDEST_CLANG} or newer is installed"
+            f"{f' (clang++ is {version.group(1)})' if version else ''}: "
             "install the package clang-19, or give --compiler gcc"
         )
     return Path(found)
@@ -56,7 +57,8 @@ def compiler_arguments(options):
     gcc = shutil.which("g++")
     if gcc is None:
         raise Stop(
-            "no g++ here, whose standard library both compilers use: install the package build-essential"
+            "no g++ is installed, whose standard library both compilers use: "
+            "install the package build-essential"
         )
     if compiler_of(options) == "gcc":
         return [f"-DCMAKE_CXX_COMPILER={gcc}"]
@@ -73,8 +75,8 @@ def configure(options):
         and stamp.read_text() == "\n".join(arguments)
     )
     if fresh:
-        return  # ninja runs CMake again by itself when a CMake file changed
-    # Of a configuration with other arguments, one that failed or was broken off, or one by hand, nothing is to be kept.
+        return  # when a CMake file changes, ninja runs CMake again
+    # Start afresh after other arguments, a failure, an interruption or a run of cmake by hand.
     for left in (stamp, folder / "CMakeCache.txt"):
         left.unlink(missing_ok=True)
     run(["cmake", "--preset", options.preset, "-B", folder, *arguments], cwd=ROOT, env=tools())
@@ -85,8 +87,11 @@ SANITIZED_PRESETS = ("asan", "tsan", "fuzz")
 
 
 def prepare_sanitizers(options):
-    """Installs the program by which clang's sanitizers name functions in their reports. GCC's sanitizers up to 13 take 28 random bits
-    of an address at most, and end their programs at once on kernels with more: it warns of that."""
+    """Installs llvm-symbolizer for clang's sanitizers; warns of a limit of GCC's.
+
+    GCC's sanitizers up to release 13 support at most 28 random bits in an address. On kernels with
+    more, programs abort when they start.
+    """
     if options.preset not in SANITIZED_PRESETS:
         return
     if compiler_of(options) == "clang":
@@ -97,7 +102,8 @@ def prepare_sanitizers(options):
     with contextlib.suppress(OSError, ValueError):
         if int(setting.read_text()) > 28:
             say(
-                "this kernel's vm.mmap_rnd_bits is above 28: where programs end with 'unexpected memory mapping', sudo sysctl vm.mmap_rnd_bits=28"
+                "this kernel's vm.mmap_rnd_bits is above 28: if programs end with 'unexpected "
+                "memory mapping', run sudo sysctl vm.mmap_rnd_bits=28"
             )
 
 
@@ -122,14 +128,14 @@ def program(options, name):
 
 def command_build(arguments):
     parser = parser_of("build", *BUILDING)
-    parser.add_argument("targets", nargs="*", help="everything, if none is named")
+    parser.add_argument("targets", nargs="*", help="default: everything")
     options = parser.parse_intermixed_args(arguments)
     build(options, options.targets)
 
 
 def command_install(arguments):
     parser = parser_of("install", *BUILDING, preset="optimized")
-    parser.add_argument("folder", type=Path, help="such as ~/weft; its bin/ has weft-run")
+    parser.add_argument("folder", type=Path, help="such as ~/weft; weft-run will be in its bin/")
     options = parser.parse_args(arguments)
     folder = options.folder.expanduser().absolute()
     build(options, ["installed"])
@@ -139,13 +145,14 @@ def command_install(arguments):
         stdout=subprocess.DEVNULL,
     )
     say(
-        f"installed into {folder}; in a program's folder: cmake -B build -DCMAKE_PREFIX_PATH={shlex.quote(str(folder))}"
+        f"installed into {folder}; build a program that uses it with "
+        f"cmake -B build -DCMAKE_PREFIX_PATH={shlex.quote(str(folder))}"
     )
 
 
 def command_clean(arguments):
     parser = parser_of("clean")
-    parser.add_argument("--all", action="store_true", help="the installed packages as well")
+    parser.add_argument("--all", action="store_true", help="also remove the installed packages")
     options = parser.parse_args(arguments)
     for folder in [BUILD, *BUILD.glob("torch-*")]:
         for path in folder.iterdir() if folder.exists() else []:

@@ -23,17 +23,17 @@ def user_name(user):
 
 @contextlib.contextmanager
 def lock(name):
-    """One installation or build of a kind at a time, also from several terminals."""
+    """Holds a lock file, so that several ./dev do not install or build at the same time."""
     path = BUILD / f".{name}.lock"
     try:
         BUILD.mkdir(exist_ok=True)
         opened = open(path, "w")
-    except PermissionError:  # after a run with sudo
+    except PermissionError:  # an earlier run was made with sudo
         taken = next(place for place in (path, BUILD, ROOT) if place.exists())
         folder = ROOT if taken == ROOT else BUILD
         raise Stop(
             f"{folder} belongs to {user_name(taken.stat().st_uid)}: "
-            f"sudo chown -R {user_name(os.geteuid())} {shlex.quote(str(folder))}, or go on with sudo"
+            f"sudo chown -R {user_name(os.geteuid())} {shlex.quote(str(folder))}, or use sudo again"
         ) from None
     with opened as file:
         try:

@@ -12,7 +12,7 @@ def say(text):
 
 
 def run(command, **options):
-    """Runs a command; on failure stops with a line that tells its exit code."""
+    """Runs a command; raises Stop with its exit code if it fails."""
     result = subprocess.run([str(part) for part in command], **options)
     if result.returncode != 0:
         raise Stop(

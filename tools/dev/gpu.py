@@ -1,4 +1,4 @@
-"""Prepares, packs and records what is shown on a GPU: ./dev gpu and ./dev gpu-pack."""
+"""./dev gpu and ./dev gpu-pack: builds or packs programs for a GPU and records their results."""
 
 import dataclasses
 import datetime
@@ -24,7 +24,10 @@ PACK_BYTES = 60_000_000
 
 
 def gpu_targets():
-    """The targets of tests labelled gpu, read from the CMake files: they must be built before ctest knows their tests."""
+    """The targets of tests labelled gpu.
+
+    They are read from the CMake files, since ctest knows a program's tests only after it is built.
+    """
     names = set()
     for file in (ROOT / "tests").rglob("CMakeLists.txt"):
         for call in re.finditer(r"weft_test\((\S+)([^)]*)\)", file.read_text()):
@@ -33,7 +36,8 @@ def gpu_targets():
     for name in names:
         if not re.fullmatch(r"\w+", name):
             raise Stop(
-                f"a test labelled gpu needs its name in its weft_test(…), which ./dev gpu reads; {name} is none"
+                f"./dev gpu reads the name of a test labelled gpu from weft_test(…): "
+                f"{name} is not a plain name"
             )
     return sorted(names)
 
@@ -64,7 +68,7 @@ def describe_gpu():
 
 
 def commit(folder=ROOT):
-    """Of a repository; packs and images hold it in the file COMMIT."""
+    """The commit of a checkout; packs and images have it in the file COMMIT."""
     if not (folder / ".git").exists():
         return (
             (folder / "COMMIT").read_text().strip() if (folder / "COMMIT").exists() else "unknown"
@@ -76,7 +80,7 @@ def commit(folder=ROOT):
 
 
 def unpacked(pack):
-    """The folder of a pack of ./dev gpu-pack, which may be given as the file."""
+    """The folder of a pack that ./dev gpu-pack made; `pack` is the file or that folder."""
     folder = pack.resolve()
     if folder.is_file():
         folder = BUILD / "gpu-unpacked" / "weft-gpu"
@@ -84,35 +88,42 @@ def unpacked(pack):
         folder.parent.mkdir(parents=True, exist_ok=True)
         run(["tar", "-C", folder.parent, "-xf", pack.resolve()])
     if not (folder / "tests.txt").exists() or not (folder / "TORCH").exists():
-        raise Stop(f"{pack} is not what ./dev gpu-pack makes, nor the folder weft-gpu in it")
+        raise Stop(f"{pack} is not a pack of ./dev gpu-pack, nor the folder weft-gpu in one")
     return folder
 
 
 def torch_libraries(python, wanted):
-    """The folders of a torch wheel's libraries, its CUDA wheels' included; the wheel must be of the release that a pack was made for."""
+    """The folders of the libraries of Python's torch wheel and of its CUDA wheels.
+
+    It stops if the wheel is not of the release `wanted`.
+    """
     script = (
-        "import torch, pathlib; root = pathlib.Path(torch.__file__).parent; print(torch.__version__); print(torch.version.cuda); print(root / 'lib'); "
+        "import torch, pathlib; root = pathlib.Path(torch.__file__).parent; "
+        "print(torch.__version__); print(torch.version.cuda); print(root / 'lib'); "
         "[print(p) for p in root.parent.glob('nvidia/*/lib')]"
     )
     found = subprocess.run([python, "-c", script], capture_output=True, text=True)
     if found.returncode != 0:
         raise Stop(
-            f"no torch for {python}: pip install torch=={wanted} (of CUDA 13), or name another Python with --python"
+            f"{python} has no torch: pip install torch=={wanted} (of CUDA 13), "
+            "or name another Python with --python"
         )
     version, cuda, *folders = found.stdout.splitlines()
     if version.partition("+")[0] != wanted:
         raise Stop(
-            f"{python} has torch {version}; the pack was built for {wanted} (./dev --torch {version.partition('+')[0]} gpu-pack makes one for it)"
+            f"{python} has torch {version}; the pack was built for {wanted} "
+            f"(./dev --torch {version.partition('+')[0]} gpu-pack makes one for it)"
         )
     if not cuda.startswith("13."):
         raise Stop(
-            f"{python} has torch {version}, of {'no CUDA' if cuda == 'None' else f'CUDA {cuda}'}; the pack was built for CUDA 13"
+            f"{python} has torch {version}, of {'no CUDA' if cuda == 'None' else f'CUDA {cuda}'}; "
+            "the pack was built for CUDA 13"
         )
     return folders
 
 
 def records_ranges(preset):
-    """Whether a preset keeps the ranges of threads, which the timeline's summary reads."""
+    """False if a preset compiles the ranges of threads away, which the timeline's summary reads."""
     presets = {
         one["name"]: one
         for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
@@ -126,7 +137,8 @@ def records_ranges(preset):
 def build_for_gpu(options):
     if not records_ranges(options.preset):
         raise Stop(
-            f"the preset {options.preset} compiles the ranges away that 'exposed communication' is read from; take optimized or profile"
+            f"the preset {options.preset} compiles the ranges away that the bench "
+            "'exposed communication' reads; use optimized or profile"
         )
     build(options, [*gpu_targets(), *GPU_PROGRAMS])
 
@@ -140,9 +152,10 @@ def command_gpu_pack(arguments):
     fill_gpu_pack(folder, options)
     run(["tar", "-C", folder.parent, "-cJf", options.output, folder.name])
     refuse_large_pack(options.output, folder)
+    size = options.output.stat().st_size / 1e6
     say(
-        f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB, for torch {libtorch.torch_version}. "
-        f"On the machine with the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu"
+        f"{options.output}: {size:.1f} MB, for torch {libtorch.torch_version}. On the machine with "
+        f"the GPU: tar xf {options.output.name} && weft-gpu/dev gpu --pack weft-gpu"
     )
 
 
@@ -172,14 +185,18 @@ def refuse_large_pack(file, folder):
     largest = ", ".join(
         f"{path.relative_to(folder)} {path.stat().st_size / 1e6:.1f} MB" for path in files[:3]
     )
-    file.unlink()  # what must not be handed on
+    file.unlink()  # so that nobody hands it on
     raise Stop(
-        f"{file.name} has {size / 1e6:.1f} MB; it may have {PACK_BYTES / 1e6:.1f}. The largest in it, unpacked: {largest}"
+        f"{file.name} has {size / 1e6:.1f} MB; the limit is {PACK_BYTES / 1e6:.1f}. "
+        f"Its largest files, unpacked: {largest}"
     )
 
 
 def compute_sanitizer(*packages):
-    """compute-sanitizer's path: on PATH, among the Python packages of these folders, in a CUDA toolkit; None where it is nowhere."""
+    """The path of compute-sanitizer: on PATH, in these folders of Python packages or a CUDA toolkit.
+
+    None if it is in none of them.
+    """
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [
         os.environ.get("PATH", ""),
@@ -191,14 +208,16 @@ def compute_sanitizer(*packages):
 
 
 def prepare_gpu(options):
-    """Builds what ./dev gpu runs, and installs what it runs that under: (tests, folder of the programs)."""
+    """Builds the programs of ./dev gpu and installs compute-sanitizer.
+
+    Returns (tests, folder of the benches).
+    """
     build_for_gpu(options)
     if compute_sanitizer(site_packages()) is None:
         with lock("setup"):
             install_venv("gpu", requirements("pip-gpu.txt"))
-    return [build_folder(options) / "tests" / name for name in gpu_targets()], program(
-        options, GPU_PROGRAMS[0]
-    ).parent
+    tests = [build_folder(options) / "tests" / name for name in gpu_targets()]
+    return tests, program(options, GPU_PROGRAMS[0]).parent
 
 
 def command_gpu(arguments):
@@ -206,10 +225,12 @@ def command_gpu(arguments):
     parser.add_argument(
         "--prepare",
         action="store_true",
-        help="build and install what it needs, and stop: no GPU is needed for that",
+        help="only build and install what it needs; that needs no GPU",
     )
     parser.add_argument(
-        "--pack", type=Path, help="what ./dev gpu-pack made, or the folder in it; nothing is built"
+        "--pack",
+        type=Path,
+        help="build nothing; run the programs of this pack of ./dev gpu-pack or of its folder",
     )
     parser.add_argument(
         "--python", default=sys.executable, help="the Python with the torch wheel, for --pack"
@@ -219,12 +240,13 @@ def command_gpu(arguments):
         "--seconds",
         type=int,
         default=GPU_SECONDS,
-        help=f"for all programs together (default: {GPU_SECONDS}); what comes too late is not run",
+        help=f"for all programs together (default: {GPU_SECONDS}); programs beyond it are not run",
     )
     parser.add_argument(
         "--only",
         metavar="TEXT",
-        help="of the programs and cases (\"gpu_bench --case 'nccl all_reduce'\"), those whose name has it",
+        help="only programs and cases whose name contains it, such as "
+        "\"gpu_bench --case 'nccl all_reduce'\"",
     )
     options = parser.parse_args(arguments)
     if options.prepare:
@@ -235,9 +257,7 @@ def command_gpu(arguments):
         return
     devices = describe_gpu()
     if devices is None:
-        raise Stop(
-            "no GPU here: nvidia-smi lists none. Figures of a GPU are measured on one, or shown as 'not measured'"
-        )
+        raise Stop("no GPU here: nvidia-smi lists none")
     programs = (
         packed_programs(options.pack, options.python) if options.pack else built_programs(options)
     )
@@ -255,9 +275,8 @@ def command_gpu(arguments):
         ),
     }
     file = write_result(result, options.output)
-    say(
-        f"{file}: {sum(one['passed'] for one in result['tests'])} tests passed, {len(result['rows'])} figures"
-    )
+    passed = sum(one["passed"] for one in result["tests"])
+    say(f"{file}: {passed} tests passed, {len(result['rows'])} figures")
     for what, why in result["not_run"].items():
         say(f"not run: {what}: {why}")
     if failed := failures_of(result):
@@ -266,10 +285,10 @@ def command_gpu(arguments):
 
 @dataclasses.dataclass
 class GpuPrograms:
-    """What ./dev gpu runs: built here, or out of a pack."""
+    """The programs of ./dev gpu, built here or taken from a pack."""
 
     tests: list  # paths
-    folder: Path  # of the benches and weft-timeline
+    folder: Path  # holds the benches and weft-timeline
     checker: str  # compute-sanitizer, or None
     environment: dict
     commit: str
@@ -299,7 +318,7 @@ def gpu_environment(python):
 
 
 def write_result(result, folder):
-    """Writes the result's file, which is named after the GPU, the day and the commit; returns its path."""
+    """Writes the result to a file named after the GPU, day and commit; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9]+", "-", result["devices"][0]["name"]).strip("-").lower()
     file = folder / f"gpu-{name}-{result['date'][:10]}-{result['commit']}.json"

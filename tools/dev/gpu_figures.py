@@ -1,4 +1,4 @@
-"""The table of a GPU in docs/benchmarks.md: what it shows and how that is read off the results of ./dev gpu."""
+"""The tables of GPUs in docs/benchmarks.md, made from the results of ./dev gpu."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from .gpu_run import SANITIZER_RUN, setting_of
 
 
 def largest_row(rows, case, metric, peer):
-    """Of the largest one, where several have a case that begins so."""
+    """The row with the most bytes among those whose case begins with `case`; None if none does."""
     found = [
         row
         for row in rows
@@ -17,7 +17,8 @@ def largest_row(rows, case, metric, peer):
     return max(found, key=lambda row: row["bytes"], default=None)
 
 
-# These make functions that read one figure off the rows of a result; None: not measured.
+# Each of these makes a function that reads one figure from the rows of a result. The function
+# returns None if the figure was not measured.
 
 
 def value(case, metric, peer):
@@ -62,17 +63,18 @@ def share_of_copy(case):
         copy = best and largest_row(rows, best["case"], "bandwidth", "device copy")
         return (
             copy
-            and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+            and f"{100 * best['p50'] / copy['p50']:.0f} % "
+            f"({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
         )
 
     return read
 
 
-# And these read it off the tests of a result.
+# These read it from the tests of a result.
 
 
 def of_setting(setting):
-    """How many tests of a setting of the conformance suites passed, failed and were skipped, and whether that were all."""
+    """Counts the conformance tests of a setting that passed, failed and were skipped."""
 
     def read(result):
         tests = result["tests"]
@@ -107,7 +109,7 @@ def sanitizer_said(result):
     return f"{figures['passed']} passed, {len(figures['failed'])} failed, {errors}"
 
 
-# What must be shown on a GPU: what, its aim, and how it is read off the rows (None: not measured).
+# The figures to show for a GPU: (name, aim, function that reads it from the rows).
 GPU_FIGURES = [
     ("bucket pack, share of device-copy bandwidth", "90 %", share_of_copy("gpu pack")),
     ("bucket unpack, share of device-copy bandwidth", "90 %", share_of_copy("gpu unpack")),
@@ -161,7 +163,7 @@ GPU_FIGURES = [
      ratio("training step", "host time", "captured", "eager")),
 ]
 
-# And what is read off a result's tests.
+# The same for a result's tests.
 GPU_CHECKS = [
     ("two ranks on one GPU, correctness: NCCL in two processes", "all pass",
      of_setting("NcclProcesses")),
@@ -172,7 +174,7 @@ GPU_CHECKS = [
 
 
 def with_part(whole, part):
-    """A result of ./dev gpu with what a later run with --only has shown anew in its place."""
+    """The result `whole` in which those of a later run with --only replace the earlier ones."""
     programs = [one["program"] for one in part["tests"]]
     cases = {(row["bench"], row["case"]) for row in part["rows"]}
     merged = {
@@ -192,7 +194,7 @@ def with_part(whole, part):
 
 
 def newest_gpu_results():
-    """{GPU: its newest whole result, with the later ones of parts}."""
+    """{GPU: its newest complete result, updated by later runs with --only}."""
     newest = {}
     results = [
         json.loads(file.read_text()) for file in (ROOT / "profiling" / "results").glob("gpu-*.json")
@@ -205,40 +207,50 @@ def newest_gpu_results():
     return newest
 
 
-def gpu_tables():
-    """The lines of a table of GPU_FIGURES and GPU_CHECKS for the newest results of ./dev gpu of each GPU."""
-    lines = []
-    for result in list(newest_gpu_results().values()) or [None]:
-        if result is None:
-            lines += ["No run of `./dev gpu` has been committed to `profiling/results/` yet.", ""]
-        else:
-            device = result["devices"][0]
-            passed = sum(one["passed"] for one in result["tests"])
-            failed = sum(len(one["failed"]) for one in result["tests"])
-            lines += [
-                f"{device['name']}, driver {device['driver_version']}, SM clock at most {device['clocks.max.sm']}, {result['date'][:10]}, commit {result['commit']}; "
-                f"{passed} tests passed, {failed} failed{', in ' + str(result['seconds']) + ' s with the benches' if 'seconds' in result else ''}.",
-                "",
-            ]
-            lines += [
-                line
-                for part in result.get("parts", [])
-                for line in (
-                    f"Of these, by `./dev gpu --only {shlex.quote(part['only'])}` on {part['date'][:10]}, commit "
-                    f"{part['commit']}: {', '.join([one['program'] for one in part['tests']] + sorted({row['case'] for row in part['rows']}))}.",
-                    "",
-                )
-            ]
-        rows = result["rows"] if result else []
-        lines += ["| | aim | measured |", "|---|---|---|"]
-        figures = [(what, aim, read(rows)) for what, aim, read in GPU_FIGURES]
-        figures += [(what, aim, result and read(result)) for what, aim, read in GPU_CHECKS]
+def summary_of(result):
+    """The lines in front of a GPU's table: the device, its counts, and later runs with --only."""
+    device = result["devices"][0]
+    passed = sum(one["passed"] for one in result["tests"])
+    failed = sum(len(one["failed"]) for one in result["tests"])
+    seconds = f", in {result['seconds']} s with the benches" if "seconds" in result else ""
+    lines = [
+        f"{device['name']}, driver {device['driver_version']}, "
+        f"SM clock at most {device['clocks.max.sm']}, "
+        f"{result['date'][:10]}, commit {result['commit']}; "
+        f"{passed} tests passed, {failed} failed{seconds}.",
+        "",
+    ]
+    for part in result.get("parts", []):
+        programs = [one["program"] for one in part["tests"]]
+        cases = sorted({row["case"] for row in part["rows"]})
         lines += [
-            f"| {what} | {aim} | {figure or 'not measured'} |" for what, aim, figure in figures
-        ] + [""]
-        not_run = result.get("not_run", {}) if result else {}
-        lines += [
-            *(f"Not run: {what}: {why}." for what, why in not_run.items()),
-            *([""] if not_run else []),
+            f"Of these, by `./dev gpu --only {shlex.quote(part['only'])}` on {part['date'][:10]}, "
+            f"commit {part['commit']}: {', '.join(programs + cases)}.",
+            "",
         ]
+    return lines
+
+
+def gpu_table(result):
+    """The lines of the table of one GPU's result; without a result, every figure is not measured."""
+    rows = result["rows"] if result else []
+    figures = [(what, aim, read(rows)) for what, aim, read in GPU_FIGURES]
+    figures += [(what, aim, result and read(result)) for what, aim, read in GPU_CHECKS]
+    lines = ["| | aim | measured |", "|---|---|---|"]
+    for what, aim, figure in figures:
+        lines.append(f"| {what} | {aim} | {figure or 'not measured'} |")
+    return [*lines, ""]
+
+
+def gpu_tables():
+    """A summary and a table of GPU_FIGURES and GPU_CHECKS for each GPU's newest result."""
+    results = newest_gpu_results().values()
+    if not results:
+        no_run = "No run of `./dev gpu` has been committed to `profiling/results/` yet."
+        return [no_run, "", *gpu_table(None)[:-1]]
+    lines = []
+    for result in results:
+        lines += [*summary_of(result), *gpu_table(result)]
+        not_run = [f"Not run: {what}: {why}." for what, why in result.get("not_run", {}).items()]
+        lines += [*not_run, ""] if not_run else []
     return lines[:-1]

@@ -1,4 +1,4 @@
-"""Runs the tests and benches of a GPU within a limit of time: the body of ./dev gpu."""
+"""Runs the tests and benches of ./dev gpu within a time limit."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ from pathlib import Path
 from .checkout import BUILD
 from .console import Stop, say
 
-SANITIZED = "cuda_kernels_gpu_test"  # small, and it launches every kernel
+SANITIZED = "cuda_kernels_gpu_test"  # small, but launches every kernel
 SANITIZER_RUN = f"{SANITIZED} under compute-sanitizer"
 GPU_SECONDS = 8 * 60
-LEAST_GPU_SECONDS = 20  # kept back for each program that is to follow
-MOST_GPU_SECONDS = 120  # for one that others follow
-SLOWEST = "communicator_gpu_test"  # it is last, and has what time is left
+LEAST_GPU_SECONDS = 20  # reserved for each later program
+MOST_GPU_SECONDS = 120  # the most for a program that is not the last
+SLOWEST = "communicator_gpu_test"  # runs last, in the time that is left
 
-# Each program and case by itself: where one fails, the figures of the others are kept.
+# Each case is a process of its own: if one fails, the figures of the others are kept.
 GPU_BENCHES = [
     ("gpu_bench", "stream to stream"),
     ("gpu_bench", "nccl all_reduce"),
@@ -36,14 +36,14 @@ GPU_PROGRAMS = [*dict.fromkeys(name for name, _ in GPU_BENCHES), "weft-timeline"
 
 
 class GpuTime:
-    """How long each of some programs may take, so that one that hangs leaves time for the others."""
+    """Divides the time among programs, so that one that hangs leaves time for the others."""
 
     def __init__(self, programs, seconds=GPU_SECONDS):
         self.programs = programs
         self.deadline = time.monotonic() + seconds
 
     def share(self):
-        """Seconds for the next one; 0: it is over."""
+        """Seconds for the next program; 0 if the time is over."""
         left = max(0, self.deadline - time.monotonic())
         self.programs -= 1
         if self.programs == 0:
@@ -53,10 +53,10 @@ class GpuTime:
 
 
 def run_gpu_program(path, arguments, environment, seconds):
-    """(exit code, output) of a program; the code is None where it was not run or did not end in time."""
+    """(exit code, output) of a program; the code is None if it did not run or end in time."""
     if seconds <= 0:
         return None, "not run: the time for all programs was over"
-    try:  # in a session of its own, so that its ranks end with it
+    try:  # the program has a session of its own, so that its ranks can be ended with it
         process = subprocess.Popen(
             [str(path), *arguments],
             stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ def run_gpu_program(path, arguments, environment, seconds):
             start_new_session=True,
         )
     except OSError as error:
-        return 127, f"it cannot be started: {error}"
+        return 127, f"cannot be started: {error}"
     try:
         output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
@@ -78,7 +78,7 @@ def run_gpu_program(path, arguments, environment, seconds):
         raise
     try:
         output, _ = process.communicate(timeout=10)
-    except subprocess.TimeoutExpired as late:  # somebody has left the session, and holds its output
+    except subprocess.TimeoutExpired as late:  # a child left the session and keeps the pipe open
         output = (late.stdout or b"").decode(errors="replace")
     return None, f"ended after {seconds:.0f} s, its share of the time\n{output}"
 
@@ -89,7 +89,7 @@ def end_session(process):
 
 
 def test_figures(path, arguments, environment, seconds, launcher=()):
-    """How many tests of one program passed, by their setting as well, and which failed and were skipped."""
+    """Runs a test program; counts passed tests, also by setting; lists failed and skipped ones."""
     report = BUILD / "gpu-tests.xml"
     report.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def test_figures(path, arguments, environment, seconds, launcher=()):
                 ) or "no reason given"
             else:
                 count_passed(figures, name)
-    else:  # it was ended: what it has printed until then
+    else:  # it was ended before it wrote its report: read its output
         for result, name in re.findall(
             r"(?m)^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+).*\(\d+ ms\)$", output
         ):
@@ -138,18 +138,18 @@ def count_passed(figures, test):
 
 
 def setting_of(test):
-    """What a test of a conformance suite is run with: "Gpu/Claims.OfSums/NcclProcesses" gives "NcclProcesses"."""
+    """The setting of a conformance test: "NcclProcesses" of "Gpu/Claims.OfSums/NcclProcesses"."""
     name = test.split(".", 1)[-1]
     return name.split("/", 1)[1] if "/" in name else None
 
 
 def rows_of(file):
-    """What a bench has written with --json FILE: one object a line."""
+    """The rows that a bench wrote with --json FILE: one object a line."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 class GpuRun:
-    """One run of ./dev gpu: its programs, one after the other, and the result that they leave."""
+    """One run of ./dev gpu: runs its programs and collects their results."""
 
     def __init__(self, environment, time_left):
         self.environment = environment
@@ -175,22 +175,16 @@ class GpuRun:
     def sanitize(self, checker, path):
         if checker is None:
             self.result["not_run"][SANITIZER_RUN] = (
-                "there is no compute-sanitizer on PATH, among the Python packages "
+                "no compute-sanitizer on PATH, among the Python packages "
                 "(nvidia-cuda-sanitizer-api), in CUDA_HOME or /usr/local/cuda"
             )
         elif path is None:
             self.result["not_run"][SANITIZER_RUN] = "it is not among the tests"
         else:
-            # What the driver refuses is Weft's to judge: it asks until it is refused, and the tests fail on what it does not expect.
-            checked = [
-                checker,
-                "--error-exitcode",
-                "9",
-                "--tool",
-                "memcheck",
-                "--report-api-errors",
-                "no",
-            ]
+            # Weft probes the driver, so an error that the driver returns is no finding; the tests
+            # fail on errors that Weft does not expect.
+            checked = [checker, "--error-exitcode", "9", "--tool", "memcheck"]
+            checked += ["--report-api-errors", "no"]
             self.result["sanitizer"] = self.tested(SANITIZER_RUN, path, checked)
 
     def bench(self, what, path, case):
@@ -202,7 +196,7 @@ class GpuRun:
         code, output = run_gpu_program(path, arguments, self.environment, self.time_left.share())
         if code is None:
             self.result["not_run"][what] = output.splitlines()[0]
-            return  # it writes its rows when it ends
+            return  # a bench writes its rows when it ends
         figures = rows_of(rows) if rows.exists() else []
         self.result["rows"] += figures
         if code != 0:
@@ -212,14 +206,17 @@ class GpuRun:
 
 
 def gpu_results(tests, programs, checker, environment, seconds, only=None):
-    """Runs the tests, one of them under compute-sanitizer, and the benches: what each gave, and what was not run or not ended, and why."""
+    """Runs the tests, one of them again under compute-sanitizer, and the benches.
+
+    The result also names what was not run or did not end, with the reason.
+    """
     begun = time.monotonic()
     benches = {f"{name} --case '{case}'": (name, case) for name, case in GPU_BENCHES}
     all_names = [*(path.name for path in tests), SANITIZER_RUN, *benches]
     names = [name for name in all_names if only is None or only in name]
     if not names:
         raise Stop(
-            f"nothing that ./dev gpu runs has '{only}' in its name; it runs {', '.join(all_names)}"
+            f"no program of ./dev gpu has '{only}' in its name; it runs {', '.join(all_names)}"
         )
     sanitized = next((path for path in tests if path.name == SANITIZED), None)
     checks = checker is not None and sanitized is not None
@@ -229,7 +226,8 @@ def gpu_results(tests, programs, checker, environment, seconds, only=None):
     if only is not None:
         gpu_run.result["only"] = only
     tests = [path for path in tests if path.name in names]
-    for path in tests:  # one after the other: a driver makes contexts so as well, and several programs at once take longer
+    # One at a time: the driver creates contexts one after the other, so several take longer.
+    for path in tests:
         if path.name != SLOWEST:
             gpu_run.test(path)
     if SANITIZER_RUN in names:
@@ -247,12 +245,12 @@ def gpu_results(tests, programs, checker, environment, seconds, only=None):
 
 
 def failures_of(result):
-    """What a run of ./dev gpu has not shown, but for what this machine has no program for."""
+    """Names everything that failed or showed nothing; a missing compute-sanitizer is no failure."""
     ran = [*result["tests"], *filter(None, [result["sanitizer"]])]
     failed = [*result["failed_benches"], *(test for one in ran for test in one["failed"])]
     failed += [one["program"] for one in result["tests"] if one["exit_code"] != 0]
     failed += [
-        f"{one['program']}, which has skipped all its tests: {next(iter(one['skipped'].values()))}"
+        f"{one['program']}, which skipped all its tests: {next(iter(one['skipped'].values()))}"
         for one in result["tests"]
         if one["skipped"] and not one["passed"] and not one["failed"]
     ]

@@ -1,4 +1,4 @@
-"""The libtorch release that this invocation installs and builds with, and the venv that holds it."""
+"""The libtorch release that ./dev installs and builds with, and the venv that holds it."""
 
 import re
 
@@ -8,7 +8,7 @@ from .console import Stop
 DEFAULT_TORCH = "2.15.0"
 OLDEST_TORCH = "2.11"
 
-# The libtorch release that this invocation installs and builds with; ./dev --torch changes it.
+# ./dev --torch changes it. Other modules read it as libtorch.torch_version.
 torch_version = DEFAULT_TORCH
 
 
@@ -16,10 +16,11 @@ def choose_torch(version):
     global torch_version
     oldest = tuple(int(number) for number in OLDEST_TORCH.split("."))
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise Stop(f"--torch {version}: give a release in full, such as --torch {DEFAULT_TORCH}")
+        raise Stop(f"--torch {version}: give all three numbers, such as --torch {DEFAULT_TORCH}")
     if tuple(int(number) for number in version.split(".")[:2]) < oldest:
         raise Stop(
-            f"--torch {version}: Weft needs libtorch {OLDEST_TORCH} or newer (docs/compatibility.md)"
+            f"--torch {version}: Weft needs libtorch {OLDEST_TORCH} or newer "
+            "(docs/compatibility.md)"
         )
     torch_version = version
 
@@ -38,11 +39,12 @@ def site_packages():
 
 
 def wheels_cuda():
-    """The CUDA release that the installed torch wheel brings, such as 13.2."""
+    """The CUDA release that the installed torch wheel depends on, such as 13.2."""
     found = next(site_packages().glob("cuda_toolkit-*.dist-info"), None)
     release = found and re.match(r"cuda_toolkit-(\d+\.\d+)\.", found.name)
     if not release:
         raise Stop(
-            f"torch {torch_version} brings no CUDA toolkit: ./dev --cuda system uses the system's nvcc, --cuda off builds without CUDA"
+            f"torch {torch_version} depends on no CUDA toolkit: --cuda system uses the system's "
+            "nvcc, --cuda off builds without CUDA"
         )
     return release.group(1)

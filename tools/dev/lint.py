@@ -1,4 +1,4 @@
-"""Checks and changes how the sources look: ./dev format and ./dev lint."""
+"""./dev format and ./dev lint."""
 
 import json
 import os
@@ -16,7 +16,10 @@ from .setup import install_system_packages, install_venv, requirements
 
 
 def sources(*patterns):
-    """The files of the repository that match; never none, for which clang-format would read its input and pass."""
+    """The repository's files that match. It stops if there is none.
+
+    Without files clang-format would read its standard input and succeed.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *patterns],
         cwd=ROOT,
@@ -26,7 +29,8 @@ def sources(*patterns):
     files = listed.stdout.splitlines()
     if listed.returncode != 0 or not files:
         raise Stop(
-            f"git names no {' '.join(patterns)} in {ROOT}: {listed.stderr.strip() or 'the list is empty'}"
+            f"git finds no {' '.join(patterns)} in {ROOT}: "
+            f"{listed.stderr.strip() or 'the list is empty'}"
         )
     return files
 
@@ -34,12 +38,12 @@ def sources(*patterns):
 def command_format(arguments):
     parser = parser_of("format")
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; fail where something would be"
+        "--check", action="store_true", help="change nothing; fail if a file would change"
     )
     options = parser.parse_args(arguments)
     with lock("setup"):
         install_system_packages()
-        install_venv("format", requirements("pip-format.txt"))  # other versions format otherwise
+        install_venv("format", requirements("pip-format.txt"))  # versions format differently
     files = sources("*.h", "*.cc", "*.cu", "*.cuh")
     mode = ["--dry-run", "-Werror"] if options.check else ["-i"]
     run([venv() / "bin" / "clang-format", *mode, *files], cwd=ROOT)
@@ -48,7 +52,7 @@ def command_format(arguments):
 
 
 def clangs_view(database):
-    """The compile commands without what only their own compiler understands: precompiled headers, and the size of GCC's heap."""
+    """The compile commands without options of GCC only and without precompiled headers."""
     for entry in database:
         words = shlex.split(entry["command"])
         for name, count in (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1)):
@@ -60,10 +64,9 @@ def clangs_view(database):
 
 
 def command_lint(arguments):
-    parser = parser_of(
-        "lint", *BUILDING, preset="optimized"
-    )  # which compiles each source by itself
-    parser.add_argument("files", nargs="*", help="all that are compiled, if none is named")
+    # The preset optimized compiles each source by itself.
+    parser = parser_of("lint", *BUILDING, preset="optimized")
+    parser.add_argument("files", nargs="*", help="default: every source that is compiled")
     options = parser.parse_intermixed_args(arguments)
     configure(options)
     database = json.loads((build_folder(options) / "compile_commands.json").read_text())
@@ -75,19 +78,8 @@ def command_lint(arguments):
     folder = build_folder(options) / "lint"
     folder.mkdir(exist_ok=True)
     (folder / "compile_commands.json").write_text(json.dumps(clangs_view(database)))
-    script = [
-        "xargs",
-        "-d",
-        "\\n",
-        "-P",
-        options.jobs,
-        "-n",
-        "1",
-        "clang-tidy",
-        "--quiet",
-        "-p",
-        str(folder),
-    ]
+    parallel = ["xargs", "-d", "\\n", "-P", options.jobs, "-n", "1"]
+    script = [*parallel, "clang-tidy", "--quiet", "-p", folder]
     result = subprocess.run(
         [str(part) for part in script],
         input="\n".join(files),
@@ -95,7 +87,7 @@ def command_lint(arguments):
         cwd=ROOT,
         stderr=subprocess.PIPE,
     )
-    # How many of its warnings are not shown it says for each file.
+    # For each file clang-tidy prints how many warnings it has suppressed.
     said = [
         line
         for line in result.stderr.splitlines()
@@ -103,4 +95,4 @@ def command_lint(arguments):
     ]
     print("\n".join(said), end="\n" if said else "", file=sys.stderr)
     if result.returncode != 0:
-        raise Stop("clang-tidy found something (above)")
+        raise Stop("clang-tidy found errors (above)")

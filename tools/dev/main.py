@@ -1,4 +1,4 @@
-"""The entry point of ./dev: chooses the command and tells what went wrong."""
+"""The entry point of ./dev: its help and its table of commands."""
 
 import sys
 
@@ -9,40 +9,62 @@ from .libtorch import DEFAULT_TORCH, choose_torch
 HELP = """\
 usage: ./dev [--torch VERSION] COMMAND [options]
 
-  train [args]           build and train examples/digits on two processes (args go to the program: ./dev run digits --help)
-  test  [-R REGEX] [-L LABEL] [--all]   build and run every test this machine can run; lists what was skipped and why. --all: also
-                         what the everyday run leaves out (CONTRIBUTING.md lists it); takes hours
+  train [args]           build examples/digits and train it on two processes; args are passed to the
+                         program (./dev run digits --help lists them)
+  test  [-R REGEX] [-L LABEL] [--all]
+                         build everything and run every test that this machine can run; list the
+                         skipped tests with their reasons. --all: also the tests that the everyday
+                         run leaves out (CONTRIBUTING.md lists them); takes hours
   build [target ...]     build everything, or the named targets
-  bench [NAME] [--json FILE]    run one bench of profiling/bench (without a name: list them)
-  soak  transport [-N MESSAGES]   the long run of the transports: a million messages each way, every byte checked
-  soak  rpc [--seconds N]   the long run of remote calls: random calls of all kinds (default 120 s), nothing left behind
-  fuzz  [TARGET ...] [--seconds N]   libFuzzer on every decoder of a peer's bytes, N seconds each (default 60)
-  run   [--nproc-per-node N] PROGRAM [args]   build one program and run it, with N below weft-run
-  install FOLDER         build the library and Weft's commands and put them there, for find_package(weft) of a program of yours
-  setup  [--tests]       install what a build needs, and stop; --tests: also programs that some tests run (services of some start)
-  format [--check]       clang-format over the sources
-  lint   [FILE ...]      clang-tidy over the sources (naming is enforced there)
-  pack   [--output DIR] [--without-torch] PROGRAM ...   programs with the libraries that they need, to run elsewhere
-  gpu    [--pack PACK | --prepare] [--only TEXT]   on a machine with a GPU: every test labelled gpu, some under compute-sanitizer, the
-                         GPU benches; writes profiling/results/gpu-….json. With a pack of ./dev gpu-pack nothing is built; --prepare
-                         only builds; --only runs those whose name has TEXT
-  gpu-pack [--output FILE]   what ./dev gpu --pack needs on a machine with the torch wheel: at most 60 MB
-  results                fills the tables of docs/benchmarks.md, of benches and of GPUs, from profiling/results/
-  clean  [--all]         remove the builds (--all: the installed packages as well)
-  help                   this text
+  bench [NAME] [--json FILE]
+                         run one bench of profiling/bench; without a name, list them
+  soak  transport [-N MESSAGES]
+                         long run of the transports: a million messages each way, every byte checked
+  soak  rpc [--seconds N]
+                         long run of remote calls: random calls of all kinds for 120 s by default,
+                         which must leave nothing behind
+  fuzz  [TARGET ...] [--seconds N]
+                         run libFuzzer on every decoder of a peer's bytes, 60 s each by default
+  run   [--nproc-per-node N] PROGRAM [args]
+                         build a program and run it; with N, as N ranks under weft-run
+  install FOLDER         build the library and Weft's commands and install them in FOLDER, where
+                         find_package(weft) finds them
+  setup  [--tests]       only install what a build needs; --tests: also programs that some tests run
+                         (some of them start services)
+  format [--check]       run clang-format over the sources
+  lint   [FILE ...]      run clang-tidy over the sources; it enforces naming
+  pack   [--output DIR] [--without-torch] PROGRAM ...
+                         collect programs and the libraries that they need, to run elsewhere
+  gpu    [--pack PACK | --prepare] [--only TEXT]
+                         on a machine with a GPU: run every test labelled gpu, some also under
+                         compute-sanitizer, and the GPU benches; write profiling/results/gpu-….json.
+                         --pack: run a pack of ./dev gpu-pack and build nothing; --prepare: only
+                         build; --only: run those whose name contains TEXT
+  gpu-pack [--output FILE]
+                         pack the programs of ./dev gpu, for ./dev gpu --pack on a machine with the
+                         torch wheel: at most 60 MB
+  results                fill the tables of docs/benchmarks.md from profiling/results/
+  clean  [--all]         remove the builds; --all: also the installed packages
+  help                   print this text
 
-options of train, test, build, bench, soak, run (in front of PROGRAM), install, pack, gpu, gpu-pack, setup, lint; of fuzz --jobs only:
-  --preset NAME          dev (default of train, test, build, run, setup: fast to build, not optimised), optimized (default of bench,
-                         soak, install, pack, gpu, gpu-pack, lint), cpu, release, profile, asan, tsan
-  --compiler NAME        clang (default of the presets dev, asan and tsan) or gcc (default of the others)
-  --cuda WHERE           where nvcc comes from: auto (default: the system's, else pip), system, pip, off
-  --jobs N               parallel compile jobs (default: the number of processors); tests: twice as many, since they mostly wait
+options of train, test, build, bench, soak, run (in front of PROGRAM), install, pack, gpu, gpu-pack,
+setup and lint; fuzz has only --jobs:
+  --preset NAME          dev (default of train, test, build, run and setup: builds fast, not
+                         optimised), optimized (default of the others), cpu, release, profile, asan,
+                         tsan
+  --compiler NAME        clang (default of the presets dev, asan and tsan) or gcc (default of the
+                         others)
+  --cuda WHERE           the source of nvcc: auto (default: the system, else pip), system, pip, off
+  --jobs N               compile jobs at a time (default: the number of processors); tests run twice
+                         as many, since they mostly wait
 
-  --torch VERSION        in front of COMMAND: libtorch's release, 2.11.0 or newer (default: 2.15.0). A release other than the
-                         default has a venv and build folders of its own, under build/torch-VERSION
+  --torch VERSION        in front of COMMAND: the libtorch release, 2.11.0 or newer (default:
+                         2.15.0). A release other than the default has its own venv and build
+                         folders under build/torch-VERSION
 
-./dev COMMAND --help says what a command takes.
-Everything but system packages and the caches of apt, pip and ccache lives under build/; ./dev clean --all undoes it.
+./dev COMMAND --help lists the options of a command.
+Everything but system packages and the caches of apt, pip and ccache is under build/;
+./dev clean --all removes it.
 """
 
 COMMANDS = {
@@ -81,7 +103,7 @@ def main():
 
 
 def start():
-    """main(), whose failures become texts and exit codes."""
+    """Runs main(); turns its failures into messages and exit codes."""
     try:
         main()
     except Stop as stop:

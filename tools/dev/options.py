@@ -8,7 +8,10 @@ BUILDING = ("preset", "compiler", "cuda", "jobs")
 
 
 def parser_of(command, *common, preset="dev", **settings):
-    """A parser for what a command takes: those that it names of the options that are common to commands; it adds its own."""
+    """A parser for a command, with the common options that `common` names.
+
+    The command adds its own options.
+    """
     parser = argparse.ArgumentParser(prog=f"./dev {command}", allow_abbrev=False, **settings)
     if "preset" in common:
         parser.add_argument("--preset", default=preset, choices=PRESETS)
@@ -16,7 +19,7 @@ def parser_of(command, *common, preset="dev", **settings):
         parser.add_argument(
             "--compiler",
             choices=["clang", "gcc"],
-            help="clang for the presets dev, asan and tsan, else gcc, if not given",
+            help="default: clang for the presets dev, asan and tsan, gcc for the others",
         )
     if "cuda" in common:
         parser.add_argument(
@@ -30,7 +33,7 @@ def parser_of(command, *common, preset="dev", **settings):
             "--jobs",
             type=int,
             default=os.cpu_count(),
-            help="parallel compile jobs; tests: twice as many, since they mostly wait",
+            help="compile jobs at a time; tests run twice as many, since they mostly wait",
         )
     return parser
 

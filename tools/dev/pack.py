@@ -1,4 +1,4 @@
-"""Packs programs with the libraries that they need, to run on other machines: ./dev pack."""
+"""./dev pack: programs with the libraries that they need, to run on other machines."""
 
 import re
 import shutil
@@ -11,14 +11,14 @@ from .console import Stop, run, say
 from .libtorch import site_packages
 from .options import BUILDING, parser_of
 
-# What every Linux of the same age has: never packed.
+# Every Linux of the same age has these; they are never packed.
 SYSTEM_LIBRARIES = re.compile(
     r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so\..*|linux-vdso.*)$"
 )
 
 
 def needed_libraries(path):
-    """(name, file) of each library that a program needs, those of its libraries included."""
+    """(name, file) of each library that a program or one of its libraries needs."""
     listed = subprocess.run(["ldd", str(path)], capture_output=True, text=True)
     if listed.returncode != 0:
         raise Stop(f"ldd {path}: {listed.stderr.strip()}")
@@ -32,8 +32,11 @@ def needed_libraries(path):
 
 
 def opened_libraries(options):
-    """What programs open at run time for GPUs: libtorch's CUDA half and NCCL, and what these open in turn, which ldd does not list:
-    linear algebra, the parts of cuDNN (libcudnn.so is but a door to them), the run-time compiler."""
+    """Libraries for GPUs that programs open at run time, which ldd does not list.
+
+    Programs open libtorch's CUDA half and NCCL; these open linear algebra, the parts of cuDNN
+    (libcudnn.so only loads them) and the run-time compiler.
+    """
     if options.cuda == "off":
         return []
     found = []
@@ -48,14 +51,15 @@ def opened_libraries(options):
         files = sorted(site_packages().glob(pattern))
         if not files:
             raise Stop(
-                f"this torch has no {pattern}, which programs open at run time; --cuda off packs them for the host only"
+                f"this torch has no {pattern}, which programs open at run time; "
+                "--cuda off packs them for CPUs only"
             )
         found += files
     return found
 
 
 def pack(programs, folder, with_torch, opened=()):
-    """Copies programs to bin/ and their libraries to lib/; stripped."""
+    """Copies programs to bin/, stripped, and their libraries to lib/."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "lib").mkdir(exist_ok=True)
     wheel = str(site_packages())
@@ -80,7 +84,9 @@ def command_pack(arguments):
     parser.add_argument("programs", nargs="+")
     parser.add_argument("--output", type=Path, default=BUILD / "pack")
     parser.add_argument(
-        "--without-torch", action="store_true", help="the other machine has the same torch wheel"
+        "--without-torch",
+        action="store_true",
+        help="leave torch out: the other machine has the same torch wheel",
     )
     options = parser.parse_intermixed_args(arguments)
     build(options, options.programs)

@@ -1,4 +1,4 @@
-"""Fills the tables of docs/benchmarks.md from profiling/results/: ./dev results."""
+"""./dev results: fills the tables of docs/benchmarks.md from profiling/results/."""
 
 import re
 import shlex
@@ -19,7 +19,10 @@ def rows_by_case(rows):
 
 
 def newest_rows(bench, cases):
-    """(file, its rows) of the newest file in profiling/results/ that has rows of such cases of a bench; (None, []) where there is none."""
+    """(file, rows) of the newest file in profiling/results/ with such cases of a bench.
+
+    (None, []) if no file has any.
+    """
     found, others = {}, False
     for file in sorted((ROOT / "profiling" / "results").glob("*.json")):
         if file.name.startswith("gpu-"):
@@ -30,17 +33,20 @@ def newest_rows(bench, cases):
             when = re.search(r"-(\d{4}-\d\d-\d\d(?:T\d{4})?)-", file.name)
             if when is None:
                 raise Stop(
-                    f"profiling/results/{file.name}: its name does not say the day (profiling/results/README.md says how)"
+                    f"profiling/results/{file.name}: its name contains no date "
+                    "(profiling/results/README.md says how)"
                 )
             if when.group(1) in found:
                 raise Stop(
-                    f"profiling/results/ has {found[when.group(1)][0].name} and {file.name}, and the names do not say which is newer; "
-                    "the later one's may say the time of day as well (2026-01-31T1730)"
+                    f"profiling/results/ has {found[when.group(1)][0].name} and {file.name}, "
+                    "and the names do not say which is newer; "
+                    "add the time of day to the later one (2026-01-31T1730)"
                 )
             found[when.group(1)] = file, rows
     if not found and others:
         raise Stop(
-            f"docs/benchmarks.md shows cases '{cases}' of the bench {bench}: profiling/results/ has rows of that bench, but none of such a case"
+            f"docs/benchmarks.md shows cases '{cases}' of the bench {bench}: "
+            "profiling/results/ has rows of that bench, but none of such a case"
         )
     return found[max(found)] if found else (None, [])
 
@@ -49,7 +55,7 @@ TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def shown(figure, unit=""):
-    """Three digits; times in the unit in which they are short."""
+    """A figure with three digits; a time in the largest unit in which it is at least 1."""
     if figure is None:
         return ""
     if unit in TIMES:
@@ -62,7 +68,7 @@ def shown(figure, unit=""):
 
 
 def bench_table(bench, options="", cases="", peers="", ratios=""):
-    """The lines of a table: a line a case, a column a peer, and a column a ratio "A / B" of two of them."""
+    """The lines of a table: a row for each case, a column for each peer and each ratio "A / B"."""
     command = f"./dev bench {bench} {options}".rstrip()
     file, rows = newest_rows(bench, cases)
     if file is None:
@@ -74,7 +80,8 @@ def bench_table(bench, options="", cases="", peers="", ratios=""):
     for peer in [*peers, *(peer for pair in pairs for peer in pair)]:
         if peer not in measured:
             raise Stop(
-                f"docs/benchmarks.md shows '{peer}' in a table of {bench}; {file.name} has {', '.join(measured)}"
+                f"docs/benchmarks.md shows '{peer}' in a table of {bench}; "
+                f"{file.name} has {', '.join(measured)}"
             )
     titles = ["case", *peers, *(" / ".join(pair) for pair in pairs)]
     table = [
@@ -96,7 +103,7 @@ def bench_table(bench, options="", cases="", peers="", ratios=""):
     return table
 
 
-# What docs/benchmarks.md has in front of a table: "gpu", or a bench and what of it is shown,
+# The marker in front of a table of docs/benchmarks.md: "gpu", or a bench and its choices,
 #   bench=NAME [options="--runs 4"] [cases=REGEX] [peers="A|B"] [ratios="A / B|C / B"]
 RESULTS = re.compile(r"<!-- results: (.*) -->\n")
 END_OF_RESULTS = "<!-- end of results -->\n"
@@ -109,7 +116,7 @@ def lines_for(marker):
         return bench_table(**dict(word.split("=", 1) for word in shlex.split(marker)))
     except (TypeError, ValueError, re.error) as error:
         raise Stop(
-            f"docs/benchmarks.md: '<!-- results: {marker} -->' is not understood: {error}"
+            f"docs/benchmarks.md: '<!-- results: {marker} -->' cannot be parsed: {error}"
         ) from None
 
 
@@ -122,7 +129,8 @@ def command_results(arguments):
         old, end, behind = text.partition(END_OF_RESULTS)
         if not end:
             raise Stop(
-                f"docs/benchmarks.md: no '{END_OF_RESULTS.strip()}' behind '<!-- results: {marker} -->'"
+                f"docs/benchmarks.md: no '{END_OF_RESULTS.strip()}' after "
+                f"'<!-- results: {marker} -->'"
             )
         made += (
             f"<!-- results: {marker} -->\n"

@@ -16,21 +16,15 @@ def command_train(arguments):
     parser = parser_of(
         "train",
         *BUILDING,
-        epilog="What else is given goes to the program: ./dev run digits --help lists it.",
+        epilog="Other options are passed to the program: ./dev run digits --help lists them.",
     )
     add_nproc(parser, "2")
     options, rest = parser.parse_known_args(arguments)
-    readers = ["weft-timeline"] if "WEFT_TIMELINE" in os.environ else []  # of what the run leaves
+    readers = ["weft-timeline"] if "WEFT_TIMELINE" in os.environ else []  # reads the timeline
     build(options, ["digits", "weft-run", *readers])
     digits = program(options, "digits")
-    command = [
-        program(options, "weft-run"),
-        "--no-prefix",
-        "--nproc-per-node",
-        options.nproc_per_node,
-        digits,
-        *rest,
-    ]
+    launcher = [program(options, "weft-run"), "--no-prefix"]
+    command = [*launcher, "--nproc-per-node", options.nproc_per_node, digits, *rest]
     os.execve(command[0], [str(part) for part in command], {**SANITIZERS, **os.environ})
 
 
@@ -38,32 +32,25 @@ def command_run(arguments):
     parser = parser_of("run", *BUILDING)
     add_nproc(parser, None)
     parser.add_argument("program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program")
     options = parser.parse_args(arguments)
     build(options, [options.program, "weft-run"])
     command = [program(options, options.program), *options.arguments]
     if options.nproc_per_node:
-        command = [
-            program(options, "weft-run"),
-            "--nproc-per-node",
-            options.nproc_per_node,
-            *command,
-        ]
+        launcher = [program(options, "weft-run"), "--nproc-per-node", options.nproc_per_node]
+        command = [*launcher, *command]
     os.execve(command[0], [str(part) for part in command], {**SANITIZERS, **os.environ})
 
 
 def command_bench(arguments):
-    names = sorted(
-        path.stem.removesuffix("_bench")
-        for path in (ROOT / "profiling" / "bench").glob("*_bench.cc")
-    )
-    parser = parser_of(
-        "bench", *BUILDING, preset="optimized", add_help=False
-    )  # behind a name --help is the bench's
+    files = (ROOT / "profiling" / "bench").glob("*_bench.cc")
+    names = sorted(path.stem.removesuffix("_bench") for path in files)
+    # Without its own --help, since `./dev bench NAME --help` is the bench's.
+    parser = parser_of("bench", *BUILDING, preset="optimized", add_help=False)
     parser.add_argument(
         "--untraced",
         action="store_true",
-        help="timeline: the digits built with WEFT_TRACE=OFF as well",
+        help="for the bench timeline: also measure digits built with WEFT_TRACE=OFF",
     )
     parser.add_argument("name", nargs="?")
     options, rest = parser.parse_known_args(arguments)
@@ -72,23 +59,24 @@ def command_bench(arguments):
         if unknown:
             parser.error(f"name a bench in front of {unknown[0]}: {', '.join(names)}")
         print(
-            f"{parser.format_usage()}benches: {', '.join(names)}\nWhat else is given goes to the bench: ./dev bench NAME --help lists it."
+            f"{parser.format_usage()}benches: {', '.join(names)}\n"
+            "Other options are passed to the bench: ./dev bench NAME --help lists them."
         )
         return
     if options.name not in names:
-        raise Stop(f"no bench '{options.name}'; there are: {', '.join(names)}")
+        raise Stop(f"no bench '{options.name}'; the benches are {', '.join(names)}")
     if options.untraced and (options.name != "timeline" or options.preset != "optimized"):
         raise Stop(
-            "--untraced is for ./dev bench timeline with the preset optimized, which is built alike but for WEFT_TRACE"
+            "--untraced works only for ./dev bench timeline with the preset optimized: "
+            "the preset untraced differs from that only in WEFT_TRACE"
         )
     name = f"{options.name}_bench"
     with lock("setup"):
-        install_system_packages(
-            "apt-bench.txt", required=False
-        )  # a bench says which peers it did not find
+        # A bench reports the peers that it did not find.
+        install_system_packages("apt-bench.txt", required=False)
     build(options, [name])
     path = program(options, name)
-    # Python's peers warn of what they are made of, again and again, between the rows.
+    # The variables silence warnings of Python peers, which would stand between the rows.
     environment = {
         **tools(),
         "WEFT_BENCH_PYTHON": str(venv() / "bin" / "python"),
@@ -106,7 +94,7 @@ def command_soak(arguments):
     parser = parser_of("soak", *BUILDING, preset="optimized")
     parser.add_argument("what", choices=["transport", "rpc"])
     parser.add_argument(
-        "-N", "--messages", type=int, default=1_000_000, help="of each direction (transport)"
+        "-N", "--messages", type=int, default=1_000_000, help="in each direction (transport)"
     )
     parser.add_argument("--seconds", type=int, default=120, help="for each transport (rpc)")
     options = parser.parse_args(arguments)
@@ -123,7 +111,7 @@ def command_soak(arguments):
 
 def command_fuzz(arguments):
     parser = parser_of("fuzz", "jobs")
-    parser.add_argument("targets", nargs="*", help="all of tests/fuzz, if none is named")
+    parser.add_argument("targets", nargs="*", help="default: all of tests/fuzz")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     options = parser.parse_intermixed_args(arguments)
     options.preset, options.cuda = "fuzz", "off"
@@ -133,16 +121,10 @@ def command_fuzz(arguments):
         path.name.removesuffix(".cc") for path in (ROOT / "tests/fuzz").glob("*_fuzz.cc")
     )
     for name in names:
-        found = (
-            folder / "found" / name
-        )  # inputs that reach something new, kept for the next run; crashes as well
+        found = folder / "found" / name  # inputs that reached new code, kept for the next run
         found.mkdir(parents=True, exist_ok=True)
         say(f"fuzzing {name} for {options.seconds} s")
-        command = [
-            folder / name,
-            f"-max_total_time={options.seconds}",
-            "-print_final_stats=1",
-            "-max_len=4096",
-        ]
-        command += [f"-artifact_prefix={folder}/{name}-", found, ROOT / "tests/fuzz/corpus" / name]
-        run(command, env=tools())
+        limits = [f"-max_total_time={options.seconds}", "-print_final_stats=1", "-max_len=4096"]
+        crashes = f"-artifact_prefix={folder}/{name}-"
+        corpus = ROOT / "tests/fuzz/corpus" / name
+        run([folder / name, *limits, crashes, found, corpus], env=tools())

@@ -1,4 +1,4 @@
-"""Installs what builds and tests need: system packages, the venv, nvcc, the programs of tests."""
+"""Installs system packages, the venv, nvcc and the programs that tests run."""
 
 import hashlib
 import os
@@ -25,7 +25,10 @@ def lines_of(path):
 
 
 def install_system_packages(file="apt.txt", required=True):
-    """Installs what a requirements file names. What is not required and cannot be had is said, and left out."""
+    """Installs the packages of a requirements file.
+
+    If they are not required, a package that cannot be installed is reported and left out.
+    """
     if not shutil.which("dpkg-query"):
         say(f"no dpkg here: install the packages of cmake/requirements/{file} by hand")
         return
@@ -47,10 +50,10 @@ def install_system_packages(file="apt.txt", required=True):
             raise Stop(f"as root, run: apt-get install {' '.join(missing)}")
         run(
             [*sudo, *environment, "dpkg", "--configure", "-a"], stdout=subprocess.DEVNULL
-        )  # mends an interrupted install
+        )  # repairs an interrupted install
         run([*sudo, *environment, "apt-get", "-q", "update"], stdout=subprocess.DEVNULL)
         install = [*sudo, *environment, "apt-get", "-qy", "install", "--no-install-recommends"]
-        # One by one where each may fail by itself.
+        # Packages that are not required are installed one by one, since each may fail.
         for some in [missing] if required else [[package] for package in missing]:
             try:
                 run([*install, *some], stdout=subprocess.DEVNULL)
@@ -61,11 +64,14 @@ def install_system_packages(file="apt.txt", required=True):
     except Stop as stop:
         if required:
             raise
-        say(f"going on without {', '.join(missing)}: {stop}")
+        say(f"continuing without {', '.join(missing)}: {stop}")
 
 
 def fetch_programs(*packages):
-    """Programs that tests run as peers, unpacked under build/: installed, some would start a service on this machine."""
+    """Unpacks programs that tests run under build/.
+
+    Installing their packages would start services on this machine.
+    """
     missing = [package for package in packages if not shutil.which(package, path=tools()["PATH"])]
     if not missing or not shutil.which("apt-get"):
         return
@@ -81,16 +87,20 @@ def fetch_programs(*packages):
         archives = sorted(part.glob("*.deb"))
         if got.returncode != 0 or not archives:
             say(
-                f"going on without {package}, whose tests will be skipped: {got.stderr.strip()[-300:]}"
+                f"continuing without {package}, whose tests will be skipped: "
+                f"{got.stderr.strip()[-300:]}"
             )
             continue
         run(["dpkg", "-x", archives[-1], part])
         shutil.rmtree(whole, ignore_errors=True)
-        part.rename(whole)  # whole, or not there
+        part.rename(whole)  # so that `whole` is complete if it exists
 
 
 def venv_starts():
-    """Whether the venv's programs do: not when the checkout was moved, whose place they hold, or its Python was replaced."""
+    """False if the venv's programs do not start.
+
+    They contain absolute paths: moving the checkout or replacing its Python breaks them.
+    """
     try:
         return all(
             subprocess.run([venv() / "bin" / name, "--version"], capture_output=True).returncode
@@ -102,8 +112,11 @@ def venv_starts():
 
 
 def install_venv(name, packages, dependencies=True):
-    """Brings the venv to these packages. The stamp is written last, so an interrupted run is repeated. Without what they depend on,
-    torch compiles programs and does not run them, and takes a fifth of the room."""
+    """Makes the venv where necessary and installs packages into it.
+
+    The stamp is written last, so that an interrupted run is repeated. Without its dependencies
+    torch is a fifth of the size; programs compile against it but do not run.
+    """
     if not venv_starts():
         say(f"making the venv {venv().relative_to(ROOT)}")
         shutil.rmtree(venv(), ignore_errors=True)
@@ -138,8 +151,10 @@ def requirements(file):
 
 
 def system_nvcc():
-    """The system's nvcc if it is of CUDA 13, as the torch wheels are, else None. Its minor release need not be the wheel's: nothing
-    of CUDA is linked."""
+    """The system's nvcc if it is of CUDA 13, as the torch wheels are, else None.
+
+    Weft links no library of CUDA, so the minor releases may differ.
+    """
     for candidate in [shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]:
         if candidate and Path(candidate).exists():
             text = subprocess.run([candidate, "--version"], capture_output=True, text=True).stdout
@@ -153,14 +168,13 @@ def pip_nvcc():
     file = f"pip-cuda-{wheels_cuda()}.txt"
     if not (REQUIREMENTS / file).exists():
         raise Stop(
-            f"torch {libtorch.torch_version} is of CUDA {wheels_cuda()}, and there is no cmake/requirements/{file}: --cuda system uses the "
-            "system's nvcc, --cuda off builds without CUDA"
+            f"torch {libtorch.torch_version} needs CUDA {wheels_cuda()}, and there is no "
+            f"cmake/requirements/{file}: --cuda system uses the system's nvcc, "
+            "--cuda off builds without CUDA"
         )
     install_venv("cuda", requirements(file))
     root = site_packages() / "nvidia" / "cu13"
-    link = (
-        root / "lib" / "libcudart.so"
-    )  # the wheel ships the versioned name only; linkers look for this one
+    link = root / "lib" / "libcudart.so"  # linkers need this name, which the wheel lacks
     if not link.exists():
         link.symlink_to("libcudart.so.13")
     library_folder = root / "lib64"
@@ -170,7 +184,7 @@ def pip_nvcc():
 
 
 def setup(options):
-    """Installs what is missing; returns the CMake arguments that name what was found."""
+    """Installs what a build needs; returns the CMake arguments that say where it is."""
     with lock("setup"):
         install_system_packages()
         if getattr(options, "compiles_only", False):
@@ -182,7 +196,8 @@ def setup(options):
             nvcc = system_nvcc()
             if nvcc is None and options.cuda == "system":
                 raise Stop(
-                    "--cuda system: no nvcc of CUDA 13 on PATH or in /usr/local/cuda; use --cuda pip"
+                    "--cuda system: no nvcc of CUDA 13 on PATH or in /usr/local/cuda; "
+                    "use --cuda pip"
                 )
         if options.cuda == "pip" or (options.cuda == "auto" and nvcc is None):
             nvcc = pip_nvcc()
@@ -206,7 +221,7 @@ def command_setup(arguments):
     parser.add_argument(
         "--tests",
         action="store_true",
-        help="also programs that some tests run, where they can be had; some start services",
+        help="also install programs that some tests run; some of them start services",
     )
     options = parser.parse_args(arguments)
     setup(options)

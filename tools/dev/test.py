@@ -1,4 +1,4 @@
-"""Builds everything, runs the tests and reports: ./dev test."""
+"""./dev test: builds everything, runs the tests and reports."""
 
 import argparse
 import os
@@ -16,10 +16,8 @@ from .libtorch import choose_torch
 from .options import BUILDING, parser_of
 from .setup import fetch_programs, install_system_packages
 
-MIDDLE_TORCHES = ["2.12.1", "2.13.0", "2.14.1"]  # ./dev test --all compiles with these
-MAY_BE_UNSTEADY = (
-    2  # tests of some thousands, with a machine that is busy; more are a failure at once
-)
+MIDDLE_TORCHES = ["2.12.1", "2.13.0", "2.14.1"]  # ./dev test --all compiles against these
+MAY_BE_UNSTEADY = 2  # so many failed tests are run again; more are a failure at once
 
 
 def reported_failures(report):
@@ -30,9 +28,10 @@ def reported_failures(report):
 
 
 def print_failures(failures):
-    print("\nWhat failed printed:")
+    print("\nOutput of the tests that failed:")
     for name, output in failures:
-        # of several tests in one process, those that failed; what ended the process stands last
+        # Tests that share a process: print each that failed, then the end of the output, where a
+        # crash would be.
         parts = re.findall(
             r"^\[ RUN      \] \S+\n(?:(?!\[ RUN      \]).*\n)*?\[  FAILED  \] \S+",
             output,
@@ -43,16 +42,15 @@ def print_failures(failures):
 
 
 def try_again(command, report, environment):
-    """Runs the tests that failed once more, one at a time, where they are few. Returns True if all of them pass then. Its last
-    lines count the tests that passed alone and those that failed again."""
+    """Runs the failed tests again, one at a time, if they are few. True if all of them pass.
+
+    The last lines count the tests that passed alone and those that failed again.
+    """
     failures = list(reported_failures(report))
     print_failures(failures)
     if not failures or len(failures) > MAY_BE_UNSTEADY:
         return False
-    print(
-        f"\nOnce more, by themselves: {len(failures)} of {MAY_BE_UNSTEADY} that may be unsteady",
-        flush=True,
-    )
+    print(f"\nRunning {len(failures)} failed tests again, one at a time", flush=True)
     second = report.with_name("tests-again.xml")
     second.unlink(missing_ok=True)
     again = [*command, "--rerun-failed", "--parallel", "1", "--output-junit", second]
@@ -79,7 +77,7 @@ def reported_skips(report):
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         output = case.findtext("system-out") or ""
         skipped = case.find("skipped")
-        # of several tests in one process, each says so for itself
+        # Tests that share a process: each has its own reason.
         one_by_one = re.findall(
             r"Skipped\n(.+)\n(?:(?!\[  SKIPPED \]).*\n)*\[  SKIPPED \] (\S+) \(", output
         )
@@ -101,12 +99,12 @@ def command_test(arguments):
     parser = parser_of("test", *BUILDING)
     parser.add_argument("-R", "--tests-regex", help="only tests whose name matches")
     parser.add_argument("-L", "--label", help="only tests with this label")
-    parser.add_argument("--repeat", type=int, help="repeat until a failure, at most so many times")
+    parser.add_argument("--repeat", type=int, help="repeat until a failure, at most this often")
     parser.add_argument(
         "--all",
         action="store_true",
-        help="also what the everyday run leaves out: every setting of every claim, the same tests built by g++ "
-        "with optimisation, with the benches and each header alone, and the releases of libtorch between the oldest and the newest",
+        help="also every setting of every test, the same tests built by g++ with optimisation, the "
+        "benches, each header alone, and libtorch's releases between the oldest and the newest",
     )
     options = parser.parse_args(arguments)
     if options.all:
@@ -122,12 +120,10 @@ def command_test(arguments):
 
 
 def run_tests(options):
-    """Builds everything, runs the tests that the options choose and reports; returns ctest's exit code."""
+    """Builds everything, runs the chosen tests and reports; returns ctest's exit code."""
     build(options)
     fetch_programs("prometheus")
-    if not (
-        options.tests_regex or options.label
-    ):  # the whole: what is missing is looked for every time
+    if not (options.tests_regex or options.label):
         with lock("setup"):
             install_system_packages("apt-test.txt", required=False)
     folder = build_folder(options)
@@ -136,7 +132,7 @@ def run_tests(options):
     ctest = ["ctest", "--test-dir", folder, "--output-on-failure", "--no-tests=error"]
     environment = tools()
     if options.tests_regex:
-        environment["WEFT_EACH_TEST"] = "1"  # names of single tests (tests/GroupedTests.cmake)
+        environment["WEFT_EACH_TEST"] = "1"  # a process for each (tests/GroupedTests.cmake)
     code, summary = run_ctest(
         [*ctest, "--output-junit", report, *chosen_tests(options)], environment
     )
@@ -155,8 +151,8 @@ def run_tests(options):
 
 
 def chosen_tests(options):
-    """The arguments by which ctest runs what the options choose."""
-    # Tests mostly wait, for their ranks or for the guest. Under a sanitizer memory is what they lack.
+    """ctest's arguments for the tests that the options choose."""
+    # Tests mostly wait for their ranks or for the guest. Sanitizers need the memory of two.
     parallel = options.jobs if options.preset in ("asan", "tsan") else 2 * options.jobs
     arguments = ["--parallel", parallel, "--test-output-size-passed", 1 << 20]
     if options.tests_regex:
@@ -169,7 +165,10 @@ def chosen_tests(options):
 
 
 def run_ctest(command, environment):
-    """(exit code, summary) of ctest, whose summary is held back: it is to stand behind the reasons for what was skipped."""
+    """Runs ctest and prints its output; returns (exit code, summary).
+
+    The summary is not printed yet: the reasons for skipped tests come before it.
+    """
     process = subprocess.Popen(
         [str(part) for part in command], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -205,7 +204,7 @@ def print_passed(report):
 
 
 def includes_of(path, found):
-    """Adds to `found` the files of the repository that a source includes, directly or not."""
+    """Adds the files of the repository that a source includes, directly or not, to `found`."""
     for name in re.findall(r"#include <weft/([^>]+)>", path.read_text()):
         header = next(
             (file for file in (ROOT / name, ROOT / "include" / "weft" / name) if file.exists()),
@@ -218,7 +217,7 @@ def includes_of(path, found):
 
 
 def sources_that_see_torch_releases():
-    """The sources of engine/ that include the file of differences between libtorch's releases."""
+    """The sources of engine/ that include the header on differences between libtorch's releases."""
     differences = ROOT / "engine" / "tensor" / "torch_releases.h"
     return [
         path
@@ -228,8 +227,8 @@ def sources_that_see_torch_releases():
 
 
 def compile_with(version):
-    """Compiles, against another release of libtorch, the file of differences with all that includes it, and one program of a user."""
-    say(f"compiling with torch {version} what depends on its release")
+    """Compiles the sources that depend on libtorch's release, and one example, against another."""
+    say(f"compiling the sources that depend on libtorch's release with torch {version}")
     before = libtorch.torch_version
     choose_torch(version)
     try:
