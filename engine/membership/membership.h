@@ -1,7 +1,7 @@
 // Which ranks of the job are alive, and which are leaving. The lowest rank that runs Weft is the
 // hub. Every other rank holds one TCP connection to it, which is idle in quiet times. The kernel
 // closes a dead process's connection at once, so the others learn of the death, with its rank, in
-// milliseconds, independent of the backend. Keep-alives notice a cut cable in about 15 s, and a
+// milliseconds, independent of the backend. A keep-alive notices a cut cable in about 15 s, and a
 // rank that reads nothing after that time too, or as soon as 64 MiB wait for it. The hub passes
 // frames on. Ranks without Weft (Python's torch.distributed) simply take no part.
 //

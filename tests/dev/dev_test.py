@@ -225,8 +225,11 @@ class Sources(DevTest):
         with mock.patch.object(self.dev, "install_system_packages"), mock.patch.object(self.dev, "sources", return_value=["a.h"]):
             with mock.patch.object(self.dev, "install_venv") as installed, mock.patch.object(self.dev, "run") as ran:
                 self.dev.command_format(["--check"])
-        self.assertRegex(" ".join(installed.call_args.args[1]), r"^clang-format==[0-9.]+$")
-        self.assertEqual(ran.call_args_list[0].args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
+        packages = [" ".join(call.args[1]) for call in installed.call_args_list]
+        self.assertEqual([re.sub("==[0-9.]+$", "", package) for package in packages], ["clang-format", "codespell"])
+        programs = [call.args[0][0] for call in ran.call_args_list]
+        self.assertEqual(programs, [*(self.root / "build" / "venv" / "bin" / name for name in ("clang-format", "codespell")),
+                                    self.root / "tools" / "prose.py"])
 
 
 class Venv(DevTest):

@@ -38,7 +38,7 @@ def sources(*patterns):
 def command_format(arguments):
     parser = parser_of("format")
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; fail if a file would change"
+        "--check", action="store_true", help="change nothing; fail if a file would change or has a misspelling; measure the prose"
     )
     options = parser.parse_args(arguments)
     with lock("setup"):
@@ -48,7 +48,14 @@ def command_format(arguments):
     mode = ["--dry-run", "-Werror"] if options.check else ["-i"]
     run([venv() / "bin" / "clang-format", *mode, *files], cwd=ROOT)
     if options.check:
+        check_spelling()
         run([ROOT / "tools" / "prose.py"])
+
+
+def check_spelling():
+    with lock("setup"):
+        install_venv("codespell", requirements("pip-codespell.txt"))
+    run([venv() / "bin" / "codespell", *sources("*")], cwd=ROOT)  # reads .codespellrc
 
 
 def clangs_view(database):

@@ -31,7 +31,8 @@ usage: ./dev [--torch VERSION] COMMAND [options]
                          find_package(weft) finds them
   setup  [--tests]       only install what a build needs; --tests: also programs that some tests run
                          (some of them start services)
-  format [--check]       run clang-format over the sources
+  format [--check]       run clang-format over the sources; --check: change nothing, and look for
+                         misspellings with codespell
   lint   [FILE ...]      run clang-tidy over the sources; it enforces naming
   pack   [--output DIR] [--without-torch] PROGRAM ...
                          collect programs and the libraries that they need, to run elsewhere
