@@ -400,6 +400,23 @@ class Spaces(DevTest):
             self.assertEqual(self.dev.torch_libraries("python3", "2.11.0"), ["/a b/torch/lib"])
 
 
+class Releases(DevTest):
+    """The documents on releases agree with what is built."""
+
+    def test_compatibility_names_the_supported_releases(self):
+        page = (SCRIPT.parent / "docs" / "releases.md").read_text()
+        newest = self.dev.DEFAULT_TORCH.rpartition(".")[0]
+        self.assertIn(f"| libtorch | {self.dev.OLDEST_TORCH} to {newest} |", page)
+        self.assertIn(f"`./dev --torch {self.dev.OLDEST_TORCH}.0 test`", page)
+        self.assertIn(f"| clang | {self.dev.OLDEST_CLANG} to 19 |", page)
+
+    def test_changelog_names_the_version_of_the_headers(self):
+        header = (SCRIPT.parent / "base" / "version.h").read_text()
+        version = ".".join(re.findall(r"#define WEFT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+        changelog = (SCRIPT.parent / "CHANGELOG.md").read_text()
+        self.assertRegex(changelog, rf"This will be {re.escape(version)}\b|## \[{re.escape(version)}\]")
+
+
 class Lint(DevTest):
     def test_clang_is_not_given_what_only_gcc_understands(self):
         command = "c++ -O2 --param ggc-min-heapsize=1 -Winvalid-pch -include '/a b/cmake_pch.hxx' -o x.o -c x.cc"
