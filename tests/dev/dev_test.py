@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads a copy of ./dev in a folder of its own, where it can start no other program unless a test lets it."""
+"""Tests a copy of ./dev in a temporary folder. It starts no program unless a test allows that."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install",
 
 
 def copy_dev(folder):
-    """Copies ./dev and its package into a folder, which they take for their checkout."""
+    """Copies ./dev and its package into a folder, which becomes their checkout."""
     shutil.copy2(SCRIPT, folder / "dev")
     shutil.copytree(SCRIPT.parent / "tools" / "dev", folder / "tools" / "dev", ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -39,7 +39,7 @@ class DevTest(unittest.TestCase):
         self.dev = load(self.root)
 
     def call(self, *words):
-        """(exit code, what was printed) of ./dev WORDS; starting a program is an error."""
+        """(exit code, output) of ./dev WORDS; starting a program is an error."""
         printed = io.StringIO()
         refused = AssertionError("a program was started")
         with contextlib.ExitStack() as stack:
@@ -61,11 +61,11 @@ class DevTest(unittest.TestCase):
 
 class Start(DevTest):
     def help_of(self, program):
-        """The help that a copy of ./dev prints, started as a user without PYTHONDONTWRITEBYTECODE starts it from another folder."""
+        """The output of `./dev help`, started from / without variables of Python."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return subprocess.run([program, "help"], cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
 
-    def test_it_starts_from_elsewhere_and_through_a_link_and_leaves_nothing_behind(self):
+    def test_starts_elsewhere_and_through_a_symlink(self):
         before = sorted(self.root.rglob("*"))
         self.assertEqual(self.help_of(self.root / "dev"), self.dev.HELP)
         self.assertEqual(sorted(self.root.rglob("*")), before)
@@ -74,7 +74,7 @@ class Start(DevTest):
         (folder / "weft-dev").symlink_to("../dev")
         self.assertEqual(self.help_of(folder / "weft-dev"), self.dev.HELP)
 
-    def test_it_starts_where_nothing_can_be_written(self):
+    def test_starts_in_a_read_only_checkout(self):
         for path in (self.root / "tools" / "dev", self.root / "tools", self.root):
             path.chmod(0o555)
             self.addCleanup(path.chmod, 0o755)
@@ -85,7 +85,7 @@ class Start(DevTest):
 
 
 class Arguments(DevTest):
-    def test_help_of_a_command_is_printed_and_nothing_is_done(self):
+    def test_command_help_only_prints(self):
         for command in COMMANDS:
             with self.subTest(command):
                 code, printed = self.call(command, "--help")
@@ -93,11 +93,11 @@ class Arguments(DevTest):
                 self.assertIn(f"usage: ./dev {command}", printed)
         self.assertTrue((self.root / "build" / "dev").exists())
 
-    def test_all_commands_are_in_the_help(self):
+    def test_help_lists_all_commands(self):
         for command in COMMANDS:
             self.assertRegex(self.dev.HELP, rf"(?m)^  {command} ")
 
-    def test_what_a_command_does_not_know_is_an_error(self):
+    def test_unknown_arguments_are_errors(self):
         for words in ["clean --al", "results now", "setup --nvcc x", "format --chek", "format --jobs 2", "build --al", "test x",
                       "install", "fuzz --preset asan", "fuzz --cuda pip", "bench --runs", "run --nproc 2 digits"]:
             with self.subTest(words):
@@ -106,7 +106,7 @@ class Arguments(DevTest):
                 self.assertIn(f"usage: ./dev {words.split()[0]} [", printed)
 
     def started(self, *words):
-        """What ./dev WORDS replaces itself with, where every program is built."""
+        """The command that ./dev WORDS replaces itself with; programs count as built."""
         with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "program", lambda options, name: Path(name)):
             with mock.patch("os.execve") as started, mock.patch.object(sys, "argv", ["dev", *words]):
                 self.dev.main()
@@ -114,7 +114,7 @@ class Arguments(DevTest):
         self.assertIn("tsan.supp", started.call_args.args[2]["TSAN_OPTIONS"])
         return started.call_args.args[1]
 
-    def test_options_behind_a_program_are_the_programs(self):
+    def test_options_after_a_program_are_passed_to_it(self):
         self.assertEqual(self.started("run", "weft-run", "--nproc-per-node", "2", "./x", "--jobs", "3"),
                          ["weft-run", "--nproc-per-node", "2", "./x", "--jobs", "3"])
         self.assertEqual(self.started("run", "--jobs", "3", "--nproc-per-node", "2", "digits", "--help"),
@@ -122,7 +122,7 @@ class Arguments(DevTest):
         self.assertEqual(self.started("train", "--epochs", "1", "--nproc-per-node", "3", "--cuda", "off"),
                          ["weft-run", "--no-prefix", "--nproc-per-node", "3", "digits", "--epochs", "1"])
 
-    def test_a_run_with_a_timeline_builds_what_reads_it(self):
+    def test_run_with_timeline_builds_its_reader(self):
         for environment, wanted in (({}, ["digits", "weft-run"]), ({"WEFT_TIMELINE": "run.json"}, ["digits", "weft-run", "weft-timeline"])):
             with mock.patch.dict(os.environ, environment, clear=True):
                 self.started("train")
@@ -131,7 +131,7 @@ class Arguments(DevTest):
 
 class Test(DevTest):
     def outcome(self, first, second):
-        """(exit code, what was printed) of ./dev test, where ctest runs twice. Each run is a dict: names of tests to their status."""
+        """(exit code, output) of ./dev test with two runs of ctest: {test: its status} each."""
         def write(command, run):
             cases = "".join(f'<testcase name="{name}" status="{status}"><system-out>output of {name}</system-out></testcase>'
                             for name, status in run.items())
@@ -160,7 +160,7 @@ class Test(DevTest):
                 self.dev.command_test(["--jobs", "1"])
         return end.exception.code, printed.getvalue()
 
-    def test_a_failed_test_that_passes_alone_is_counted_in_the_last_line(self):
+    def test_last_line_counts_tests_that_passed_alone(self):
         code, printed = self.outcome({"A.b": "fail", "C.d": "run"}, {"A.b": "run"})
         self.assertEqual(code, 0)
         self.assertIn("output of A.b", printed)
@@ -169,13 +169,13 @@ class Test(DevTest):
         self.assertEqual(code, 0)
         self.assertEqual(printed.splitlines()[-1], "2 tests failed and then passed alone (a defect to report): A.b, C.d")
 
-    def test_tests_that_fail_again_are_told_from_those_that_pass_alone(self):
+    def test_repeated_failures_are_listed_apart(self):
         code, printed = self.outcome({"A.b": "fail", "C.d": "fail"}, {"A.b": "fail", "C.d": "run"})
         self.assertEqual(code, 8)
         self.assertEqual(printed.splitlines()[-2:], ["1 test failed again: A.b",
                                                      "1 test failed and then passed alone (a defect to report): C.d"])
 
-    def test_no_second_run_follows_success_or_many_failures(self):
+    def test_only_few_failures_are_run_again(self):
         code, printed = self.outcome({"A.b": "run"}, None)
         self.assertEqual((code, printed.splitlines()[-1]), (0, "90% tests passed"))
         code, printed = self.outcome({"A.b": "fail", "C.d": "fail", "E.f": "fail"}, None)
@@ -184,7 +184,7 @@ class Test(DevTest):
 
 
 class Install(DevTest):
-    def test_what_is_installed_is_built_before_and_nothing_else(self):
+    def test_install_builds_only_its_target(self):
         with mock.patch.object(self.dev, "build") as build, mock.patch.object(self.dev, "run") as run:
             code, printed = self.call("install", "--preset", "release", "~/we ft")
         self.assertEqual(code, 0, printed)
@@ -198,7 +198,7 @@ class Install(DevTest):
 
 
 class Setup(DevTest):
-    def test_what_only_tests_run_is_installed_when_asked_for_and_need_not_be_had(self):
+    def test_setup_installs_programs_of_tests_on_request(self):
         for words, wanted in (([], []), (["--tests"], [mock.call("apt-services.txt", required=False)])):
             with mock.patch.object(self.dev, "setup"), mock.patch.object(self.dev, "install_system_packages") as installed, \
                     contextlib.redirect_stdout(io.StringIO()):
@@ -209,18 +209,18 @@ class Setup(DevTest):
 
 
 class Sources(DevTest):
-    def test_no_repository_is_said_and_nothing_is_formatted(self):
+    def test_missing_repository_is_an_error(self):
         with self.assertRaisesRegex(self.dev.Stop, r"git finds no \*.h in (?!.*the list is empty)"):
             self.dev.sources("*.h")
 
-    def test_an_empty_list_is_said(self):
+    def test_no_matching_files_is_an_error(self):
         self.assertEqual(subprocess.run(["git", "init", "-q", self.root]).returncode, 0)
         with self.assertRaisesRegex(self.dev.Stop, "the list is empty"):
             self.dev.sources("*.h")
         (self.root / "a.h").touch()
         self.assertEqual(self.dev.sources("*.h"), ["a.h"])
 
-    def test_the_format_is_that_of_one_version(self):
+    def test_format_uses_pinned_versions(self):
         (self.root / "a.h").touch()
         with mock.patch.object(self.dev, "install_system_packages"), mock.patch.object(self.dev, "sources", return_value=["a.h"]):
             with mock.patch.object(self.dev, "install_venv") as installed, mock.patch.object(self.dev, "run") as ran:
@@ -233,7 +233,7 @@ class Sources(DevTest):
 
 
 class Venv(DevTest):
-    def test_a_venv_that_does_not_start_is_made_anew(self):
+    def test_broken_venv_is_made_again(self):
         programs = self.dev.venv() / "bin"
         made = []
 
@@ -259,7 +259,7 @@ class Venv(DevTest):
 
 
 class Torch(DevTest):
-    def test_another_release_has_a_venv_and_builds_of_its_own(self):
+    def test_each_libtorch_has_its_venv_and_builds(self):
         options = mock.Mock(preset="dev", compiler=None)
         self.assertEqual(self.dev.venv(), self.root / "build" / "venv")
         self.assertEqual(self.dev.build_folder(options), self.root / "build" / "dev")
@@ -271,14 +271,14 @@ class Torch(DevTest):
         self.assertEqual(self.dev.build_folder(options), self.root / "build" / "torch-2.11.0" / "dev")
         self.assertIn("torch==2.11.0", self.dev.requirements("pip.txt"))
 
-    def test_releases_that_weft_cannot_use_are_refused(self):
+    def test_unusable_libtorch_is_refused(self):
         for version, wrong in (("2.10.0", "Weft needs libtorch 2.11 or newer"), ("2.15", "give all three numbers, such as --torch 2.15.0")):
             code, printed = self.call(f"--torch={version}", "build")
             self.assertEqual(code, 1)
             self.assertIn(wrong, printed)
         self.assertEqual(self.call("--torch")[0], 1)
 
-    def test_nvcc_is_of_the_cuda_release_that_torch_brings(self):
+    def test_nvcc_has_the_cuda_release_of_torch(self):
         packages = self.dev.venv() / "lib" / "python3.11" / "site-packages"
         (packages / "nvidia" / "cu13" / "lib").mkdir(parents=True)
         (packages / "nvidia" / "cu13" / "lib" / "libcudart.so.13").touch()
@@ -295,7 +295,7 @@ class Torch(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "there is no cmake/requirements/pip-cuda-13.9.txt: --cuda system"):
             self.dev.pip_nvcc()
 
-    def test_clean_keeps_the_packages_of_every_release(self):
+    def test_clean_keeps_installed_packages(self):
         for path in ("venv/x", "dev/x", "torch-2.11.0/venv/x", "torch-2.11.0/dev/x"):
             (self.root / "build" / path).mkdir(parents=True)
         self.call("clean")
@@ -304,7 +304,7 @@ class Torch(DevTest):
         self.call("clean", "--all")
         self.assertEqual(list((self.root / "build").iterdir()), [])
 
-    def test_sources_that_depend_on_the_release_are_found_through_their_headers(self):
+    def test_release_dependent_sources_are_found(self):
         for name, text in (("engine/tensor/torch_releases.h", ""), ("engine/a/a.h", "#include <weft/engine/tensor/torch_releases.h>\n"),
                            ("engine/a/a.cc", "#include <weft/engine/a/a.h>\n"), ("engine/b.cc", "#include <weft/engine/c.h>\n")):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -317,13 +317,13 @@ class Compiler(DevTest):
         options = self.dev.parser_of("build", *self.dev.BUILDING).parse_args(words)
         return self.dev.build_folder(options).name, self.dev.compiler_of(options)
 
-    def test_the_everyday_build_is_clangs_and_what_is_installed_gccs(self):
+    def test_dev_preset_uses_clang_and_optimized_gcc(self):
         self.assertEqual(self.folder_and_compiler(), ("dev", "clang"))
         self.assertEqual(self.folder_and_compiler("--compiler", "gcc"), ("dev-gcc", "gcc"))
         self.assertEqual(self.folder_and_compiler("--preset", "optimized"), ("optimized", "gcc"))
         self.assertEqual(self.folder_and_compiler("--preset", "optimized", "--compiler", "clang"), ("optimized-clang", "clang"))
 
-    def test_a_clang_that_is_too_old_or_missing_is_said(self):
+    def test_old_or_missing_clang_is_an_error(self):
         for version, wrong in (("14.0.6", r"no clang\+\+ 16 or newer is installed \(clang\+\+ is 14\): install the package clang-19"), (None, "no clang")):
             said = subprocess.CompletedProcess([], 0, f"Debian clang version {version}\n", "")
             with mock.patch("shutil.which", lambda name: "/bin/clang++" if name == "clang++" and version else None), \
@@ -334,7 +334,7 @@ class Compiler(DevTest):
 
 
 class Configure(DevTest):
-    def test_one_that_failed_or_was_broken_off_is_made_again_and_a_good_one_is_kept(self):
+    def test_only_complete_configurations_are_kept(self):
         folder = self.root / "build" / "dev"
         arguments, ends, found = [], [], []  # what is asked for; how each run of cmake ends; whether it found a cache
 
@@ -364,7 +364,7 @@ class Configure(DevTest):
 
 
 class Lock(DevTest):
-    def test_a_build_folder_of_another_user_is_said(self):
+    def test_foreign_build_folder_names_its_owner(self):
         (self.root / "build").chmod(0o555)
         self.addCleanup((self.root / "build").chmod, 0o755)
         self.root.chmod(0o755)
@@ -378,7 +378,7 @@ class Lock(DevTest):
 
 
 class Spaces(DevTest):
-    def test_sanitizers_find_their_files_in_a_folder_with_a_space(self):
+    def test_sanitizer_options_quote_spaces(self):
         folder = self.root / "a b"
         folder.mkdir()
         copy_dev(folder)
@@ -387,7 +387,7 @@ class Spaces(DevTest):
         tsan = next(preset for preset in presets if preset["name"] == "tsan")["environment"]["TSAN_OPTIONS"]
         self.assertIn("suppressions='${sourceDir}/tests/harness/tsan.supp':", tsan)
 
-    def test_libraries_in_a_folder_with_a_space_are_packed(self):
+    def test_library_paths_may_contain_spaces(self):
         def listing(text):
             return mock.patch("subprocess.run", return_value=subprocess.CompletedProcess([], 0, text, ""))
 
@@ -418,7 +418,7 @@ class Releases(DevTest):
 
 
 class Lint(DevTest):
-    def test_clang_is_not_given_what_only_gcc_understands(self):
+    def test_clang_tidy_gets_no_options_of_gcc(self):
         command = "c++ -O2 --param ggc-min-heapsize=1 -Winvalid-pch -include '/a b/cmake_pch.hxx' -o x.o -c x.cc"
         self.assertEqual(self.dev.clangs_view([{"file": "x.cc", "command": command}]), [{"file": "x.cc", "command": "c++ -O2 -o x.o -c x.cc"}])
         command = "clang++-19 -O0 -Xclang -fno-pch-timestamp -Winvalid-pch -Xclang -include-pch -Xclang a.pch -Xclang -include -Xclang a.hxx -c x.cc"
@@ -436,14 +436,14 @@ class Gpu(DevTest):
         self.file = self.root / "weft-gpu.tar.xz"
         subprocess.run(["tar", "-C", self.root, "-cJf", self.file, "weft-gpu"], check=True)
 
-    def test_a_pack_may_be_the_file_or_the_folder_in_it(self):
+    def test_pack_is_a_file_or_its_folder(self):
         self.assertEqual(self.dev.unpacked(self.folder), self.folder)
         self.assertEqual((self.dev.unpacked(self.file) / "tests.txt").read_text(), "a_gpu_test\n")
         with self.assertRaisesRegex(self.dev.Stop, "is not a pack of ./dev gpu-pack"):
             self.dev.unpacked(self.root)
 
     def run_gpu(self, run, checker=None, options=()):
-        """What ./dev gpu prints and writes where `run` stands for its programs; the error that it ends with, or None."""
+        """(output, result, error or None) of ./dev gpu, with `run` in place of its programs."""
         printed, stopped = io.StringIO(), None
         with mock.patch.multiple(self.dev, describe_gpu=lambda: [{"name": "NVIDIA H200"}], torch_libraries=lambda python, wanted: [],
                                  run_gpu_program=run), mock.patch("shutil.which", return_value=checker):
@@ -461,7 +461,7 @@ class Gpu(DevTest):
             Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps(row) + "\n")
         return 0, ""
 
-    def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
+    def test_result_has_commit_of_pack(self):
         printed, result, stopped = self.run_gpu(self.measured)
         why = result["not_run"][f"{self.dev.SANITIZED} under compute-sanitizer"]
         self.assertIn("no compute-sanitizer on PATH", why)
@@ -471,7 +471,7 @@ class Gpu(DevTest):
         self.assertEqual([row["case"] for row in result["rows"]], [case for _, case in self.dev.GPU_BENCHES])
         self.assertEqual(self.dev.commit(), "unknown")
 
-    def test_a_bench_that_fails_or_measures_nothing_keeps_the_others_figures_and_fails_the_command(self):
+    def test_failed_bench_keeps_other_figures(self):
         def run(path, arguments, *rest):
             if "training step" in arguments:
                 return 2, "it could not"
@@ -484,7 +484,7 @@ class Gpu(DevTest):
                                                     "transport_bench --case 'cuda_ipc'": "gave no figure: # no GPU cases"})
         self.assertEqual(len(result["rows"]), len(self.dev.GPU_BENCHES) - 2)
 
-    def test_options_reach_the_benches_and_the_seconds_what_is_run(self):
+    def test_options_and_seconds_reach_programs(self):
         given, limits = {}, []
         def run(path, arguments, environment, seconds):
             limits.append(seconds)
@@ -496,7 +496,7 @@ class Gpu(DevTest):
         self.assertNotIn("--runs", given["gpu"])
         self.assertLessEqual(max(limits), 200)
 
-    def test_what_is_not_run_is_named_with_its_reason(self):
+    def test_unfinished_programs_are_named_with_reason(self):
         limits = []
         def run(path, arguments, environment, seconds):
             limits.append(seconds)
@@ -512,7 +512,7 @@ class Gpu(DevTest):
         self.assertEqual(len(limits), 1 + len(self.dev.GPU_BENCHES))
         self.assertTrue(all(limit >= self.dev.LEAST_GPU_SECONDS - 1 for limit in limits), limits)
 
-    def test_a_pack_wants_the_torch_that_it_was_built_for(self):
+    def test_pack_refuses_another_torch(self):
         for said, wrong in (("2.10.0+cu130\n13.0\n", "has torch 2.10.0.cu130; the pack was built for 2.11.0"),
                             ("2.11.0+cpu\nNone\n", "has torch 2.11.0.cpu, of no CUDA; the pack was built for CUDA 13"),
                             ("2.11.0+cu126\n12.6\n", "has torch 2.11.0.cu126, of CUDA 12.6; the pack was built for CUDA 13")):
@@ -520,14 +520,14 @@ class Gpu(DevTest):
                     self.assertRaisesRegex(self.dev.Stop, wrong):
                 self.dev.torch_libraries("python3", "2.11.0")
 
-    def test_a_program_whose_tests_were_all_skipped_has_shown_nothing(self):
+    def test_skipping_all_tests_is_a_failure(self):
         def ran(passed, **skipped):
             return {"tests": [{"program": "rpc_gpu_test", "exit_code": 0, "passed": passed, "failed": [], "skipped": skipped}], "sanitizer": None,
                     "failed_benches": {}, "not_run": {}}
         self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which skipped all its tests: no GPU"])
         self.assertEqual(self.dev.failures_of(ran(1, a="needs two GPUs")), [])
 
-    def test_one_that_hangs_takes_its_share_and_not_the_others(self):
+    def test_hanging_program_leaves_time_for_others(self):
         now = [1000.0]
         with mock.patch("time.monotonic", lambda: now[0]), mock.patch.multiple(self.dev, GPU_SECONDS=480, LEAST_GPU_SECONDS=20, MOST_GPU_SECONDS=180):
             time_left = self.dev.GpuTime(12)
@@ -548,7 +548,7 @@ class Gpu(DevTest):
             now[0] += 400
             self.assertEqual([quick.share(), quick.share()], [60, 80])
 
-    def test_the_slowest_is_run_behind_all_others(self):
+    def test_slowest_program_runs_last(self):
         ran = []
         def run(path, arguments, environment, seconds):
             ran.append(Path(path).name)
@@ -558,7 +558,7 @@ class Gpu(DevTest):
         self.assertEqual([ran[0], *ran[-2:]], ["b_gpu_test", "optim_bench", "a_gpu_test"])
         self.assertEqual([one["program"] for one in result["tests"]], ["b_gpu_test", "a_gpu_test"])
 
-    def test_those_alone_that_are_asked_for_by_a_part_of_their_name(self):
+    def test_only_runs_matching_programs(self):
         ran = []
         def run(path, arguments, environment, seconds):
             ran.append(Path(path).name)
@@ -573,7 +573,7 @@ class Gpu(DevTest):
             with self.assertRaisesRegex(self.dev.Stop, "'c_gpu' in its name; it runs a_gpu_test, b_gpu_test, .*optim_bench --case 'gpu step'"):
                 self.dev.gpu_results(tests, Path("bin"), None, {}, 480, "c_gpu")
 
-    def test_a_later_part_is_shown_in_the_place_of_what_it_ran_anew(self):
+    def test_later_part_replaces_its_figures(self):
         def row(case, p50):
             return {"bench": "gpu", "case": case, "metric": "time", "peer": "weft", "unit": "us", "bytes": 0, "p50": p50}
         def result(day, only=None, **more):
@@ -594,7 +594,7 @@ class Gpu(DevTest):
         self.assertEqual(shown["not_run"], {"b": "why"})
         self.assertEqual((shown["commit"], [part["commit"] for part in shown["parts"]]), ("c2", ["c3", "c4"]))
 
-    def test_each_test_of_a_gpu_has_a_name_that_is_read(self):
+    def test_gpu_tests_need_plain_names(self):
         self.assertIn("zero_overlap_gpu_test", load().gpu_targets())
         folder = self.root / "tests"
         folder.mkdir(exist_ok=True)
@@ -602,7 +602,7 @@ class Gpu(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "_test is not a plain name"):
             self.dev.gpu_targets()
 
-    def test_a_program_and_what_it_started_end_with_its_share(self):
+    def test_overdue_program_ends_with_its_children(self):
         begun = time.monotonic()
         code, output = self.dev.run_gpu_program("bash", ["-c", "echo it begins; sleep 300 & sleep 300"], dict(os.environ), 0.5)
         self.assertIsNone(code)
@@ -614,7 +614,7 @@ class Gpu(DevTest):
         self.assertEqual(code, 127)
         self.assertIn("cannot be started", output)
 
-    def test_compute_sanitizer_is_found_on_path_in_packages_and_in_a_toolkit(self):
+    def test_compute_sanitizer_is_found_in_all_places(self):
         def made(folder):
             folder.mkdir(parents=True)
             (folder / "compute-sanitizer").write_text("#!/bin/sh\n")
@@ -629,7 +629,7 @@ class Gpu(DevTest):
             self.assertEqual(self.dev.compute_sanitizer(self.root / "site-packages"), package)
             self.assertEqual(self.dev.compute_sanitizer(self.root / "others"), toolkit)
 
-    def test_a_preset_without_ranges_is_refused_before_anything_is_built(self):
+    def test_preset_without_ranges_is_refused(self):
         shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
         self.assertTrue(self.dev.records_ranges("dev"))
         self.assertTrue(self.dev.records_ranges("profile"))
@@ -639,7 +639,7 @@ class Gpu(DevTest):
                 with self.assertRaisesRegex(self.dev.Stop, "release compiles the ranges away"):
                     function([*command[1:], "--preset", "release"])
 
-    def test_preparing_installs_the_sanitizer_where_there_is_none(self):
+    def test_prepare_installs_missing_sanitizer(self):
         shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
         for found, installs in ((None, [self.dev.requirements("pip-gpu.txt")]), ("/usr/bin/compute-sanitizer", [])):
             with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "install_venv") as installed, \
@@ -649,7 +649,7 @@ class Gpu(DevTest):
             self.assertEqual(built.call_args.args[1], [*self.dev.gpu_targets(), *self.dev.GPU_PROGRAMS])
             self.assertEqual([call.args[1] for call in installed.call_args_list], installs)
 
-    def test_what_a_program_has_shown_that_was_ended_is_counted(self):
+    def test_ended_program_counts_finished_tests(self):
         lines = ["[ RUN      ] Gpu/Claims.Sum/Nccl", "[       OK ] Gpu/Claims.Sum/Nccl (3 ms)", "[  SKIPPED ] Gpu/Claims.Any/Nccl (0 ms)",
                  "[  FAILED  ] Gpu/Claims.Max/Nccl, where GetParam() = Nccl (12 ms)", "[       OK ] Alone.One (0 ms)", "[ RUN      ] Gpu/Claims.Min/Nccl"]
         output = "\n".join(["ended after 9 s, its share of the time", *lines, "x" * 5000])
@@ -660,7 +660,7 @@ class Gpu(DevTest):
         self.assertEqual(figures["output"].splitlines()[0], "ended after 9 s, its share of the time")
         self.assertLess(len(figures["output"]), 4100)
 
-    def test_settings_are_counted_apart(self):
+    def test_settings_are_counted_separately(self):
         cases = "".join(f'<testcase name="{name}" classname="Gpu/Claims" status="run" result="{result}">{inside}</testcase>'
                         for name, result, inside in [("Sum/NcclProcesses", "completed", ""), ("Min/NcclProcesses", "completed", ""),
                                                      ("Max/NcclProcesses", "completed", '<failure message="wrong"/>'), ("Sum/GlooOnGpu", "completed", ""),
@@ -686,7 +686,7 @@ class Gpu(DevTest):
         self.assertTrue(all(reads(ended) is None for _, _, reads in self.dev.GPU_CHECKS))
 
     def packed(self):
-        """What ./dev gpu-pack prints, and the names in the pack that it makes of fakes."""
+        """(output, names in the pack) of ./dev gpu-pack, with fake programs."""
         folder = self.root / "tests" / "some"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "CMakeLists.txt").write_text("weft_test(b_gpu_test SOURCES b.cc LABELS gpu TIMEOUT 9)\nweft_test(cpu_test SOURCES c.cc)\n"
@@ -705,7 +705,7 @@ class Gpu(DevTest):
         listed = subprocess.run(["tar", "-tf", self.root / "pack.tar.xz"], capture_output=True, text=True, check=True).stdout
         return printed.getvalue(), {name for name in listed.splitlines() if not name.endswith("/")}
 
-    def test_a_pack_holds_all_gpu_tests_the_benches_and_what_runs_them(self):
+    def test_pack_holds_tests_benches_and_dev(self):
         printed, names = self.packed()
         programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "weft-timeline"}
         modules = {f"weft-gpu/tools/dev/{path.name}" for path in (SCRIPT.parent / "tools" / "dev").glob("*.py")}
@@ -717,23 +717,23 @@ class Gpu(DevTest):
         help_of_pack = subprocess.run([folder / "dev", "help"], capture_output=True, text=True, check=True).stdout
         self.assertEqual(help_of_pack, self.dev.HELP)
 
-    def test_a_pack_that_is_too_large_is_refused_and_not_left(self):
+    def test_large_pack_is_refused_and_removed(self):
         self.assertEqual(self.dev.PACK_BYTES, 60_000_000)
         with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"the limit is 0\.0\. Its largest files, unpacked: (bin/|dev|tools/dev/)"):
             self.packed()
         self.assertFalse((self.root / "pack.tar.xz").exists())
 
-    def test_what_the_sanitizer_finds_fails_the_command(self):
+    def test_sanitizer_findings_fail_the_command(self):
         (self.folder / "tests.txt").write_text(self.dev.SANITIZED + "\n")
         subprocess.run(["tar", "-C", self.root, "-cJf", self.file, "weft-gpu"], check=True)
         checked = lambda path, *rest: (9, "") if "compute-sanitizer" in str(path) else self.measured(path, *rest)
         self.assertIn("under compute-sanitizer", self.run_gpu(checked, "/a b/compute-sanitizer")[2])
 
-    def test_the_image_with_the_tests_knows_its_commit(self):
+    def test_test_image_knows_its_commit(self):
         image = (SCRIPT.parent / "docker" / "gpu.Dockerfile").read_text()
         self.assertRegex(image, r"AS test\n(?:(?!FROM ).*\n)*ARG COMMIT=unknown\nRUN echo .* > COMMIT\n")
 
-    def test_figures_are_read_off_the_rows_of_the_largest_case(self):
+    def test_figures_come_from_the_largest_case(self):
         def row(case, peer, metric, p50, size=0, unit="us"):
             return {"case": case, "peer": peer, "metric": metric, "unit": unit, "p50": p50, "bytes": size}
         rows = [row("gpu pack a 6Mi", "weft", "bandwidth", 1.0, 6, "GB/s"), row("gpu pack a 6Mi", "device copy", "bandwidth", 2.0, 6, "GB/s"),
@@ -758,11 +758,12 @@ class Gpu(DevTest):
 
 
 class FiguresOfGpus(DevTest):
-    """GPU_FIGURES and GPU_BENCHES name what the benches' sources do."""
+    """GPU_FIGURES and GPU_BENCHES use the names in the benches' sources."""
 
     @staticmethod
     def sources_of(program, run):
-        """(the string literals, the numbers) where a bench has cases that begin so, in its headers, and in what all benches share."""
+        """(string literals, numbers) in a bench's headers, in its sources with such cases, and in the
+        sources that all benches share."""
         folder = SCRIPT.parent / "profiling" / "bench"
         files = [file for name in (program.removesuffix("bench"), "report.") for file in sorted(folder.glob(f"{name}*"))]
         code = {file: re.sub(r"^#include.*$|//.*$", "", file.read_text(), flags=re.MULTILINE) for file in files}
@@ -772,7 +773,7 @@ class FiguresOfGpus(DevTest):
 
     @classmethod
     def is_made_of(cls, case, literals, numbers):
-        """Whether a case may begin so: literals one after the other, spaces and numbers between them, the last one perhaps cut off."""
+        """True if `case` is a sequence of literals, spaces and numbers; the last literal may be cut off."""
         if not case or any(literal.startswith(case) for literal in literals):
             return True
         number = re.match(r"\d+", case)
@@ -780,7 +781,7 @@ class FiguresOfGpus(DevTest):
             return True
         return any(case.startswith(literal) and cls.is_made_of(case[len(literal):], literals, numbers) for literal in {*literals, " "})
 
-    def test_each_case_peer_and_metric_is_of_a_bench_that_is_run(self):
+    def test_each_figure_names_a_bench_that_runs(self):
         wanted = []  # (what, case, metric, peer)
         for what, _, read in self.dev.GPU_FIGURES:
             def row(rows, case, metric, peer, what=what):
@@ -800,7 +801,7 @@ class FiguresOfGpus(DevTest):
             self.assertTrue(self.is_made_of(run, *self.sources_of(program, run)), f"{program} has no case '{run}…'")
             self.assertTrue(any(run in case for _, case, _, _ in wanted), f"{program} --case '{run}' is run, and no figure is read of it")
 
-    def test_names_that_no_bench_has_are_found_out(self):
+    def test_foreign_names_are_found(self):
         literals, numbers = {"gpu ", "unpack ", "stream", "nccl all_reduce of one rank"}, {64, 1 << 20}
         for case in ("gpu unpack", "stream 1048576", "stream 64", "nccl all_reduce", "gpu unpack 64"):
             self.assertTrue(self.is_made_of(case, literals, numbers), case)
@@ -809,7 +810,7 @@ class FiguresOfGpus(DevTest):
 
 
 class Bench(DevTest):
-    def test_the_timelines_bench_is_given_the_digits_without_tracing_where_that_is_asked_for(self):
+    def test_untraced_builds_digits_without_tracing(self):
         (self.root / "profiling" / "bench").mkdir(parents=True)
         (self.root / "profiling" / "bench" / "timeline_bench.cc").touch()
         (self.root / "profiling" / "bench" / "ddp_bench.cc").touch()
@@ -846,7 +847,7 @@ class Results(DevTest):
         (self.results / name).write_text("".join(json.dumps({**self.ROW, **row}) + "\n" for row in rows))
 
     def results_of(self, *markers):
-        """The page with these markers, when ./dev results has filled it."""
+        """The page with these markers after ./dev results."""
         self.page.write_text("# Benchmarks\n" + "".join(f"before\n<!-- results: {marker} -->\nold\n<!-- end of results -->\nbehind\n" for marker in markers))
         with contextlib.redirect_stdout(io.StringIO()):
             self.dev.command_results([])
@@ -855,7 +856,7 @@ class Results(DevTest):
         self.assertEqual(self.page.read_text(), first)  # what is filled is filled again
         return first
 
-    def test_rows_of_a_bench_become_a_table_with_ratios_where_a_marker_stands(self):
+    def test_marker_is_replaced_by_table_of_rows(self):
         self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94}, {"peer": "gRPC", "p50": 114.0}, {"case": "64 B", "peer": "gRPC", "p50": 1150.0},
                       {"case": "1 B", "peer": "weft", "p50": 1}, {"metric": "messages", "unit": "msgs", "peer": "weft", "p50": 12})
         self.assertEqual(self.results_of('bench=rpc options="--runs 2" cases="^(8|64) B" peers="gRPC|weft" ratios="gRPC / weft"'),
@@ -867,11 +868,11 @@ class Results(DevTest):
                          "<!-- end of results -->\nbehind\n")
         self.assertIn("| case | weft | gRPC |\n", self.results_of("bench=rpc"))
 
-    def test_what_has_no_rows_is_said_to_be_not_measured(self):
+    def test_bench_without_rows_is_not_measured(self):
         self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94})
         self.assertIn("-->\nNot measured on this machine: `./dev bench ddp --runs 4`.\n<!-- end", self.results_of('bench=ddp options="--runs 4"', "bench=rpc"))
 
-    def test_a_table_is_of_the_newest_file_with_such_rows(self):
+    def test_table_uses_newest_file_with_its_cases(self):
         for day, figure in (("2026-01-31", 1), ("2026-02-01", 2), ("2025-12-31", 3)):
             self.measured(f"cpu-{day}-abc-rpc.json", {"peer": "weft", "p50": figure})
         self.assertIn("| 8 B | 2 µs |", self.results_of("bench=rpc"))
@@ -880,7 +881,7 @@ class Results(DevTest):
         self.measured("cpu-2026-03-02-abc-ddp.json", {"bench": "ddp", "peer": "weft", "p50": 6})
         self.assertIn("| 8 B | 4 µs |", self.results_of('bench=rpc cases="8 B"'))
 
-    def test_a_marker_that_is_wrong_is_an_error_and_the_page_is_kept(self):
+    def test_wrong_marker_keeps_the_page(self):
         self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94})
         for marker, said in (("bench=rpc case=x", "cannot be parsed"), ("peers=weft", "cannot be parsed"), ("bench", "cannot be parsed"),
                              ('bench=rpc cases="8 ("', "cannot be parsed"), ('bench=rpc ratios="weft"', "cannot be parsed"),
@@ -894,7 +895,7 @@ class Results(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "no '<!-- end of results -->' after '<!-- results: bench=rpc -->'"):
             self.dev.command_results([])
 
-    def test_files_whose_names_do_not_say_which_is_newer_are_an_error(self):
+    def test_ambiguous_file_names_are_errors(self):
         self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 1})
         self.measured("cpu-2026-01-02-bcd-rpc.json", {"peer": "weft", "p50": 2})
         with self.assertRaisesRegex(self.dev.Stop, "cpu-2026-01-02-abc-rpc.json and cpu-2026-01-02-bcd-rpc.json"):
@@ -903,12 +904,12 @@ class Results(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "rows.json: its name contains no date"):
             self.results_of("bench=ddp")
 
-    def test_figures_have_three_digits_and_times_their_unit(self):
+    def test_figures_have_three_digits(self):
         shown = [self.dev.shown(*figure) for figure in ((0.0294, "us"), (17940, "us"), (999.7, "us"), (0.1651, "s"), (2.118, "s"), (12.22, "M/s"), (3710.4, "B"), (0, "ms"), (0.0752,), (None, "s"))]
         self.assertEqual(shown, ["29.4 ns", "17.9 ms", "1000 µs", "165 ms", "2.12 s", "12.2 M/s", "3710 B", "0 ms", "0.0752", ""])
 
-    def test_the_page_is_what_the_rows_make(self):
-        """docs/benchmarks.md of this repository, whose tables are all made."""
+    def test_page_matches_the_results(self):
+        """./dev results changes nothing in docs/benchmarks.md, which has no other tables."""
         shutil.copytree(SCRIPT.parent / "profiling" / "results", self.results, dirs_exist_ok=True)
         committed = (SCRIPT.parent / "docs" / "benchmarks.md").read_text()
         self.page.write_text(committed)
@@ -919,7 +920,7 @@ class Results(DevTest):
         self.assertGreater(len(made.findall(committed)), 10)
         self.assertNotRegex(made.sub("", committed), r"(?m)^\|")
 
-    def test_a_result_of_a_gpu_shows_its_checks_and_what_was_not_run(self):
+    def test_gpu_result_shows_checks_and_omissions(self):
         self.assertIn("No run of `./dev gpu`", self.results_of("gpu"))
         tests = [{"program": "communicator_gpu_test", "exit_code": 0, "passed": 7, "passed_by_setting": {"NcclProcesses": 3}, "failed": [], "skipped": {}}]
         result = {"date": "2026-01-02T03:04:05+00:00", "commit": "abc1234", "tests": tests, "sanitizer": None, "rows": [],

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What ctest says of the groups of GroupedTests.cmake: grouped_test.py CTEST GROUPED_TESTS. Their executable is a script that
-prints what GoogleTest would."""
+"""Tests the groups of GroupedTests.cmake with ctest: grouped_test.py CTEST GROUPED_TESTS. Their
+executable is a script that prints the output of GoogleTest."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 CTEST, GROUPED = sys.argv[1:3]
-# A suite of each kind; what is not named passes.
+# A suite of each kind; tests that RESULTS does not name pass.
 TESTS = {"Passing": "ab", "Failing": "a", "AllFail": "ab", "Skipping": "ab", "FailsAndSkips": "ab", "PassesAndSkips": "ab"}
 RESULTS = {"Failing.a": "FAILED", "AllFail.a": "FAILED", "AllFail.b": "FAILED", "Skipping.a": "SKIPPED", "Skipping.b": "SKIPPED",
            "FailsAndSkips.a": "FAILED", "FailsAndSkips.b": "SKIPPED", "PassesAndSkips.b": "SKIPPED"}
@@ -45,7 +45,7 @@ class Groups(unittest.TestCase):
         self.root = Path(folder.name)
 
     def say(self, alone="FALSE", each=False, tests=TESTS, sanitized="", fails=True):
-        """What ctest says of each of its tests."""
+        """{test: its result} as ctest prints them."""
         program = self.root / "some_test"
         program.write_text(PROGRAM.format(python=sys.executable, tests=tests, results=RESULTS))
         program.chmod(0o755)
@@ -60,20 +60,19 @@ class Groups(unittest.TestCase):
         self.assertEqual(said.returncode != 0, fails, said.stdout)
         return {name: result.lstrip("*") for name, result in rows}
 
-    def test_a_suite_fails_where_one_of_its_tests_does_and_is_skipped_where_all_are(self):
+    def test_group_result_combines_its_tests(self):
         self.assertEqual(self.say(), {
             "some_test Passing.*": "Passed", "some_test Failing.*": "Failed", "some_test AllFail.*": "Failed",
             "some_test Skipping.*": "Skipped", "some_test FailsAndSkips.*": "Failed", "some_test PassesAndSkips.*": "Passed"})
 
-    def test_single_tests_are_what_they_are(self):
+    def test_single_tests_keep_their_results(self):
         words = {"OK": "Passed", "FAILED": "Failed", "SKIPPED": "Skipped"}
         names = [f"{suite}.{name}" for suite, tests in TESTS.items() for name in tests]
         expected = {name: words[RESULTS.get(name, "OK")] for name in names}
         self.assertEqual(self.say(each=True), expected)
         self.assertEqual(self.say(alone="TRUE"), expected)
 
-
-    def test_suites_whose_ranks_are_of_one_kind_share_a_process(self):
+    def test_similar_suites_share_a_process(self):
         names = [f"t{number}/{way}" for number in range(12) for way in ("shmThreads2", "shmProcesses4")]
         tests = {"A/One": names, "A/Two": names, "A/Three": names, "Plain": ["a"]}
         passed = {name: "Passed" for name in ("some_test A/One.*/shmThreads2 and 1 more", "some_test A/One.*/shmProcesses4 and 1 more",
