@@ -20,14 +20,14 @@ constinit trace::Name staging{trace::Layer::Transport, "stage"};
 
 constexpr auto kSetUp = std::chrono::seconds(60);
 
-// A slice of an operation, and which way it is copied.
+// A slice of an operation and the directions in which it is copied.
 struct Part {
   Slice device;
   bool to_host = false;
   bool to_device = false;
 };
 
-// What must stay until the copies are done: the user's memory, and its stand-in on the host, one
+// Memory that must stay until the copies are done: the user's, and its counterpart on the host, one
 // piece for each part.
 struct Held {
   Pin user;
@@ -41,11 +41,11 @@ void make(const std::vector<Copy>& copies, const cuda::StreamRef& stream, int ra
   shown.end(stream);
 }
 
-// The host's half of an operation, on its way: whoever drops it last without an outcome (a loop
-// that ended) fails it. With the outcome the flag is raised that a stream waits for.
+// The host's half of an operation. Ending it raises the flag for which a stream waits. If the last
+// reference is dropped before that (the loop has ended), the operation fails.
 class Delivery {
  public:
-  enum class Then { CopyBack, Nothing };  // what comes after the host's half
+  enum class Then { CopyBack, Nothing };  // the step after the host's half
 
   Delivery(std::string name, Completion completion, std::shared_ptr<HostFlag> landed, Then then)
       : name_(std::move(name)),
@@ -62,13 +62,13 @@ class Delivery {
     completion_.fail(why);
     land();
   }
-  // The host has done its part.
+  // Called when the host has done its half.
   void land() noexcept {
     over_ = true;
     if (then_ == Then::Nothing) completion_.finish();
     landed_->raise();
   }
-  // Somebody else finishes the operation.
+  // Called when another owner will finish the operation.
   void hand_over() noexcept { over_ = true; }
   Completion& completion() { return completion_; }
 
@@ -100,8 +100,8 @@ class StagedCommunicator final : public Communicator,
     warm_up();
   }
   ~StagedCommunicator() override {
-    // The loop keeps its owner while something is under way, so the loop has ended: streams wait
-    // for the host's half.
+    // The loop keeps this object alive while operations are under way. So here the loop has ended,
+    // and streams still wait for the host's half.
     if (!in_flight_.passed()) host_->abort(Error(Blame::Cancelled, "the group was destroyed"));
   }
 
@@ -221,16 +221,17 @@ class StagedCommunicator final : public Communicator,
   }
 
   void warm_up();
-  // `call` gets the parts' pieces on the host, in their order.
+  // `call` receives the parts' pieces on the host, in the order of `parts`.
   Op collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
                 HostCall call) noexcept;
   std::shared_ptr<Held> hold(const std::vector<Part>& parts, Pin pin);
-  // Starts the host's half, on the loop or, if its input is there already, on the caller's thread.
+  // Starts the host's half, on the loop or, if its inputs are already there, on the caller's
+  // thread.
   void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
              const HostCall& call) noexcept;
   void land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
             const Slice& to, const Fence& ready, const std::string& name) noexcept;
-  // A launch of the graph would copy to the host, where nobody would send it.
+  // A launch of the graph would copy to the host but send nothing.
   Op refuse_capture(const std::string& name) const noexcept {
     return Op::failed(
         Error(Blame::Unsupported,
@@ -238,7 +239,7 @@ class StagedCommunicator final : public Communicator,
                   "' works on the host and cannot be captured into a CUDA graph; make the "
                   "group with backend 'nccl'"));
   }
-  // Nothing of the operation reaches the other ranks any more, so the group ends here.
+  // Ends the group, because the other ranks will not receive this operation.
   Op give_up(const std::string& name, const std::shared_ptr<Held>& held,
              const cuda::StreamRef& stream) noexcept;
   void outlive(const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
@@ -247,8 +248,9 @@ class StagedCommunicator final : public Communicator,
   PointToPoint* messages_;
   std::shared_ptr<cuda::Device> device_;
   const std::weak_ptr<EventLoop> loop_;
-  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and
-  // receives have their own: one that must wait for a peer keeps no collective from going on.
+  // High priority, so that they share no hardware queue with streams that wait for this
+  // communicator. Sends and receives have their own streams: one that waits for a peer must not
+  // delay collectives.
   cuda::Stream out_{*device_, cuda::Priority::High};
   cuda::Stream in_{*device_, cuda::Priority::High};
   cuda::Stream sending_{*device_, cuda::Priority::High};
@@ -258,11 +260,11 @@ class StagedCommunicator final : public Communicator,
   std::shared_ptr<FencedQueue> collectives_;
   std::shared_ptr<FencedQueue> sends_;
   InFlight in_flight_;  // collectives
-  InFlight copying_;    // what is to be sent
+  InFlight copying_;    // sends
   InFlight received_;
 };
 
-// The driver loads its own kernels at their first use as well, and the pools their first slab.
+// The driver loads its own kernels at their first use, and the pools allocate their first slab.
 void StagedCommunicator::warm_up() {
   constexpr std::size_t kBytes = 64;
   const cuda::PinnedMemory host = pinned_.allocate(kBytes);
@@ -308,7 +310,7 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
     }
     make(to_host, out_, rank());
     const Fence copied = flags_.signal(out_);
-    cuda::record(out_).wait(in_);  // the flag's order is invisible to the driver
+    cuda::record(out_).wait(in_);  // the driver does not know the order that the flag imposes
     landed = flags_.make();
     landed->wait(in_);
     make(to_device, in_, rank());
@@ -334,8 +336,8 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
 void StagedCommunicator::begin(const std::shared_ptr<Held>& held,
                                const std::shared_ptr<Delivery>& delivery,
                                const HostCall& call) noexcept {
-  if (const auto lost =
-          device_->lost()) {  // the fence of a lost device passes, but nothing was copied
+  // The fence of a lost device passes although nothing was copied.
+  if (const auto lost = device_->lost()) {
     host_->abort(*lost);
     return delivery->fail(*lost);
   }
@@ -359,7 +361,7 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
     ready.wait(sending_);
     make({{held->pieces[0], data.slice}}, sending_, rank());
     const Fence copied = flags_.signal(sending_);
-    // The memory stays until the copy is made, also if the message is given up before.
+    // The memory stays until the copy is made, even if the message fails before.
     copying_.add({name, Completion(held, copied), held, ready, copied}, shared_from_this());
     const auto sent = flags_.make();
     const Completion completion(held, sent);
@@ -395,8 +397,8 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin,
     const auto delivery =
         std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
     const Op op = messages_->recv({held->pieces[0], data.dtype}, from, tag, held, Fence());
-    // Messages come in any order, and what one is to wait for may be behind the landing of another:
-    // it waits outside the stream that they share.
+    // Messages arrive in any order, and the fence of one may depend on the landing of another. So
+    // the loop waits for `ready`, not receiving_, which all messages share.
     op.on_ended([weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
       delivery->completion().set_source_rank(op.source_rank());
       if (const auto error = op.error()) return delivery->fail(*error);
@@ -415,7 +417,8 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin,
   }
 }
 
-// The message has come: copies it to where it belongs. On a thread of the host's communicator.
+// Copies a message that has arrived to its destination. Runs on a thread of the host's
+// communicator.
 void StagedCommunicator::land(const std::shared_ptr<Held>& held,
                               const std::shared_ptr<Delivery>& delivery, const Slice& to,
                               const Fence& ready, const std::string& name) noexcept {
@@ -444,13 +447,13 @@ Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<He
   return Op::failed(error);
 }
 
-// What was enqueued may still be copying.
+// Keeps the memory, because enqueued copies may still use it.
 void StagedCommunicator::outlive(const std::shared_ptr<Held>& held,
                                  const cuda::StreamRef& stream) noexcept {
   try {
     if (held) device_->retirement().retire(cuda::record(stream), [held] {});
   } catch (const Error&) {
-    // The device is lost, or its context has ended: nothing copies any more.
+    // The device is lost or its context has ended, so nothing copies any more.
   }
 }
 

@@ -37,25 +37,25 @@ class StagedConnection final : public Connection,
     return inbox_->accept(destinations, std::move(pin), std::move(ready));
   }
   void close(const Error& why) noexcept override;
-  // The last reference that somebody else held is gone.
+  // Called when the last outside reference is dropped.
   void drop() noexcept;
 
  private:
-  // On the loop.
+  // These run on the loop.
   void arrived(const Handlers& handlers, const Arrival& below);
   void closed(const Handlers& handlers, const Error& why);
   void end() noexcept;
 
-  std::shared_ptr<Connection> below_;  // callers' only, who hold this
+  std::shared_ptr<Connection> below_;  // used only by callers that hold this
   const std::string transport_;
   const std::string peer_;
   const std::weak_ptr<EventLoop> loop_;
-  EventLoop* const loop_address_;  // without a share in it, see Outbox::loop()
+  EventLoop* const loop_address_;  // not an owning reference, see Outbox::loop()
   const Capabilities capabilities_;
   const std::shared_ptr<Outbox> outbox_;
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<bool> dropped_{false};
-  std::optional<Error> lost_;  // why we ended it, where the peer is to blame; the loop's
+  std::optional<Error> lost_;  // the peer's violation that ended it; used on the loop only
 };
 
 void StagedConnection::receive(Handlers handlers) {
@@ -77,14 +77,14 @@ void StagedConnection::close(const Error& why) noexcept {
   if (!outbox_->refuse(reason)) return;
   inbox_->refuse(reason);
   below_->close(why);
-  // Behind what the lane below ends, which was sent earlier.
+  // After the operations that the connection below ends, which were sent earlier.
   if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
 }
 
 void StagedConnection::drop() noexcept {
   dropped_ = true;
   close(Error(Blame::Cancelled, "nobody holds it any more"));
-  // Here, and not in some later turn of the loop: it has a share in that.
+  // Here, and not in a later turn of the loop, because below_ shares the loop.
   outbox_->let_go();
   inbox_->let_go();
   below_.reset();
@@ -102,7 +102,7 @@ void StagedConnection::arrived(const Handlers& handlers, const Arrival& below) {
   lost_ = Error(Blame::PeerLost,
                 "the lane to " + peer() + " is lost: the peer sent what is not allowed, " + *wrong);
   inbox_->refuse(*lost_);
-  outbox_->lose(*lost_);  // and closed() follows
+  outbox_->lose(*lost_);  // closed() follows
 }
 
 void StagedConnection::closed(const Handlers& handlers, const Error& why) {
@@ -113,7 +113,7 @@ void StagedConnection::closed(const Handlers& handlers, const Error& why) {
   if (!dropped_) handlers.closed(reason);
 }
 
-// What callers hold; see the one of StreamConnection.
+// The object that callers own; see StreamConnection's Holder.
 struct Holder {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<StagedConnection> connection;

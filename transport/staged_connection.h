@@ -1,24 +1,24 @@
-// Lanes that carry device memory, over lanes that carry host memory (tcp, shm, inproc), through
-// pinned memory and in the order of streams. Both ends are made so: messages are written as
-// transport/staged_frame.h says.
+// Connections that carry device memory over connections that carry host memory (tcp, shm, inproc).
+// They copy through pinned memory, in stream order. Both ends must be made this way:
+// transport/staged_frame.h says how messages are written.
 //
-//   Stage stage({device});                                     // one for all lanes of the process
-//   auto lane = staged::over(connector->connect(…), stage, loop);
+//   Stage stage({device});  // one for all connections of the process
+//   auto connection = staged::over(connector->connect(…), stage, loop);
 //
-// A send waits for `ready` on a stream of the lane's, which copies to the host chunk by chunk; each
-// goes to the lane below when its copy is made. Chunks that come are copied to a destination on a
-// GPU by another stream, behind the `ready` of accept(). No call waits for anything. done() of what
-// touches device memory is a flag that streams can wait for, raised when the last copy is made.
+// A stream of the connection waits for a send's `ready` and copies to the host chunk by chunk; each
+// chunk is sent on the connection below when its copy is made. Another stream copies arriving
+// chunks to destinations on a GPU, after the `ready` of accept(). No call waits. For operations
+// that touch device memory, done() is a flag for which streams can wait; it is raised when the last
+// copy is made.
 //
 // Where connection.h leaves a choice:
-// - A `ready` that no stream can see (a HostFlag) is awaited by the loop instead.
-// - Device memory that the GPU refuses to copy fails its message alone, if the first chunk shows
-// it; later the lane ends.
-// - A lost GPU ends the lane of a message that has been begun. Nothing is sent of what was not
-// copied.
-// - Each lane has 8 MiB of pinned memory, and two streams on each GPU: see transport/staged.h for
-// what that asks of
-//   CUDA_DEVICE_MAX_CONNECTIONS.
+// - If no stream can wait for a `ready` (a HostFlag), the loop waits for it.
+// - If the GPU refuses to copy some device memory at a message's first chunk, only that message
+//   fails; at a later chunk the connection ends.
+// - A lost GPU ends the connection if a message has been begun. Bytes that were not copied are not
+//   sent.
+// - Each connection has 8 MiB of pinned memory and two streams on each GPU: see transport/staged.h
+//   about CUDA_DEVICE_MAX_CONNECTIONS.
 #pragma once
 
 #include <memory>
@@ -28,12 +28,12 @@
 
 namespace weft::transport::staged {
 
-// The lane is the result's alone from then on; receive() has not been called on it. `loop` is its
-// loop. May block for a moment, where pinned memory must be taken; throws Busy, Device.
+// Nobody else may use `below` from then on, and nobody has called its receive(). `loop` is its
+// loop. May block for a moment to allocate pinned memory. Throws Busy, Device.
 std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage,
                                  const std::shared_ptr<EventLoop>& loop);
 
-// The same for all that `below` connects and accepts.
+// Wraps all connections that `below` connects and accepts.
 std::unique_ptr<Connector> over(Connector& below, std::shared_ptr<Stage> stage);
 
 }  // namespace weft::transport::staged

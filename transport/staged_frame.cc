@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kLeadBytes = kKindBytes + kCountBytes;
 
-// Where the lane below has its line full, the pieces of one message still find room.
+// Reserved so that the pieces of one message find room even if the queue of the connection below is
+// full.
 constexpr std::size_t kReserved = 32;
 
 Decoded wrong(std::string text) {

@@ -1,12 +1,12 @@
-// How a lane that carries device memory writes its messages as messages of the lane below it
-// (docs/wire.md). Every message below begins with a byte that says what it is:
+// How a connection that carries device memory encodes its messages as messages of the connection
+// below it (docs/wire.md). Every message below begins with a byte that says its kind:
 //
-//   whole   the header behind it, and the payloads as they are: at most kChunkBytes of them
-//   lead    the header behind the payloads' sizes; the payloads follow
+//   whole   the header, then the payloads as they are, at most kChunkBytes of them
+//   lead    the payloads' sizes, then the header; the payloads follow as chunks
 //   chunk   1 to kChunkBytes bytes of one payload, in order; no header
 //
-// So a receiver needs no more pinned memory at a time than one chunk, whatever was sent. Pure
-// functions over bytes that a stranger may have sent.
+// So a receiver needs at most one chunk of pinned memory at a time, whatever the message's size.
+// Pure functions over untrusted bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,31 +22,32 @@ namespace weft::transport::staged {
 
 using Bytes = std::span<const std::byte>;
 
-// Long enough that a copy to the GPU takes longer than to start it, short enough that several fit
-// into a cache.
+// Long enough that a copy to the GPU takes longer than starting it, short enough that several
+// chunks fit into a cache.
 constexpr std::size_t kChunkBytes = 512 << 10;
 
 enum class Kind : std::uint8_t { Whole = 1, Lead = 2, Chunk = 3 };
 
 constexpr std::size_t kKindBytes = 1;
-constexpr std::size_t kCountBytes = 4;  // of a lead, behind its kind; then 8 bytes for each size
+constexpr std::size_t kCountBytes = 4;  // of a lead, after its kind; 8 bytes for each size follow
 
-// What a lane can do whose messages are written so over one that can do `below`.
+// Capabilities of a connection that writes its messages this way over one with capabilities
+// `below`.
 Capabilities capabilities_over(const Capabilities& below);
 
-// Both replace the content of `front`; the lane's limits have been checked.
+// Both encoders replace the content of `front`. The caller has checked the connection's limits.
 void encode_whole(Bytes header, std::vector<std::byte>& front);
 std::vector<std::byte> encode_lead(Bytes header, std::span<const Slice> payloads);
 
-// What came, or in words why nobody of ours sent it.
+// A decoded message, or in words why no Weft process can have sent it.
 struct Decoded {
   Kind kind = Kind::Whole;
-  Bytes header;  // of the message above; part of what was decoded
+  Bytes header;  // of the message above; points into the decoded message
   std::uint64_t total = 0;
   std::optional<std::string> wrong;
 };
-// `sizes` receives those of the message above (of a chunk: its own). Its memory is bounded by the
-// limits.
+// Fills `sizes` with those of the message above (for a chunk: its own). The limits bound its
+// memory.
 Decoded decode(const Arrival& below, const Capabilities& limits, std::vector<std::uint64_t>& sizes);
 
 }  // namespace weft::transport::staged

@@ -10,7 +10,7 @@ namespace weft::transport::staged {
 
 namespace {
 
-constexpr std::size_t kChunks = 8;  // pinned, per lane
+constexpr std::size_t kChunks = 8;  // pinned, per connection
 
 using Held = std::pair<Pin, Chunks::Lease>;
 
@@ -43,7 +43,6 @@ Chunks::Lease Inbox::take_chunk() {
 }
 
 // --- accepting, on any thread
-// -----------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) {
@@ -77,14 +76,14 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   {
     std::lock_guard lock(mutex_);
     if (auto wrong = why_refused(destinations))
-      return Op::failed(std::move(*wrong));  // and the message waits on
+      return Op::failed(std::move(*wrong));  // the message still waits
     if (kind_ == Kind::Whole && !has_device) {
       stand_ = Stand::None;
       std::vector<Slice> on_host(destinations.begin(), destinations.end());
-      for (Slice& slice : on_host) slice.device = Device::host();  // those of no bytes
+      for (Slice& slice : on_host) slice.device = Device::host();  // changes only empty slices
       return below_->accept(on_host, std::move(pin), std::move(ready));
     }
-    // A stream can wait for what comes to its device's memory.
+    // Streams can wait for this flag if a destination is device memory.
     auto flag = has_device ? stage_->flags().make()
                            : std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_));
     landing_ = std::make_shared<Landing>(ending_of(Completion(pin, std::move(flag)), name()));
@@ -100,7 +99,7 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
       waiting_ = total_;
       taken = take_whole();
     } else {
-      below_->accept({}, nullptr, {});  // the lead; its chunks come now
+      below_->accept({}, nullptr, {});  // accepts the lead, so that the chunks arrive
     }
   }
   if (taken) when_landed(std::move(*taken));
@@ -116,15 +115,14 @@ bool Inbox::refuse(const Error& why) {
 }
 
 // --- taking
-// -------------------------------------------------------------------------------------------------------------
 
-// Whether so many bytes of that destination come through a chunk.
+// True if this many bytes of that destination pass through a chunk.
 bool Inbox::needs_chunk(std::size_t index, std::uint64_t bytes) const {
   if (destinations_[index].device.is_host() || bytes == 0) return false;
   return !reached_[index] || bytes < direct_bytes_;
 }
 
-// Nothing where there is no chunk, here and in take_part().
+// Returns nothing if no chunk is free, like take_part().
 std::optional<Inbox::Taken> Inbox::take_whole() {
   bool is_staged = false;
   for (std::size_t i = 0; i < destinations_.size(); ++i)
@@ -182,7 +180,7 @@ std::optional<Inbox::Taken> Inbox::take_part() {
   return taken;
 }
 
-// The rest of the message is no longer up to this object.
+// Drops the state of a message whose remaining work no longer needs this object.
 void Inbox::forget() {
   stand_ = Stand::None;
   waiting_ = 0;
@@ -238,7 +236,6 @@ void Inbox::go_on() {
 }
 
 // --- landing
-// ------------------------------------------------------------------------------------------------------------
 
 void Inbox::when_landed(Taken taken) {
   const Op op = taken.op;
@@ -261,8 +258,8 @@ void Inbox::land(Taken taken) {
       made.on_ended([landing = taken.landing, made] { landing->end_part(made.error()); });
     }
   } else {
-    // Where the lane has ended nothing more comes for it: who hears of the error finds the pin
-    // released.
+    // If the connection has ended nothing more arrives for this message: release the pin before the
+    // error is reported.
     std::lock_guard lock(mutex_);
     if (failure_ && landing_ == taken.landing) pin_.reset();
   }
@@ -271,8 +268,8 @@ void Inbox::land(Taken taken) {
   if (taken.is_last) taken.landing->end_part(std::nullopt);
 }
 
-// The lane below refused a destination that it had said it reaches: it shows nothing more before
-// that one is taken.
+// The connection below refused a destination that it had reported as reachable, and shows nothing
+// more until the message is accepted: end it.
 void Inbox::end_below(const Error& why) {
   std::lock_guard lock(mutex_);
   if (!failure_ && below_) below_->close(why);

@@ -1,8 +1,8 @@
-// The receiving half of a staged connection: what comes from the lane below it shows to the
-// handler, and moves the payloads where accept() says; those for device memory land in a pinned
-// chunk first, and a stream copies them on.
+// The receiving half of a staged connection. It shows messages from the connection below to the
+// handler and moves the payloads to the destinations that accept() names. Payloads for device
+// memory land in a pinned chunk first, and a stream copies them on.
 //
-// accept() is for every thread, the rest for the loop.
+// accept(), refuse() and let_go() are thread-safe; everything else runs on the loop.
 #pragma once
 
 #include <functional>
@@ -23,44 +23,45 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
  public:
   using Arrived = std::function<void(const Arrival&)>;
 
-  // `limits` stay the caller's.
+  // The caller owns `limits`.
   Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
         const std::shared_ptr<EventLoop>& loop);
 
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
-  // What the lane below shows. Returns in words why the peer is none of ours, if so.
+  // Takes a message that the connection below shows. Returns in words why the peer cannot be a Weft
+  // process, if so.
   std::optional<std::string> take(const Arrival& below, const Arrived& arrived);
-  // From now on accept() fails with this. False where it does already.
+  // Makes accept() fail with `why` from now on. Returns false if it already fails.
   bool refuse(const Error& why);
-  // After refuse(): fails the message that was accepted and has not come whole.
+  // Fails the message that was accepted and has not arrived whole. Call it after refuse().
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
-  // must not end from inside.)
+  // Gives up the connection below. Thread-safe; call it after refuse(). (That connection shares the
+  // loop, which must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
-  // Under the mutex.
+  // Requires mutex_.
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
-  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the
-  // last user of this one.
+  // Called without mutex_, because it calls drivers. The connection below stays alive meanwhile: it
+  // is released only with the last user of this one.
   Result<Reached> reach(std::span<const Slice> destinations);
-  // The loop, without a share in it (a turn that held the last one would end it from inside); null
-  // where it has ended. Whoever calls this holds it, or is inside its turn.
+  // Returns the loop without sharing it (a callback that held the last reference would destroy it
+  // from inside); null if it has ended. The caller holds the loop or runs inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + peer_; }
   Chunks::Lease take_chunk();
 
-  // What the lane below was told to put somewhere, and what comes after that.
+  // A message or part that the connection below was told to receive, and the copies that follow.
   struct Taken {
     Op op;
     std::vector<CopyStream::Copy> copies;
-    std::vector<Slice> direct;  // destinations on GPUs that the lane below writes
+    std::vector<Slice> direct;  // destinations on GPUs that the connection below writes
     Pin held;
     std::shared_ptr<Landing> landing;
     Fence ready;
     bool is_last = false;
   };
-  // Under the mutex. What they return goes to when_landed() outside it.
+  // The following require mutex_. Pass what they return to when_landed() after releasing it.
   bool needs_chunk(std::size_t index, std::uint64_t bytes) const;
   std::optional<Taken> take_whole();
   std::optional<Taken> take_part();
@@ -70,38 +71,38 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void when_landed(Taken taken);
   void land(Taken taken);
   void end_below(const Error& why);
-  // A chunk has come back.
+  // Called when a chunk has been returned.
   void go_on();
 
   const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
-  const std::size_t direct_bytes_;  // of the lane below
+  const std::size_t direct_bytes_;  // the capability of the connection below
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
   CopyStreams streams_;
 
-  // Where a message stands.
+  // State of a message.
   enum class Stand { None, Shown, Accepted };
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members that follow
   std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;  // not touched once there is a failure
+  std::shared_ptr<Connection> below_;  // not used once failure_ is set
   Stand stand_ = Stand::None;
   Kind kind_ = Kind::Whole;
-  std::vector<std::uint64_t> sizes_;          // steady until the next message
+  std::vector<std::uint64_t> sizes_;          // unchanged until the next message
   std::vector<std::uint64_t> decoded_sizes_;  // scratch
   std::uint64_t total_ = 0;
   std::vector<Slice> destinations_;
-  Reached reached_;  // of them; their pins are a part of pin_
+  Reached reached_;  // parallel to destinations_; its pins are part of pin_
   Pin pin_;
   Fence ready_;
   std::shared_ptr<Landing> landing_;
-  std::size_t index_ = 0;      // of the payload that comes next
-  std::uint64_t offset_ = 0;   // in it
-  std::uint64_t come_ = 0;     // bytes, of all payloads
-  std::uint64_t waiting_ = 0;  // bytes of the chunk that has been shown and not taken
+  std::size_t index_ = 0;      // of the payload that arrives next
+  std::uint64_t offset_ = 0;   // in that payload
+  std::uint64_t come_ = 0;     // bytes that arrived, of all payloads
+  std::uint64_t waiting_ = 0;  // bytes of the chunk that was shown and not taken
 };
 
 }  // namespace weft::transport::staged

@@ -8,14 +8,14 @@ namespace weft::transport::staged {
 
 namespace {
 
-// Pinned, per lane: enough for the GPU's copies, the lane below and what lies between them to be
-// busy all the time.
+// Pinned chunks per connection: enough to keep the GPU's copies and the connection below busy all
+// the time.
 constexpr std::size_t kChunks = 8;
-constexpr std::size_t kMaxPieces = 16;  // with the lane below or on their way there
+constexpr std::size_t kMaxPieces = 16;  // sent on the connection below or on their way there
 
 const std::byte kChunkHeader[] = {static_cast<std::byte>(Kind::Chunk)};
 
-// Of the message's next chunk.
+// Returns the bytes of the message's next chunk.
 template <class Item>
 std::size_t next_bytes(const Item& item) {
   const std::uint64_t left = item.payloads[item.index].bytes - item.offset;
@@ -56,8 +56,7 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
   return std::nullopt;
 }
 
-// --- from the caller
-// ---------------------------------------------------------------------------------------------------
+// --- sending, on the caller's thread
 
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
@@ -82,7 +81,7 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   item->ready = std::move(ready);
   item->pin = reached.join_pins(pin);
   item->reached = std::move(reached);
-  // A stream can wait for what concerns its device's memory.
+  // Streams can wait for this flag if a payload is device memory.
   auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_))
                           : stage_->flags().make();
   item->completion = ending_of(Completion(std::move(pin), std::move(flag)), name());
@@ -130,7 +129,6 @@ void Outbox::lose(const Error& why) {
 }
 
 // --- cutting, on any thread
-// ---------------------------------------------------------------------------------------------
 
 void Outbox::cut() {
   while (!line_.empty() && under_way_ < kMaxPieces && !failure_) {
@@ -140,7 +138,7 @@ void Outbox::cut() {
   }
 }
 
-// False where it needs a chunk and there is none.
+// Returns false if it needs a chunk and none is free.
 bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
   while (!item->is_whole() && item->offset == item->payloads[item->index].bytes) {
     ++item->index;
@@ -183,7 +181,7 @@ bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
   return true;
 }
 
-// Payloads of the host go from where they are, the others from one chunk.
+// Host payloads are sent from where they are; device payloads share one chunk.
 void Outbox::fill_whole(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk) {
   encode_whole(item.header, piece.header);
   std::size_t offset = 0;
@@ -217,15 +215,14 @@ void Outbox::fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::L
   item.is_cut_up = item.cut == item.total;
 }
 
-// Has made() called on the loop when the copies are made; or, without any, when the bytes are
-// ready.
+// Calls made() on the loop when the copies are made, or, without copies, when the bytes are ready.
 void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held) {
   auto* const here = loop();
   if (!here) return;
   const Fence& ready = piece->item->ready;
   piece->copies = std::max<std::size_t>(copies.size(), 1);
   if (copies.empty()) {
-    // Both weak: the fence is somebody's who may keep it for ever.
+    // Both references are weak, because the fence's owner may keep the callback for ever.
     return here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(piece)] {
       const auto self = weak.lock();
       const auto still = waiting.lock();
@@ -235,7 +232,7 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
   for (const auto& [device, of_device] : copies) {
     const Op op = streams_.on(device).run(name() + " through pinned memory", of_device, held, ready,
                                           shared_from_this());
-    // Posted: where the copy could not be enqueued it has ended already, and the mutex is held.
+    // Posted, because a copy that could not be enqueued has already ended, and mutex_ is locked.
     op.on_ended([weak = weak_from_this(), piece, op] {
       const auto self = weak.lock();
       auto* const still_here = self ? self->loop() : nullptr;
@@ -253,10 +250,9 @@ void Outbox::cut_more() {
 }
 
 // --- handing over, on the loop
-// -----------------------------------------------------------------------------------------
 
 void Outbox::made(Piece& piece, std::optional<Error> error) {
-  if (!error) error = stage_->why_lost(piece.slices);  // whose fences count as passed
+  if (!error) error = stage_->why_lost(piece.slices);  // the fences of a lost GPU count as passed
   {
     std::lock_guard lock(mutex_);
     if (error && !piece.error) piece.error = error;
@@ -292,7 +288,7 @@ Op Outbox::hand_over(Piece& piece) {
   }
   if (!piece.lead.empty()) {
     item.is_led = true;
-    below_->send(piece.lead, {}, nullptr, {});  // where that fails the next does as well
+    below_->send(piece.lead, {}, nullptr, {});  // if this fails, so does the next send
   }
   return below_->send(piece.header, piece.slices, piece.pin, {});
 }
@@ -314,7 +310,7 @@ void Outbox::ended(Piece& piece, const std::optional<Error>& error) {
     return;
   }
   item.completion->fail(*error);
-  if (piece.error && !item.is_led) return;  // nobody has heard of this message
+  if (piece.error && !item.is_led) return;  // the peer knows nothing of this message
   lose(*error);
   end();
 }

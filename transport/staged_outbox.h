@@ -1,9 +1,9 @@
-// The sending half of a staged connection. A message of host memory that fits into one piece goes
-// straight to the lane below while nothing waits in line. Any other one is cut into pieces; those
-// of device memory are copied into pinned chunks by a stream, at once, as far as there are chunks,
-// and each goes to the lane below when its copy is made.
+// The sending half of a staged connection. A message of host memory that fits into one piece is
+// sent directly on the connection below if nothing waits in line. Any other message is cut into
+// pieces. A stream copies pieces of device memory into pinned chunks at once, as far as chunks are
+// free; each piece is sent on the connection below when its copy is made.
 //
-// send(), refuse() are for every thread, the rest for the loop.
+// send(), refuse(), lose() and let_go() are thread-safe; everything else runs on the loop.
 #pragma once
 
 #include <atomic>
@@ -25,66 +25,67 @@ namespace weft::transport::staged {
 
 class Outbox : public std::enable_shared_from_this<Outbox> {
  public:
-  // `limits` stay the caller's.
+  // The caller owns `limits`.
   Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage,
          const Capabilities& limits, const std::shared_ptr<EventLoop>& loop);
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
-  // From now on send() fails with this. False where it does already.
+  // Makes send() fail with `why` from now on. Returns false if it already fails.
   bool refuse(const Error& why);
-  // The same, and ends the lane below.
+  // As refuse(), and ends the connection below.
   void lose(const Error& why);
-  // After refuse(): fails what has not gone to the lane below, in order. (That ends what has.)
+  // Fails, in order, the messages that are not yet with the connection below. (It ends those that
+  // are.) Call it after refuse().
   void end() noexcept;
-  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which
-  // must not end from inside.)
+  // Gives up the connection below. Thread-safe; call it after refuse(). (That connection shares the
+  // loop, which must not end from inside.)
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
-  // A message that is cut up, until all its pieces have ended.
+  // A message that is cut up. Exists until all its pieces have ended.
   struct Item {
     std::vector<std::byte> header;
     std::vector<Slice> payloads;
-    Reached reached;  // their pins are a part of `pin`
+    Reached reached;  // its pins are part of `pin`
     std::uint64_t total = 0;
     Fence ready;
-    Pin pin;  // until the last piece has been made
+    Pin pin;  // held until the last piece has been cut
     std::shared_ptr<Completion> completion;
     std::optional<Error> failure;
-    bool is_led = false;       // the lane below has its lead
+    bool is_led = false;       // the connection below has its lead
     std::size_t index = 0;     // of the payload that is cut next
-    std::uint64_t offset = 0;  // in it
-    std::uint64_t cut = 0;     // bytes, of all payloads
+    std::uint64_t offset = 0;  // in that payload
+    std::uint64_t cut = 0;     // bytes cut, of all payloads
     bool is_cut_up = false;
-    std::size_t pieces = 0;  // that have not ended
+    std::size_t pieces = 0;  // pieces that have not ended
 
     bool is_whole() const { return total <= kChunkBytes; }
   };
-  // One message of the lane below, or two where the lead goes before its first chunk.
+  // One message of the connection below, or two if the lead precedes its first chunk.
   struct Piece {
     std::shared_ptr<Item> item;
     std::vector<std::byte> lead;
     std::vector<std::byte> header;
     std::vector<Slice> slices;
-    Pin pin;                 // of what the lane below reads
-    std::size_t copies = 0;  // that are not made yet
+    Pin pin;                 // of the memory that the connection below reads
+    std::size_t copies = 0;  // copies that are not made yet
     std::optional<Error> error;
   };
   using Copies = std::map<int, std::vector<CopyStream::Copy>>;  // by device
   using Held = std::pair<Pin, Chunks::Lease>;
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the
-  // last user of this one.
+  // Called without mutex_, because it calls drivers. The connection below stays alive meanwhile: it
+  // is released only with the last user of this one.
   Reached reach(std::span<const Slice> payloads);
-  // Whether so many bytes of that payload go through a chunk.
+  // True if this many bytes of that payload pass through a chunk.
   bool needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const;
-  // The loop, without a share in it (a turn that held the last one would end it from inside); null
-  // where it has ended. Whoever calls this holds it, or is inside its turn.
+  // Returns the loop without sharing it (a callback that held the last reference would destroy it
+  // from inside); null if it has ended. The caller holds the loop or runs inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "send to " + peer_; }
 
-  // Under the mutex.
+  // The following require mutex_.
   Op pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready);
   void cut();
   bool cut_piece(const std::shared_ptr<Item>& item);
@@ -93,7 +94,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held);
   Op hand_over(Piece& piece);
 
-  // On the loop.
+  // The following run on the loop.
   void cut_more();
   void made(Piece& piece, std::optional<Error> error);
   void forward();
@@ -102,21 +103,21 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
-  const std::size_t direct_bytes_;  // of the lane below
+  const std::size_t direct_bytes_;  // the capability of the connection below
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
   CopyStreams streams_;
-  // Messages that went straight through and have not ended.
+  // Counts messages that were sent directly and have not ended.
   const std::shared_ptr<std::atomic<std::size_t>> passed_ =
       std::make_shared<std::atomic<std::size_t>>(0);
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members that follow
   std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;          // not touched once there is a failure
-  std::vector<std::byte> front_;               // scratch; keeps its memory
+  std::shared_ptr<Connection> below_;          // not used once failure_ is set
+  std::vector<std::byte> front_;               // scratch whose memory is reused
   std::deque<std::shared_ptr<Item>> line_;     // not cut up yet
-  std::deque<std::shared_ptr<Piece>> pieces_;  // not with the lane below yet
+  std::deque<std::shared_ptr<Piece>> pieces_;  // not sent on the connection below yet
   std::size_t under_way_ = 0;                  // pieces that have not ended
 };
 

@@ -92,7 +92,6 @@ std::optional<std::string> Stage::why_not(const Slice& slice) const {
 }
 
 // --- chunks
-// -------------------------------------------------------------------------------------------------------------
 
 Chunks::Chunks(Stage& stage, std::size_t chunks) {
   if (stage.devices().empty()) return;
@@ -124,7 +123,7 @@ void Chunks::give_back(std::size_t index) noexcept {
     free_.push_back(index);
     waiting.swap(waiting_);
   }
-  for (Task& again : waiting) again();  // those that find none wait once more
+  for (Task& again : waiting) again();  // callers that find no chunk wait again
 }
 
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
@@ -136,7 +135,6 @@ std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
 }
 
 // --- copying
-// ------------------------------------------------------------------------------------------------------------
 
 cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int rank) noexcept {
   const std::size_t bytes = trace::timeline::on() ? bytes_of(copies) : 0;
@@ -153,11 +151,12 @@ CopyStream::CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& fla
     : device_(std::move(device)),
       flags_(flags),
       loop_(loop),
-      stream_(*device_,
-              cuda::Priority::High),  // shares no hardware queue with streams that wait for us
+      // High priority, so that it shares no hardware queue with streams that wait for this
+      // connection.
+      stream_(*device_, cuda::Priority::High),
       in_flight_(device_, loop) {}
 
-// False where the host must, because no stream can see the flag.
+// Returns false if no stream can see the flag, so that the host must wait for it.
 bool CopyStream::waits_for(const Fence& ready) {
   try {
     ready.wait(stream_);
@@ -183,7 +182,8 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
   }
 }
 
-// What waits for a flag is this object's: the flag is somebody's who may keep it for ever.
+// The waiting copies belong to this object, because the flag's owner may keep the callback for
+// ever.
 Op CopyStream::enqueue_later(Later later, const Fence& ready,
                              const std::shared_ptr<const void>& owner) {
   later.completion = ending_of(Completion(later.pin), later.name);
@@ -249,7 +249,7 @@ Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies,
     return completion.op();
   } catch (const Error& error) {
     if (enqueued == 0 || device_->lost()) throw;
-    // Those that were enqueued are made all the same.
+    // The copies that were enqueued are made all the same.
     const Fence made = cuda::record(stream_);
     in_flight_.add({name, Completion(pin, made), pin, Fence(), made}, owner);
     throw;

@@ -1,6 +1,6 @@
-// What staging through pinned memory is made of: the GPUs of a process with what lanes share there
-// (Stage), the pinned chunks of one lane's direction (Chunks), and a stream that copies between
-// those and a GPU (CopyStream). Usable from every thread.
+// The parts of staging through pinned memory: Stage holds the GPUs of a process and the pools that
+// connections share for them; Chunks are the pinned chunks of one direction of a connection;
+// CopyStream copies between those and a GPU. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -26,23 +26,24 @@
 
 namespace weft::transport::staged {
 
-// The GPUs whose memory lanes of this process carry; one for all lanes. Without a GPU it carries
-// nothing, but its lanes understand those of a peer that has one.
+// The GPUs whose memory the connections of this process carry; one for all connections. Without a
+// GPU it carries no device memory, but its connections understand a peer that has a GPU.
 class Stage {
  public:
-  // Blocks for a moment: takes pinned memory and makes the first copies, for which the driver loads
-  // kernels of its own. Throws Device, Unsupported (a GPU without stream memory operations), Busy,
-  // Timeout.
+  // Blocks for a moment: allocates pinned memory and makes the first copies, for which the driver
+  // loads kernels of its own. Throws Device, Unsupported (a GPU without stream memory operations),
+  // Busy, Timeout.
   explicit Stage(std::vector<std::shared_ptr<cuda::Device>> devices);
 
   const std::vector<std::shared_ptr<cuda::Device>>& devices() const { return devices_; }
-  // Why this memory cannot be carried; nothing where it can.
+  // Returns why this memory cannot be carried; nothing if it can.
   std::optional<std::string> why_not(const Slice& slice) const;
-  // One of them, by its number.
+  // Returns the device with this index.
   cuda::Device& device(int index) const;
-  // Whether a GPU of theirs is lost: its fences count as passed, but nothing has been done.
+  // Returns the error of the first slice whose GPU is lost: the fences of a lost GPU count as
+  // passed although nothing was done.
   std::optional<Error> why_lost(std::span<const Slice> slices) const;
-  // Only where there is a GPU.
+  // Valid only if there is a GPU.
   cuda::PinnedPool& pinned() { return *pinned_; }
   cuda::FlagPool& flags() { return *flags_; }
 
@@ -50,50 +51,51 @@ class Stage {
   void warm_up(cuda::Device& device);
 
   std::vector<std::shared_ptr<cuda::Device>> devices_;
-  std::optional<cuda::PinnedPool> pinned_;  // portable: all GPUs see it
+  std::optional<cuda::PinnedPool> pinned_;  // portable: visible to all GPUs
   std::optional<cuda::FlagPool> flags_;
 };
 
-// Which of some slices on GPUs a lane of host memory moves by its network (Connection::reach).
+// Which slices on GPUs a connection of host memory moves over its network (Connection::reach).
 struct Reached {
   std::vector<bool> which;
-  std::vector<Pin> pins;  // of those
+  std::vector<Pin> pins;  // of those slices
 
   bool operator[](std::size_t index) const { return index < which.size() && which[index]; }
-  // That pin and these, which move into it.
+  // Returns one pin for `other` and these, which move into it.
   Pin join_pins(Pin other);
 };
-// The lane says by itself, once, why it does not; where it has ended, or the GPU is lost, what
-// follows fails.
+// The connection logs once why it does not reach a slice. If it has ended or the GPU is lost, later
+// operations fail.
 Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices);
 
-// Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for
-// the whole device.
+// Pinned blocks of kChunkBytes. All are allocated in the constructor, because a pool that grows may
+// wait for the whole device.
 class Chunks : public std::enable_shared_from_this<Chunks> {
  public:
-  // Given back with its last reference.
+  // The chunk is returned when the last reference is dropped.
   using Lease = std::shared_ptr<const Slice>;
 
   Chunks(Stage& stage, std::size_t chunks);
-  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that
-  // brings it. All who wait are told; who comes too late for that one asks again.
+  // Returns null if all chunks are taken. Then `again` runs once when a chunk is returned, on the
+  // thread that returns it. All waiting callers are called; one that finds no chunk free calls
+  // take() again.
   Lease take(Task again);
 
  private:
   void give_back(std::size_t index) noexcept;
 
   std::vector<cuda::PinnedMemory> blocks_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members that follow
   std::vector<std::size_t> free_;
   std::vector<Task> waiting_;
 };
 
-// A Completion that fails with its last reference if nobody has ended it: the loop that was to do
-// so has ended.
+// Returns a Completion that fails when its last reference is dropped before it has ended, because
+// the loop that was to end it has ended.
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name);
 
-// An operation of several parts: counts those that have not ended, and one for those that are still
-// to begin. The first error fails it at once.
+// Ends an operation of several parts. It counts the parts that have not ended, and one more while
+// parts may still begin. The first error fails the operation at once.
 class Landing {
  public:
   explicit Landing(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
@@ -116,13 +118,13 @@ struct Copy {
   Slice from;
 };
 
-// What the timeline shows of copies that the stream makes one after the other, all in one
-// direction: "copy to host", "copy to device", or "copy" from GPU to GPU, with their bytes. None
-// where there is nothing to copy. Ends as a cuda::Span does.
+// Begins the timeline span of copies that the stream makes one after another, all in one direction:
+// "copy to host", "copy to device", or "copy" from GPU to GPU, with their bytes. Empty if there is
+// nothing to copy. It ends like any cuda::Span.
 cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies,
                 int rank = -1) noexcept;
 
-// One lane's copies to or from one GPU, in order.
+// The copies of one connection to or from one GPU, in order.
 class CopyStream {
  public:
   using Copy = staged::Copy;
@@ -131,22 +133,23 @@ class CopyStream {
              const std::shared_ptr<EventLoop>& loop);
 
   int device() const { return device_->index(); }
-  // Enqueues the copies behind `ready`. The Op ends on the loop when they are made, or with the
-  // error of the GPU; where they cannot be enqueued it is a failed one. The pin is held as long as
-  // the GPU may touch the memory, also when the Op has failed before. `owner` has this object as a
-  // part. The stream waits for the event as well, where one is given.
+  // Enqueues the copies behind `ready`, and behind `after` if given. The Op ends on the loop when
+  // they are made, or with the GPU's error; if they cannot be enqueued, it has failed. The pin is
+  // held as long as the GPU may use the memory, even if the Op has failed before. `owner` contains
+  // this object.
   Op run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
          const std::shared_ptr<const void>& owner,
          std::optional<cuda::EventRef> after = std::nullopt) noexcept;
-  // From now on run() fails with this; does not return while another thread is inside of it.
+  // Makes run() fail with `why` from now on. Does not return while another thread is inside run().
   void close(const Error& why);
-  // Fails what is under way.
+  // Fails the copies under way.
   void fail(const Error& why) noexcept;
 
  private:
+  // Requires mutex_, as do enqueue_later() and waits_for().
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
              const std::shared_ptr<const void>& owner);
-  // Under the mutex.
+  // A run() whose `ready` no stream can wait for.
   struct Later {
     std::string name;
     std::vector<Copy> copies;
@@ -161,25 +164,25 @@ class CopyStream {
   std::shared_ptr<cuda::Device> device_;
   cuda::FlagPool& flags_;
   std::weak_ptr<EventLoop> loop_;
-  std::mutex mutex_;  // of the order on the stream
+  std::mutex mutex_;  // guards the order on the stream, closed_ and later_
   std::optional<Error> closed_;
-  std::map<std::uint64_t, Later> later_;  // what waits for flags that no stream can see
+  std::map<std::uint64_t, Later> later_;  // by key; each waits for its `ready` on the loop
   std::uint64_t next_later_ = 0;
   cuda::Stream stream_;
   InFlight in_flight_;
 };
 
-// One lane's copies in one direction: a CopyStream for each GPU of the stage, by place in its
-// devices().
+// The copies of one connection in one direction: a CopyStream for each GPU of the stage, in the
+// order of its devices().
 class CopyStreams {
  public:
   CopyStreams(Stage& stage, const std::shared_ptr<EventLoop>& loop);
 
   CopyStream& operator[](std::size_t place) { return *streams_[place]; }
   std::size_t size() const { return streams_.size(); }
-  // That of a device by its number; it is one of the stage's.
+  // Returns the stream of a device by its index. The device must be one of the stage's.
   CopyStream& on(int device);
-  // As each of them does.
+  // These call the same function of every CopyStream.
   void close(const Error& why);
   void fail(const Error& why) noexcept;
 
