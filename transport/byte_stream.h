@@ -1,7 +1,7 @@
-// What StreamConnection needs of a transport that moves bytes: a pair of non-blocking streams to
-// one peer. TCP is one, a ring in shared memory is one; encryption would be one over another.
-// Reading and writing may happen on two threads at once, each by one thread at a time. No call
-// blocks.
+// A pair of non-blocking byte streams to one peer, which a transport implements and
+// StreamConnection uses. TCP is one, a ring in shared memory is another; encryption could be
+// layered over either. One thread may read while another writes; each direction is used by one
+// thread at a time. No call blocks.
 #pragma once
 
 #include <functional>
@@ -20,14 +20,15 @@ class Device;
 
 namespace weft::transport {
 
-// The one-sided writes of a stream that has them. Called as its write() is, by one thread at a
-// time.
+// One-sided writes of a stream that supports them. Like the stream's write(), called by one thread
+// at a time.
 class PlacedWrites {
  public:
-  // As OneSided::expose, of host memory.
+  // As OneSided::expose, for host memory only.
   virtual Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) = 0;
-  // Whether the piece, which the region holds, is there. Where it is not yet, the next call of
-  // put() or write() is this one again, after `writable`. An error is of this call alone.
+  // Writes the piece, which lies within the region. Returns true when it is written. After false,
+  // the caller waits for `writable` and repeats this call before any other put() or write(). An
+  // error concerns this call alone.
   virtual Result<bool> put(const RegionKey& to, std::uint64_t offset,
                            std::span<const std::byte> piece) noexcept = 0;
 
@@ -40,69 +41,71 @@ class ByteStream {
   using Bytes = std::span<const std::byte>;
 
   virtual ~ByteStream() = default;
-  // Who is at the other end, for messages.
+  // Names the other end, for messages.
   virtual std::string peer() const = 0;
 
-  // Begins to watch, on the loop: `readable` is called when there may be something to read, also
-  // the stream's end; `writable` after a write() that took less than it was given, when there may
-  // be room. A connection that is still being made takes no bytes until it is; one that cannot be
-  // made ends. The functions are not called after stop() has returned on the loop, or once the turn
-  // that runs meanwhile has ended.
+  // Starts watching the stream on the loop. Calls `readable` when there may be something to read,
+  // including the end of the stream, and `writable` when there may be room again after a write()
+  // that took less than it was given. A stream whose connection is still being made takes no bytes
+  // until it is made; if it cannot be made, the stream ends. After stop() has returned on the loop
+  // neither function is called; if stop() is called on another thread, neither is called once the
+  // turn that is running has ended.
   virtual void start(EventLoop& loop, std::function<void()> readable,
                      std::function<void()> writable) = 0;
   virtual void stop() noexcept = 0;
 
-  // Takes bytes from the pieces, in order, as much as there is room for; returns how many. After an
-  // error 0; see end().
+  // Takes as many bytes from the pieces, in order, as there is room for. Returns how many; 0 after
+  // an error, see end().
   virtual std::size_t write(std::span<const Bytes> pieces) noexcept = 0;
 
-  // What has come and lies in memory of the stream, contiguous, at least `wanted` bytes of it if so
-  // many have come and the stream can show them in one piece (see window(); over several sockets
-  // there are bytes that lie apart); empty when nothing has come. Valid until the next call that
-  // reads.
+  // Returns bytes that have arrived, as contiguous memory of the stream, valid until the next call
+  // that reads. Empty if nothing has arrived. At least `wanted` bytes, if so many have arrived and
+  // the stream can show them in one piece: see window(), and over several sockets the bytes may lie
+  // apart.
   virtual Bytes peek(std::size_t wanted) noexcept = 0;
-  // Lets go of what peek() showed.
+  // Releases the first `bytes` bytes that peek() showed.
   virtual void consume(std::size_t bytes) noexcept = 0;
-  // Moves up to to.size() bytes there, those that peek() would show first; returns how many, 0 when
-  // nothing has come.
+  // Moves up to to.size() bytes, those that peek() would show first, to `to`. Returns how many; 0
+  // if nothing has arrived.
   virtual std::size_t read(std::span<std::byte> to) noexcept = 0;
-  // The most that one peek() can show.
+  // The most bytes that one peek() can show.
   virtual std::size_t window() const = 0;
-  // A stream may move what is long without a copy, and after a read() or write() that took less
-  // than all be at work on that memory; the next such call then begins with the same. Once this has
-  // returned, on the loop, it is not: the memory may go, and what was in the middle of it is cut.
-  // False where the device could not be stopped: the memory must stay then.
+  // A stream may move long pieces without a copy, and may still use their memory after a read() or
+  // write() that took less than all of it; the next such call then begins with the same memory.
+  // withdraw(), called on the loop, ends that use: afterwards the memory may be freed, and a
+  // message that was in the middle of it is cut. Returns false if the device could not be stopped;
+  // the memory must then stay.
   virtual bool withdraw(const Error& /*why*/) noexcept { return true; }
-  // Messages up to so many bytes, at most window(), are shown when all of them lies here: where the
-  // receiver can work on them in place, that is worth more than to begin early. Such a stream's
-  // end() is known as soon as nothing more comes.
+  // Messages up to this many bytes (at most window()) are shown only when they have arrived whole:
+  // to a receiver that works on them in place that is worth more than starting early. A stream that
+  // returns more than 0 knows its end() as soon as no more bytes will arrive.
   virtual std::size_t shown_whole() const { return 0; }
-  // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both
-  // ends. More than 1 where neighbours in one cache line would cost more than the bytes between
-  // them, and where payloads are used in place.
+  // Every message begins at a multiple of this many bytes of the stream: a power of two, the same
+  // on both ends. It is more than 1 if two messages in one cache line would cost more than the
+  // padding, and if payloads are used in place.
   virtual std::size_t unit() const { return 1; }
 
-  // What Connection::reach() does. Asked for once, then called on every thread, also when the
-  // stream is gone: a call takes long, and the lane may end in the middle of it. Does not throw.
-  // Null where the stream moves host memory only.
+  // The function behind Connection::reach(); null if the stream moves host memory only. It is
+  // fetched once and then called on any thread, even after the stream is destroyed, because a call
+  // takes long and the connection may end meanwhile. It does not throw.
   using Reach = std::function<Result<Pin>(const Slice& memory, cuda::Device& gpu)>;
   virtual Reach reach() const { return nullptr; }
-  // Whether this memory of a GPU may be written from and read to: reached, by a pin that still
-  // lives, and longer than window(). Its bytes are not touched then, but moved as those of a long
-  // piece of the host's are, without a copy. For every thread.
+  // True if this GPU memory may be passed to write() and read(): a pin from reach() that is still
+  // alive covers it, and it is longer than window(). The stream then does not touch the bytes but
+  // moves them without a copy, as it does long pieces of host memory. Thread-safe.
   virtual bool carries(const Slice& /*memory*/) const noexcept { return false; }
 
-  // Null where the stream has none.
+  // Null if the stream has no one-sided writes.
   virtual PlacedWrites* placed_writes() { return nullptr; }
 
-  // Why no more will be read, once everything that came has been. Writing may end earlier; the
-  // reason is the same.
+  // Returns why nothing more will be read, once everything that arrived has been read. Writing may
+  // end earlier, for the same reason.
   virtual std::optional<Error> end() const noexcept = 0;
-  // Why nothing more can be written, where the stream knows that while there may be more to read:
-  // the peer died, and left something behind. `writable` is called for it as well. Nothing where
-  // end() is the first to know.
+  // Returns why nothing more can be written, if the stream knows that while there may still be
+  // bytes to read: the peer died and left some behind. The stream calls `writable` for this too.
+  // Empty if end() is the first to know.
   virtual std::optional<Error> write_end() const noexcept { return std::nullopt; }
-  // No more writes: the peer reads what was written and then finds the end.
+  // Ends writing: the peer reads everything that was written and then finds the end of the stream.
   virtual void finish_writing() noexcept = 0;
 };
 

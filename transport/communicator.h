@@ -1,16 +1,16 @@
-// The collectives of one group: the same ranks call the same operations in the same order. Every
-// operation is
+// The collectives of one group. All its ranks call the same operations in the same order. Every
+// operation has the form
 //
 //   (slices, …, Pin, Fence ready) -> Op, noexcept
 //
-// `ready` says when the bytes may be read (inputs) and overwritten (outputs); the Op's done() fence
-// says when the result is there; the Pin is held until then. A failed Op passes its fence too. No
-// call blocks the host: device operations are ordered by streams, host operations run on the
-// backend's threads. Calls may come from any thread, one at a time.
+// `ready` says when the inputs may be read and the outputs overwritten. The Op's done() fence says
+// when the result is there; the Pin is held until then. A failed Op passes its fence too. No call
+// blocks the host: device operations are ordered by streams, host operations run on the backend's
+// threads. Calls may come from any thread, one at a time.
 //
-// Required operations are pure virtual; optional ones are behind point_to_point(). Arguments have
-// been checked by the engine (sizes, dtypes, ranks, devices): a backend checks only what it alone
-// knows and fails the Op with Unsupported.
+// Required operations are pure virtual; optional ones are behind point_to_point(). The engine has
+// checked the arguments (sizes, dtypes, ranks, devices). A backend checks only what it alone knows,
+// and fails the Op with Unsupported.
 #pragma once
 
 #include <cstdint>
@@ -31,22 +31,23 @@ constexpr int kAnySource = -1;
 struct Elements {
   Slice slice;
   Dtype dtype = Dtype::UInt8;
-  Training training = {};  // that a broadcast or an all_reduce belongs to
+  Training training = {};  // the model and step of a broadcast or all_reduce
   std::size_t count() const { return slice.bytes / size_of(dtype); }
 };
 
-// Ordered per (peer, tag): the n-th send of a rank meets the n-th matching recv of the other. Where
-// the communicator compares_calls(), one of another dtype is a Caller error on both, and breaks it.
+// Messages are ordered per (peer, tag): the n-th send of one rank matches the n-th matching recv of
+// the other. If the communicator compares_calls(), a dtype that differs is a Caller error on both
+// ranks and breaks the communicator.
 class PointToPoint {
  public:
   virtual ~PointToPoint() = default;
   virtual bool has_tags() const = 0;
   virtual bool has_any_source() const = 0;
   virtual Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept = 0;
-  // `from` may be kAnySource where has_any_source(); the Op then knows source_rank().
+  // `from` may be kAnySource if has_any_source(); the Op then has a source_rank().
   virtual Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept = 0;
-  // What others have sent, or announced, and no recv has taken; nothing where the backend does not
-  // know.
+  // Messages that other ranks have sent or announced and that no recv has taken. Empty if the
+  // backend does not know.
   struct Unreceived {
     int from = 0;
     int tag = 0;
@@ -62,42 +63,42 @@ class Communicator {
   virtual std::string_view backend() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // What all_reduce, reduce and reduce_scatter can do. The sum of truth values is "any", their
-  // product "all". Asked before anything is sent.
+  // True if all_reduce, reduce and reduce_scatter support the pair. The sum of booleans is "any",
+  // their product "all". Called before anything is sent.
   virtual bool can_reduce(Dtype dtype, ReduceOp op) const = 0;
-  // Whether each message says of which call it is, so that ranks whose calls differ all learn of
-  // it. Then calls with empty tensors are exchanged as well: they may be others elsewhere.
+  // True if each message names the call to which it belongs, so that ranks whose calls differ all
+  // learn of it. Calls with empty tensors are then exchanged too: another rank's call may differ.
   virtual bool compares_calls() const { return false; }
-  // Null where the backend has none.
+  // Null if the backend has no point-to-point messages.
   virtual PointToPoint* point_to_point() { return nullptr; }
 
-  // root's bytes to every rank, in place.
+  // Copies root's bytes to every rank, in place.
   virtual Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept = 0;
-  // In place; the result is bitwise equal on all ranks.
+  // Reduces in place. The result is bitwise equal on all ranks.
   virtual Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept = 0;
-  // In place on root; the others' bytes are only read.
+  // Reduces in place on root. The other ranks' bytes are only read.
   virtual Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept = 0;
-  // outputs[r] receives rank r's input; all of one size.
+  // outputs[r] receives rank r's input. All have the same size.
   virtual Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
                         Fence ready) noexcept = 0;
-  // As all_gather, on root; outputs is empty on the others.
+  // As all_gather, on root only; `outputs` is empty on the other ranks.
   virtual Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
                     Fence ready) noexcept = 0;
-  // inputs[r] of root to rank r's output; inputs is empty on the others.
+  // Sends root's inputs[r] to rank r's output; `inputs` is empty on the other ranks.
   virtual Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
                      Fence ready) noexcept = 0;
-  // inputs[r] of all ranks, reduced, to rank r's output. Inputs are only read.
+  // Reduces inputs[r] of all ranks into rank r's output. Inputs are only read.
   virtual Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op,
                             Pin pin, Fence ready) noexcept = 0;
-  // inputs[r] to rank r, outputs[r] from rank r. Sizes may differ from rank to rank; both sides of
-  // a pair must agree.
+  // Sends inputs[r] to rank r and receives outputs[r] from rank r. Sizes may differ from rank to
+  // rank; both sides of a pair must agree.
   virtual Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype,
                         Pin pin, Fence ready) noexcept = 0;
-  // Done when every rank has called it and every earlier operation of this communicator is done.
+  // Done when every rank has called it and all earlier operations of this communicator are done.
   virtual Op barrier(Fence ready) noexcept = 0;
 
-  // Fails every pending and later operation with `why`. Idempotent, from any thread, does not
-  // block. What the backend still touches stays pinned.
+  // Fails every pending and later operation with `why`. Memory that the backend still uses stays
+  // pinned. Idempotent, thread-safe, does not block.
   virtual void abort(const Error& why) noexcept = 0;
 };
 

@@ -6,7 +6,7 @@ void FencedQueue::run(Fence ready, Task start) {
   {
     std::lock_guard lock(mutex_);
     waiting_.push_back({std::move(ready), std::move(start)});
-    if (draining_) return;  // whoever drains gets to it
+    if (draining_) return;  // the thread that drains the queue starts it
     draining_ = true;
   }
   drain();
@@ -16,8 +16,9 @@ void FencedQueue::drain() {
   for (;;) {
     Task start;
     std::deque<Waiting> dropped;
-    std::shared_ptr<EventLoop>
-        loop;  // goes without the mutex, as the others: it may be the last share
+    // Released without mutex_, like `start` and `dropped`: it may be the last reference to the
+    // loop.
+    std::shared_ptr<EventLoop> loop;
     {
       std::lock_guard lock(mutex_);
       if (waiting_.empty()) {
@@ -25,7 +26,7 @@ void FencedQueue::drain() {
         return;
       }
       if (!waiting_.front().ready.query()) {
-        // draining_ stays set: the line moves on when this fence passes.
+        // draining_ stays true: the queue moves on when this fence passes.
         if (loop = loop_.lock(); loop) {
           loop->when(waiting_.front().ready, [self = shared_from_this()] { self->drain(); });
         } else {

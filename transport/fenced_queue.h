@@ -1,7 +1,8 @@
-// Starts host operations in the order they were issued, each once its `ready` fence has passed.
-// What is ready starts at once on the caller's thread; what is not starts on the loop when its
-// fence passes, and everything behind it waits in line, so that all ranks start the same operations
-// in the same order. When the loop ends, what waits in line is dropped.
+// Starts host operations in the order in which they were issued, each once its `ready` fence has
+// passed. An operation that is ready starts at once on the caller's thread. Otherwise it starts on
+// the loop when its fence passes, and everything behind it waits in line, so that all ranks start
+// the same operations in the same order. When the loop ends, operations that wait in line are
+// dropped.
 #pragma once
 
 #include <deque>
@@ -28,7 +29,8 @@ class FencedQueue : public std::enable_shared_from_this<FencedQueue> {
     Fence ready;
     Task start;
   };
-  std::weak_ptr<EventLoop> loop_;  // it keeps this queue while something waits in line
+  std::weak_ptr<EventLoop>
+      loop_;  // the loop keeps this queue alive while an operation waits in line
   std::mutex mutex_;
   std::deque<Waiting> waiting_;
   bool draining_ = false;

@@ -14,7 +14,7 @@ constexpr std::uint16_t kVersion = 1;
 using little_endian::get;
 using little_endian::put;
 
-// "47 45 54 20 'GET '": what a stranger said, fit for a log.
+// Describes bytes from a stranger for a log: "47 45 54 20 'GET '".
 std::string in_words(Bytes bytes) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string hex;
@@ -39,7 +39,7 @@ std::string above(const char* what, std::uint64_t value, std::uint64_t limit) {
 std::array<std::byte, kPreambleBytes> preamble() {
   std::array<std::byte, kPreambleBytes> bytes{};
   std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
-  put<std::uint16_t>(&bytes[4], kVersion);  // and two bytes of flags: none yet
+  put<std::uint16_t>(&bytes[4], kVersion);  // the remaining two bytes are flags: none yet
   return bytes;
 }
 

@@ -8,8 +8,9 @@ namespace weft::transport {
 
 namespace {
 
-// The loop looks on for about as long as it spins. To wake it takes a few microseconds, more than
-// to enqueue. (Where it sleeps in between, for some 25 µs, it sees an operation that much later.)
+// The loop goes on polling for about as long as it spins. Waking it takes a few microseconds, more
+// than enqueueing does. (If it sleeps in between, for some 25 µs, it sees an operation that much
+// later.)
 constexpr auto kLinger = std::chrono::microseconds(80);
 
 }  // namespace
@@ -35,7 +36,7 @@ InFlight::~InFlight() {
 }
 
 void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
-  const auto loop = loop_.lock();  // goes without the lock: it may be the last share
+  const auto loop = loop_.lock();  // released without mutex_: it may be the last reference
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(operation), std::nullopt});
   if (const auto kept = kept_.lock()) {
@@ -90,7 +91,8 @@ std::size_t InFlight::count_passed() const {
   while (has_passed(passed)) {
     const std::size_t end = end_of_row(passed);
     ++passed;
-    std::size_t open = end;  // whether those from `passed` to here have is not known
+    // Entries from `passed` up to this one are not known to have passed.
+    std::size_t open = end;
     for (std::size_t asked = end - 1; passed < open; asked = passed + (open - passed) / 2) {
       if (has_passed(asked)) {
         passed = asked + 1;
@@ -109,7 +111,7 @@ bool InFlight::turn(Kept& kept) {
   next_look_ = now + between_looks_;
   std::vector<Entry> ended;
   std::optional<Oldest> oldest;
-  Entry* front = nullptr;  // stays where it is while others are added
+  Entry* front = nullptr;  // stays valid while others are added
   const std::size_t passed = count_passed();
   {
     std::lock_guard lock(mutex_);
@@ -124,7 +126,7 @@ bool InFlight::turn(Kept& kept) {
     if (watch_ && front->since) oldest = {front->operation.name, *front->since};
     if (front->operation.in_line) next_look_ = {};
   }
-  const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
+  const auto lost = device_->lost();  // asked after the fences, which pass when the context ends
   for (Entry& entry : ended) end(entry.operation.completion, lost);
   if (oldest) watch_(*oldest);
   rest(kept, now);
@@ -140,7 +142,7 @@ void InFlight::end(Completion& completion, const std::optional<Error>& lost) noe
 }
 
 void InFlight::rest(Kept& kept, Deadline::Clock::time_point now) {
-  std::shared_ptr<const void> last;  // goes without the lock
+  std::shared_ptr<const void> last;  // released without mutex_
   std::lock_guard lock(mutex_);
   if (!entries_.empty()) return;
   if (kept.owner) {

@@ -1,11 +1,11 @@
-// The operations of a device communicator that are enqueued on one stream and not yet done there.
-// Nobody on the host is told when an event passes, so the loop looks at the oldest of them every
-// few microseconds: when it is done, its Op is finished and its Pin let go. When all are, the loop
-// goes on looking for a little: whoever enqueues one operation behind the other need not wake it
-// for each.
+// The operations of a device communicator that are enqueued on one stream and not yet done. No
+// callback tells the host when an event passes, so the loop polls the oldest one every few
+// microseconds: when it is done, InFlight finishes its Op and releases its Pin. When all are done
+// the loop goes on polling for a short time, so that a caller who enqueues one operation after
+// another need not wake it for each.
 //
-// A part of its owner, whom the loop keeps alive while anything is in flight: a communicator may be
-// dropped with operations under way. Usable from every thread.
+// A member of its owner. The loop keeps the owner alive while anything is in flight: a communicator
+// may be dropped with operations under way. Thread-safe.
 #pragma once
 
 #include <deque>
@@ -26,40 +26,41 @@ class InFlight {
   struct Operation {
     std::string name;       // "all_reduce", for messages
     Completion completion;  // its fence is `done`
-    Pin pin;      // held until `done` has passed, also when the operation has failed before
-    Fence ready;  // what the stream waits for before it starts
-    Fence done;   // a recorded event; the operations pass in the order in which they were added
-    // Not on the stream yet: asking `done` is what moves it on, so the loop does in every turn.
+    Pin pin;                // held until `done` has passed, even if the operation has failed before
+    Fence ready;            // the stream waits for this before it starts
+    Fence done;  // a recorded event; the operations pass in the order in which they were added
+    // True if the operation is not on the stream yet. Polling `done` is what advances it, so the
+    // loop polls in every turn.
     bool in_line = false;
-    // `done` passes only when that of the operation added before has: one event of the stream
-    // behind another. Of many such only a few are asked.
+    // True if `done` passes only after that of the operation added before it: both are events of
+    // one stream. The loop then polls only a few of many such operations.
     bool is_behind = false;
   };
   struct Oldest {
     std::string name;
-    Deadline::Clock::time_point since;  // when it was ready, and everything before it done
+    Deadline::Clock::time_point since;  // when it was ready and everything before it done
   };
-  // Called on the loop whenever it looks, while an operation that is ready is under way.
+  // Called on the loop at each poll, while the oldest operation is ready and not done.
   using Watch = std::function<void(const Oldest&)>;
 
-  // To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as
-  // well.
+  // A poll of the driver takes about a microsecond and its locks, which threads that enqueue need
+  // too.
   static constexpr auto kBetweenLooks = std::chrono::microseconds(4);
 
   InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop,
            Watch watch = {}, std::chrono::microseconds between_looks = kBetweenLooks);
-  // Its loop has ended. What has passed meanwhile is finished; what is still under way fails, and
-  // its memory is retired until the device has done with it.
+  // Called when the loop has ended. Finishes the operations that have passed; fails the others and
+  // retires their memory until the device no longer uses it.
   ~InFlight();
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
-  // `owner` has this object as a part.
+  // `owner` contains this object.
   void add(Operation operation, std::shared_ptr<const void> owner);
-  // Fails every Op under way. Their fences pass, and their pins are let go, when the stream gets
+  // Fails every Op under way. Their fences pass, and their pins are released, when the stream gets
   // there.
   void fail(const Error& why) noexcept;
-  // Whether all have passed, of which the loop may not know yet.
+  // True if all operations have passed, even if the loop has not noticed yet.
   bool passed() const;
 
  private:
@@ -68,21 +69,21 @@ class InFlight {
     std::optional<Deadline::Clock::time_point> since;
   };
   static void end(Completion& completion, const std::optional<Error>& lost) noexcept;
-  // What the loop keeps alive: the owner, or nobody while nothing is in flight.
+  // Keeps the owner alive for the loop; null while nothing is in flight.
   struct Kept {
     std::shared_ptr<const void> owner;
   };
 
-  // What follows, on the loop only, so nobody else takes entries away.
+  // The following functions run on the loop only, so no other thread removes entries.
 
-  // How many at the front have passed.
+  // Returns how many operations at the front have passed.
   std::size_t count_passed() const;
-  // Where those end that pass one behind the other, from this one on.
+  // Returns the end of the row of operations that begins at `from` and pass one after the other.
   std::size_t end_of_row(std::size_t from) const;
-  // False where there is none.
+  // False if there is no such operation.
   bool has_passed(std::size_t which) const;
   bool turn(Kept& kept);
-  // Where nothing is in flight: lets go of the owner, and some time later of the loop.
+  // If nothing is in flight: releases the owner, and some time later stops polling.
   void rest(Kept& kept, Deadline::Clock::time_point now);
 
   std::shared_ptr<cuda::Device> device_;
@@ -91,10 +92,10 @@ class InFlight {
   const std::chrono::microseconds between_looks_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
-  std::weak_ptr<Kept> kept_;                    // the watcher's
-  EventLoop::Registration watcher_;             // while there are entries, and a little longer
-  Deadline::Clock::time_point idle_;            // since when there are none
-  Deadline::Clock::time_point next_look_ = {};  // the loop's
+  std::weak_ptr<Kept> kept_;                    // owned by watcher_'s poller
+  EventLoop::Registration watcher_;             // set while there are entries, and a little longer
+  Deadline::Clock::time_point idle_;            // since when there are no entries
+  Deadline::Clock::time_point next_look_ = {};  // used on the loop only
 };
 
 }  // namespace weft::transport

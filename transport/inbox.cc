@@ -10,11 +10,12 @@ namespace weft::transport {
 
 namespace {
 
-// What is read in one turn before the loop's other work has its turn; a message counts as
-// kMessageBytes at least.
+// Bytes that one turn reads before the loop's other work has its turn. A message counts as at least
+// kMessageBytes.
 constexpr std::size_t kTurnBytes = 4 << 20;
 constexpr std::size_t kMessageBytes = 1 << 10;
-// Shown whole in any case: copying these takes less time than coming back for the rest.
+// Messages up to this size are always shown whole: copying them takes less time than returning for
+// the rest.
 constexpr std::size_t kShort = 16 << 10;
 
 void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
@@ -38,7 +39,6 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who,
       whole_(std::min(stream.shown_whole(), kShort)) {}
 
 // --- accepting, on any thread
-// ---------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) {
@@ -64,15 +64,15 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   std::unique_lock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (auto wrong = why_refused(destinations))
-    return Op::failed(std::move(*wrong));  // and the message waits on
+    return Op::failed(std::move(*wrong));  // the message still waits
   const bool must_resume = !in_handler_;   // else the loop looks as soon as the handler returns
   const Op op = take(destinations, std::move(pin), std::move(ready));
   const bool is_whole = offer_.load(std::memory_order_relaxed) == Offer::Copied;
   lock.unlock();
   if (!must_resume) return op;
+  // Later messages are not urgent yet, and waking a thread for each message costs processor time.
   if (is_whole) {
-    soon_();  // what comes behind it is not waited for yet, and a thread that wakes for each
-              // message takes processors
+    soon_();
   } else {
     again_(Fence());
   }
@@ -102,12 +102,11 @@ void Inbox::refuse(const Error& why) {
 }
 
 // --- reading, on the loop
-// -------------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::pump(const Arrived* arrived) {
   turn_bytes_ = 0;
-  std::optional<Error>
-      end;  // as soon as it is known, before what has come until then has been looked at
+  // Set as soon as the stream's end is known, before all bytes that arrived earlier are looked at.
+  std::optional<Error> end;
   for (;;) {
     Step step = Step::Wait;
     switch (phase_) {
@@ -119,7 +118,7 @@ std::optional<Error> Inbox::pump(const Arrived* arrived) {
     if (step == Step::Wait) return std::nullopt;
     if (step == Step::End) return std::exchange(why_, std::nullopt);
     if (step == Step::NeedBytes) {
-      const bool was_last = end.has_value();  // a stream may show what it cannot move any more
+      const bool was_last = end.has_value();  // a stream may show bytes that it can no longer move
       if (!end) end = stream_.end();
       if (!end) return std::nullopt;
       if (was_last || stream_.peek(1).empty()) return lost(*end);
@@ -147,7 +146,7 @@ Inbox::Bytes Inbox::front(std::size_t wanted) {
     const Bytes seen = stream_.peek(wanted);
     if (seen.size() >= wanted || seen.empty()) return seen;
   }
-  // What has come is taken out: a stream tells of its end only when all has been read.
+  // Take out the bytes that have arrived: a stream reports its end only when all have been read.
   if (gathered_.size() < wanted) gathered_.resize(wanted);
   while (gathered_bytes_ < wanted) {
     const std::size_t count =
@@ -188,7 +187,7 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   const frame::Head head = frame::decode_head(seen);
   if (const auto why = frame::why_refused(head, limits_))
     return lose("it announced what is not allowed, " + *why);
-  const std::size_t said_bytes = head.front_bytes();  // and then zeros up to the payloads
+  const std::size_t said_bytes = head.front_bytes();  // without the zeros up to the payloads
   const std::size_t front_bytes =
       said_bytes + (head.is_goodbye() ? 0 : frame::padding(said_bytes, frame::payload_unit(unit_)));
   if (seen.size() < front_bytes) seen = front(front_bytes);
@@ -202,7 +201,8 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   if (!total)
     return lose("it announced payloads of more than " + std::to_string(limits_.max_message) +
                 " bytes");
-  const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;  // of the front, by the stream
+  // Bytes of the front that the stream shows.
+  const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;
   if (shown == 0) seen = {};
   const Bytes payloads = find_in_place(seen, shown, *total);
   const bool is_worth_waiting =
@@ -215,8 +215,8 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
               payloads, shown, *total);
 }
 
-// The payloads, if the stream can show them all behind `shown` bytes of the front; `seen` is what
-// it shows, then and before.
+// Returns the payloads if the stream can show all of them behind `shown` bytes of the front. `seen`
+// is what the stream shows, on entry and on return.
 Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total) {
   const std::size_t window = stream_.window();
   if (total == 0 || shown > window || total > window - shown) return {};

@@ -1,6 +1,6 @@
 // The receiving half of a StreamConnection: finds the messages in the stream, shows each to the
-// handler, and moves its payloads where accept() says. accept() is for every thread, the rest for
-// the loop.
+// handler, and moves its payloads to the destinations that accept() names. accept() and refuse()
+// are thread-safe; everything else runs on the loop.
 #pragma once
 
 #include <atomic>
@@ -23,38 +23,38 @@ class Inbox {
  public:
   using Bytes = ByteStream::Bytes;
   using Arrived = std::function<void(const Arrival&)>;
-  // Has pump() called on the loop, in a later turn, once the fence has passed.
+  // Calls pump() on the loop, in a later turn, once the fence has passed.
   using Again = std::function<void(const Fence&)>;
-  // The same, as EventLoop::post_soon says.
+  // Calls pump() in a later turn, as EventLoop::post_soon does.
   using Soon = std::function<void()>;
 
   Inbox(ByteStream& stream, const Capabilities& limits, std::string who,
         std::weak_ptr<EventLoop> loop, Again again, Soon soon);
 
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
-  // See Connection::Handlers::in_place. Before the first pump() that has `arrived`.
+  // See Connection::Handlers::in_place. Call it before the first pump() that has `arrived`.
   void work_in_place() { whole_ = stream_.shown_whole(); }
-  // From now on accept() fails with this, and no message is shown. For every thread.
+  // Makes accept() fail with `why` from now on; no message is shown any more. Thread-safe.
   void refuse(const Error& why);
 
-  // Reads on as far as that goes. Null: nobody receives yet. Returns why the lane ends, when it
-  // does.
+  // Reads on as far as it can. `arrived` is null until the connection has a receiver. Returns why
+  // the connection ends, when it does.
   std::optional<Error> pump(const Arrived* arrived);
-  // The memory of the message that was accepted stays for good.
+  // Keeps the memory of the accepted message until the process ends.
   void keep_pins() noexcept;
-  // Fails the message that was accepted and has not come whole.
+  // Fails the message that was accepted and has not arrived whole.
   void end() noexcept;
-  // Throws away what comes; returns whether the stream has ended.
+  // Discards everything that arrives. Returns whether the stream has ended.
   bool drain() noexcept;
 
  private:
-  // What the loop does next.
+  // The part of the stream that the loop reads next.
   enum class Phase { Preamble, Front, Shown, Payload };
-  // Where a message stands between the handler and the thread that accepts it.
+  // State of a message between the handler and the thread that accepts it.
   enum class Offer { None, Shown, Taken, Copied };
   enum class Step { On, NeedBytes, Wait, End };
 
-  // Throws away the zeros between two messages; false where they have not come.
+  // Skips the zeros between two messages. False if they have not arrived.
   bool skip();
   Step read_preamble();
   Step read_front(const Arrived* arrived);
@@ -67,7 +67,7 @@ class Inbox {
   Step discard();
   Step lose(const std::string& text);
   void let_go_of_message();
-  // The first `wanted` bytes of the next message, or more; empty when they have not come.
+  // Returns at least the first `wanted` bytes of the next message; empty if they have not arrived.
   Bytes front(std::size_t wanted);
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
   Op take(std::span<const Slice> destinations, Pin pin, Fence ready);
@@ -79,28 +79,29 @@ class Inbox {
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
   const Soon soon_;
-  const std::size_t unit_;  // of the stream
-  std::size_t whole_;       // bytes of a message that is shown when all of it is there
+  const std::size_t unit_;  // the stream's
+  std::size_t whole_;       // a message up to this size is shown only when all of it has arrived
 
-  // The loop's.
+  // Used on the loop only.
   Phase phase_ = Phase::Preamble;
-  std::size_t padding_ = 0;  // zeros that come before the next message
-  std::vector<std::byte>
-      gathered_;  // a message's front where the stream cannot show it in one piece
+  std::size_t padding_ = 0;  // zeros before the next message
+  // The front of a message that the stream cannot show in one piece.
+  std::vector<std::byte> gathered_;
   std::size_t gathered_bytes_ = 0;
-  std::size_t held_ = 0;  // bytes that peek() shows and the message needs until it is accepted
+  // Bytes that peek() shows and that must stay until the message is accepted.
+  std::size_t held_ = 0;
   std::size_t turn_bytes_ = 0;
   std::size_t index_ = 0;     // of the destination that is being filled
-  std::uint64_t offset_ = 0;  // in it, or in what is thrown away
+  std::uint64_t offset_ = 0;  // in that destination, or in the payloads that are discarded
   bool awaited_ = false;
   std::optional<Error> why_;
 
-  std::mutex mutex_;  // of accepting, and of failure_
+  std::mutex mutex_;  // guards accepting, and failure_
   std::optional<Error> failure_;
-  std::atomic<bool> fails_{false};  // whether there is one
-  // Who may touch what follows: at first the loop, while it is Shown whoever accepts, with the
-  // mutex, then the loop again. (A message whose handler accepts it takes the mutex once so; three
-  // times would be half of what receiving costs.)
+  std::atomic<bool> fails_{false};  // whether failure_ is set
+  // The members that follow belong to the loop, except while offer_ is Shown; then they belong to
+  // the thread that accepts, which holds mutex_. (So a message that its handler accepts takes
+  // mutex_ once; taking it three times would be half of the cost of receiving.)
   std::atomic<Offer> offer_{Offer::None};
   bool in_handler_ = false;
   std::vector<std::uint64_t> sizes_;

@@ -1,5 +1,5 @@
-// Numbers as they travel (docs/wire.md): little-endian, whatever the machine's are. Lengths are the
-// caller's business.
+// Encodes and decodes numbers on the wire (docs/wire.md) as little-endian, on every machine.
+// Callers check lengths.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ template <std::unsigned_integral T>
 T get(const std::byte* from) {
   T value = 0;
   if constexpr (std::endian::native == std::endian::little) {
-    std::memcpy(&value, from, sizeof value);  // which the compiler does not make of the loop
+    std::memcpy(&value, from, sizeof value);  // the compiler does not turn the loop into this
   } else {
     for (std::size_t i = 0; i < sizeof value; ++i)
       value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));

@@ -1,6 +1,6 @@
-// One-sided writes: bytes go into memory that its owner has exposed, and nobody there takes part or
-// is told. Where a lane has them (Capabilities::one_sided) Connection::one_sided() is the way to
-// them.
+// One-sided writes: a peer writes bytes into memory that its owner has exposed; the owner takes no
+// part and is not notified. Connection::one_sided() gives access where the connection supports them
+// (Capabilities::one_sided).
 #pragma once
 
 #include <array>
@@ -17,21 +17,21 @@
 
 namespace weft::transport {
 
-// What a peer must know to write into a region. Its bytes come from the peer: whoever uses one
-// checks against `bytes`, and the lane refuses what its owner did not expose.
+// The data that a peer needs to write into a region. A key arrives from the peer: code that uses
+// one checks against `bytes`, and the connection refuses memory that its owner did not expose.
 struct RegionKey {
-  static constexpr std::size_t kBytes = 24;  // on the wire: the three, little-endian
+  static constexpr std::size_t kBytes = 24;  // on the wire: the three fields, little-endian
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t token = 0;  // the transport's
+  std::uint64_t token = 0;  // chosen by the transport
 
   std::array<std::byte, kBytes> encode() const;
-  // Nothing where these are not kBytes bytes.
+  // Returns nothing if `bytes` is not kBytes long.
   static std::optional<RegionKey> decode(std::span<const std::byte> bytes);
 };
 
-// Memory that the peer of one lane may write into while this object lives. Once its destructor has
-// returned nothing is written there any more; a put that comes later ends the lane.
+// Memory that the peer of one connection may write into while this object lives. Nothing is written
+// there once its destructor has returned; a put that arrives later ends the connection.
 class MemoryRegion {
  public:
   MemoryRegion(const Slice& memory, RegionKey key, Pin registration)
@@ -48,15 +48,15 @@ class MemoryRegion {
 
 class OneSided {
  public:
-  // Lets the peer write into this memory. Errors: Caller (no host memory, or read-only), Busy (it
-  // cannot be registered), and the lane's where that has ended.
+  // Lets the peer write into this memory. Errors: Caller (not host memory, or read-only), Busy (it
+  // cannot be registered), and the connection's error if that has ended.
   virtual Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept = 0;
 
-  // Writes `from` into the peer's region, `offset` bytes behind its begin, in line with the sends
-  // of this lane: what is sent later arrives when the bytes are there, so a message may tell of
-  // them. `ready` says when `from` may be read; it must not change until the Op is done, and the
-  // bytes are there then. Errors: Caller (past the region's end, no host memory), Busy (queue full,
-  // `from` cannot be registered).
+  // Writes `from` into the peer's region at `offset` bytes, in order with the sends of this
+  // connection: a message that is sent later arrives after the bytes, so it may announce them.
+  // `ready` says when `from` may be read. `from` must not change until the Op is done; then the
+  // bytes are in the region. Errors: Caller (beyond the region's end, not host memory), Busy (queue
+  // full, `from` cannot be registered).
   virtual Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin,
                  Fence ready) noexcept = 0;
 

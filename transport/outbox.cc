@@ -10,10 +10,10 @@ namespace weft::transport {
 
 namespace {
 
-constexpr std::size_t kMaxPieces =
-    64;  // of one write() of the line; more messages wait for the next
-constexpr std::size_t kTurnBytes = 4 << 20;  // then the loop's other work has its turn
-constexpr std::size_t kOnePiece = 256;       // bytes of a message that is written as one piece
+// Pieces of one write(); further messages in line wait for the next.
+constexpr std::size_t kMaxPieces = 64;
+constexpr std::size_t kTurnBytes = 4 << 20;  // in one turn; then the loop does its other work
+constexpr std::size_t kOnePiece = 256;  // messages up to this many bytes are written as one piece
 constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 
 std::optional<std::string> why_unreadable(const Slice& slice) {
@@ -162,7 +162,7 @@ Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
     if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   }
   if (!reach_) return Error(Blame::Unsupported, "the lane to " + who_ + " moves host memory only");
-  return reach_(memory, gpu);  // without the mutex, so the stream may be gone by now
+  return reach_(memory, gpu);  // called without mutex_, so the stream may be destroyed by now
 }
 
 void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding,
@@ -208,18 +208,18 @@ void Outbox::flush() noexcept {
     std::lock_guard lock(mutex_);
     if (let_go_) return;
     next = write_line();
-    if (queue_.empty() &&
-        !unheard_) {  // the stream says so once: who sends from now on is to hear of it
+    // The stream reports it once; later send() calls must return it too.
+    if (queue_.empty() && !unheard_) {
       if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
     }
     if (unheard_ && !queue_.empty()) {
-      if (!stream_.withdraw(*unheard_)) keep_line();  // before the pins go
+      if (!stream_.withdraw(*unheard_)) keep_line();  // before the pins are released
       unheard.swap(queue_);
     }
     if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
   }
   if (next) again_(*next);
-  // Who is told may send, and so have the lists used: they are empty by then.
+  // A completion's callback may send and so use these lists, so gone_ is left empty meanwhile.
   std::vector<Item> gone = std::exchange(gone_, {});
   for (Item& item : gone) {
     if (!item.completion) continue;
@@ -233,7 +233,7 @@ void Outbox::flush() noexcept {
     if (item.completion) item.completion->fail(*unheard_);
   }
   gone.clear();
-  gone_ = std::move(gone);  // for its memory; only the loop uses it
+  gone_ = std::move(gone);  // reuses its memory; only the loop uses gone_
 }
 
 std::optional<Fence> Outbox::write_line() {

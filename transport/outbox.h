@@ -1,6 +1,7 @@
-// The sending half of a StreamConnection. What can go goes at once, on the thread that calls
-// send(), and costs no allocation; what cannot waits in line and goes on the loop. send() is for
-// every thread, the rest for the loop.
+// The sending half of a StreamConnection. A message that can be written is written at once, on the
+// thread that calls send(), and needs no allocation; otherwise it waits in line and the loop writes
+// it. send(), put(), expose(), reach() and refuse() are thread-safe; everything else runs on the
+// loop.
 #pragma once
 
 #include <deque>
@@ -23,36 +24,38 @@ namespace weft::transport {
 class Outbox {
  public:
   using Bytes = ByteStream::Bytes;
-  // Has flush() called on the loop, in a later turn, once the fence has passed.
+  // Calls flush() on the loop, in a later turn, once the fence has passed.
   using Again = std::function<void(const Fence&)>;
 
-  // `who` names the lane in messages, `transport` where what waits is counted. The preamble is the
-  // first thing in line.
+  // `who` names the connection in messages. `transport` names the trace counter of waiting
+  // messages. The preamble is first in line.
   Outbox(ByteStream& stream, const Capabilities& limits, std::string who,
          const std::string& transport, std::weak_ptr<EventLoop> loop, Again again);
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
-  // As OneSided's, over a stream that has placed writes.
+  // As in OneSided, over a stream that has placed writes.
   Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin,
          Fence ready) noexcept;
   Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept;
-  // As Connection's.
+  // As in Connection.
   Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept;
-  // From now on send() and put() fail with this. False where it does already. For every thread.
+  // Makes send() and put() fail with `why` from now on. Returns false if they already fail.
+  // Thread-safe.
   bool refuse(const Error& why);
 
-  // Writes what may be written.
+  // Writes everything that may be written.
   void flush() noexcept;
-  // The memory of what waits in line stays for good.
+  // Keeps the memory of the messages in line until the process ends.
   void keep_pins() noexcept;
-  // Fails what waits in line, in order, with what send() fails with. Writes no more of it, and last
-  // a goodbye where a reason is given and the peer can read one: returns whether it can.
+  // Fails the messages in line, in order, with the error of refuse(), and writes no more of them.
+  // Then writes a goodbye if `reason` is given and no message was cut. Returns whether the peer can
+  // still read.
   bool end(const std::optional<std::string>& reason) noexcept;
-  // The stream is not touched from now on.
+  // Stops using the stream.
   void let_go() noexcept;
 
  private:
-  // Of a put: no bytes of the stream.
+  // The target of a put, which writes no bytes to the stream.
   struct Place {
     RegionKey key;
     std::uint64_t offset = 0;
@@ -60,36 +63,37 @@ class Outbox {
   struct Item {
     std::vector<std::byte> front;  // head, table and header, and zeros up to the payloads
     std::vector<Slice> payloads;
-    std::optional<Place> place;  // where the one payload is put
-    std::uint64_t bytes = 0;     // of the whole message, with the zeros behind it
-    std::size_t padding = 0;     // these
+    std::optional<Place> place;  // the target if this is a put of the one payload
+    std::uint64_t bytes = 0;     // of the whole message, including `padding`
+    std::size_t padding = 0;     // zeros behind the message
     std::uint64_t written = 0;
     Fence ready;
-    bool awaited = false;                  // somebody calls flush() when `ready` has passed
-    std::optional<Completion> completion;  // none for preamble and goodbye
-    std::optional<Error> error;            // of this one alone
+    bool awaited = false;                  // flush() will be called when `ready` has passed
+    std::optional<Completion> completion;  // empty for preamble and goodbye
+    std::optional<Error> error;            // of this message alone
     trace::Waiting waiting = {};
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  // Under the mutex, of payloads on GPUs.
+  // Checks payloads on GPUs. Requires mutex_.
   std::optional<Error> why_not_carried(std::span<const Slice> payloads) const;
-  // Writes a message to front_ up to its payloads; a small one all of it.
+  // Writes a message to front_ up to its payloads, or all of it if `is_whole`.
   void begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole);
-  // Queues what is not written yet of a message; returns its Op. Under the mutex.
+  // Queues a message of which `written` bytes are written; returns its Op. Requires mutex_.
   Op queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes,
            std::size_t padding, std::uint64_t written);
-  // The lane's end, or a full line. Under the mutex.
+  // Returns the connection's end, or Busy if the line is full. Requires mutex_.
   std::optional<Error> why_no_more(const char* call) const;
-  // The preamble or a goodbye.
+  // Queues the preamble or a goodbye.
   void queue_own(Bytes bytes);
-  // Under the mutex; returns what must be passed before there is more to do, if that is not the
-  // stream's to say.
+  // Writes messages in line. Returns the fence that must pass before it can go on; empty if the
+  // line is empty or if the stream will report that it can go on. Requires mutex_.
   std::optional<Fence> write_line();
-  void keep_line() noexcept;  // as keep_pins()
-  // One call of write() for what may go of the line; returns whether all of that went.
+  void keep_line() noexcept;  // as keep_pins(); requires mutex_
+  // Calls write() once for messages in line that are ready. Returns whether all of those were
+  // written.
   bool write_some();
-  // The put that is first in line; returns whether it has ended.
+  // Performs the put that is first in line. Returns whether it has ended.
   bool put_first();
   void add_pieces(const Item& item);
   void settle(std::size_t written);
@@ -99,22 +103,23 @@ class Outbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
-  const std::size_t unit_;  // of the stream
+  const std::size_t unit_;  // the stream's
   const ByteStream::Reach reach_;
-  trace::Depth& waiting_;  // messages, of this transport
+  trace::Depth& waiting_;  // counts waiting messages of this transport
 
-  std::mutex mutex_;  // of what follows, and of writing
+  std::mutex mutex_;  // guards the members that follow, and writing
   std::deque<Item> queue_;
   std::optional<Error> failure_;
-  std::optional<Error>
-      unheard_;            // the peer reads no more, though the lane has not been read to its end
-  bool ending_ = false;    // the stream's end is due behind what is in line
-  bool let_go_ = false;    // there is no stream any more
-  bool preamble_ = false;  // has been written, all of it
+  // Set when the peer reads no more although not everything it sent has been read.
+  std::optional<Error> unheard_;
+  bool ending_ = false;    // finish_writing() is due once the line is empty
+  bool let_go_ = false;    // the stream is no longer used
+  bool preamble_ = false;  // the preamble is written completely
   std::size_t turn_bytes_ = 0;
-  std::vector<std::byte> front_;  // scratch; keep their memory
+  std::vector<std::byte> front_;  // this and pieces_ are scratch whose memory is reused
   std::vector<Bytes> pieces_;
-  std::vector<Item> gone_;  // written, not told yet; the loop's, needs no mutex outside flush()
+  // Written, but not completed yet. Only flush() on the loop uses it, so it needs no mutex.
+  std::vector<Item> gone_;
 };
 
 }  // namespace weft::transport

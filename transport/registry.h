@@ -1,4 +1,4 @@
-// The backends of this build: a table that CMake generates from the folders under transport/.
+// The backends of this build: a table that CMake generates from the folders of transport/.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ struct Backend {
 
 std::span<const Backend> backends();
 
-// The folders under transport/ that this build, or this program, has no code of.
+// The folders of transport/ that are not built into this build or program.
 struct LeftOut {
   std::string_view name;
   std::string_view why;
@@ -23,8 +23,9 @@ struct LeftOut {
 
 std::span<const LeftOut> left_out();
 
-// Opens one by name. Throws: Caller for a name that this build does not have (the text lists those
-// it has, and says why it lacks that one), Unsupported with the reason where it cannot be used.
+// Opens a backend by name. Throws Caller if this build does not have it; the text lists the
+// backends that it has and says why this one is missing. Throws Unsupported, with the reason, if it
+// cannot be used here.
 std::shared_ptr<Transport> open(std::string_view name);
 
 }  // namespace weft::transport

@@ -17,11 +17,12 @@ std::string list(const std::vector<std::string>& names) {
   return text;
 }
 
-// Once in a process for each key, as every agent finds it anew, and for every peer.
+// Logs once in a process for each key: every agent finds the reason anew, for every peer.
 void say_once(const std::string& key, const std::string& text) {
-  constexpr std::size_t kMost = 256;  // a peer has a part in them
+  constexpr std::size_t kMost = 256;  // a bound, because peers contribute to the keys
   static constinit ForkMutex mutex(ForkOrder::Transport);
-  static auto* const said = new std::set<std::string>;  // agents may outlive what is static
+  // Never destroyed: agents may outlive static objects.
+  static auto* const said = new std::set<std::string>;
   {
     std::lock_guard lock(mutex);
     if (said->size() == kMost || !said->insert(key).second) return;
@@ -29,8 +30,8 @@ void say_once(const std::string& key, const std::string& text) {
   log::info(text);
 }
 
-// Why a transport that both might have had is not taken. Reasons that differ by the peer's address
-// only are one.
+// Why a better transport is not used. For the log, reasons that differ only in the peer's address
+// are the same.
 struct PassedOver {
   std::string transport;
   std::string reason;
@@ -59,7 +60,7 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
   }
   if (chosen_) return;
   std::string why;
-  bool lacks_something = false;  // at present
+  bool lacks_something = false;  // only for now
   for (const Backend& backend : backends()) {
     auto opened = backend.open();
     if (!opened) {

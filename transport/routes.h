@@ -1,6 +1,6 @@
-// The ways to a peer. Each side offers the addresses it has, one for every transport it listens on;
-// of those that both have the one with the highest preference wins. What was chosen is the
-// connection's transport().
+// Chooses the transport to a peer. Each side offers its addresses, one for every transport on which
+// it listens. Of the transports that both have, the one with the highest preference is used;
+// Connection::transport() names it.
 #pragma once
 
 #include <map>
@@ -19,20 +19,20 @@ struct Offer {
 
 class Routes {
  public:
-  // With names exactly these transports, best first whatever they prefer; without, all
-  // point-to-point ones that can be used here. Throws Caller for a name that does not exist or has
-  // no connections, Unsupported with the reason for one that cannot be used.
+  // With names: uses exactly these transports, in this order of preference. Without: all
+  // point-to-point transports that can be used here. Throws Caller for a name that does not exist
+  // or has no connections, Unsupported with the reason for one that cannot be used.
   explicit Routes(const std::vector<std::string>& names = {});
 
-  // Listens on every transport; the listeners live as long as this object, or until close(). What
-  // each needs beyond `options` it takes from the environment. Throws what Connector::listen throws
-  // where none of them can.
+  // Listens on every transport. The listeners live as long as this object, or until close().
+  // Settings that a transport needs beyond `options` come from the environment. Throws as
+  // Connector::listen throws if none can listen.
   std::vector<Offer> listen(const ListenOptions& options);
   void close();
 
-  // By the best transport that reaches one of the addresses. Throws Unsupported, saying for each
-  // offer why it is of no use. `failed` names the transports that have failed for this peer, each
-  // with the reason: they are passed over as long as another one is left.
+  // Connects by the best transport that reaches one of the addresses. Throws Unsupported, saying
+  // for each offer why it cannot be used. `failed` names the transports that have failed for this
+  // peer, with the reasons; they are used only if no other is left.
   using Failed = std::map<std::string, std::string>;
   std::shared_ptr<Connection> connect(const std::vector<Offer>& offers,
                                       const ConnectOptions& options,
@@ -44,7 +44,7 @@ class Routes {
  private:
   std::vector<std::shared_ptr<Transport>> transports_;  // best first
   std::vector<std::unique_ptr<Listener>> listeners_;
-  bool chosen_ = false;  // by name
+  bool chosen_ = false;  // the caller named the transports
 };
 
 }  // namespace weft::transport

@@ -21,8 +21,9 @@ Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
   Descriptor memory(::memfd_create(("weft-" + who).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory)
     throw system_error(Blame::Busy, who + ": cannot make memory that processes share", errno);
-  // Now, not at the first touch: that would be a SIGBUS. In steps, because before Linux 6.14 any
-  // signal ends the call, which has done nothing then; a profiler's come every millisecond.
+  // Allocate now: a shortage at the first access would be a SIGBUS. In steps, because before Linux
+  // 6.14 any signal ends the call with nothing allocated, and a profiler's signals come every
+  // millisecond.
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t step = std::min(kStep, bytes - done);
     const int failed =

@@ -1,6 +1,6 @@
 // Memory that processes of one host share: a file without a name (memfd), whose descriptor is
-// passed on, or opened through /proc. All of it is there from the beginning, and nobody can make it
-// shorter under those who have mapped it: so no access faults later.
+// passed on, or opened through /proc. It is allocated completely at the start, and sealed so that
+// nobody can shrink it under a process that has mapped it: so no access faults later.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace weft::transport {
 
-// `who` begins the texts of errors: "shm". Throws Busy where there is no memory for it.
+// `who` begins error texts: "shm". Throws Busy if there is not enough memory.
 Descriptor make_shared_memory(std::size_t bytes, const std::string& who);
-// Whether it is of that kind and size: what another process has passed may be anything.
+// True if the memory has that size and those seals. Another process may have passed any descriptor.
 bool is_shared_memory(const Descriptor& memory, std::size_t bytes);
 
 }  // namespace weft::transport

@@ -33,9 +33,9 @@ class StreamConnection final : public Connection,
             [this] { soon(); }) {}
   ~StreamConnection() override;
 
-  // Apart from the constructor: the stream's functions need somebody who owns this.
+  // Apart from the constructor, because the stream's callbacks need a weak_ptr to this.
   void start();
-  // The last reference that somebody else held is gone.
+  // Called when the last outside reference is dropped.
   void drop() noexcept;
 
   std::string_view transport() const override { return transport_; }
@@ -67,17 +67,18 @@ class StreamConnection final : public Connection,
   using Turn = void (StreamConnection::*)();
 
   std::string who() const { return peer_ + " (" + transport_ + ")"; }
-  // The loop, without a share in it: a turn that held the last one would end the loop from inside.
-  // Null where it has ended in this very turn. Who calls from elsewhere holds it, see Holder.
+  // Returns the loop without sharing it: a callback that held the last reference would destroy the
+  // loop from inside. Null if the loop has ended in this very turn. Callers on other threads keep
+  // it alive, see Holder.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
-  // A call of this, as long as somebody else owns it.
+  // Returns a function that calls `turn` while the connection is alive.
   static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
   void again(const Fence& fence, Turn turn);
   void soon();
-  // All that follows: on the loop.
+  // Everything below runs on the loop.
   void read();
   void write();
-  // `reason` is what the peer is told, where it is we who close.
+  // Sends `reason` to the peer; empty if this side does not close.
   void end(const Error& why, const std::optional<std::string>& reason);
   void tell_closed();
   void let_go();
@@ -115,7 +116,7 @@ StreamConnection::~StreamConnection() {
   if (stream_) stream_->stop();
   outbox_.let_go();
   if (ended_) return;
-  // The loop has ended before it could do this.
+  // The loop ended before it could do this.
   outbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
   inbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
   inbox_.end();
@@ -167,7 +168,7 @@ void StreamConnection::read() {
     return;
   }
   const auto why = inbox_.pump(handlers_ ? &handlers_->arrived : nullptr);
-  if (!why || !outbox_.refuse(*why)) return;  // where close() was first, its own turn is to come
+  if (!why || !outbox_.refuse(*why)) return;  // if close() was called first, its own turn follows
   inbox_.refuse(*why);
   end(*why, std::nullopt);
 }
@@ -178,7 +179,7 @@ void StreamConnection::write() {
 
 void StreamConnection::end(const Error& why, const std::optional<std::string>& reason) {
   ended_ = why;
-  if (!stream_->withdraw(why)) {  // before the pins go
+  if (!stream_->withdraw(why)) {  // before the pins are released
     inbox_.keep_pins();
     outbox_.keep_pins();
   }
@@ -201,12 +202,12 @@ void StreamConnection::let_go() {
   linger_.reset();
   outbox_.let_go();
   stream_->stop();
-  // Later: this may be one of the stream's own calls.
+  // Destroyed in a later turn: this may be a call of the stream itself.
   if (auto* const here = loop()) here->post([stream = std::move(stream_)] {});
 }
 
-// What callers hold. The connection itself may outlive it, while the loop has work to do for it;
-// the loop does not end before the connection has done what it does in this turn.
+// The object that callers own. The connection may outlive it while the loop has work for it; the
+// loop does not end before the connection has finished its part of this turn.
 struct Holder {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<StreamConnection> connection;

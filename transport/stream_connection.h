@@ -1,20 +1,18 @@
-// A Connection over any ByteStream: the semantics of connection.h live here, once, and a transport
-// that moves bytes has only those to move. The bytes are those of docs/wire.md.
+// A Connection over any ByteStream. It implements connection.h once; a transport that moves bytes
+// implements only ByteStream. docs/wire.md specifies the bytes.
 //
-// The stream is written by whoever calls send() while nothing waits in line, else by the loop; only
-// the loop reads it. It is read until it has nothing, or until a message waits to be accepted: then
-// the stream need not call `readable` again, the connection looks by itself when the message has
-// been accepted.
+// A thread that calls send() writes to the stream while nothing waits in line; otherwise the loop
+// writes. Only the loop reads. It reads until the stream has nothing more or until a message waits
+// to be accepted. In the latter case the stream need not call `readable` again: the connection
+// reads on by itself when the message has been accepted.
 //
 // Where connection.h leaves a choice:
-// - An accept() with the wrong destinations fails with Caller, and the message waits on for a right
-// one.
-// - Who drops the last reference closes the lane; no handler is called from then on. One that is
-// running goes on.
-// - After close() the stream is kept until the peer has ended its side too, so that what was sent
-// is not lost with it; the
-//   loop keeps it then, for the linger at most.
-// - Memory that messages lie in is host memory.
+// - An accept() with wrong destinations fails with Caller, and the message waits for a correct one.
+// - Dropping the last reference closes the connection. No handler is called from then on; one that
+//   is running goes on.
+// - After close() the loop keeps the stream until the peer has ended its side too, at most for
+//   `linger`, so that bytes that were sent are not lost with it.
+// - Payloads in place lie in host memory.
 #pragma once
 
 #include <chrono>
@@ -29,8 +27,8 @@ namespace weft::transport {
 
 constexpr auto kLinger = std::chrono::seconds(30);
 
-// The connection shares the loop, and starts the stream on it. Throws what ByteStream::start()
-// throws.
+// The connection keeps the loop alive, and starts the stream on it. Throws as ByteStream::start()
+// does.
 std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream,
                                          const Capabilities& capabilities,
                                          std::string transport_name,

@@ -1,5 +1,5 @@
-// The part of a training that an operation belongs to: ranks compare it with the rest of a call,
-// where their communicator compares_calls().
+// The training step to which an operation belongs. Ranks compare it with the rest of a call if
+// their communicator compares_calls().
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 namespace weft::transport {
 
 struct Training {
-  std::uint32_t model =
-      0;  // which DistributedDataParallel of the group, counted from 1 as they are made; 0: of none
-  std::uint32_t step =
-      0;  // of which the operation adds up the gradients, counted from 1; 0: it carries buffers
+  // Which DistributedDataParallel of the group, counted from 1 in the order of their construction;
+  // 0: none.
+  std::uint32_t model = 0;
+  // The step whose gradients the operation sums, counted from 1; 0: it carries buffers.
+  std::uint32_t step = 0;
   friend bool operator==(const Training&, const Training&) = default;
 };
 
-// ", of the gradients of step 4 of DistributedDataParallel 1", behind the text of an operation; ""
-// for no model.
+// Returns ", of the gradients of step 4 of DistributedDataParallel 1", which follows the text of an
+// operation; "" for no model.
 inline std::string training_text(const Training& training) {
   if (training.model == 0) return {};
   const std::string what = training.step == 0

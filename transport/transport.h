@@ -23,17 +23,17 @@ class Device;
 
 namespace weft::transport {
 
-// What join() needs to make a Communicator. All ranks give the same size, and their own rank.
+// Arguments of Transport::join(). All ranks give the same size, and each its own rank.
 struct JoinOptions {
   int rank = 0;
   int size = 1;
-  std::string group_name;                // for messages
-  std::shared_ptr<Bootstrap> store;      // seen by all ranks, keys prefixed for this communicator
-  Device device;                         // whose memory the slices will be
-  std::shared_ptr<cuda::Device> cuda;    // the same, opened, where it is a GPU
-  std::chrono::milliseconds timeout{0};  // of joining, and of each operation
-  std::shared_ptr<EventLoop> loop;       // what needs watching is watched here
-  std::string interface_address;  // local address to listen on; "" = the backend's own choice
+  std::string group_name;              // for messages
+  std::shared_ptr<Bootstrap> store;    // seen by all ranks; keys are prefixed for this communicator
+  Device device;                       // where the slices will lie
+  std::shared_ptr<cuda::Device> cuda;  // the same device, opened, if it is a GPU
+  std::chrono::milliseconds timeout{0};  // for joining and for each operation
+  std::shared_ptr<EventLoop> loop;       // runs the communicator's callbacks
+  std::string interface_address;         // local address to listen on; "" = the backend chooses
 };
 
 // "on group 'x' (nccl, rank 0 of 2)", for messages.
@@ -43,30 +43,31 @@ inline std::string place_of(const JoinOptions& options, std::string_view backend
 }
 
 struct ListenOptions {
-  std::shared_ptr<EventLoop> loop;  // of the listener and of its connections
-  std::string
-      interface_address;  // local address to listen on; "" = loopback, where the transport has one
-  // Called on the loop for every peer that connects. Who they are is not known yet: the first
-  // message should say.
+  std::shared_ptr<EventLoop> loop;  // of the listener and its connections
+  // Local address to listen on; "" = loopback, if the transport has one.
+  std::string interface_address;
+  // Called on the loop for every peer that connects. The peer is not known yet: its first message
+  // should identify it.
   std::function<void(std::shared_ptr<Connection>)> accepted;
-  // May be empty. Called on the loop when a peer waits that cannot be taken in, for want of
-  // descriptors or memory (Busy): the listener tries again. Once until it has taken one in.
+  // May be empty. Called on the loop when a peer cannot be accepted for lack of descriptors or
+  // memory (Busy), while the listener goes on trying. Called once, and again only after a peer has
+  // been accepted.
   std::function<void(const Error&)> short_of_something = {};
 };
 
-// Listens while it lives. Connections that it accepted live on.
+// Listens while it lives. Accepted connections outlive it.
 class Listener {
  public:
   virtual ~Listener() = default;
-  // What connect() takes elsewhere. Says all it needs: a peer on another machine gets a clear
-  // refusal, not a wrong peer.
+  // The address that connect() takes in other processes. It is complete: on another machine it is
+  // refused with a clear error and never reaches the wrong peer.
   virtual std::string address() const = 0;
 };
 
 struct ConnectOptions {
   std::shared_ptr<EventLoop> loop;
-  Deadline deadline = Deadline::never();  // until when connecting is tried
-  bool has_listened = false;  // who refuses now is gone: that is the end, and nobody to wait for
+  Deadline deadline = Deadline::never();  // connecting is tried until then
+  bool has_listened = false;  // the peer listened before: a refusal is final and not retried
 };
 
 // The point-to-point side of a backend.
@@ -74,15 +75,16 @@ class Connector {
  public:
   virtual ~Connector() = default;
   virtual Capabilities capabilities() const = 0;
-  // Of several transports that reach a peer the one with the highest wins.
+  // Of several transports that reach a peer, the one with the highest preference is used.
   virtual int preference() const = 0;
-  // Why this address cannot be reached from here ("another host"); nothing where it may be.
+  // Returns why this address cannot be reached from here ("another host"); nothing if it may be
+  // reachable.
   virtual std::optional<std::string> why_unreachable(const std::string& address) const = 0;
   // Throws Caller (no such interface), Busy (no descriptors or memory).
   virtual std::unique_ptr<Listener> listen(const ListenOptions& options) = 0;
-  // Returns at once; what is sent waits until the connection stands. If it cannot be made by the
-  // deadline it ends with PeerLost or Timeout. Throws Caller where the address is not one of this
-  // transport's.
+  // Returns at once; messages wait until the connection is established. If that fails by the
+  // deadline, the connection ends with PeerLost or Timeout. Throws Caller if the address is not one
+  // of this transport's.
   virtual std::shared_ptr<Connection> connect(const std::string& address,
                                               const ConnectOptions& options) = 0;
 };
@@ -91,18 +93,18 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  // What it found on this machine (devices, ports), a line each; for people.
+  // Lists the devices and ports that the transport found on this machine, a line each, for people.
   virtual std::vector<std::string> describe() const { return {}; }
-  // Null where the backend has collectives only.
+  // Null if the backend has collectives only.
   virtual Connector* connector() { return nullptr; }
-  // Whether join() takes slices on such a device.
+  // True if join() takes slices on such a device.
   virtual bool reaches(DeviceType type) const = 0;
-  // Collective: returns when all ranks have joined. A backend with a connector leaves it to mesh/.
-  // Throws: Timeout (naming what was missing), PeerLost, Unsupported.
+  // Collective: returns when all ranks have joined. A backend with a connector leaves this to
+  // transport/mesh. Throws Timeout (naming what was missing), PeerLost, Unsupported.
   virtual std::shared_ptr<Communicator> join(const JoinOptions& options) = 0;
 };
 
-// Each backend's open(). An error says why the backend cannot be used on this machine ("no
+// A backend's open(). An error says why the backend cannot be used on this machine ("no
 // libcuda.so.1: …").
 using Open = Result<std::shared_ptr<Transport>> (*)();
 

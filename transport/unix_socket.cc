@@ -29,7 +29,7 @@ std::string belongs_to(pid_t process, uid_t user) {
          ", not to this one";
 }
 
-// Nothing where /proc does not show it.
+// Returns nothing if /proc does not show it.
 std::optional<uid_t> effective_user(const std::string& folder) {
   std::ifstream status(folder + "/status");
   for (std::string word; status >> word;) {
@@ -56,8 +56,8 @@ Descriptor unix_socket(const std::string& who) {
   return socket;
 }
 
-// One that no other process has at present. Containers may share the folder, and have processes of
-// the same numbers.
+// Returns a path that no other process uses now. Containers may share the folder while their
+// processes have equal numbers.
 std::string fresh_path() {
   static std::atomic<unsigned> count{0};
   struct stat processes {};
@@ -72,10 +72,10 @@ std::string fresh_path() {
 
 ListeningSocket listen_for_this_user(const std::string& who) {
   Descriptor socket = unix_socket(who);
-  ::fchmod(socket.get(), 0600);  // the mode that the name gets
+  ::fchmod(socket.get(), 0600);  // becomes the mode of the name
   const std::string path = fresh_path();
   const sockaddr_un name = name_of(path, who);
-  ::unlink(path.c_str());  // of a process of that number that was killed right here
+  ::unlink(path.c_str());  // left by a killed process of the same number
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     throw system_error(
         Blame::Unsupported,
@@ -105,7 +105,8 @@ std::optional<std::string> why_closed_to_this_one(pid_t process, int name) {
   const bool may_look = ::stat((folder + "/fd/" + std::to_string(name)).c_str(), &theirs) == 0 ||
                         (errno != EACCES && errno != EPERM);
   if (!may_look) return "process " + std::to_string(process) + kLooksAway;
-  // One that may look into the other's has no more rights there: that one does not know its user.
+  // A process that may look into the other's /proc may lack the rights the other way round: check
+  // its user.
   struct stat own {};
   const auto user = effective_user(folder);
   if (user && !is_trusted(*user)) return belongs_to(process, *user);
@@ -156,10 +157,10 @@ bool pass(const Descriptor& socket, std::span<const std::byte> words, const Desc
   part->cmsg_len = CMSG_LEN(sizeof(int));
   const int number = passed.get();
   std::memcpy(CMSG_DATA(part), &number, sizeof number);
-  // The words are so few that they go as one, or not at all.
+  // The words are few enough to be sent whole or not at all.
   if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(words.size()))
     return true;
-  // The last one: more of this user's are under way than it may have open.
+  // ETOOMANYREFS: more of this user's descriptors are in transit than it may have open.
   if (errno == EAGAIN || errno == EINTR || is_shortage(errno) || errno == ETOOMANYREFS)
     return false;
   throw system_error(Blame::PeerLost, who + ": cannot pass a descriptor", errno);
@@ -176,7 +177,7 @@ std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::b
   message.msg_controllen = sizeof control;
   const auto count = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
-  std::vector<Descriptor> passed;  // whatever came is closed again, if it is not what we want
+  std::vector<Descriptor> passed;  // unexpected descriptors are closed again
   for (cmsghdr* part = count > 0 ? CMSG_FIRSTHDR(&message) : nullptr; part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
