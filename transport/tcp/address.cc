@@ -155,8 +155,8 @@ SocketAddress from_sockaddr(const sockaddr* address) {
   return made;
 }
 
-// IPv4 first; link-local IPv6 only where there is nothing else, as peers must know the interface on
-// their side to use it.
+// IPv4 first. Link-local IPv6 only if there is nothing else, because peers must know the interface
+// on their side to use it.
 std::vector<SocketAddress> in_order(std::vector<SocketAddress> found) {
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.is_link_local(), a.family() != AF_INET) <

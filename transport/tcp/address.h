@@ -1,8 +1,7 @@
-// Where a listener can be reached, as text:
-// "192.0.2.1:4711,[2001:db8::1]:4711#5f0c2a91.00c8d5e1f37b4a69". First the ends of which each leads
-// there, then who answers (see Identity); without that part anybody who speaks Weft is welcome.
-// Hosts are IPv4 addresses, IPv6 addresses in brackets (with a scope where they are link-local:
-// [fe80::1%eth0]), or names.
+// The address of a listener as text: "192.0.2.1:4711,[2001:db8::1]:4711#5f0c2a91.00c8d5e1f37b4a69".
+// First the listener's hosts and ports, each of which leads to it, then its Identity; without an
+// identity any Weft listener may answer. Hosts are IPv4 addresses, IPv6 addresses in brackets (with
+// a scope if they are link-local: [fe80::1%eth0]), or names.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +38,8 @@ struct Host {
   friend bool operator==(const Host&, const Host&) = default;
 };
 
-// Which listener: addresses are used again, by another process, or by other machines as 127.0.0.1
-// and 172.17.0.1 are.
+// Identifies a listener, because addresses are reused: by another process later, and by other
+// machines, as 127.0.0.1 and 172.17.0.1 are.
 struct Identity {
   std::uint32_t machine = 0;   // see this_machine()
   std::uint64_t listener = 0;  // random
@@ -52,23 +51,22 @@ struct Address {
   std::vector<Host> hosts;
   Identity identity;
   std::string text() const;
-  // Throws Caller, saying what is wrong where.
+  // Throws Caller, naming the mistake and its place.
   static Address parse(const std::string& text);
 };
 
-// Says that two processes share their loopback interface: the machine's boot and its network
-// namespace, as a number that is not 0. Throws Busy (no descriptors).
+// A number that is equal for two processes that share their loopback interface, and never 0: a hash
+// of the machine's boot and its network namespace. Throws Busy (no descriptors).
 std::uint32_t this_machine();
 
-// Nothing where the host is a name.
+// Returns nothing if the host is a name.
 std::optional<SocketAddress> numeric_address(const Host& host);
-// All addresses of a host. Names may take seconds; never call it on a loop with one.
+// Returns all addresses of a host. Resolving a name may take seconds: never do it on a loop.
 Result<std::vector<SocketAddress>> resolve(const Host& host);
 
-// The addresses that a listener takes, with port 0: of an interface ("eth0"), a host's name, one
-// address; for 0.0.0.0 and
-// :: those of all interfaces, for "" the loopback's. Throws Caller, listing the interfaces there
-// are.
+// Returns the addresses on which a listener listens, with port 0: those of an interface ("eth0"),
+// those of a host name, or one address; for 0.0.0.0 and :: those of all interfaces, for "" the
+// loopback addresses. Throws Caller, listing the interfaces of this machine.
 std::vector<SocketAddress> local_addresses(const std::string& interface_address);
 
 }  // namespace weft::transport::tcp

@@ -22,7 +22,7 @@ Blame blame_of(int number) {
   return is_shortage(number) || no_port_is_left ? Blame::Busy : Blame::PeerLost;
 }
 
-// One write: the socket is fresh and has room for so little.
+// Sends everything in one write: the socket is new and has room for so few bytes.
 bool send_whole(const Descriptor& socket, const Greeting::Bytes& bytes) {
   return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
@@ -83,7 +83,7 @@ void Dial::resolve_names() {
     self->failures_ = "its name is still being resolved";
     self->end_round();
   });
-  // Detached, as nothing ends getaddrinfo early: the thread owns all that it touches.
+  // Detached, because nothing ends getaddrinfo early. The thread owns everything that it touches.
   const auto work = [hosts = address_.hosts, weak = weak_from_this(), weak_loop = loop_] {
     std::vector<SocketAddress> found;
     std::string failures;
@@ -112,7 +112,7 @@ void Dial::resolved(const std::vector<SocketAddress>& found, const std::string& 
   if (!done_) return;
   candidates_ = found;
   failures_ = failures;
-  worth_another_ = !failures.empty();  // a name may come up later
+  worth_another_ = !failures.empty();  // a name may resolve later
   blame_ = Blame::PeerLost;
   try_next();
 }
@@ -149,7 +149,7 @@ void Dial::try_next() {
   }
 }
 
-// Empty, with errno, where that fails at once.
+// Returns an empty descriptor, with errno, if connecting fails at once.
 Descriptor Dial::connect(const SocketAddress& address) {
   Descriptor socket = make_socket(address.family());
   if (!socket || ::connect(socket.get(), address.get(), address.length) == 0 ||
@@ -167,8 +167,8 @@ void Dial::connected(std::size_t index) {
   int number = 0;
   socklen_t bytes = sizeof number;
   ::getsockopt(call.socket.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
-  // Where nobody listens at a port that the kernel also takes local ports from, a socket may get to
-  // itself.
+  // If nobody listens at a port that is in the kernel's range of local ports, a socket may connect
+  // to itself.
   if (number == 0 && local_end(call.socket) == remote_end(call.socket)) number = ECONNREFUSED;
   if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
   const Part part{lane_, static_cast<std::uint16_t>(index),
@@ -191,8 +191,8 @@ void Dial::read_greeting(std::size_t index) {
   Call& call = calls_[index];
   const auto progress = call.greeting.receive(call.socket.get());
   if (progress == Greeting::Progress::Wants) return;
-  // What closes without a word may be a listener that goes or is short of descriptors; a stranger
-  // stays one.
+  // A socket that closes before it greets may belong to a listener that is closing or short of
+  // descriptors, so another round may succeed; a stranger stays one.
   if (progress == Greeting::Progress::Lost)
     return attempt_failed(Blame::PeerLost, call.greeting.failure(), ECONNRESET);
   if (progress == Greeting::Progress::Foreign)
@@ -212,7 +212,7 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
   failures_ += (failures_.empty() ? "" : ", ") + candidates_[next_].text() + " (" + why + ")";
   blame_ = blame;
   number_ = number;
-  // Nothing here gives descriptors back by being waited for: whoever connects should hear of it.
+  // Waiting frees no descriptors of this process (EMFILE), so the caller should learn of it.
   worth_another_ |= number != 0 && number != EMFILE && !(number == ECONNREFUSED && refusal_ends_);
   ++next_;
   try_next();

@@ -1,8 +1,7 @@
-// Makes the connections of one lane, Settings::sockets of them: tries the peer's addresses in turn,
-// again and again with growing pauses, until one answers as the listener that is meant, on all of
-// them, or the deadline passes. Where one fails all are made anew, so that the listener never takes
-// sockets of two attempts for one lane. Runs on the loop; names are resolved on a thread of their
-// own.
+// Makes the sockets of one connection, Settings::sockets of them. Tries the peer's addresses in
+// turn, in rounds with growing pauses, until the intended listener answers at one of them on all
+// sockets, or the deadline passes. If one socket fails, all are made anew, so that the listener
+// never combines sockets of two attempts. Runs on the loop; a separate thread resolves names.
 #pragma once
 
 #include <functional>
@@ -19,21 +18,21 @@ namespace weft::transport::tcp {
 
 class Dial : public std::enable_shared_from_this<Dial> {
  public:
-  // Called once, on the loop, unless cancel() comes first: connected and greeted sockets with their
-  // peer's address, or why there are none: PeerLost (refused, unreachable, somebody else is there),
-  // Timeout (no answer), Busy (no descriptors).
+  // Done is called once, on the loop, unless cancel() comes first. It receives connected and
+  // greeted sockets and their peer's address, or the error: PeerLost (refused, unreachable, another
+  // program answers), Timeout (no answer), Busy (no descriptors).
   struct Made {
     std::vector<Descriptor> sockets;  // by their index
     std::string peer;
   };
   using Done = std::function<void(Result<Made>)>;
 
-  // `refusal_ends`: where all addresses refuse, there is no other round.
+  // If `refusal_ends` and all addresses refuse, no further round is tried.
   static std::shared_ptr<Dial> make(const std::shared_ptr<EventLoop>& loop, const Address& address,
                                     Deadline deadline, bool refusal_ends, const Settings& settings,
                                     Done done);
   void begin();
-  // Lets go of everything soon. From every thread.
+  // Releases everything soon. Thread-safe.
   void cancel() noexcept;
 
  private:
@@ -52,7 +51,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   void finish(Result<Made> result);
   std::string text() const;
 
-  // Weak: the loop's tables own this.
+  // Weak, because the loop's handlers own this.
   const std::weak_ptr<EventLoop> loop_;
   const Address address_;
   const Deadline deadline_;
@@ -73,8 +72,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   std::uint64_t lane_ = 0;
   std::size_t answered_ = 0;
   EventLoop::Registration timer_;
-  // Of this round: what each address said, the blame of the last, and whether one of them may say
-  // otherwise later.
+  // Of this round: why each address failed, the blame and errno of the last, and whether another
+  // round may succeed.
   std::string failures_;
   Blame blame_ = Blame::Timeout;
   int number_ = 0;

@@ -12,7 +12,7 @@ namespace weft::transport::tcp {
 
 namespace {
 
-// docs/wire.md, "The sockets of a lane over tcp".
+// docs/wire.md specifies these for the sockets of a connection over tcp.
 constexpr char kLetters[] = "weft/tcp";
 constexpr std::size_t kLettersBytes = 8;
 constexpr std::uint32_t kVersion = 2;
@@ -50,7 +50,7 @@ Greeting::Progress Greeting::receive(int socket) {
       return Progress::Lost;
     }
     count_ += static_cast<std::size_t>(got);
-    // At once, also where it is short: a stranger that then waits for an answer is not waited for.
+    // Checked at once, even if incomplete: a stranger may now wait for an answer.
     failure_ = why_foreign();
     if (!failure_.empty()) return Progress::Foreign;
   }

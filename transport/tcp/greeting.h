@@ -1,7 +1,8 @@
-// The first bytes of a connection, both ways: who connects names the listener it means, which
-// answers with its own name or, meant for another, with none. So neither a port scanner nor another
-// program's server is ever taken for a peer. Who connects also says which socket of which lane this
-// is; a lane is answered when all of its sockets are there. The layout is in docs/wire.md.
+// The first bytes on a socket, in both directions. The connecting side names the listener that it
+// means. That listener answers with its own name, or with none if another is meant. So neither a
+// port scanner nor another program's server is ever taken for a peer. The connecting side also says
+// which socket of which connection this is; a connection is answered when all of its sockets have
+// arrived. docs/wire.md specifies the layout.
 #pragma once
 
 #include <array>
@@ -13,12 +14,12 @@
 
 namespace weft::transport::tcp {
 
-// One of the sockets of a lane.
+// One of the sockets of a connection.
 struct Part {
-  std::uint64_t lane = 0;  // random, where there are several: its sockets have that in common
+  std::uint64_t lane = 0;  // random; equal for all sockets of a connection; 0 for a single one
   std::uint16_t index = 0;
   std::uint16_t count = 1;
-  // ", socket 2 of 4", for messages; nothing for the only one.
+  // Returns ", socket 2 of 4", for messages; "" for the only socket.
   std::string text() const;
   friend bool operator==(const Part&, const Part&) = default;
 };
@@ -31,17 +32,17 @@ class Greeting {
   static Bytes encode(const Identity& identity, const Part& part = {});
 
   enum class Progress { Wants, Whole, Lost, Foreign };
-  // Takes in what has come, never a byte more. Lost: the other end closed; Foreign: bytes came that
-  // are no greeting.
+  // Reads the bytes that have arrived, never a byte more than the greeting. Lost: the other end
+  // closed. Foreign: the bytes are not a greeting.
   Progress receive(int socket);
-  // Once whole.
+  // Valid after Whole.
   Identity identity() const;
   Part part() const;  // index below count, count from 1 to kMaxSockets
-  // Once lost or foreign.
+  // Valid after Lost or Foreign.
   const std::string& failure() const { return failure_; }
 
  private:
-  // Why the bytes that are there are those of no greeting; empty where they may be.
+  // Returns why the bytes so far cannot be a greeting; empty if they can.
   std::string why_foreign() const;
 
   Bytes bytes_{};

@@ -1,5 +1,5 @@
-// What has been read ahead from a socket: one contiguous piece. Its memory is taken when first
-// needed.
+// Bytes that were read ahead from a socket, in one contiguous piece. The memory is allocated when
+// first needed.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ class ReceiveBuffer {
   std::span<const std::byte> content() const { return {memory_.get() + begin_, end_ - begin_}; }
   bool empty() const { return begin_ == end_; }
 
-  // Room for at least `wanted` bytes (or all there is) in one piece with the content.
+  // Returns free space behind the content. Content and space together have at least `wanted` bytes
+  // (at most the capacity).
   std::span<std::byte> room(std::size_t wanted) {
     if (!memory_) memory_.reset(new std::byte[capacity_]);
     if (empty()) begin_ = end_ = 0;
@@ -38,7 +39,7 @@ class ReceiveBuffer {
     begin_ += bytes;
     return bytes;
   }
-  // Gives the memory back, when there is nothing in it.
+  // Frees the memory if the buffer is empty.
   void release() {
     if (!empty()) return;
     memory_.reset();

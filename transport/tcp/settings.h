@@ -1,12 +1,11 @@
-// The times of the tcp backend, which tests shorten and nothing else changes, and how many sockets
-// its lanes have.
+// Settings of the tcp backend: its times, which only tests change, and how many sockets a
+// connection has.
 //
-// When a peer is gone: killed, its kernel says so at once. When its machine went down or a cable
-// was cut, nothing says so; an idle connection then ends after `idle + probes * probe_pause` (30
-// s), one with bytes on their way after 1 to 1.5 times `silence` (30 to 45 s). A peer that only
-// takes nothing in (stopped in a debugger, busy) is waited for without limit: its kernel still
-// answers. While it takes nothing in, the kernel asks up to two minutes apart, so that a cut is
-// noticed later.
+// How a dead peer is noticed: if it was killed, its kernel reports it at once. If its machine went
+// down or a cable was cut, nothing reports it; an idle connection then ends after `idle + probes *
+// probe_pause` (30 s), one with bytes in transit after 1 to 1.5 times `silence` (30 to 45 s). A
+// peer that answers but reads nothing (stopped in a debugger, busy) is waited for without limit.
+// While it reads nothing, the kernel probes it up to two minutes apart, so a cut is noticed later.
 #pragma once
 
 #include <chrono>
@@ -19,20 +18,20 @@ namespace weft::transport::tcp {
 constexpr std::size_t kMaxSockets = 16;
 
 struct Settings {
-  std::size_t sockets =
-      1;  // of a lane that is connected from here (StripedStream); up to kMaxSockets
-  std::chrono::seconds idle{15};        // before the kernel asks whether the peer is still there
-  std::chrono::seconds probe_pause{5};  // between two such questions
-  int probes = 3;                       // unanswered ones until the connection ends
-  std::chrono::milliseconds silence{
-      30'000};  // bytes on their way and no acknowledgement of anything
-  std::chrono::milliseconds attempt{5'000};  // one address: to connect and to be greeted
+  // Sockets of a connection that is made from here (StripedStream); up to kMaxSockets.
+  std::size_t sockets = 1;
+  std::chrono::seconds idle{15};        // before the kernel probes whether the peer is alive
+  std::chrono::seconds probe_pause{5};  // between two probes
+  int probes = 3;                       // unanswered probes that end the connection
+  // Bytes in transit for so long without any acknowledgement end the connection.
+  std::chrono::milliseconds silence{30'000};
+  std::chrono::milliseconds attempt{5'000};  // for one address: to connect and to be greeted
   std::chrono::milliseconds first_pause{2};  // between two rounds over a peer's addresses; doubles
-  std::chrono::milliseconds longest_pause{500};  // and stays so
-  std::chrono::milliseconds greeting{10'000};    // what connects here and says nothing is put out
-  std::chrono::milliseconds linger = kLinger;    // after a close, for the peer to end its side
-  std::chrono::milliseconds shortage{
-      100};  // before accepting again where descriptors or memory ran out
+  std::chrono::milliseconds longest_pause{500};  // limit of this pause
+  std::chrono::milliseconds greeting{10'000};    // for a socket that connects here to greet
+  std::chrono::milliseconds linger = kLinger;    // after close(), for the peer to end its side
+  // Before accepting again after descriptors or memory ran out.
+  std::chrono::milliseconds shortage{100};
 };
 
 }  // namespace weft::transport::tcp

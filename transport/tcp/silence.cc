@@ -10,11 +10,11 @@ namespace weft::transport::tcp {
 Silence::Finding Silence::look(int socket) {
   tcp_info info{};
   socklen_t bytes = sizeof info;
-  // What is no TCP socket needs no looking after.
+  // Only TCP sockets need this.
   if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return Finding::Quiet;
   // Either bytes were sent, or the peer has no room and was asked whether it has some now. One such
-  // question may stay without an answer (kernels answer twice a second at most, and packets get
-  // lost), and the next may come a minute or two later.
+  // probe may stay unanswered (kernels answer at most twice a second, and packets get lost), and
+  // the next may follow a minute or two later.
   const bool asked = info.tcpi_unacked > 0 || info.tcpi_probes > 1;
   if (!asked) {
     since_.reset();

@@ -1,7 +1,7 @@
-// Whether a peer has fallen silent: bytes are on their way to it and its kernel acknowledges
-// nothing, for as long as Settings::silence. Looked at now and then, on one thread. The kernel
-// itself would wait a quarter of an hour, or take a peer that answers but has no room for a dead
-// one (TCP_USER_TIMEOUT).
+// Detects that a peer has fallen silent: bytes are in transit to it and its kernel has acknowledged
+// nothing for Settings::silence. Call look() now and then, on one thread. The kernel itself would
+// wait a quarter of an hour or, with TCP_USER_TIMEOUT, take a peer for dead that answers but has no
+// room.
 #pragma once
 
 #include <optional>
@@ -14,18 +14,15 @@ class Silence {
  public:
   explicit Silence(std::chrono::milliseconds limit) : limit_(limit) {}
 
-  enum class Finding {
-    Quiet,
-    Underway,
-    Lost
-  };  // nothing on its way; something; something for too long
+  // Quiet: nothing is in transit. Underway: bytes are. Lost: they have been for too long.
+  enum class Finding { Quiet, Underway, Lost };
   Finding look(int socket);
-  std::chrono::milliseconds pause() const { return limit_ / 4; }  // between two looks
+  std::chrono::milliseconds pause() const { return limit_ / 4; }  // between two calls of look()
 
  private:
   std::chrono::milliseconds limit_;
-  std::optional<Deadline::Clock::time_point>
-      since_;  // of the first look that found bytes unanswered, and no answer after
+  // Time of the first look() that found unanswered bytes; an answer resets it.
+  std::optional<Deadline::Clock::time_point> since_;
 };
 
 }  // namespace weft::transport::tcp

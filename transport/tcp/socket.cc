@@ -8,10 +8,10 @@ namespace weft::transport::tcp {
 
 namespace {
 
-// Between two processes of one host, of what is on its way: so much stays in a core's cache until
-// it is read. The kernel would let it grow to 4 MiB, which have to come back from memory (measured:
-// ./dev bench transport --case "tcp stream"). It doubles what it is told, and gives less where its
-// limit (net.core.wmem_max) is lower.
+// Send buffer between two processes of one host: so many bytes stay in a core's cache until they
+// are read. The kernel would let the buffer grow to 4 MiB, and those bytes have to come back from
+// memory (measured: ./dev bench transport --case "tcp stream"). The kernel doubles this value, and
+// uses less if its limit (net.core.wmem_max) is lower.
 constexpr int kNearBytes = 512 << 10;
 
 bool is_near(SocketAddress one, SocketAddress other) {
@@ -32,8 +32,8 @@ void tune(const Descriptor& socket, const Settings& settings) noexcept {
     return ::setsockopt(socket.get(), level, option, &value, sizeof value) == 0;
   };
   if (!set(IPPROTO_TCP, TCP_NODELAY, 1)) return;
-  // Not TCP_USER_TIMEOUT: since Linux 5.11 it also ends connections to peers that answer but take
-  // nothing in for so long.
+  // Not TCP_USER_TIMEOUT: since Linux 5.11 it also ends connections to peers that answer but read
+  // nothing for that long.
   set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(settings.idle.count()));
   set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(settings.probe_pause.count()));
   set(IPPROTO_TCP, TCP_KEEPCNT, settings.probes);

@@ -1,4 +1,4 @@
-// What is done to TCP sockets in more than one place.
+// Functions for TCP sockets that several files use.
 #pragma once
 
 #include <weft/base/descriptor.h>
@@ -7,13 +7,13 @@
 
 namespace weft::transport::tcp {
 
-// A non-blocking TCP socket; empty, with errno, where there is none to be had.
+// Returns a non-blocking TCP socket; empty, with errno, if none can be made.
 Descriptor make_socket(int family) noexcept;
 
-// Of a connected one: small writes leave at once, and the kernel looks whether the other end is
-// still there. Buffers are the kernel's business, which grows them as the path needs, except
-// between two processes of one host: there less is on its way. What is no TCP socket (a pair of
-// Unix sockets) is left as it is.
+// Sets up a connected socket: it sends small writes at once, and the kernel probes whether the
+// other end is alive. The kernel sizes the buffers as the path needs, except between two processes
+// of one host, where fewer bytes are kept in transit. Does nothing to a socket that is not TCP (a
+// pair of Unix sockets).
 void tune(const Descriptor& socket, const Settings& settings) noexcept;
 
 SocketAddress local_end(const Descriptor& socket) noexcept;

@@ -7,8 +7,8 @@ namespace weft::transport::tcp {
 
 namespace {
 
-// What one call moves at most: a socket that is emptied as fast as it is filled takes any number of
-// bytes.
+// The most bytes that one call moves: a socket that is emptied as fast as it is filled would take
+// any number.
 constexpr std::size_t kAtOnce = 4 << 20;
 
 }  // namespace
@@ -19,13 +19,11 @@ StripedStream::StripedStream(std::vector<std::unique_ptr<TcpStream>> sockets)
 
 std::string StripedStream::peer() const { return sockets_->front()->peer(); }
 
-// Each socket's events go on as they are. Where it is not the turn of that socket the call finds
-// nothing, and what has come is found when its turn has come: a TcpStream knows by itself that it
-// has not been read to its end.
+// Passes on each socket's events. If it is not that socket's turn, the call finds nothing, and the
+// bytes are found at its turn: a TcpStream remembers that it has not been read to its end.
 void StripedStream::start(EventLoop& loop, std::function<void()> readable,
                           std::function<void()> writable) {
-  const auto held = sockets_;  // one that cannot be connected may end this stream before the next
-                               // has been started
+  const auto held = sockets_;  // a socket that cannot connect may destroy this stream meanwhile
   for (const auto& socket : *held) socket->start(loop, readable, writable);
 }
 
@@ -40,7 +38,7 @@ void StripedStream::advance(Turn& turn, std::size_t bytes) const {
 
 std::size_t StripedStream::write(std::span<const Bytes> pieces) noexcept {
   std::size_t written = 0;
-  std::size_t skip = 0;  // of the first piece
+  std::size_t skip = 0;  // in the first piece
   while (!pieces.empty()) {
     if (written >= kAtOnce) {
       at(writing_).write_on();
@@ -65,8 +63,7 @@ std::size_t StripedStream::write(std::span<const Bytes> pieces) noexcept {
   return written;
 }
 
-// What came on the other sockets may lie in the kernel, and the events that tell of it be behind
-// the one that told of the loss.
+// Other sockets may have bytes in the kernel whose events are queued behind the event of the loss.
 bool StripedStream::looks_again() {
   if (lost_) return false;
   lost_ = write_end();

@@ -19,7 +19,7 @@ namespace {
 
 Capabilities capabilities_of_sockets() {
   Capabilities capabilities;
-  capabilities.inline_bytes = 16 << 10;  // what a fresh socket has room for
+  capabilities.inline_bytes = 16 << 10;  // a new socket has room for this much
   return capabilities;
 }
 
@@ -37,7 +37,8 @@ bool is_own(SocketAddress address) {
   return socket && ::bind(socket.get(), address.get(), address.length) == 0;
 }
 
-// Why one host cannot be meant for us; nothing where it may be, as with every name.
+// Returns why this host cannot lead to the listener from here; nothing if it may, as every name
+// does.
 std::optional<std::string> why_unreachable_at(const Host& host, const Identity& identity) {
   const auto percent = host.name.find('%');
   if (percent != std::string::npos && ::if_nametoindex(host.name.c_str() + percent + 1) == 0) {
@@ -88,7 +89,7 @@ std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
     return first;
   } catch (const Error& error) {
     if (error.blame() == Blame::Busy)
-      return std::nullopt;  // that is not known now; connecting says what is missing
+      return std::nullopt;  // unknown for now; connecting will report the shortage
     return error.text();
   }
 }

@@ -1,4 +1,4 @@
-// TCP as a backend: sockets on the EventLoop, IPv4 and IPv6.
+// The tcp backend: sockets on the EventLoop, IPv4 and IPv6.
 #pragma once
 
 #include <weft/transport/tcp/settings.h>
@@ -8,7 +8,7 @@ namespace weft::transport::tcp {
 
 class Tcp final : public Transport, private Connector {
  public:
-  // Throws Caller where Settings::sockets is out of its range.
+  // Throws Caller if Settings::sockets is out of range.
   explicit Tcp(const Settings& settings = {});
 
   std::string_view name() const override { return "tcp"; }
@@ -18,7 +18,7 @@ class Tcp final : public Transport, private Connector {
 
  private:
   Capabilities capabilities() const override;
-  int preference() const override { return 100; }  // reaches the most, and is the slowest
+  int preference() const override { return 100; }  // tcp reaches the most peers and is the slowest
   std::optional<std::string> why_unreachable(const std::string& address) const override;
   std::unique_ptr<Listener> listen(const ListenOptions& options) override;
   std::shared_ptr<Connection> connect(const std::string& address,

@@ -19,10 +19,10 @@ namespace weft::transport::tcp {
 namespace {
 
 constexpr int kBacklog = 4096;         // the kernel's own limit is often lower
-constexpr std::size_t kGuests = 1024;  // that have not greeted yet, or whose lane is not complete
+constexpr std::size_t kGuests = 1024;  // sockets without a greeting or a complete connection
 constexpr int kTakenInOneTurn = 64;
 
-// Nothing was sent on it before, so there is room.
+// Sends in one write: nothing was sent on this socket before, so there is room.
 bool answer(const Descriptor& socket, const Identity& identity) {
   const auto bytes = Greeting::encode(identity);
   return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
@@ -34,7 +34,7 @@ Identity fresh_identity() {
   return {this_machine(), static_cast<std::uint64_t>(random()) << 32 | random()};
 }
 
-// An address at which a listener does not listen, though it does at another.
+// An address at which a listener cannot listen, although it listens at others.
 struct Missing {
   SocketAddress address;
   int number = 0;  // errno
@@ -43,7 +43,7 @@ struct Missing {
     const std::string at = address.text();
     const std::string text = "tcp: does not listen at " + at.substr(0, at.rfind(':')) +
                              ", only at others: " + std::strerror(number);
-    // A machine without IPv6 is as good as any, where nobody has asked for more than the loopback.
+    // A machine without IPv6 is fine unless the user asked for more than the loopback.
     const bool has_no_such = number == EAFNOSUPPORT || number == EADDRNOTAVAIL;
     has_no_such && !is_asked_for ? log::info(text) : log::warn(text);
   }
@@ -61,25 +61,25 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
         tell_(std::move(short_of_something)),
         identity_(fresh_identity()) {}
 
-  // Listens there; returns errno. Before open().
+  // Listens at the address. Returns 0 or errno. Call it before open().
   int add_door(SocketAddress address);
   Address address() const;
   void open();
-  // From every thread: nobody gets in from now on. The rest goes on the loop.
+  // Stops accepting at once. Thread-safe; clear() does the rest on the loop.
   void close() noexcept;
   void clear();
 
  private:
   struct Door {
     Descriptor socket;
-    EventLoop::Registration watch;  // or the timer that opens it again
+    EventLoop::Registration watch;  // or the timer that resumes watching
   };
   struct Guest {
     Descriptor socket;
     Greeting greeting;
     EventLoop::Registration watch;
     EventLoop::Registration timer;
-    bool greeted = false;  // its lane is not complete
+    bool greeted = false;  // but its connection is incomplete
   };
 
   void watch(std::size_t door);
@@ -91,15 +91,15 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   void put_out(std::uint64_t key, const std::string& why);
   void let_in(std::vector<Guest> guests);
 
-  const std::weak_ptr<EventLoop> loop_;  // whose tables own this
+  const std::weak_ptr<EventLoop> loop_;  // weak: the loop's handlers own this
   const Settings settings_;
   const Accepted accepted_;
   const Short tell_;
   const Identity identity_;
   std::atomic<bool> closed_{false};
   std::vector<Door> doors_;
-  bool short_of_something_ = false;        // and has said so
-  std::map<std::uint64_t, Guest> guests_;  // in the order in which they came
+  bool short_of_something_ = false;        // and has reported it
+  std::map<std::uint64_t, Guest> guests_;  // in order of arrival
   std::uint64_t next_guest_ = 1;
 };
 
@@ -131,7 +131,7 @@ void TcpListener::Entrance::open() {
 void TcpListener::Entrance::close() noexcept {
   closed_ = true;
   for (const Door& door : doors_)
-    ::shutdown(door.socket.get(), SHUT_RDWR);  // ends listening at once
+    ::shutdown(door.socket.get(), SHUT_RDWR);  // stops listening at once
 }
 
 void TcpListener::Entrance::clear() {
@@ -162,11 +162,12 @@ void TcpListener::Entrance::accept_at(std::size_t door) {
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
     if (is_shortage(errno)) return pause(door, errno);
-    // Anything else concerns the one that knocked: it has gone again, or a firewall is in between.
+    // Any other error concerns the connecting peer alone: it has gone again, or a firewall
+    // interferes.
   }
 }
 
-// Who knocks stays readable, so that looking at once again would spin.
+// Stops watching for a while: a waiting peer keeps the socket readable, so the loop would spin.
 void TcpListener::Entrance::pause(std::size_t door, int number) {
   const auto loop = loop_.lock();
   if (!loop || closed_) return;
@@ -185,7 +186,7 @@ void TcpListener::Entrance::pause(std::size_t door, int number) {
 void TcpListener::Entrance::receive(Descriptor socket) {
   const auto loop = loop_.lock();
   if (!loop) return;
-  // Who has been silent the longest makes room: hardly a peer, and if so it tries again.
+  // The socket that has waited longest makes room: it is hardly a peer, and a peer would try again.
   if (guests_.size() >= kGuests) guests_.erase(guests_.begin());
   const std::uint64_t key = next_guest_++;
   Guest& guest = guests_[key];
@@ -222,10 +223,10 @@ void TcpListener::Entrance::put_out(std::uint64_t key, const std::string& why) {
   guests_.erase(found);
 }
 
-// Sees whether the lane is complete. Guests are few enough to look through.
+// Checks whether the connection is complete. There are few enough guests for a search.
 void TcpListener::Entrance::welcome(std::uint64_t key) {
   const Part part = guests_[key].greeting.part();
-  std::vector<std::uint64_t> lane(part.count, 0);  // keys, by index
+  std::vector<std::uint64_t> lane(part.count, 0);  // keys of guests, by index
   lane[part.index] = key;
   std::size_t here = 1;
   for (const auto& [other, guest] : guests_) {
@@ -250,7 +251,7 @@ void TcpListener::Entrance::welcome(std::uint64_t key) {
   let_in(std::move(guests));
 }
 
-// All at once: who waits for an answer on each of its sockets has a lane or none.
+// Answers all sockets together, so that the connecting side gets a whole connection or none.
 void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
   const auto loop = loop_.lock();
   if (!loop) return;

@@ -1,7 +1,7 @@
-// Takes connections in on one or several addresses. Only who greets this very listener comes
-// through; the rest is put out, after a while also where it says nothing. A lane of several sockets
-// comes through when all of them are here; how many it has is for who connects to say. All on the
-// loop.
+// Accepts connections on one or several addresses. Only peers that greet this very listener are
+// accepted; other sockets are closed, those that say nothing after a while. A connection of several
+// sockets is accepted when all of them have arrived; the connecting side chooses how many. Runs on
+// the loop.
 #pragma once
 
 #include <functional>
@@ -18,18 +18,18 @@ class TcpListener final : public Listener {
  public:
   using Accepted = std::function<void(std::unique_ptr<ByteStream>)>;
   using Short = std::function<void(const Error&)>;  // ListenOptions::short_of_something
-  // `interface_address` as local_addresses() takes it; a host's name is resolved here, which may
-  // block. Throws Caller, Busy.
+  // `interface_address` is as in local_addresses(). A host name is resolved here, which may block.
+  // Throws Caller, Busy.
   TcpListener(const std::shared_ptr<EventLoop>& loop, const std::string& interface_address,
               const Settings& settings, Accepted accepted, Short short_of_something = {});
-  // Nobody gets in any more; `accepted` may run on the loop at this moment for the last time.
+  // Accepts no more peers. `accepted` may be running on the loop for the last time.
   ~TcpListener() override;
   std::string address() const override { return address_; }
 
  private:
   class Entrance;
   std::shared_ptr<EventLoop> loop_;
-  std::shared_ptr<Entrance> entrance_;  // the loop's handlers own it as well
+  std::shared_ptr<Entrance> entrance_;  // shared with the loop's handlers
   std::string address_;
 };
 

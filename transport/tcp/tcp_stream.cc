@@ -17,17 +17,18 @@ namespace weft::transport::tcp {
 
 namespace {
 
-constexpr std::size_t kWindow =
-    64 << 10;  // read ahead: headers and small messages; the rest goes where it belongs
-constexpr std::size_t kLong = 16 << 10;  // a piece that is worth a system call of its own
-constexpr std::size_t kLittle =
-    4 << 10;  // read ahead behind such pieces: a header, for the next is as long
-constexpr std::size_t kPieces = 64;  // of one system call
+// Read-ahead for headers and small messages; longer payloads are read directly to their
+// destinations.
+constexpr std::size_t kWindow = 64 << 10;
+constexpr std::size_t kLong = 16 << 10;  // pieces this long are worth a system call of their own
+// Read-ahead behind such pieces: a header, because the next message is as long.
+constexpr std::size_t kLittle = 4 << 10;
+constexpr std::size_t kPieces = 64;  // in one system call
 
 }  // namespace
 
-// What the stream and its handlers on the loop share. Three threads at most: the writer's, the
-// reader's and the loop's.
+// State shared by the stream and its handlers on the loop. Used by at most three threads: the
+// writer's, the reader's and the loop's.
 class TcpStream::Core : public std::enable_shared_from_this<Core> {
  public:
   Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings,
@@ -67,24 +68,24 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
     std::function<void()> writable;
   };
 
-  // The loop's side.
+  // The loop's part; the reader and the writer call look_after() as well.
   void watch(EventLoop& loop);
   void on_events(std::uint32_t events);
   void call(std::function<void()> Handlers::*which);
   void look_after() noexcept;
   void look();
-  // The reader's side.
+  // The reader's part.
   std::size_t receive(iovec* pieces, std::size_t count, std::size_t room) noexcept;
   void lost(int number) noexcept;
-  // Either's.
+  // Called on any of the three threads. reason() requires mutex_.
   void break_off(int number) noexcept;
   Error reason(int number) const;
 
   const std::weak_ptr<EventLoop> loop_;
   const Settings settings_;
-  const std::string which_;  // of the lane's sockets, for messages
+  const std::string which_;  // names this socket of the connection, for messages
 
-  mutable std::mutex mutex_;  // of what follows, which changes a few times in a connection's life
+  mutable std::mutex mutex_;  // guards the members that follow, which change rarely
   std::string peer_;
   std::shared_ptr<Handlers> handlers_;
   EventLoop::Registration registration_;
@@ -94,31 +95,31 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   bool finished_ = false;
   bool stopped_ = false;
 
-  Descriptor socket_;  // set once, then published by the next line
+  Descriptor socket_;  // set once, then published by descriptor_
   std::atomic<int> descriptor_{-1};
-  std::atomic<bool> short_{
-      false};  // a write took less than it was given and nobody was told of room since
-  std::atomic<int> broken_{
-      0};  // errno: the end as the writer or the loop saw it, which the reader cannot see any more
+  // A write took less than it was given and `writable` has not been called since.
+  std::atomic<bool> short_{false};
+  // errno of the end, as the writer or the loop saw it; the reader can no longer see it.
+  std::atomic<int> broken_{0};
   std::atomic<bool> looking_{false};
-  Silence silence_;  // the loop's
+  Silence silence_;  // used on the loop only
 
-  // Edges of the watch, and what the reader knows: as long as `seen_` is the last of them there is
-  // nothing to read.
+  // Counts events of the watch, and those after which the reader has read everything: while they
+  // are equal there is nothing to read.
   std::atomic<std::uint64_t> edges_{1};
   std::uint64_t seen_ = 0;
-  std::atomic<bool> hung_up_{
-      false};                        // the end may lie behind what has come: read on until it shows
-  std::atomic<bool> idle_{false};    // the buffer's memory is not needed at the moment
-  std::uint64_t edges_at_look_ = 0;  // the loop's
+  // The end may follow the bytes that have arrived: read on until it shows.
+  std::atomic<bool> hung_up_{false};
+  std::atomic<bool> idle_{false};    // the buffer's memory is not needed for now
+  std::uint64_t edges_at_look_ = 0;  // used on the loop only
   ReceiveBuffer buffer_{kWindow};
-  std::size_t ahead_ = kWindow;     // bytes to read ahead: what lands here is copied once more
-  bool closed_ = false;             // the reader has seen the socket's end
-  std::atomic<bool> ended_{false};  // and all that came before it
+  std::size_t ahead_ = kWindow;     // bytes to read ahead; they are copied once more
+  bool closed_ = false;             // the reader has seen the end of the socket
+  std::atomic<bool> ended_{false};  // the reader has seen the end and all bytes before it
 };
 
-// A socket that is closed with bytes unread throws away what it has not sent yet. So what has come
-// is read first, as much as a receive buffer may hold.
+// Reads the bytes that have arrived, as many as a receive buffer may hold: a socket that is closed
+// with unread bytes discards what it has not sent yet.
 TcpStream::Core::~Core() {
   if (!socket_ || closed_ || broken_ != 0) return;
   std::array<std::byte, 32 << 10> nowhere;
@@ -133,7 +134,7 @@ void TcpStream::Core::await(const std::shared_ptr<Dial>& dial) {
 }
 
 void TcpStream::Core::connected(Descriptor socket, const std::string& peer) {
-  const auto loop = loop_.lock();  // let go of after the mutex: it may be the last reference
+  const auto loop = loop_.lock();  // released after mutex_: it may be the last reference
   std::lock_guard lock(mutex_);
   if (stopped_) return;
   dial_.reset();
@@ -152,8 +153,8 @@ void TcpStream::Core::failed(const Error& error) {
     end_ = error;
     ended_ = true;
   }
-  // Connected, but the loop cannot watch it: nobody would be told of room, nor a lane's other
-  // sockets of the end.
+  // The socket is connected, but the loop cannot watch it. End it, because nobody would report
+  // room, and the connection's other sockets would not learn of the end.
   if (descriptor_ >= 0) break_off(error.native_code() != 0 ? error.native_code() : EIO);
   call(&Handlers::readable);
 }
@@ -167,8 +168,7 @@ void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable,
   if (end_) loop.post([self = shared_from_this()] { self->call(&Handlers::readable); });
 }
 
-// With the mutex held. The first event comes at once: it says what the socket has and has room for
-// now.
+// Requires mutex_. The first event arrives at once and reports the socket's bytes and room.
 void TcpStream::Core::watch(EventLoop& loop) {
   registration_ =
       loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
@@ -195,7 +195,7 @@ void TcpStream::Core::call(std::function<void()> Handlers::*which) {
 }
 
 std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
-  // Before looking for room: an edge that comes meanwhile must find it.
+  // Set before looking for room: an event that arrives meanwhile must see it.
   short_ = true;
   const int descriptor = descriptor_;
   if (descriptor < 0 || broken_ != 0) return 0;
@@ -211,8 +211,8 @@ std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
     msghdr message{};
     message.msg_iov = vectors.data();
     message.msg_iovlen = count;
-    // Not MSG_ZEROCOPY: where both ends are on one host the kernel copies all the same, and the
-    // notes about it cost more.
+    // Not MSG_ZEROCOPY: if both ends are on one host the kernel copies all the same, and its
+    // notifications cost more.
     ssize_t took = 0;
     do {
       took = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -246,7 +246,7 @@ std::size_t TcpStream::Core::receive(iovec* pieces, std::size_t count, std::size
     lost(got == 0 ? 0 : errno);
     return 0;
   }
-  // Less than there was room for: it was all that had come.
+  // Less than there was room for: everything that had arrived.
   if (static_cast<std::size_t>(got) < room) seen_ = edges;
   return static_cast<std::size_t>(got);
 }
@@ -260,7 +260,7 @@ TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
     iovec piece{room.data(), room.size()};
     const std::size_t got = receive(&piece, 1, room.size());
     if (got == 0) break;
-    if (got == room.size()) ahead_ = std::min(ahead_ * 2, kWindow);  // small messages, after all
+    if (got == room.size()) ahead_ = std::min(ahead_ * 2, kWindow);  // small messages after all
     buffer_.filled(got);
   }
   rest();
@@ -282,7 +282,7 @@ std::size_t TcpStream::Core::read(std::span<std::byte> to) noexcept {
   if (to.size() >= kLong) ahead_ = kLittle;
   std::size_t moved = buffer_.take(to);
   if (moved < to.size()) {
-    // What comes behind it is read ahead in the same call, if there is memory for it.
+    // Read the bytes behind it ahead in the same call, if the buffer has memory.
     const auto rest = to.subspan(moved);
     const auto room = buffer_.has_memory() ? buffer_.room(kWindow) : std::span<std::byte>();
     const auto ahead = room.first(std::min(room.size(), ahead_));
@@ -303,7 +303,7 @@ void TcpStream::Core::lost(int number) noexcept {
   end_ = reason(broken_);
 }
 
-// The reader finds the end behind what has come.
+// Ends the connection with this errno. The reader finds the end after the bytes that have arrived.
 void TcpStream::Core::break_off(int number) noexcept {
   int none = 0;
   broken_.compare_exchange_strong(none, number);
@@ -342,8 +342,8 @@ std::optional<Error> TcpStream::Core::write_end() const noexcept {
   const int number = broken_;
   std::lock_guard lock(mutex_);
   if (number != 0) return end_ ? *end_ : reason(number);
-  return socket_ ? std::nullopt
-                 : end_;  // where the peer has only said that it writes no more, it may still read
+  // A peer that has only ended its writing may still read.
+  return socket_ ? std::nullopt : end_;
 }
 
 void TcpStream::Core::write_on() noexcept {
@@ -363,7 +363,7 @@ std::optional<Error> TcpStream::Core::cut() noexcept {
     if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0)
       break_off(number);
   }
-  // In good health this takes no lock.
+  // Takes no lock while the connection is healthy.
   return broken_ != 0 || (ended_ && descriptor_ < 0) ? write_end() : std::nullopt;
 }
 
@@ -372,7 +372,7 @@ std::string TcpStream::Core::peer() const {
   return peer_;
 }
 
-// Sees to it that the loop looks at the connection soon, and goes on while there is a reason to.
+// Makes the loop look at the connection soon, and again while there is a reason to.
 void TcpStream::Core::look_after() noexcept {
   if (looking_ || looking_.exchange(true)) return;
   const auto loop = loop_.lock();
@@ -384,12 +384,12 @@ void TcpStream::Core::look_after() noexcept {
 }
 
 void TcpStream::Core::look() {
-  looking_ = false;  // before looking: who writes from now on asks for the next look
+  looking_ = false;  // reset before looking: a later write must ask for the next look
   const auto finding = silence_.look(descriptor_);
   if (finding == Silence::Finding::Lost) return break_off(ETIMEDOUT);
   if (finding == Silence::Finding::Underway) look_after();
-  // Nothing has come since the last look: the reader, told that something has, finds nothing and
-  // lets go of its memory.
+  // Nothing has arrived since the last look. Call the reader: it finds nothing and frees its
+  // memory.
   const bool nothing_came = edges_at_look_ == edges_;
   edges_at_look_ = edges_;
   if (!nothing_came) return look_after();
@@ -406,13 +406,13 @@ void TcpStream::Core::finish_writing() noexcept {
 
 void TcpStream::Core::stop() noexcept {
   const auto loop = loop_.lock();
-  std::shared_ptr<Handlers> ended;  // destroyed outside the lock, as the loop: both own things
+  std::shared_ptr<Handlers> ended;  // destroyed without mutex_, like `loop`: both own other objects
   std::lock_guard lock(mutex_);
   if (std::exchange(stopped_, true)) return;
   ended = std::move(handlers_);
   registration_.reset();
   if (dial_) dial_->cancel();
-  // The loop closes the socket, when it lets go of the watch: not before its next turn.
+  // The socket is closed when the loop drops the watch, in its next turn: make that turn come.
   if (loop) loop->post([] {});
 }
 

@@ -1,7 +1,7 @@
 // The bytes of one TCP connection. The socket is watched edge-triggered, once, for everything: in
 // steady state a message costs one system call on each side, and a reader that has no room for more
-// is not called again and again. So `readable` comes for what is new; who stopped reading early
-// goes on by itself.
+// is not called repeatedly. So `readable` reports only new bytes; a reader that stopped early must
+// go on by itself.
 #pragma once
 
 #include <memory>
@@ -18,12 +18,12 @@ namespace weft::transport::tcp {
 
 class TcpStream final : public ByteStream {
  public:
-  // Over a connected stream socket. The loop, which start() is given again, does what must be done
-  // without a caller: connecting, and looking after the peer.
+  // Takes a connected stream socket. `loop`, which start() receives again, runs the work that has
+  // no caller: connecting, and checking the peer.
   TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer,
             const Settings& settings, const Part& part = {});
-  // Connects to one of the address's hosts until the deadline; see Dial. The sockets of one lane,
-  // Settings::sockets of them: all connect or none.
+  // Connects to one of the address's hosts until the deadline; see Dial. Returns the sockets of one
+  // connection, Settings::sockets of them: all connect or none.
   static std::vector<std::unique_ptr<TcpStream>> dial(const std::shared_ptr<EventLoop>& loop,
                                                       const Address& address, Deadline deadline,
                                                       const Settings& settings,
@@ -43,22 +43,21 @@ class TcpStream final : public ByteStream {
   std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
 
-  // For a stream that is made of several of these (StripedStream), and so does not read from each
-  // when it is told to. The reader's: gives back memory that has not been needed for a while.
+  // For a StripedStream, which does not read from every socket when `readable` is called. Called by
+  // the reader: frees memory that has not been needed for a while.
   void rest() noexcept;
-  // Every read looks for more from now on, whether or not an event has told of it.
+  // Makes every read ask the kernel from now on, whether or not an event announced bytes.
   void read_through() noexcept;
-  // `writable` is called in a later turn, without anything that has come from the kernel. For the
-  // writer.
+  // Calls `writable` in a later turn, without an event from the kernel. Called by the writer.
   void write_on() noexcept;
-  // Why nothing more moves either way, as soon as the kernel knows it, though there may be more to
-  // read. Nothing where the peer has only ended its side. For every thread.
+  // Returns why nothing moves in either direction any more, as soon as the kernel knows it; there
+  // may still be bytes to read. Empty if the peer has only ended its side. Thread-safe.
   std::optional<Error> cut() noexcept;
 
  private:
   class Core;
   explicit TcpStream(std::shared_ptr<Core> core) : core_(std::move(core)) {}
-  std::shared_ptr<Core> core_;  // the loop's handlers own it as well
+  std::shared_ptr<Core> core_;  // shared with the loop's handlers
 };
 
 }  // namespace weft::transport::tcp

@@ -1,10 +1,10 @@
 // The default backend for host memory. It has no connections of its own: the ranks of a group agree
-// on one of the other transports, shm where each rank reaches all others by it, else tcp, and join
-// over that.
+// on another transport and join over it. They use shm if each rank reaches all others by it, else
+// tcp.
 //
-// Store keys of a group that joins: "weft/shm/RANK" holds what that rank offers (a byte that says
-// whether shm can be used there, then the address of a listener of its own, or the reason);
-// "weft/transport" holds what rank 0 decided.
+// Store keys of a group that joins: "weft/shm/RANK" is that rank's offer (a byte that says whether
+// shm can be used there, then the address of a listener of its own, or the reason);
+// "weft/transport" is rank 0's decision.
 #include <algorithm>
 
 #include <weft/base/log.h>
@@ -19,7 +19,7 @@ constexpr const char* kNetwork = "tcp";
 constexpr const char* kDecisionKey = "weft/transport";
 constexpr char kUsable = '+';
 constexpr char kUnusable = '-';
-constexpr std::size_t kLongest = 4096;  // of what a rank offers
+constexpr std::size_t kLongest = 4096;  // characters of an offer
 
 std::string offer_key(int rank) { return "weft/shm/" + std::to_string(rank); }
 
@@ -32,14 +32,14 @@ std::string text_of(const Bootstrap::Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kLongest)};
 }
 
-// A transport, or why it cannot be used here.
+// A transport, or the reason why it cannot be used here.
 struct Way {
   std::shared_ptr<Transport> transport;
   std::string why_not;
 };
 
-// Throws Busy where this process is short of something: the other way would be no choice of its
-// user's.
+// Throws Busy if this process is short of descriptors or memory: falling back to the other
+// transport then is not the user's choice.
 Way way(const char* name) {
   try {
     return {open(name), {}};
@@ -76,9 +76,9 @@ class Weft final : public Transport {
   }
 
  private:
-  // Blocks until rank 0 has heard all ranks. Throws Timeout naming those that did not come.
+  // Blocks until rank 0 has read all offers. Throws Timeout, naming the ranks that made none.
   std::string agree(const JoinOptions& options, Deadline deadline) {
-    std::unique_ptr<Listener> listener;  // lives until rank 0 has looked for it
+    std::unique_ptr<Listener> listener;  // lives until rank 0 has checked that it can be reached
     options.store->set(offer_key(options.rank), bytes_of(offer(options, listener)));
     try {
       if (options.rank == 0) {
@@ -144,7 +144,7 @@ class Weft final : public Transport {
     for (int rank = 0; rank < options.size; ++rank) {
       try {
         if (options.store->exists(offer_key(rank))) continue;
-      } catch (const std::exception&) {  // a store that is gone says nothing about the rank
+      } catch (const std::exception&) {  // a store that has ended says nothing about the rank
         continue;
       }
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
@@ -152,7 +152,7 @@ class Weft final : public Transport {
     return ranks.empty() ? "0, which has not said which transport to take" : ranks;
   }
 
-  // All have joined, so all have read them.
+  // Erases the keys: all ranks have joined, so all have read them.
   static void tidy(const JoinOptions& options) noexcept {
     if (options.rank != 0) return;
     try {
