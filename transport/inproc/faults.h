@@ -1,11 +1,11 @@
-// Streams between two engines of a process, and what a test makes go wrong on the way between them.
+// Streams between two engines of a process, and the faults that a test injects between them.
 //
 //   auto streams = inproc::make_streams();
 //   streams.a_to_b.cut_at(100);              // b reads 100 bytes of a's and then finds the end
 //   auto a = connect_over(std::move(streams.a), capabilities(), "inproc", loop);
 //
-// Positions count the bytes of one direction from its beginning, the preamble included. Each fault
-// may be set before or while bytes flow, from every thread.
+// Positions count the bytes of one direction from its beginning, including the preamble. Each fault
+// may be set before or while bytes flow. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -25,19 +25,20 @@ class Faults {
  public:
   explicit Faults(std::shared_ptr<Pipe> pipe) : pipe_(std::move(pipe)) {}
 
-  // The reader sees nothing from this byte on, until release().
+  // Hides the bytes from this position on from the reader, until release().
   void hold_at(std::uint64_t position) const;
   void release() const;
   // The reader finds the end instead of this byte, as if the writer had died.
   void cut_at(std::uint64_t position) const;
   void cut_at(std::uint64_t position, const Error& why) const;
-  // Turns all bits of this byte.
+  // Inverts all bits of this byte.
   void corrupt(std::uint64_t position) const;
-  // No call reads, writes or shows more than so many bytes.
+  // Lets no call read, write or show more than this many bytes.
   void move_at_most(std::size_t bytes) const;
-  // What is written from now on comes over a link of this speed (0: no limit), so much later.
+  // Sends bytes that are written from now on over a link of this speed (0: no limit), which
+  // delivers them this much later.
   void slow_down(std::chrono::nanoseconds delay, double bytes_per_second) const;
-  // How many bytes the writer has handed over so far.
+  // Returns how many bytes the writer has written so far.
   std::uint64_t written() const;
 
  private:
@@ -53,14 +54,14 @@ struct Streams {
 
 constexpr std::size_t kRingBytes = 256 << 10;
 
-// Each stream calls the other end by the other's name.
+// Each stream's peer() is the name of the other.
 Streams make_streams(std::size_t ring_bytes = kRingBytes, const std::string& name_of_a = "a",
                      const std::string& name_of_b = "b");
 Capabilities capabilities();
 
-// Every connection that engines of this process make from now on over inproc is shown to the
-// function, on the thread that makes it, before anything is sent: `there` is the way from its
-// maker. An empty function ends that. One at a time.
+// Calls `show` for every connection that engines of this process make over inproc from now on, on
+// the thread that makes it, before anything is sent. `there` is the direction from its maker. An
+// empty function ends this; there is one function at a time.
 void on_link(std::function<void(const Faults& there, const Faults& back)> show);
 
 }  // namespace weft::transport::inproc

@@ -16,7 +16,7 @@ namespace weft::transport::inproc {
 
 namespace {
 
-// Shared by a listener and by those that connect to it.
+// The state of a listener, shared with the calls that connect to it.
 struct Place {
   std::string address;
   std::weak_ptr<EventLoop> loop;
@@ -24,12 +24,12 @@ struct Place {
   std::function<void(std::shared_ptr<Connection>)> accepted;
 };
 
-// Who listens in this process. Engines open the transport each for itself, so this is one for all
-// of them.
+// The listeners of this process. There is one table for all engines, because each engine opens the
+// transport for itself.
 class Places {
  public:
   static Places& of_process() {
-    static auto* const places = new Places;  // engines may outlive what is static
+    static auto* const places = new Places;  // engines may outlive static objects
     return *places;
   }
   std::uint64_t add(const std::shared_ptr<Place>& place) {
@@ -46,7 +46,7 @@ class Places {
     const auto found = places_.find(number);
     return found == places_.end() ? nullptr : found->second;
   }
-  // Differs between processes of two machines that happen to have the same number.
+  // Differs between two machines' processes that happen to have the same process id.
   std::uint64_t nonce() const { return nonce_; }
 
  private:
@@ -56,15 +56,15 @@ class Places {
   }
   std::mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Place>> places_;
-  std::uint64_t last_ = 0;  // never given twice
+  std::uint64_t last_ = 0;  // numbers are never reused
   std::uint64_t nonce_ = 0;
 };
 
-// Who wants to see new connections.
+// Holds the function that is shown new connections.
 class Shown {
  public:
   static Shown& of_process() {
-    static auto* const shown = new Shown;  // connections are made while engines live
+    static auto* const shown = new Shown;  // engines may outlive static objects
     return *shown;
   }
   void set(std::function<void(const Faults&, const Faults&)> show) {
@@ -133,7 +133,7 @@ class InprocListener final : public Listener {
 class InprocConnector final : public Connector {
  public:
   Capabilities capabilities() const override { return inproc::capabilities(); }
-  int preference() const override { return 100; }  // shm joins two engines of one process as well
+  int preference() const override { return 100; }  // below shm, which connects engines too
   std::optional<std::string> why_unreachable(const std::string& address) const override {
     const auto parsed = parse(address);
     if (!parsed) return "'" + address + "' is no address of inproc";
@@ -149,14 +149,14 @@ class InprocConnector final : public Connector {
                                       const ConnectOptions& options) override;
 };
 
-// One that connects. Once: the listener takes its end, or it is given up at the deadline.
+// One call of connect(). It is decided once: the listener takes its end, or the deadline passes.
 struct Call {
   std::atomic<bool> is_decided{false};
   EventLoop::Registration timer;
 };
 
-// Hands the listener its end; whoever connected hears where nobody listens any more, or has not
-// come to it by the deadline.
+// Hands the listener its end. Tells the connecting side if nobody listens any more, or if the
+// listener has not accepted by the deadline.
 void hand_over(const std::shared_ptr<Place>& place, Streams streams, EventLoop& caller,
                Deadline deadline) {
   const auto loop = place->loop.lock();
@@ -199,7 +199,7 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   } else {
     streams.b_to_a.cut_at(
         0,
-        Error(Blame::PeerLost, "nobody listens there"));  // nor ever will: numbers do not come back
+        Error(Blame::PeerLost, "nobody listens there"));  // final, because numbers are never reused
   }
   return connection;
 }

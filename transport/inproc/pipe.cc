@@ -75,7 +75,7 @@ void Pipe::put(Bytes bytes) {
   }
 }
 
-// Bytes leave in pieces, so that there is room again before all have come.
+// Bytes travel in pieces, so that there is room again before all have arrived.
 void Pipe::travel(std::uint64_t from) {
   if (delay_.count() == 0 && bytes_per_second_ == 0) return;
   const std::uint64_t piece = std::max<std::uint64_t>(ring_.size() / 16, 1);

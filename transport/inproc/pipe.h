@@ -1,5 +1,5 @@
-// One direction between two engines of a process: a bounded ring of bytes, with what a test wants
-// to go wrong on the way. Every function is for every thread.
+// One direction between two engines of a process: a bounded ring of bytes, with the faults that a
+// test injects. Thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -19,21 +19,21 @@
 
 namespace weft::transport::inproc {
 
-// Whom to tell of a change: posts to the loop, where the function runs unless it was stopped by
-// then. The loop must be there until stop().
+// Reports a change by posting to a loop, where the function runs unless stop() was called by then.
+// The loop must live until stop().
 class Notice {
  public:
   Notice(EventLoop& loop, std::function<void()> call);
   void post() const;
-  // At that time instead, while the registration lives.
+  // Runs the function at that time instead, while the registration lives.
   EventLoop::Registration post_at(Deadline time) const;
   void stop() noexcept;
 
  private:
   struct State {
-    std::mutex mutex;  // of loop: no post() once stop() has returned
+    std::mutex mutex;  // guards loop: no post() once stop() has returned
     EventLoop* loop = nullptr;
-    std::function<void()> call;  // called and destroyed on the loop, or with the last post
+    std::function<void()> call;  // called on the loop; destroyed there, or with the last post
   };
   std::shared_ptr<State> state_;
 };
@@ -45,23 +45,23 @@ class Pipe {
 
   explicit Pipe(std::size_t capacity) : ring_(capacity), window_(capacity) {}
 
-  // The writer's side. `notice` is told of room after a write() that took less than it was given.
+  // The writer's side. `notice` reports room after a write() that took less than it was given.
   std::size_t write(std::span<const Bytes> pieces);
-  void finish(const Error& why);  // what was written is read before
+  void finish(const Error& why);  // the reader still reads everything that was written
   void on_room(std::optional<Notice> notice);
   std::optional<Error> deaf() const;
 
-  // The reader's side, as in ByteStream. `notice` is told of bytes, or of the end, after a call
-  // that found less than wanted.
+  // The reader's side, as in ByteStream. `notice` reports bytes, or the end, after a call that
+  // found less than wanted.
   Bytes peek(std::size_t wanted);
   void consume(std::size_t bytes);
   std::size_t read(std::span<std::byte> to);
   std::size_t window() const;
   std::optional<Error> end() const;
   void on_bytes(std::optional<Notice> notice);
-  void stop_reading(const Error& why);  // what is written from now on goes nowhere
+  void stop_reading(const Error& why);  // write() takes nothing from now on
 
-  // What goes wrong; positions count the bytes of this direction from 0. See faults.h.
+  // Faults. Positions count the bytes of this direction from 0. See faults.h.
   void hold_at(std::uint64_t position);
   void cut_at(std::uint64_t position, const Error& why);
   void corrupt(std::uint64_t position);
@@ -83,15 +83,15 @@ class Pipe {
 
   mutable std::mutex mutex_;
   std::vector<std::byte> ring_;
-  std::vector<std::byte> window_;  // shows in one piece what wraps around the ring's end
-  std::uint64_t head_ = 0;         // bytes read and written since the beginning
+  std::vector<std::byte> window_;  // shows bytes that wrap around the ring's end in one piece
+  std::uint64_t head_ = 0;         // bytes read (head_) and written (tail_) since the beginning
   std::uint64_t tail_ = 0;
   bool reader_waits_ = true;
   bool writer_waits_ = false;
   std::optional<Notice> reader_;
   std::optional<Notice> writer_;
   std::optional<Error> finished_;  // why the writer ended
-  std::optional<Error> deaf_;      // why the reader did
+  std::optional<Error> deaf_;      // why the reader ended
 
   std::uint64_t held_at_ = kNever;
   std::uint64_t cut_at_ = kNever;
@@ -99,17 +99,17 @@ class Pipe {
   std::vector<std::uint64_t> corrupted_;
   std::size_t at_most_ = std::numeric_limits<std::size_t>::max();
 
-  // A slow link: what is on its way, by the position behind it.
+  // Bytes that travel over a slow link, up to position `end`.
   struct Travelling {
     std::uint64_t end = 0;
     Deadline::Clock::time_point comes;
   };
   std::chrono::nanoseconds delay_{0};
   double bytes_per_second_ = 0;       // 0: no limit
-  Deadline::Clock::time_point sent_;  // when the link has sent all that it was given
+  Deadline::Clock::time_point sent_;  // when the link has sent everything it was given
   mutable std::deque<Travelling> travelling_;
-  mutable std::uint64_t come_ = 0;   // up to here, if some are on their way
-  EventLoop::Registration arrival_;  // tells the reader of the next, at arrival_at_
+  mutable std::uint64_t come_ = 0;  // the position up to which bytes have arrived, if others travel
+  EventLoop::Registration arrival_;  // reports the next bytes to the reader, at arrival_at_
   Deadline::Clock::time_point arrival_at_;
 };
 

@@ -1,4 +1,4 @@
-// The memory that one end of a lane lets the other write into. Usable from every thread.
+// The memory that one end of a connection lets the other end write into. Thread-safe.
 #pragma once
 
 #include <map>
@@ -13,13 +13,13 @@ namespace weft::transport::inproc {
 class Regions : public std::enable_shared_from_this<Regions> {
  public:
   std::shared_ptr<MemoryRegion> add(const Slice& memory);
-  // False where there is no such region, or it is smaller.
+  // Returns false if there is no such region, or if it is too small.
   bool write(const RegionKey& key, std::uint64_t offset, std::span<const std::byte> bytes);
 
  private:
-  std::mutex mutex_;                        // of what follows, and of writing
+  std::mutex mutex_;                        // guards the members that follow, and writing
   std::map<std::uint64_t, Slice> regions_;  // by token
-  std::uint64_t last_ = 0;                  // never given twice
+  std::uint64_t last_ = 0;                  // tokens are never reused
 };
 
 }  // namespace weft::transport::inproc

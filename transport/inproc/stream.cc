@@ -60,7 +60,7 @@ class Stream final : public ByteStream, private PlacedWrites {
   }
   Result<bool> put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept override {
     if (of_peer_->write(to, offset, piece)) return true;
-    // As a device does: the lane is lost for both.
+    // As with a device, both ends lose the connection.
     const Error why(Blame::PeerLost,
                     "a put to memory that " + peer_ + " does not expose (any more)");
     out_->finish(why);

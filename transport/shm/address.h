@@ -1,4 +1,4 @@
-// Where a listener of shm is: one boot of one host, one process namespace, one process in it.
+// The address of a shm listener: the boot of a host, a process namespace, and a process in it.
 #pragma once
 
 #include <string>
@@ -11,12 +11,13 @@ struct Address {
   std::string host;       // the kernel's boot id
   std::string processes;  // the process namespace
   pid_t process = 0;
-  int descriptor = 0;  // of the socket's name, in that process
+  int descriptor = 0;  // number of the socket's name in that process
 
-  // Throws Caller where the text is none.
+  // Throws Caller if the text is not such an address.
   static Address parse(const std::string& text);
   std::string text() const;
-  // Throws Unsupported where /proc does not say.
+  // Returns the address of this process. Throws Unsupported if /proc does not show it, Busy if
+  // there are no descriptors.
   static Address here();
 };
 

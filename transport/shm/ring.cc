@@ -7,8 +7,9 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr std::size_t kShownAtOnce =
-    32 << 10;  // of a large piece, so that the reader copies while the writer does
+// A large piece is shown to the reader in parts of this size, so that the reader copies while the
+// writer does.
+constexpr std::size_t kShownAtOnce = 32 << 10;
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// One direction of a lane: a ring of bytes in memory that two processes share. One writes, one
-// reads. The bytes are mapped twice in a row, so whatever is free or filled is contiguous. The
-// capacity is a power of two. What the other process writes is checked before it is used: a peer
-// that has gone mad can spoil its own bytes, nothing else.
+// One direction of a connection: a ring of bytes in memory that two processes share. One process
+// writes, the other reads. The ring is mapped twice in a row, so free bytes and filled bytes are
+// always contiguous. The capacity is a power of two. Each process checks numbers from the other one
+// before it uses them: a faulty peer can spoil only its own bytes.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace weft::transport::shm {
 
-// Lies in the segment; each line is written by one side only, so that neither takes the other's
-// cache line for nothing.
+// Lies in the segment. Each cache line is written by one side only, so that neither side takes the
+// other's line without need.
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;    // bytes ever written
   alignas(64) std::atomic<std::uint64_t> tail;    // bytes ever read
@@ -26,12 +26,13 @@ class RingWriter {
   RingWriter(RingControl* control, std::byte* data, std::size_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
-  // Room at the moment. 0 when the ring is full or broken.
+  // Returns the free bytes; 0 if the ring is full or broken.
   std::size_t room() noexcept;
-  // Copies as much as there is room for and shows it to the reader, large pieces bit by bit;
-  // returns how much.
+  // Copies as many bytes as there is room for and shows them to the reader, large pieces part by
+  // part. Returns how many.
   std::size_t write(std::span<const std::span<const std::byte>> pieces) noexcept;
-  // Whether room() would be larger than when it was last asked. Also beside a thread that writes.
+  // True if room() would be larger than at its last call. May be called while another thread
+  // writes.
   bool has_more_room() const noexcept {
     return control_->tail.load(std::memory_order_acquire) != tail_.load(std::memory_order_relaxed);
   }
@@ -52,16 +53,18 @@ class RingReader {
   RingReader(RingControl* control, std::byte* data, std::size_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
-  // What has come and has not been consumed. Asks the writer only where less than `wanted` is known
-  // of: the less the two look at each other's lines, the faster both are.
+  // Returns the bytes that have arrived and are not consumed. Reads the writer's position only if
+  // fewer than `wanted` are known: the less each side looks at the other's cache lines, the faster
+  // both are.
   std::span<const std::byte> peek(std::size_t wanted) noexcept;
-  // Frees the room. The writer sees it when a quarter of the ring has gathered or nothing is left.
+  // Frees bytes. The writer sees the room when a quarter of the ring has been freed or nothing is
+  // left to read.
   void consume(std::size_t bytes) noexcept;
-  // How many bytes the writer has ever written. Not checked: for comparing only.
+  // Returns how many bytes the writer has ever written. Unchecked: use it for comparing only.
   std::uint64_t head() const noexcept { return control_->head.load(std::memory_order_acquire); }
   bool closed() const noexcept { return control_->closed.load(std::memory_order_acquire) != 0; }
   bool broken() const noexcept { return broken_; }
-  // Whether the last consume() has shown room to the writer.
+  // True if the last consume() has shown its room to the writer.
   bool has_shown_room() const noexcept { return shown_ == tail_; }
 
  private:

@@ -22,12 +22,13 @@ struct Segment::Control {
 namespace {
 
 constexpr std::size_t kControlBytes = 4096;
-// Behind the rings: they begin at pages then, whose size is up to 64 KiB (Linux on ARM).
+// The control data lies behind the rings, so that the rings begin at page boundaries; pages have up
+// to 64 KiB (Linux on ARM).
 constexpr std::size_t kSegmentBytes = 2 * kRingBytes + kControlBytes;
-constexpr std::size_t kControlAt = 4 * kRingBytes;  // where they are mapped, each ring twice
+constexpr std::size_t kControlAt = 4 * kRingBytes;  // in the mapping, which has each ring twice
 constexpr std::size_t kMappedBytes = kControlAt + kControlBytes;
 constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '3'};
-constexpr std::uint32_t kAccepted = 1;  // else 0 until it is decided
+constexpr std::uint32_t kAccepted = 1;  // fate is 0 until it is decided
 constexpr std::uint32_t kGivenUp = 2;
 
 }  // namespace

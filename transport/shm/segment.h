@@ -1,6 +1,6 @@
-// The memory that two processes share for one lane: both rings and what each side says about its
-// sleep. Made by one side with memfd, passed as a descriptor, sealed against resizing so that no
-// access can fault later.
+// The memory that two processes share for one connection: both rings, and flags by which each side
+// tells the other that it sleeps or wants room. One side makes it with memfd and passes it as a
+// descriptor. It is sealed against resizing, so that no access can fault later.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace weft::transport::shm {
 
-constexpr std::size_t kRingBytes =
-    1 << 20;  // a direction: four chunks of a collective, and they stay in a core's cache
+// Bytes of each direction: four chunks of a collective, which stay in a core's cache.
+constexpr std::size_t kRingBytes = 1 << 20;
 
-// What a side tells the other, each in its own line.
+// Flags that one side shows the other, each in its own cache line.
 struct SideControl {
-  // It sleeps, or is about to: whoever has something for it sends a byte through the socket.
+  // This side sleeps or is about to: to wake it, the other side sends a byte through the socket.
   alignas(64) std::atomic<std::uint32_t> parked;
-  // It has more to write than there was room for.
+  // This side has more to write than there was room for.
   alignas(64) std::atomic<std::uint32_t> wants_room;
 };
 
@@ -25,14 +25,15 @@ class Segment {
  public:
   enum class Side { Maker, Taker };
 
-  // Throws Busy where there is no memory for it.
+  // Throws Busy if there is not enough memory.
   static Segment make();
-  // Takes the other side's. Throws PeerLost where it is not such a segment.
+  // Maps a segment that the other side made. Throws PeerLost if it is not such a segment.
   static Segment take(Descriptor memory);
-  // Through a socket (transport/unix_socket.h). False where that cannot be now. Throws PeerLost.
+  // Passes the segment through a socket (transport/unix_socket.h). Returns false if the socket
+  // cannot take it now. Throws PeerLost.
   bool pass_to(const Descriptor& socket) const;
-  // What was passed so; std::nullopt when it has not come. Throws Busy, and PeerLost where
-  // something else came, or the end.
+  // Receives a segment that was passed this way; std::nullopt if it has not arrived. Throws Busy,
+  // and PeerLost if something else arrived or the socket ended.
   static std::optional<Segment> take_from(const Descriptor& socket);
 
   Segment(Segment&& other) noexcept;
@@ -42,9 +43,9 @@ class Segment {
   const Descriptor& memory() const { return memory_; }
   RingWriter writer() const;
   RingReader reader() const;
-  // Once: the taker takes the lane, or its maker, who has waited long enough, gives it up. False
-  // where the other was first. A peer that lies about it spoils its own lane: one that was taken
-  // and is never served.
+  // Only one of these succeeds: the taker accepts the connection, or the maker, which has waited
+  // long enough, gives it up. Returns false if the other side was first. A peer that lies about it
+  // spoils its own connection, which is then accepted and never served.
   bool accept() const noexcept;
   bool give_up() const noexcept;
   SideControl& mine() const;

@@ -15,10 +15,10 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr auto kHandshake =
-    std::chrono::seconds(10);  // for a process that has connected to pass its segment
-constexpr auto kPause =
-    std::chrono::milliseconds(50);  // of accepting, when descriptors have run out
+// Time for a process that has connected to pass its segment.
+constexpr auto kHandshake = std::chrono::seconds(10);
+// Pause before accepting again after descriptors ran out.
+constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr std::size_t kMaxHandshakes = 256;
 
 Capabilities capabilities_of_rings() {
@@ -64,12 +64,13 @@ class ShmListener final : public Listener {
     const std::function<void(const Error&)> tell;
     Address address;
 
-    std::recursive_mutex
-        mutex;  // of the rest; `accepted` is called with it held, and may end the listener
+    // Guards the members that follow. `accepted` is called with it locked, and may end the
+    // listener.
+    std::recursive_mutex mutex;
     ListeningSocket listening;
     bool closed = false;
-    bool is_short_of_something = false;    // and has said so
-    EventLoop::Registration registration;  // of accepting, or of the rest from it
+    bool is_short_of_something = false;    // and has reported it
+    EventLoop::Registration registration;  // of accepting, or of the pause
     std::map<int, Handshake> handshakes;
   };
 
@@ -94,7 +95,7 @@ void ShmListener::Inner::say_short(const Error& why) {
   if (tell) tell(why);
 }
 
-// Who knocks stays readable, so that looking at once again would spin.
+// Stops watching for a while: a waiting peer keeps the socket readable, so the loop would spin.
 void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop,
                               const Error& why) {
   self->say_short(why);
@@ -164,7 +165,7 @@ void ShmListener::Inner::close() {
   closed = true;
   registration.reset();
   handshakes.clear();
-  listening = {};  // who connects from now on is refused at once
+  listening = {};  // later connections are refused at once
 }
 
 class Shm final : public Transport, public Connector {

@@ -14,11 +14,12 @@ namespace weft::transport::shm {
 
 namespace {
 
-// Of connecting, while the listener's queue is full; of passing the segment, while too many
-// descriptors of this user are on their way, as where many ranks of a host start at once.
+// Pause before trying again to connect while the listener's queue is full, and to pass the segment
+// while too many descriptors of this user are in transit, as when many ranks of a host start at
+// once.
 constexpr auto kRetry = std::chrono::milliseconds(1);
 
-// What is left of the pieces behind the first `skip` bytes.
+// Returns the pieces without their first `skip` bytes.
 std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces, std::size_t skip) {
   std::vector<ByteStream::Bytes> rest;
   for (const ByteStream::Bytes& piece : pieces) {
@@ -32,8 +33,8 @@ std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces,
 }  // namespace
 
 struct ShmStream::Shared {
-  // What is known of the lane's end: the peer writes no more; it is gone, and nothing can be
-  // written either.
+  // How the connection has ended. Closed: the peer writes no more. Over: the peer is gone, and
+  // nothing can be written either.
   enum class Ending { None, Closed, Over };
 
   Shared(Segment made, std::string who)
@@ -46,42 +47,42 @@ struct ShmStream::Shared {
 
   const Segment segment;
   const std::string peer;
-  RingWriter writer;  // of whoever writes
-  RingReader reader;  // of the loop, and of whoever reads there
+  RingWriter writer;  // used by the thread that writes
+  RingReader reader;  // used on the loop
   SideControl& mine;
   SideControl& theirs;
 
   std::function<void()> readable;
   std::function<void()> writable;
-  std::mutex mutex;  // of the next five
+  std::mutex mutex;  // guards the next five members
   Descriptor socket;
   EventLoop::Registration poller;
   EventLoop::Registration watch;
-  EventLoop::Registration
-      timer;  // of the next try to connect, then of the deadline for being accepted
-  std::optional<Error> not_connected;  // why
-  bool parked = false;                 // on the loop
-  Ending told_ending = Ending::None;   // on the loop
-  std::uint64_t told = 0;              // on the loop: how far readable() was told of
-  std::atomic<int> token_socket{-1};   // the socket's number, once it is connected
+  // Of the next attempt to connect, then of the deadline for being accepted.
+  EventLoop::Registration timer;
+  std::optional<Error> not_connected;  // why connecting failed
+  bool parked = false;                 // used on the loop
+  Ending told_ending = Ending::None;   // used on the loop
+  std::uint64_t told = 0;  // used on the loop: the position up to which readable() was called
+  std::atomic<int> token_socket{-1};  // the socket's number, once it is connected
   std::atomic<bool> stopped{false};
-  std::atomic<bool> wants_room{false};   // the last write came short
+  std::atomic<bool> wants_room{false};   // the last write took less than it was given
   std::atomic<bool> hung_up{false};      // the socket has ended
-  std::atomic<bool> has_written{false};  // or tried to, since it is connected
-  std::atomic<bool> broken{false};       // the peer's numbers make no sense
+  std::atomic<bool> has_written{false};  // or tried to, since it was connected
+  std::atomic<bool> broken{false};       // the peer's positions are impossible
 
-  // Connects where that is still to be done, and watches the socket.
+  // Connects the socket if that is still to be done, passes the segment, and watches the socket.
   static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
                       Deadline deadline);
   static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop);
-  // The deadline has passed.
+  // Called when the deadline has passed.
   void end_unless_accepted();
   bool look();
   bool park();
   void take_tokens();
   void wake_if_parked() noexcept;
-  // Whether there is room that a short write did not see; before the connection is made there is
-  // none.
+  // True if there is room that a short write did not see. There is none before the connection is
+  // made.
   bool may_write() const noexcept {
     return token_socket >= 0 && (!has_written || writer.has_more_room());
   }
@@ -121,7 +122,7 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable,
                               [shared = shared_] { return shared->park(); });
 }
 
-// With the mutex held.
+// Requires mutex.
 void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop,
                                 const Address& address, Deadline deadline) {
   try {
@@ -136,7 +137,8 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
     if (self->socket && self->segment.pass_to(self->socket)) {
       self->token_socket = self->socket.get();
       watch_socket(self, loop);
-      // The kernel has taken it; a process that is stopped, or whose loop is stuck, never will.
+      // The kernel has taken the segment, but a process that is stopped or has a stuck loop will
+      // never accept it.
       if (!deadline.is_never())
         self->timer = loop.at(deadline, [self] { self->end_unless_accepted(); });
       return;
@@ -165,7 +167,7 @@ void ShmStream::Shared::end_unless_accepted() {
   not_connected = Error(
       Blame::Timeout,
       "shm: " + peer + " listens, but has not accepted by the deadline; it is stopped or busy");
-  hung_up = true;  // look() tells of it
+  hung_up = true;  // look() reports it
 }
 
 void ShmStream::Shared::watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop) {
@@ -181,13 +183,13 @@ void ShmStream::stop() noexcept {
     shared_->watch.reset();
     shared_->timer.reset();
   }
-  // The other process learns of it when it has read what was written.
+  // The other process notices when it has read everything that was written.
   finish_writing();
   if (shared_->token_socket >= 0) ::shutdown(shared_->token_socket, SHUT_RDWR);
 }
 
-// In every turn: tells of what has come since it was last asked for. What the receiver leaves in
-// the ring is not told again.
+// Called in every turn. Reports bytes that have arrived since the last report. Bytes that the
+// receiver leaves in the ring are not reported again.
 bool ShmStream::Shared::look() {
   if (parked) {
     parked = false;
@@ -213,7 +215,7 @@ bool ShmStream::Shared::look() {
   return found;
 }
 
-// From here on the other side sends a byte. It may have looked just before, so look once more.
+// From here on the other side sends a byte. It may have checked just before, so look once more.
 bool ShmStream::Shared::park() {
   if (stopped) return true;
   parked = true;
@@ -230,9 +232,9 @@ void ShmStream::Shared::take_tokens() {
     const auto count = ::recv(token_socket, tokens, sizeof tokens, MSG_DONTWAIT);
     if (count == static_cast<ssize_t>(sizeof tokens)) continue;
     if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) return;
-    hung_up = true;  // look() tells of it in the next turn
+    hung_up = true;  // look() reports it in the next turn
     std::lock_guard lock(mutex);
-    watch.reset();  // or an ended socket would be reported in every turn
+    watch.reset();  // otherwise an ended socket would be reported in every turn
     return;
   }
 }
@@ -261,7 +263,7 @@ std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   while (written < wanted) {
     shared.wants_room = true;
     shared.mine.wants_room.store(1, std::memory_order_relaxed);
-    // The reader may have made room, and looked for this wish before it was there.
+    // The reader may have made room and looked for this flag before it was set.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!shared.writer.has_more_room()) break;
     const std::size_t more = shared.writer.write(behind(pieces, written));
@@ -301,8 +303,8 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
 
 std::optional<Error> ShmStream::end() const noexcept {
   Shared& shared = *shared_;
-  if (!shared.stopped && shared.ending() == Shared::Ending::None)
-    return std::nullopt;  // asked after every message
+  // The common case: end() is called after every message.
+  if (!shared.stopped && shared.ending() == Shared::Ending::None) return std::nullopt;
   {
     std::lock_guard lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;

@@ -1,7 +1,7 @@
-// A lane's bytes through two rings in shared memory. Both sides look at the rings in the turns of
-// their loops; a side whose loop goes to sleep says so, and is then woken by a byte through the
-// socket on which the segment was passed. The end of that socket is also how the death of the other
-// process is noticed: the kernel closes it.
+// The bytes of a connection through two rings in shared memory. Each side polls the rings in the
+// turns of its loop. A side whose loop goes to sleep says so; the other side then wakes it by a
+// byte through the socket on which the segment was passed. The end of that socket also reveals the
+// death of the other process, because the kernel closes it.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ class ShmStream final : public ByteStream {
  public:
   // `socket` is non-blocking and connected to the process that has the other side of the segment.
   ShmStream(Segment segment, Descriptor socket, std::string peer);
-  // Makes a segment and passes it to the listener there. Ends with Timeout where that has not
-  // accepted it by the deadline.
+  // Makes a segment and passes it to the listener at `address`. Ends with Timeout if the listener
+  // has not accepted it by the deadline.
   ShmStream(const Address& address, Deadline deadline);
   ~ShmStream() override;
 
@@ -30,16 +30,15 @@ class ShmStream final : public ByteStream {
   void consume(std::size_t bytes) noexcept override;
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override { return kRingBytes; }
-  std::size_t shown_whole() const override {
-    return kRingBytes / 4 + 4096;
-  }  // a chunk of a collective, with its front
+  // A chunk of a collective, with its front.
+  std::size_t shown_whole() const override { return kRingBytes / 4 + 4096; }
   std::size_t unit() const override { return 64; }
   std::optional<Error> end() const noexcept override;
   std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
 
  private:
-  struct Shared;  // all of it: a handler that runs while this object goes keeps it
+  struct Shared;  // all state; shared with handlers that may outlive this object
   std::shared_ptr<Shared> shared_;
   std::optional<Address> address_;
   Deadline deadline_ = Deadline::never();
