@@ -36,7 +36,7 @@ Decoded decode_whole(const Arrival& below, std::vector<std::uint64_t>& sizes) {
   Decoded decoded{.kind = Kind::Whole, .header = below.header.subspan(kKindBytes)};
   sizes.assign(below.sizes.begin(), below.sizes.end());
   for (const std::uint64_t bytes : sizes)
-    decoded.total += bytes;  // the lane below has checked the sum
+    decoded.total += bytes;  // the connection below has checked the sum
   if (decoded.total > kChunkBytes) {
     return wrong("payloads of " + std::to_string(decoded.total) +
                  " bytes in one piece, where chunks are due");
