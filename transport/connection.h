@@ -101,7 +101,7 @@ class Connection {
   // connection has ended or the GPU is lost.
   virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
     return Error(Blame::Unsupported,
-                 "a lane of " + std::string(transport()) + " moves host memory only");
+                 "a connection of " + std::string(transport()) + " moves host memory only");
   }
 
   // Ends the connection: pending operations on this side fail with `why`; the peer learns of it

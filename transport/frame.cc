@@ -47,7 +47,7 @@ std::optional<std::string> why_stranger(Bytes seen) {
   if (seen.empty()) return std::nullopt;
   const Bytes first = seen.first(std::min(seen.size(), kPreambleBytes));
   if (std::memcmp(first.data(), kMagic.data(), std::min(first.size(), kMagic.size())) != 0) {
-    return "its first bytes were " + in_words(first) + ", so it is no Weft process";
+    return "its first bytes were " + in_words(first) + ", so it is not a Weft process";
   }
   if (first.size() < kPreambleBytes) return std::nullopt;
   const auto version = get<std::uint16_t>(&first[4]);
@@ -153,8 +153,7 @@ std::optional<std::string> why_misfit(
   if (destinations.empty()) return std::nullopt;
   if (destinations.size() != sizes.size()) {
     return std::to_string(destinations.size()) + " destinations for " +
-           std::to_string(sizes.size()) +
-           " payloads; name one for each, or none to throw them away";
+           std::to_string(sizes.size()) + " payloads; name one for each, or none to discard them";
   }
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const std::string which = "destination " + std::to_string(i);

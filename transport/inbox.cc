@@ -51,7 +51,7 @@ std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) con
         if (!to.device.is_host()) {
           if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
           return "on " + describe(to.device) +
-                 " and this lane moves host memory only; stage it (transport/staged.h)";
+                 " and this connection moves host memory only; stage it (transport/staged.h)";
         }
         if (to.bytes > 0 && to.data == nullptr) return "without an address";
         return std::nullopt;
@@ -131,13 +131,13 @@ std::optional<Error> Inbox::pump(const Arrived* arrived) {
 }
 
 Inbox::Step Inbox::lose(const std::string& text) {
-  why_ = Error(Blame::PeerLost, "the lane to " + who_ + " is lost: " + text);
+  why_ = Error(Blame::PeerLost, "the connection to " + who_ + " is lost: " + text);
   return Step::End;
 }
 
 Error Inbox::lost(const Error& why) const {
   const bool is_inside = phase_ == Phase::Payload || gathered_bytes_ > 0;
-  return why.within("the lane to " + who_ +
+  return why.within("the connection to " + who_ +
                     (is_inside ? " ended in the middle of a message" : " ended"));
 }
 
@@ -186,7 +186,7 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   if (seen.empty()) return Step::NeedBytes;
   const frame::Head head = frame::decode_head(seen);
   if (const auto why = frame::why_refused(head, limits_))
-    return lose("it announced what is not allowed, " + *why);
+    return lose("the peer announced a message that exceeds a limit, " + *why);
   const std::size_t said_bytes = head.front_bytes();  // without the zeros up to the payloads
   const std::size_t front_bytes =
       said_bytes + (head.is_goodbye() ? 0 : frame::padding(said_bytes, frame::payload_unit(unit_)));
@@ -199,7 +199,7 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   const Bytes table = seen.subspan(frame::kHeadBytes, head.payloads * frame::kSizeBytes);
   const auto total = frame::decode_sizes(table, limits_, sizes_);
   if (!total)
-    return lose("it announced payloads of more than " + std::to_string(limits_.max_message) +
+    return lose("the peer announced payloads of more than " + std::to_string(limits_.max_message) +
                 " bytes");
   // Bytes of the front that the stream shows.
   const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;

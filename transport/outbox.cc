@@ -19,7 +19,7 @@ constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 std::optional<std::string> why_unreadable(const Slice& slice) {
   if (!slice.device.is_host()) {
     return "lies on " + describe(slice.device) +
-           " and this lane moves host memory only; stage it (transport/staged.h)";
+           " and this connection moves host memory only; stage it (transport/staged.h)";
   }
   if (slice.bytes > 0 && slice.data == nullptr)
     return "of " + std::to_string(slice.bytes) + " bytes has no address";
@@ -161,7 +161,8 @@ Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
     std::lock_guard lock(mutex_);
     if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   }
-  if (!reach_) return Error(Blame::Unsupported, "the lane to " + who_ + " moves host memory only");
+  if (!reach_)
+    return Error(Blame::Unsupported, "the connection to " + who_ + " moves host memory only");
   return reach_(memory, gpu);  // called without mutex_, so the stream may be destroyed by now
 }
 

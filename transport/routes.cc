@@ -67,7 +67,7 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
       lacks_something |= opened.error().blame() == Blame::Busy;
       const std::string reason = std::string(backend.name) + ": " + opened.error().text();
       why += "; " + reason;
-      say_once(reason, "a transport is of no use here; " + reason);
+      say_once(reason, "a transport cannot be used here; " + reason);
     } else if (Connector* connector = opened.value()->connector();
                connector != nullptr && connector->preference() >= 0) {
       transports_.push_back(std::move(opened.value()));
@@ -94,7 +94,7 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
       if (chosen_)
         throw error.within("transport '" + std::string(transport->name()) + "' cannot listen");
       log::warn("transport '" + std::string(transport->name()) +
-                "' is left out, it cannot listen: " + error.text());
+                "' is not used, because it cannot listen: " + error.text());
       if (!first) first = error;
     }
   }
@@ -133,8 +133,8 @@ std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers,
   std::string why;
   for (const PassedOver& one : better) why += (why.empty() ? "" : "; ") + one.text();
   throw Error(Blame::Unsupported,
-              "no transport reaches the peer (" + why + "); here are " + list(names()) +
-                  (chosen_ ? ", which were chosen: choose others, or leave the choice open" : ""));
+              "no transport reaches the peer (" + why + "); this process has " + list(names()) +
+                  (chosen_ ? ", as chosen: choose others, or leave the choice open" : ""));
 }
 
 std::vector<std::string> Routes::names() const {

@@ -19,8 +19,7 @@ constexpr std::size_t kStep = 64 << 10;
 
 Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
   Descriptor memory(::memfd_create(("weft-" + who).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory)
-    throw system_error(Blame::Busy, who + ": cannot make memory that processes share", errno);
+  if (!memory) throw system_error(Blame::Busy, who + ": cannot create shared memory", errno);
   // Allocate now: a shortage at the first access would be a SIGBUS. In steps, because before Linux
   // 6.14 any signal ends the call with nothing allocated, and a profiler's signals come every
   // millisecond.
@@ -32,15 +31,14 @@ Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
       done += step;
     } else if (failed != EINTR) {
       throw system_error(Blame::Busy,
-                         who + ": no memory for " + std::to_string((bytes + 1023) >> 10) +
-                             " KiB that processes share (see the memory limit of the container, "
-                             "and ulimit -f; /dev/shm is "
-                             "not used)",
+                         who + ": not enough memory for " + std::to_string((bytes + 1023) >> 10) +
+                             " KiB of shared memory (see the memory limit of the container, and "
+                             "ulimit -f; /dev/shm is not used)",
                          failed);
     }
   }
   if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
-    throw system_error(Blame::Busy, who + ": cannot seal memory that processes share", errno);
+    throw system_error(Blame::Busy, who + ": cannot seal shared memory", errno);
   }
   return memory;
 }

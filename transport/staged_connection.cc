@@ -73,7 +73,7 @@ void StagedConnection::receive(Handlers handlers) {
 }
 
 void StagedConnection::close(const Error& why) noexcept {
-  const Error reason = why.within("the lane to " + peer() + " was closed here");
+  const Error reason = why.within("the connection to " + peer() + " was closed here");
   if (!outbox_->refuse(reason)) return;
   inbox_->refuse(reason);
   below_->close(why);
@@ -83,7 +83,7 @@ void StagedConnection::close(const Error& why) noexcept {
 
 void StagedConnection::drop() noexcept {
   dropped_ = true;
-  close(Error(Blame::Cancelled, "nobody holds it any more"));
+  close(Error(Blame::Cancelled, "its last reference was dropped"));
   // Here, and not in a later turn of the loop, because below_ shares the loop.
   outbox_->let_go();
   inbox_->let_go();
@@ -99,8 +99,8 @@ void StagedConnection::arrived(const Handlers& handlers, const Arrival& below) {
   if (dropped_) return;
   const auto wrong = inbox_->take(below, handlers.arrived);
   if (!wrong || lost_) return;
-  lost_ = Error(Blame::PeerLost,
-                "the lane to " + peer() + " is lost: the peer sent what is not allowed, " + *wrong);
+  lost_ = Error(Blame::PeerLost, "the connection to " + peer() +
+                                     " is lost: the peer sent an invalid message, " + *wrong);
   inbox_->refuse(*lost_);
   outbox_->lose(*lost_);  // closed() follows
 }

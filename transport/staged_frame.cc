@@ -24,7 +24,7 @@ Decoded wrong(std::string text) {
 Decoded decode_chunk(const Arrival& below) {
   Decoded decoded{.kind = Kind::Chunk};
   if (below.header.size() != kKindBytes || below.sizes.size() != 1)
-    return wrong("a chunk that is no single payload");
+    return wrong("a chunk that is not a single payload");
   decoded.total = below.sizes[0];
   if (decoded.total == 0 || decoded.total > kChunkBytes) {
     return wrong("a chunk of " + std::to_string(decoded.total) + " bytes");
@@ -52,12 +52,12 @@ Decoded decode_lead(const Arrival& below, const Capabilities& limits,
   if (payloads > limits.max_payloads) return wrong(std::to_string(payloads) + " payloads");
   const std::size_t front = kLeadBytes + payloads * frame::kSizeBytes;
   if (below.header.size() < front || below.header.size() - front > limits.max_header)
-    return wrong("a lead that is cut");
+    return wrong("a truncated lead");
   const auto total =
       frame::decode_sizes(below.header.subspan(kLeadBytes, front - kLeadBytes), limits, sizes);
   if (!total)
     return wrong("payloads of more than " + std::to_string(limits.max_message) + " bytes");
-  if (*total <= kChunkBytes) return wrong("chunks for what fits into one piece");
+  if (*total <= kChunkBytes) return wrong("chunks although the payloads fit into one piece");
   return {.kind = Kind::Lead, .header = below.header.subspan(front), .total = *total};
 }
 
@@ -95,14 +95,14 @@ std::vector<std::byte> encode_lead(Bytes header, std::span<const Slice> payloads
 Decoded decode(const Arrival& below, const Capabilities& limits,
                std::vector<std::uint64_t>& sizes) {
   if (below.header.size() < kKindBytes)
-    return wrong("a message without a kind; the lane there is no staged one");
+    return wrong("a message without a kind; the peer's connection is not staged");
   switch (static_cast<Kind>(below.header[0])) {
     case Kind::Whole: return decode_whole(below, sizes);
     case Kind::Lead: return decode_lead(below, limits, sizes);
     case Kind::Chunk: return decode_chunk(below);
   }
   return wrong("a message of kind " + std::to_string(std::to_integer<int>(below.header[0])) +
-               "; the lane there is no staged one");
+               "; the peer's connection is not staged");
 }
 
 }  // namespace weft::transport::staged

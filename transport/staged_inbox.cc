@@ -196,7 +196,7 @@ std::optional<std::string> Inbox::why_wrong(std::uint64_t bytes) {
     offset_ = 0;
   }
   if (index_ == sizes_.size() || bytes > sizes_[index_] - offset_)
-    return "a chunk that goes past its payload's end";
+    return "a chunk that extends past its payload's end";
   return std::nullopt;
 }
 

@@ -34,7 +34,7 @@ cuda::Device& Stage::device(int index) const {
   for (const auto& device : devices_) {
     if (device->index() == index) return *device;
   }
-  broken("a slice of a GPU that is none of the stage's");
+  broken("a slice lies on a GPU that is not one of the stage's");
 }
 
 std::optional<Error> Stage::why_lost(std::span<const Slice> slices) const {
@@ -87,8 +87,8 @@ std::optional<std::string> Stage::why_not(const Slice& slice) const {
     if (device->id() == slice.device) return std::nullopt;
   }
   return "memory of " + describe(slice.device) +
-         (devices_.empty() ? ", and this process opened the lane without a GPU"
-                           : ", which the lane was not opened with");
+         (devices_.empty() ? ", and this process opened the connection without a GPU"
+                           : ", which the connection was not opened with");
 }
 
 // --- chunks
@@ -129,7 +129,7 @@ void Chunks::give_back(std::size_t index) noexcept {
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
   return {new Completion(std::move(completion)), [name = std::move(name)](Completion* last) {
             if (!last->finished())
-              last->fail(Error(Blame::Cancelled, name + ": the loop that was to end it is gone"));
+              last->fail(Error(Blame::Cancelled, name + ": the loop that was to end it has ended"));
             delete last;
           }};
 }
@@ -266,7 +266,7 @@ CopyStream& CopyStreams::on(int device) {
   for (const auto& stream : streams_) {
     if (stream->device() == device) return *stream;
   }
-  broken("a slice lies on a device that the lane was not opened with");
+  broken("a slice lies on a device that the connection was not opened with");
 }
 
 void CopyStreams::close(const Error& why) {

@@ -117,8 +117,8 @@ StreamConnection::~StreamConnection() {
   outbox_.let_go();
   if (ended_) return;
   // The loop ended before it could do this.
-  outbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
-  inbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
+  outbox_.refuse(Error(Blame::Cancelled, "the loop of the connection to " + who() + " has ended"));
+  inbox_.refuse(Error(Blame::Cancelled, "the loop of the connection to " + who() + " has ended"));
   inbox_.end();
   outbox_.end(std::nullopt);
 }
@@ -137,7 +137,7 @@ void StreamConnection::receive(Handlers handlers) {
     throw Error(Blame::Caller, "receive from " + who() + ": both handlers must be given");
   }
   if (receives_.exchange(true))
-    throw Error(Blame::Caller, "receive from " + who() + " was called before; once only");
+    throw Error(Blame::Caller, "receive from " + who() + " was called twice; call it once");
   auto* const here = loop();
   if (!here) return;
   here->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
@@ -149,7 +149,7 @@ void StreamConnection::receive(Handlers handlers) {
 }
 
 void StreamConnection::close(const Error& why) noexcept {
-  const Error reason = why.within("the lane to " + who() + " was closed here");
+  const Error reason = why.within("the connection to " + who() + " was closed here");
   if (!outbox_.refuse(reason)) return;
   inbox_.refuse(reason);
   if (auto* const here = loop())
@@ -158,7 +158,7 @@ void StreamConnection::close(const Error& why) noexcept {
 
 void StreamConnection::drop() noexcept {
   dropped_ = true;
-  close(Error(Blame::Cancelled, "nobody holds it any more"));
+  close(Error(Blame::Cancelled, "its last reference was dropped"));
 }
 
 void StreamConnection::read() {

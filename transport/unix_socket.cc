@@ -43,8 +43,9 @@ sockaddr_un name_of(const std::string& path, const std::string& who) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   if (path.size() >= sizeof name.sun_path) {
-    throw Error(Blame::Unsupported,
-                who + ": the folder for temporary files has too long a name for a socket: " + path);
+    throw Error(
+        Blame::Unsupported,
+        who + ": the path of a socket in the folder for temporary files is too long: " + path);
   }
   path.copy(name.sun_path, path.size());
   return name;
@@ -125,11 +126,12 @@ std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::s
     return socket;
   if (errno == EAGAIN || errno == EINTR) return std::nullopt;
   const bool may_not = errno == EACCES || errno == EPERM;
-  throw system_error(Blame::PeerLost,
-                     who + ": process " + std::to_string(process) +
-                         (may_not ? std::string(kLooksAway) + "; start both alike, or choose tcp"
-                                  : " does not listen any more"),
-                     errno);
+  throw system_error(
+      Blame::PeerLost,
+      who + ": process " + std::to_string(process) +
+          (may_not ? std::string(kLooksAway) + "; start both processes alike, or choose tcp"
+                   : " does not listen any more"),
+      errno);
 }
 
 pid_t check_peer(const Descriptor& socket, const std::string& who) {
@@ -188,8 +190,9 @@ std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::b
     }
   }
   if (count > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && passed.empty()) {
-    throw system_error(
-        Blame::Busy, who + ": this process has no descriptor left for what a peer passes", EMFILE);
+    throw system_error(Blame::Busy,
+                       who + ": this process has no descriptor left for one that a peer passes",
+                       EMFILE);
   }
   if (count != static_cast<ssize_t>(words.size()) || passed.size() != 1) return Descriptor();
   return std::move(passed[0]);

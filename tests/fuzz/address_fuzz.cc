@@ -44,7 +44,7 @@ void check_inproc(const std::string& text) {
     const auto why = connector.why_unreachable(address);
     if (why && why->find("'" + address + "'") == std::string::npos)
       broken("a refusal does not say of what");
-    const bool is_no_address = why && why->ends_with("is no address of inproc");
+    const bool is_no_address = why && why->ends_with("is not an inproc address");
     try {
       connector.connect(address, {loop, Deadline::never()})
           ->close(Error(Blame::Cancelled, "enough"));

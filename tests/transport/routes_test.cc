@@ -148,7 +148,7 @@ TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
   for (const Backend& backend : backends()) {
     const auto opened = backend.open();
     if (opened) continue;
-    reasons.push_back(HasSubstr("a transport is of no use here; " + std::string(backend.name) +
+    reasons.push_back(HasSubstr("a transport cannot be used here; " + std::string(backend.name) +
                                 ": " + opened.error().text()));
   }
   if (reasons.empty()) GTEST_SKIP() << "every backend can be used here";
@@ -169,7 +169,7 @@ TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {
   EXPECT_EQ(why.blame(), Blame::Unsupported);
   EXPECT_THAT(why.text(), HasSubstr("shm: the peer does not offer it"));
   EXPECT_THAT(why.text(), HasSubstr("tcp: "));
-  EXPECT_THAT(why.text(), HasSubstr("here are shm, tcp"));
+  EXPECT_THAT(why.text(), HasSubstr("this process has shm, tcp"));
 }
 
 TEST(Routes, OneThatIsNamedAndCannotBeUsedIsAnErrorWithTheReason) {

@@ -136,7 +136,7 @@ class InprocConnector final : public Connector {
   int preference() const override { return 100; }  // below shm, which connects engines too
   std::optional<std::string> why_unreachable(const std::string& address) const override {
     const auto parsed = parse(address);
-    if (!parsed) return "'" + address + "' is no address of inproc";
+    if (!parsed) return "'" + address + "' is not an inproc address";
     if (!parsed->is_here()) return "'" + address + "' is in another process";
     return std::nullopt;
   }
@@ -186,7 +186,7 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   const auto parsed = parse(address);
   if (!parsed)
     throw Error(Blame::Caller,
-                "inproc connect: '" + address + "' is no address of inproc (pid/number/nonce)");
+                "inproc connect: '" + address + "' is not an inproc address (pid/number/nonce)");
   if (!options.loop) throw Error(Blame::Caller, "inproc connect: a loop must be given");
   const std::string name = address + " connection " + std::to_string(++connections);
   Streams streams = make_streams(kRingBytes, name, address);

@@ -62,8 +62,9 @@ Address Address::here() {
   }
   struct stat about {};
   if (address.host.empty() || ::stat("/proc/self/ns/pid", &about) != 0) {
-    throw Error(Blame::Unsupported,
-                "shm: /proc does not say which host and process namespace this is; mount it");
+    throw Error(
+        Blame::Unsupported,
+        "shm: /proc does not show the host's boot id and the process namespace; mount /proc");
   }
   address.processes = std::to_string(about.st_ino);
   address.process = ::getpid();

@@ -44,7 +44,7 @@ Segment Segment::take(Descriptor memory) {
   if (!is_shared_memory(memory, kSegmentBytes)) {
     throw Error(
         Blame::PeerLost,
-        "shm: the peer passed a descriptor that is no sealed segment of this version of Weft");
+        "shm: the peer passed a descriptor that is not a sealed segment of this version of Weft");
   }
   return {std::move(memory), Side::Taker};
 }
@@ -58,8 +58,9 @@ std::optional<Segment> Segment::take_from(const Descriptor& socket) {
   auto memory = take_passed(socket, words, "shm");
   if (!memory) return std::nullopt;
   if (!*memory || std::memcmp(words.data(), kHello, sizeof kHello) != 0) {
-    throw Error(Blame::PeerLost,
-                "shm: what connected does not speak this version of Weft's shared memory");
+    throw Error(
+        Blame::PeerLost,
+        "shm: the process that connected does not speak this version of Weft's shared memory");
   }
   return take(std::move(*memory));
 }

@@ -91,7 +91,7 @@ void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
 
 void ShmListener::Inner::say_short(const Error& why) {
   if (std::exchange(is_short_of_something, true)) return;
-  log::warn(why.text() + "; tries again");
+  log::warn(why.text() + "; trying again");
   if (tell) tell(why);
 }
 
@@ -108,7 +108,7 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
   if (self->closed || !loop) return;
   try {
     if (self->handshakes.size() >= kMaxHandshakes)
-      throw Error(Blame::Busy, "shm: too many connect at once and say nothing");
+      throw Error(Blame::Busy, "shm: too many processes have connected without passing a segment");
     Descriptor socket = accept_from(self->listening.socket, "shm");
     if (!socket) return;
     const int key = socket.get();
@@ -143,8 +143,7 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
     if (!segment) return;
     const pid_t process = check_peer(found->second.socket, "shm");
     if (!segment->accept()) {
-      log::debug("shm: process " + std::to_string(process) +
-                 " has waited long enough for being accepted, and has given up");
+      log::debug("shm: process " + std::to_string(process) + " gave up waiting to be accepted");
       self->handshakes.erase(found);
       return;
     }

@@ -129,8 +129,9 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
     if (auto connected =
             self->socket ? std::nullopt : connect_to(address.process, address.descriptor, "shm")) {
       if (check_peer(*connected, "shm") != address.process) {
-        throw Error(Blame::PeerLost,
-                    "shm: process " + std::to_string(address.process) + " is another one by now");
+        throw Error(Blame::PeerLost, "shm: the socket of process " +
+                                         std::to_string(address.process) +
+                                         " belongs to another process by now");
       }
       self->socket = std::move(*connected);
     }
@@ -147,7 +148,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
       throw Error(
           Blame::Timeout,
           "shm: " + self->peer +
-              (self->socket ? " cannot be passed a segment, too many descriptors are on their way; "
+              (self->socket ? " cannot be passed a segment: too many descriptors are in transit; "
                               "raise ulimit -n"
                             : " accepts no connection"));
     }
@@ -311,7 +312,7 @@ std::optional<Error> ShmStream::end() const noexcept {
   }
   if (shared.broken) {
     return Error(Blame::PeerLost,
-                 "shm: " + shared.peer + " wrote numbers into the shared segment that cannot be");
+                 "shm: " + shared.peer + " wrote impossible positions into the shared segment");
   }
   if (shared.stopped || shared.reader.closed())
     return Error(Blame::PeerLost, "shm: " + shared.peer + " closed the connection");

@@ -82,7 +82,7 @@ class Parser {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size() || value < 1 ||
         value > 65535) {
-      fail("'" + item + "' has the port '" + digits + "', which is no number from 1 to 65535");
+      fail("'" + item + "' has the port '" + digits + "', which is not a number from 1 to 65535");
     }
     return value;
   }
@@ -105,7 +105,7 @@ class Parser {
   void check_name(const std::string& item, const std::string& name) const {
     if (name.empty()) fail("'" + item + "' has no host");
     if (name.find(':') != std::string::npos)
-      fail("'" + item + "': an IPv6 address stands in brackets");
+      fail("'" + item + "': write an IPv6 address in brackets");
     if (name.find_first_of("[]") != std::string::npos)
       fail("'" + item + "' closes a bracket that is not open");
     const auto odd = [](unsigned char letter) {
@@ -116,7 +116,7 @@ class Parser {
     in_addr ignored{};
     if (name.find_first_not_of("0123456789.") == std::string::npos &&
         inet_pton(AF_INET, name.c_str(), &ignored) != 1) {
-      fail("'" + name + "' is no IPv4 address");
+      fail("'" + name + "' is not an IPv4 address");
     }
   }
 
@@ -144,7 +144,7 @@ using Interfaces = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
 Interfaces interfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0)
-    throw system_error(Blame::Busy, "tcp: reading the network interfaces", errno);
+    throw system_error(Blame::Busy, "tcp: cannot read the network interfaces", errno);
   return {list, &freeifaddrs};
 }
 
@@ -310,8 +310,8 @@ std::vector<SocketAddress> local_addresses(const std::string& interface_address)
   auto resolved = resolve({interface_address, 0});
   if (resolved && !resolved.value().empty()) return in_order(std::move(resolved).value());
   throw Error(Blame::Caller, "tcp: '" + interface_address +
-                                 "' is neither an address nor an interface with one nor the name " +
-                                 "of a host; interfaces here: " + interface_names());
+                                 "' is not an address, an interface with an address, or a " +
+                                 "host name; interfaces here: " + interface_names());
 }
 
 }  // namespace weft::transport::tcp

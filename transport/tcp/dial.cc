@@ -220,11 +220,11 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
 
 void Dial::end_round() {
   if (deadline_.passed() || !worth_another_) {
-    if (failures_.empty()) failures_ = "the deadline had passed before";
+    if (failures_.empty()) failures_ = "the deadline had already passed";
     const bool is_out_of_reach =
         blame_ == Blame::Timeout || number_ == EHOSTUNREACH || number_ == ENETUNREACH;
-    const char* const hint = is_out_of_reach ? "; where that address cannot be reached from here, "
-                                               "WEFT_SOCKET_IFNAME there chooses another"
+    const char* const hint = is_out_of_reach ? "; if that address cannot be reached from here, set "
+                                               "WEFT_SOCKET_IFNAME there to choose another"
                                              : "";
     return finish(Error(
         blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint + remedy_for(number_),

@@ -59,7 +59,7 @@ Greeting::Progress Greeting::receive(int socket) {
 
 std::string Greeting::why_foreign() const {
   if (std::memcmp(bytes_.data(), kLetters, std::min(count_, kLettersBytes)) != 0)
-    return "something else than Weft is there";
+    return "the other end is not a Weft process";
   if (count_ < kVersionEnd) return {};
   const auto version = get<std::uint32_t>(bytes_.data() + 8);
   if (version != kVersion) {
@@ -69,9 +69,9 @@ std::string Greeting::why_foreign() const {
   if (count_ < kBytes) return {};
   const Part said = part();
   if (said.count >= 1 && said.count <= kMaxSockets && said.index < said.count) return {};
-  return "it is socket " + std::to_string(said.index) + " of a lane of " +
-         std::to_string(said.count) + " sockets; there are 1 to " + std::to_string(kMaxSockets) +
-         ", counted from 0";
+  return "it is socket " + std::to_string(said.index) + " of a connection of " +
+         std::to_string(said.count) + " sockets; a connection has 1 to " +
+         std::to_string(kMaxSockets) + ", counted from 0";
 }
 
 Identity Greeting::identity() const {

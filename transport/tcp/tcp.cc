@@ -42,22 +42,20 @@ bool is_own(SocketAddress address) {
 std::optional<std::string> why_unreachable_at(const Host& host, const Identity& identity) {
   const auto percent = host.name.find('%');
   if (percent != std::string::npos && ::if_nametoindex(host.name.c_str() + percent + 1) == 0) {
-    return host.text() + " is behind an interface that is not here";
+    return host.text() + " is behind an interface that this machine does not have";
   }
   const auto address = numeric_address(host);
   if (address && address->is_loopback() && identity.given() && identity.machine != this_machine()) {
     return host.text() +
-           " is the loopback of another machine or network namespace: its listener must be given "
-           "an interface, by "
-           "WEFT_SOCKET_IFNAME there (ListenOptions::interface_address)";
+           " is the loopback address of another machine or network namespace: give its listener an "
+           "interface with WEFT_SOCKET_IFNAME there (ListenOptions::interface_address)";
   }
   if (address && !address->is_loopback() && identity.given() &&
       identity.machine != this_machine() && is_own(*address)) {
     return host.text() +
-           " is an address of this machine as well as of its listener's, and leads to this one (as "
-           "with the bridge of a "
-           "container runtime): WEFT_SOCKET_IFNAME on both names an interface whose addresses "
-           "differ";
+           " is an address of both this machine and the listener's, and leads to this one (as with "
+           "the bridge of a container runtime): set WEFT_SOCKET_IFNAME on both to an interface "
+           "whose addresses differ";
   }
   return std::nullopt;
 }
@@ -66,8 +64,8 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
 
 Tcp::Tcp(const Settings& settings) : settings_(settings) {
   if (settings.sockets < 1 || settings.sockets > kMaxSockets) {
-    throw Error(Blame::Caller, "tcp: a lane has 1 to " + std::to_string(kMaxSockets) +
-                                   " sockets, and not " + std::to_string(settings.sockets));
+    throw Error(Blame::Caller, "tcp: a connection has 1 to " + std::to_string(kMaxSockets) +
+                                   " sockets, not " + std::to_string(settings.sockets));
   }
 }
 
@@ -125,7 +123,7 @@ std::shared_ptr<Connection> Tcp::connect(const std::string& address,
 Result<std::shared_ptr<Transport>> open() {
   if (!make_socket(AF_INET) && !make_socket(AF_INET6)) {
     return system_error(is_shortage(errno) ? Blame::Busy : Blame::Unsupported,
-                        "no TCP sockets, of neither IPv4 nor IPv6", errno);
+                        "neither IPv4 nor IPv6 TCP sockets are available", errno);
   }
   Settings settings;
   settings.sockets = static_cast<std::size_t>(config().tcp_sockets);

@@ -206,7 +206,7 @@ void TcpListener::Entrance::greet(std::uint64_t key) {
   const auto found = guests_.find(key);
   if (found == guests_.end()) return;
   Guest& guest = found->second;
-  if (guest.greeted) return put_out(key, "it went, or said more before it was answered");
+  if (guest.greeted) return put_out(key, "it closed, or sent more before it was answered");
   const auto progress = guest.greeting.receive(guest.socket.get());
   if (progress == Greeting::Progress::Wants) return;
   if (progress != Greeting::Progress::Whole || closed_)
@@ -219,7 +219,7 @@ void TcpListener::Entrance::greet(std::uint64_t key) {
 
 void TcpListener::Entrance::put_out(std::uint64_t key, const std::string& why) {
   const auto found = guests_.find(key);
-  log::debug("tcp: put out " + remote_end(found->second.socket).text() + ": " + why);
+  log::debug("tcp: closed the socket of " + remote_end(found->second.socket).text() + ": " + why);
   guests_.erase(found);
 }
 
@@ -234,7 +234,7 @@ void TcpListener::Entrance::welcome(std::uint64_t key) {
     const Part known = guest.greeting.part();
     if (!guest.greeted || known.lane != part.lane) continue;
     if (known.count != part.count || lane[known.index] != 0) {
-      return put_out(key, "its lane has another number of sockets, or has that one");
+      return put_out(key, "its connection has another number of sockets, or already has this one");
     }
     lane[known.index] = other;
     ++here;

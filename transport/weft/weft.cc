@@ -68,7 +68,7 @@ class Weft final : public Transport {
     if (!chosen.transport) {
       throw Error(Blame::Unsupported, "joining " + place_of(options, name()) +
                                           ": the ranks agreed on " + taken +
-                                          ", which cannot be used on this one: " + chosen.why_not);
+                                          ", which cannot be used on this rank: " + chosen.why_not);
     }
     auto joined = chosen.transport->join(options);
     tidy(options);
@@ -91,8 +91,8 @@ class Weft final : public Transport {
       throw Error(
           Blame::PeerLost,
           "joining " + place_of(options, name()) +
-              ": rank 0 decided for a transport that this rank does not know; the ranks must have "
-              "one version of Weft");
+              ": rank 0 chose a transport that this rank does not know; run the same version of "
+              "Weft on all ranks");
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
       throw Error(Blame::Timeout,
@@ -108,7 +108,7 @@ class Weft final : public Transport {
           {.loop = options.loop,
            .interface_address = "",
            .accepted = [](std::shared_ptr<Connection> stranger) {
-             stranger->close(Error(Blame::Cancelled, "nobody is expected here"));
+             stranger->close(Error(Blame::Cancelled, "this listener accepts no connections"));
            }});
       return kUsable + listener->address();
     } catch (const Error& error) {
@@ -126,9 +126,9 @@ class Weft final : public Transport {
     }
     const char* const taken = reason.empty() ? kShared : kNetwork;
     log::info(
-        "group '" + options.group_name + "' of " + std::to_string(options.size) +
-        " ranks goes over " + taken +
-        (reason.empty() ? ", as all ranks share this host" : ", not over shm (" + reason + ")"));
+        "group '" + options.group_name + "' of " + std::to_string(options.size) + " ranks uses " +
+        taken +
+        (reason.empty() ? ", because all ranks share this host" : ", not shm (" + reason + ")"));
     return taken;
   }
 
@@ -149,7 +149,7 @@ class Weft final : public Transport {
       }
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-    return ranks.empty() ? "0, which has not said which transport to take" : ranks;
+    return ranks.empty() ? "0, which has not announced the chosen transport" : ranks;
   }
 
   // Erases the keys: all ranks have joined, so all have read them.
@@ -159,7 +159,8 @@ class Weft final : public Transport {
       options.store->erase(kDecisionKey);
       for (int rank = 0; rank < options.size; ++rank) options.store->erase(offer_key(rank));
     } catch (const std::exception& error) {
-      log::debug("group '" + options.group_name + "': the store is gone already: " + error.what());
+      log::debug("group '" + options.group_name +
+                 "': the store has already ended: " + error.what());
     }
   }
 

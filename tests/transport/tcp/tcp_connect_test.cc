@@ -234,7 +234,7 @@ TEST(TcpConnect, RefusesAServerOfAnotherKindAtOnce) {
   ASSERT_EQ(::send(peer.get(), "SSH-2.0-", 8, 0), 8);
   const Error error = a.wait_end();
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-  EXPECT_THAT(error.text(), HasSubstr("something else than Weft is there"));
+  EXPECT_THAT(error.text(), HasSubstr("the other end is not a Weft process"));
 }
 
 TEST(TcpConnect, SaysWhichVersionThePeerSpeaks) {

@@ -41,10 +41,11 @@ TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
   EXPECT_EQ(why("127.0.0.1", {}), std::nullopt);
   EXPECT_EQ(why("192.0.2.1", elsewhere), std::nullopt);
   EXPECT_EQ(why("node7", elsewhere), std::nullopt);
-  EXPECT_THAT(why("127.0.0.1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
-  EXPECT_THAT(why("::1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
+  EXPECT_THAT(why("127.0.0.1", elsewhere).value_or(""),
+              HasSubstr("loopback address of another machine"));
+  EXPECT_THAT(why("::1", elsewhere).value_or(""), HasSubstr("loopback address of another machine"));
   EXPECT_THAT(why("fe80::1%nosuchif0", here).value_or(""),
-              HasSubstr("an interface that is not here"));
+              HasSubstr("an interface that this machine does not have"));
   EXPECT_EQ(
       connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()),
       std::nullopt)
@@ -73,7 +74,7 @@ TEST(Tcp, AnAddressOfThisMachineDoesNotLeadToAnother) {
   };
   EXPECT_EQ(why(this_machine()), std::nullopt);
   EXPECT_THAT(why(this_machine() + 1).value_or(""),
-              HasSubstr(own + ":4711 is an address of this machine as well"));
+              HasSubstr(own + ":4711 is an address of both this machine and the listener"));
   EXPECT_THAT(why(this_machine() + 1).value_or(""), HasSubstr("WEFT_SOCKET_IFNAME"));
 }
 

@@ -173,7 +173,7 @@ TEST(WeftBackend, SaysThatRankZeroHasNotDecided) {
     FAIL() << "it joined alone";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_THAT(error.text(), HasSubstr("rank 0, which has not said which transport to take"));
+    EXPECT_THAT(error.text(), HasSubstr("rank 0, which has not announced the chosen transport"));
   }
 }
 
@@ -185,7 +185,8 @@ TEST(WeftBackend, RefusesADecisionThatItDoesNotKnow) {
     FAIL() << "it joined";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::PeerLost);
-    EXPECT_THAT(error.text(), AllOf(HasSubstr("one version of Weft"), Not(HasSubstr("pigeon"))));
+    EXPECT_THAT(error.text(),
+                AllOf(HasSubstr("the same version of Weft"), Not(HasSubstr("pigeon"))));
   }
 }
 
