@@ -1,7 +1,7 @@
 // The collectives of one group. All its ranks call the same operations in the same order. Every
 // operation has the form
 //
-//   (slices, …, Pin, Fence ready) -> Op, noexcept
+//   (Collective, Pin, Fence ready) -> Op, noexcept
 //
 // `ready` says when the inputs may be read and the outputs overwritten. The Op's done() fence says
 // when the result is there; the Pin is held until then. A failed Op passes its fence too. No call
@@ -16,24 +16,18 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <weft/base/dtype.h>
 #include <weft/base/op.h>
 #include <weft/base/slice.h>
 #include <weft/kernels/reduce_op.h>
-#include <weft/transport/training.h>
+#include <weft/transport/collective.h>
 
 namespace weft::transport {
 
 constexpr int kAnySource = -1;
-
-struct Elements {
-  Slice slice;
-  Dtype dtype = Dtype::UInt8;
-  Training training = {};  // the model and step of a broadcast or all_reduce
-  std::size_t count() const { return slice.bytes / size_of(dtype); }
-};
 
 // Messages are ordered per (peer, tag): the n-th send of one rank matches the n-th matching recv of
 // the other. If the communicator compares_calls(), a dtype that differs is a Caller error on both
@@ -72,34 +66,82 @@ class Communicator {
   // Null if the backend has no point-to-point messages.
   virtual PointToPoint* point_to_point() { return nullptr; }
 
-  // Copies root's bytes to every rank, in place.
-  virtual Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept = 0;
-  // Reduces in place. The result is bitwise equal on all ranks.
-  virtual Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept = 0;
-  // Reduces in place on root. The other ranks' bytes are only read.
-  virtual Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept = 0;
-  // outputs[r] receives rank r's input. All have the same size.
-  virtual Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                        Fence ready) noexcept = 0;
-  // As all_gather, on root only; `outputs` is empty on the other ranks.
-  virtual Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-                    Fence ready) noexcept = 0;
-  // Sends root's inputs[r] to rank r's output; `inputs` is empty on the other ranks.
-  virtual Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-                     Fence ready) noexcept = 0;
-  // Reduces inputs[r] of all ranks into rank r's output. Inputs are only read.
-  virtual Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op,
-                            Pin pin, Fence ready) noexcept = 0;
-  // Sends inputs[r] to rank r and receives outputs[r] from rank r. Sizes may differ from rank to
-  // rank; both sides of a pair must agree.
-  virtual Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype,
-                        Pin pin, Fence ready) noexcept = 0;
-  // Done when every rank has called it and all earlier operations of this communicator are done.
-  virtual Op barrier(Fence ready) noexcept = 0;
+  // Issues a collective. A barrier is done when every rank has called it and every earlier
+  // operation of this communicator is done.
+  virtual Op run(const Collective& collective, Pin pin, Fence ready) noexcept = 0;
+
+  // Short forms of run(). CollectiveKind says what each does.
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
+    return in_place(CollectiveKind::Broadcast, data, ReduceOp::Sum, root, std::move(pin),
+                    std::move(ready));
+  }
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
+    return in_place(CollectiveKind::AllReduce, data, op, 0, std::move(pin), std::move(ready));
+  }
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+    return in_place(CollectiveKind::Reduce, data, op, root, std::move(pin), std::move(ready));
+  }
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                Fence ready) noexcept {
+    return run({.kind = CollectiveKind::AllGather,
+                .dtype = input.dtype,
+                .inputs = {&input.slice, 1},
+                .outputs = outputs},
+               std::move(pin), std::move(ready));
+  }
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+            Fence ready) noexcept {
+    return run({.kind = CollectiveKind::Gather,
+                .dtype = input.dtype,
+                .root = root,
+                .inputs = {&input.slice, 1},
+                .outputs = outputs},
+               std::move(pin), std::move(ready));
+  }
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+             Fence ready) noexcept {
+    return run({.kind = CollectiveKind::Scatter,
+                .dtype = output.dtype,
+                .root = root,
+                .inputs = inputs,
+                .outputs = {&output.slice, 1}},
+               std::move(pin), std::move(ready));
+  }
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready) noexcept {
+    return run({.kind = CollectiveKind::ReduceScatter,
+                .dtype = output.dtype,
+                .op = op,
+                .inputs = inputs,
+                .outputs = {&output.slice, 1}},
+               std::move(pin), std::move(ready));
+  }
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready) noexcept {
+    return run(
+        {.kind = CollectiveKind::AllToAll, .dtype = dtype, .inputs = inputs, .outputs = outputs},
+        std::move(pin), std::move(ready));
+  }
+  Op barrier(Fence ready) noexcept {
+    return run({.kind = CollectiveKind::Barrier}, Pin(), std::move(ready));
+  }
 
   // Fails every pending and later operation with `why`. Memory that the backend still uses stays
   // pinned. Idempotent, thread-safe, does not block.
   virtual void abort(const Error& why) noexcept = 0;
+
+ private:
+  Op in_place(CollectiveKind kind, const Elements& data, ReduceOp op, int root, Pin pin,
+              Fence ready) noexcept {
+    return run({.kind = kind,
+                .dtype = data.dtype,
+                .op = op,
+                .root = root,
+                .inputs = {&data.slice, 1},
+                .outputs = {&data.slice, 1},
+                .training = data.training},
+               std::move(pin), std::move(ready));
+  }
 };
 
 }  // namespace weft::transport

@@ -113,91 +113,7 @@ class StagedCommunicator final : public Communicator,
   PointToPoint* point_to_point() override { return messages_ != nullptr ? this : nullptr; }
   std::vector<Unreceived> unreceived() override { return messages_->unreceived(); }
 
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override {
-    const bool is_root = rank() == root;
-    return collective(
-        "broadcast", {{data.slice, is_root, !is_root}}, std::move(pin), std::move(ready),
-        [root, dtype = data.dtype, training = data.training](
-            Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.broadcast({pieces[0], dtype, training}, root, std::move(held), Fence());
-        });
-  }
-
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override {
-    return collective(
-        "all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
-        [op, dtype = data.dtype, training = data.training](
-            Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.all_reduce({pieces[0], dtype, training}, op, std::move(held), Fence());
-        });
-  }
-
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override {
-    return collective("reduce", {{data.slice, true, rank() == root}}, std::move(pin),
-                      std::move(ready),
-                      [root, op, dtype = data.dtype](Communicator& host,
-                                                     std::span<const Slice> pieces, Pin held) {
-                        return host.reduce({pieces[0], dtype}, root, op, std::move(held), Fence());
-                      });
-  }
-
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                Fence ready) noexcept override {
-    const std::size_t count = outputs.size();
-    return collective(
-        "all_gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
-        [count, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.all_gather(pieces.first(count), {pieces[count], dtype}, std::move(held),
-                                 Fence());
-        });
-  }
-
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-            Fence ready) noexcept override {
-    const std::size_t count = outputs.size();
-    return collective("gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
-                      [count, root, dtype = input.dtype](Communicator& host,
-                                                         std::span<const Slice> pieces, Pin held) {
-                        return host.gather(pieces.first(count), {pieces[count], dtype}, root,
-                                           std::move(held), Fence());
-                      });
-  }
-
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-             Fence ready) noexcept override {
-    return collective(
-        "scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
-        [root, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.scatter({pieces[0], dtype}, pieces.subspan(1), root, std::move(held),
-                              Fence());
-        });
-  }
-
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready) noexcept override {
-    return collective(
-        "reduce_scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
-        [op, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.reduce_scatter({pieces[0], dtype}, pieces.subspan(1), op, std::move(held),
-                                     Fence());
-        });
-  }
-
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready) noexcept override {
-    const std::size_t count = outputs.size();
-    return collective("all_to_all", parts(outputs, inputs), std::move(pin), std::move(ready),
-                      [count, dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.all_to_all(pieces.first(count), pieces.subspan(count), dtype,
-                                               std::move(held), Fence());
-                      });
-  }
-
-  Op barrier(Fence ready) noexcept override {
-    return collective(
-        "barrier", {}, Pin(), std::move(ready),
-        [](Communicator& host, std::span<const Slice>, Pin) { return host.barrier(Fence()); });
-  }
+  Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
 
   void abort(const Error& why) noexcept override {
     host_->abort(why);
@@ -212,13 +128,6 @@ class StagedCommunicator final : public Communicator,
 
  private:
   using HostCall = std::function<Op(Communicator& host, std::span<const Slice> pieces, Pin held)>;
-
-  static std::vector<Part> parts(std::span<const Slice> outputs, std::span<const Slice> inputs) {
-    std::vector<Part> all;
-    for (const Slice& output : outputs) all.push_back({output, false, true});
-    for (const Slice& input : inputs) all.push_back({input, true, false});
-    return all;
-  }
 
   void warm_up();
   // `call` receives the parts' pieces on the host, in the order of `parts`.
@@ -277,6 +186,32 @@ void StagedCommunicator::warm_up() {
   if (!in_time)
     throw Error(Blame::Timeout,
                 "staging on " + describe(device_->id()) + ": the first copy did not end");
+}
+
+Op StagedCommunicator::run(const Collective& collective, Pin pin, Fence ready) noexcept {
+  std::vector<Part> parts;
+  if (is_in_place(collective.kind)) {
+    const bool is_root = rank() == collective.root;
+    const bool reads = collective.kind != CollectiveKind::Broadcast || is_root;
+    const bool writes = collective.kind == CollectiveKind::AllReduce ||
+                        is_root == (collective.kind == CollectiveKind::Reduce);
+    parts.push_back({collective.inputs.front(), reads, writes});
+  } else {
+    for (const Slice& output : collective.outputs) parts.push_back({output, false, true});
+    for (const Slice& input : collective.inputs) parts.push_back({input, true, false});
+  }
+  // The slices are the caller's, and those of the pieces take their place.
+  Collective on_host = collective;
+  on_host.inputs = on_host.outputs = {};
+  const auto call = [on_host, outputs = collective.outputs.size()](
+                        Communicator& host, std::span<const Slice> pieces, Pin held) mutable {
+    const bool in_place = is_in_place(on_host.kind);
+    on_host.outputs = in_place ? pieces : pieces.first(outputs);
+    on_host.inputs = in_place ? pieces : pieces.subspan(outputs);
+    return host.run(on_host, std::move(held), Fence());
+  };
+  return this->collective(std::string(name(collective.kind)), std::move(parts), std::move(pin),
+                          std::move(ready), call);
 }
 
 std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, Pin pin) {

@@ -35,39 +35,16 @@ class ScriptedHost final : public Communicator, public PointToPoint {
   bool has_tags() const override { return true; }
   bool has_any_source() const override { return true; }
 
-  Op all_reduce(const Elements& data, ReduceOp, Pin pin, Fence) noexcept override {
-    return begin("all_reduce", data.slice, std::move(pin));
+  Op run(const Collective& collective, Pin pin, Fence) noexcept override {
+    const Slice data = collective.inputs.empty() ? Slice() : collective.inputs.front();
+    return begin(std::string(transport::name(collective.kind)), data, std::move(pin));
   }
-  Op broadcast(const Elements& data, int, Pin pin, Fence) noexcept override {
-    return begin("broadcast", data.slice, std::move(pin));
-  }
-  Op barrier(Fence) noexcept override { return begin("barrier", {}, Pin()); }
   Op send(const Elements& data, int, int, Pin pin, Fence) noexcept override {
     return begin("send", data.slice, std::move(pin));
   }
   Op recv(const Elements& data, int, int, Pin pin, Fence) noexcept override {
     return begin("recv", data.slice, std::move(pin));
   }
-  // Not asked for here.
-  Op reduce(const Elements&, int, ReduceOp, Pin, Fence) noexcept override { return {}; }
-  Op all_gather(std::span<const Slice>, const Elements&, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op gather(std::span<const Slice>, const Elements&, int, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op scatter(const Elements&, std::span<const Slice>, int, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op reduce_scatter(const Elements&, std::span<const Slice>, ReduceOp, Pin,
-                    Fence) noexcept override {
-    return {};
-  }
-  Op all_to_all(std::span<const Slice>, std::span<const Slice>, Dtype, Pin,
-                Fence) noexcept override {
-    return {};
-  }
-
   void abort(const Error& why) noexcept override {
     std::vector<Call> pending;
     {
@@ -92,7 +69,7 @@ class ScriptedHost final : public Communicator, public PointToPoint {
   }
 
  private:
-  Op begin(const char* name, const Slice& slice, Pin pin) {
+  Op begin(const std::string& name, const Slice& slice, Pin pin) {
     const auto completion = std::make_shared<Completion>(std::move(pin));
     std::lock_guard lock(mutex_);
     if (aborted_) return Op::failed(*aborted_);

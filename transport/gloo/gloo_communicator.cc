@@ -154,6 +154,172 @@ std::string text_of(const std::exception& error) {
   return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
 }
 
+// --- Collectives as c10d calls them. `start` begins one once its bytes are ready; `finish` runs
+// when it has succeeded. Both own what they need.
+
+struct Steps {
+  GlooCommunicator::Start start;
+  std::function<void()> finish = {};
+};
+
+Steps broadcast(const Elements& data, int root) {
+  return {[data, root](c10d::ProcessGroupGloo& group) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> tensors{bytes(data.slice)};
+    return group.broadcast(tensors, options);
+  }};
+}
+
+Steps all_reduce(const Elements& data, ReduceOp op, int size) {
+  const Elements real = as_real(data);
+  return {[real, op](c10d::ProcessGroupGloo& group) {
+            c10d::AllreduceOptions options;
+            options.reduceOp = to_c10d(real.dtype, op);
+            std::vector<at::Tensor> tensors{typed(real)};
+            return group.allreduce(tensors, options);
+          },
+          divide(real, op, size)};
+}
+
+Steps reduce(const Elements& data, int root, ReduceOp op, int rank, int size) {
+  const Elements real = as_real(data);
+  const bool is_root = rank == root;
+  return {[real, root, op, is_root](c10d::ProcessGroupGloo& group) {
+            c10d::ReduceOptions options;
+            options.reduceOp = to_c10d(real.dtype, op);
+            options.rootRank = root;
+            // Gloo reduces in place on every rank, but only root's tensor may change.
+            std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
+            return group.reduce(tensors, options);
+          },
+          is_root ? divide(real, op, size) : nullptr};
+}
+
+Steps all_gather(std::vector<Slice> outputs, const Slice& input) {
+  return {[outputs = std::move(outputs), input](c10d::ProcessGroupGloo& group) {
+    std::vector<std::vector<at::Tensor>> gathered{bytes(outputs)};
+    std::vector<at::Tensor> inputs{bytes(input)};
+    return group.allgather(gathered, inputs);
+  }};
+}
+
+Steps gather(std::vector<Slice> outputs, const Slice& input, int root, int rank) {
+  return {[outputs = std::move(outputs), input, root,
+           is_root = rank == root](c10d::ProcessGroupGloo& group) {
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    std::vector<std::vector<at::Tensor>> gathered;
+    if (is_root) gathered.push_back(bytes(outputs));
+    std::vector<at::Tensor> inputs{bytes(input)};
+    return group.gather(gathered, inputs, options);
+  }};
+}
+
+Steps scatter(const Slice& output, std::vector<Slice> inputs, int root, int rank) {
+  return {[inputs = std::move(inputs), output, root,
+           is_root = rank == root](c10d::ProcessGroupGloo& group) {
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    std::vector<std::vector<at::Tensor>> scattered;
+    if (is_root) scattered.push_back(bytes(inputs));
+    std::vector<at::Tensor> outputs{bytes(output)};
+    return group.scatter(outputs, scattered, options);
+  }};
+}
+
+Steps reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, int rank,
+                     int size) {
+  const Elements real = as_real(output);
+  // c10d's reduce_scatter also does an all-reduce of a copy, but it does not report when it is
+  // done.
+  struct Copy {
+    std::vector<Slice> parts;
+    at::Tensor sum;
+  };
+  const auto copy = std::make_shared<Copy>(Copy{{inputs.begin(), inputs.end()}, {}});
+  const auto start = [copy, dtype = real.dtype, op](c10d::ProcessGroupGloo& group) {
+    std::size_t count = 0;
+    for (const Slice& part : copy->parts) count += Elements{part, dtype}.count();
+    copy->sum =
+        at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
+    copy_parts(static_cast<std::byte*>(copy->sum.data_ptr()), copy->parts);
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(dtype, op);
+    std::vector<at::Tensor> tensors{copy->sum};
+    return group.allreduce(tensors, options);
+  };
+  const auto finish = [copy, real, rank, then = divide(real, op, size)] {
+    const auto* data = static_cast<const std::byte*>(copy->sum.data_ptr());
+    for (int part = 0; part < rank; ++part)
+      data += copy->parts[static_cast<std::size_t>(part)].bytes;
+    if (real.slice.bytes > 0) std::memcpy(real.slice.data, data, real.slice.bytes);
+    if (then) then();
+  };
+  return {start, finish};
+}
+
+Steps all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs) {
+  // Gloo takes one buffer for each direction; scattered parts are copied through one.
+  struct Flat {
+    std::vector<Slice> parts;
+    at::Tensor tensor;
+    bool is_copy = false;
+    std::int64_t total = 0;
+    std::vector<std::int64_t> counts;
+    void take_memory() {
+      if (is_copy) tensor = at::empty({total}, at::TensorOptions(at::kByte));
+    }
+  };
+  const auto flatten = [](std::span<const Slice> slices) {
+    Flat flat;
+    flat.parts.assign(slices.begin(), slices.end());
+    for (const Slice& slice : slices) {
+      flat.counts.push_back(static_cast<std::int64_t>(slice.bytes));
+      flat.total += flat.counts.back();
+    }
+    const auto whole = joined(slices);
+    flat.is_copy = !whole;
+    if (whole) flat.tensor = bytes(*whole);
+    return std::make_shared<Flat>(std::move(flat));
+  };
+  const auto from = flatten(inputs);
+  const auto to = flatten(outputs);
+  const auto start = [from, to](c10d::ProcessGroupGloo& group) {
+    from->take_memory();
+    to->take_memory();
+    if (from->is_copy) copy_parts(static_cast<std::byte*>(from->tensor.data_ptr()), from->parts);
+    return group.alltoall_base(to->tensor, from->tensor, to->counts, from->counts);
+  };
+  const auto finish = [to] {
+    if (to->is_copy) copy_parts(to->parts, static_cast<const std::byte*>(to->tensor.data_ptr()));
+  };
+  return {start, finish};
+}
+
+Steps steps_of(const Collective& collective, int rank, int size) {
+  const auto copy_of = [](std::span<const Slice> slices) {
+    return std::vector<Slice>(slices.begin(), slices.end());
+  };
+  const int root = collective.root;
+  switch (collective.kind) {
+    case CollectiveKind::Broadcast: return broadcast(collective.input(), root);
+    case CollectiveKind::AllReduce: return all_reduce(collective.input(), collective.op, size);
+    case CollectiveKind::Reduce: return reduce(collective.input(), root, collective.op, rank, size);
+    case CollectiveKind::AllGather:
+      return all_gather(copy_of(collective.outputs), collective.inputs.front());
+    case CollectiveKind::Gather:
+      return gather(copy_of(collective.outputs), collective.inputs.front(), root, rank);
+    case CollectiveKind::Scatter:
+      return scatter(collective.outputs.front(), copy_of(collective.inputs), root, rank);
+    case CollectiveKind::ReduceScatter:
+      return reduce_scatter(collective.output(), collective.inputs, collective.op, rank, size);
+    case CollectiveKind::AllToAll: return all_to_all(collective.outputs, collective.inputs);
+    case CollectiveKind::Barrier: break;
+  }
+  return {[](c10d::ProcessGroupGloo& group) { return group.barrier(); }};
+}
+
 }  // namespace
 
 struct GlooCommunicator::Group {
@@ -260,155 +426,10 @@ bool GlooCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
   }
 }
 
-Op GlooCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return collective("broadcast", std::move(pin), std::move(ready),
-                    [data, root](c10d::ProcessGroupGloo& group) {
-                      c10d::BroadcastOptions options;
-                      options.rootRank = root;
-                      std::vector<at::Tensor> tensors{bytes(data.slice)};
-                      return group.broadcast(tensors, options);
-                    });
-}
-
-Op GlooCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
-  const Elements real = as_real(data);
-  const auto start = [real, op](c10d::ProcessGroupGloo& group) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(real.dtype, op);
-    std::vector<at::Tensor> tensors{typed(real)};
-    return group.allreduce(tensors, options);
-  };
-  return collective("all_reduce", std::move(pin), std::move(ready), start, divide(real, op, size_));
-}
-
-Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
-                            Fence ready) noexcept {
-  const Elements real = as_real(data);
-  const bool is_root = rank_ == root;
-  const auto start = [real, root, op, is_root](c10d::ProcessGroupGloo& group) {
-    c10d::ReduceOptions options;
-    options.reduceOp = to_c10d(real.dtype, op);
-    options.rootRank = root;
-    // Gloo reduces in place on every rank, but only root's tensor may change.
-    std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
-    return group.reduce(tensors, options);
-  };
-  return collective("reduce", std::move(pin), std::move(ready), start,
-                    is_root ? divide(real, op, size_) : nullptr);
-}
-
-Op GlooCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                                Fence ready) noexcept {
-  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()),
-                      input](c10d::ProcessGroupGloo& group) {
-    std::vector<std::vector<at::Tensor>> gathered{bytes(outputs)};
-    std::vector<at::Tensor> inputs{bytes(input.slice)};
-    return group.allgather(gathered, inputs);
-  };
-  return collective("all_gather", std::move(pin), std::move(ready), start);
-}
-
-Op GlooCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root,
-                            Pin pin, Fence ready) noexcept {
-  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()), input, root,
-                      is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
-    c10d::GatherOptions options;
-    options.rootRank = root;
-    std::vector<std::vector<at::Tensor>> gathered;
-    if (is_root) gathered.push_back(bytes(outputs));
-    std::vector<at::Tensor> inputs{bytes(input.slice)};
-    return group.gather(gathered, inputs, options);
-  };
-  return collective("gather", std::move(pin), std::move(ready), start);
-}
-
-Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
-                             Pin pin, Fence ready) noexcept {
-  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), output, root,
-                      is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
-    c10d::ScatterOptions options;
-    options.rootRank = root;
-    std::vector<std::vector<at::Tensor>> scattered;
-    if (is_root) scattered.push_back(bytes(inputs));
-    std::vector<at::Tensor> outputs{bytes(output.slice)};
-    return group.scatter(outputs, scattered, options);
-  };
-  return collective("scatter", std::move(pin), std::move(ready), start);
-}
-
-Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
-                                    ReduceOp op, Pin pin, Fence ready) noexcept {
-  const Elements real = as_real(output);
-  // c10d's reduce_scatter also does an all-reduce of a copy, but it does not report when it is
-  // done.
-  struct Copy {
-    std::vector<Slice> parts;
-    at::Tensor sum;
-  };
-  const auto copy = std::make_shared<Copy>(Copy{{inputs.begin(), inputs.end()}, {}});
-  const auto start = [copy, dtype = real.dtype, op](c10d::ProcessGroupGloo& group) {
-    std::size_t count = 0;
-    for (const Slice& part : copy->parts) count += Elements{part, dtype}.count();
-    copy->sum =
-        at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
-    copy_parts(static_cast<std::byte*>(copy->sum.data_ptr()), copy->parts);
-    c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(dtype, op);
-    std::vector<at::Tensor> tensors{copy->sum};
-    return group.allreduce(tensors, options);
-  };
-  const auto finish = [copy, real, rank = rank_, then = divide(real, op, size_)] {
-    const auto* data = static_cast<const std::byte*>(copy->sum.data_ptr());
-    for (int part = 0; part < rank; ++part)
-      data += copy->parts[static_cast<std::size_t>(part)].bytes;
-    if (real.slice.bytes > 0) std::memcpy(real.slice.data, data, real.slice.bytes);
-    if (then) then();
-  };
-  return collective("reduce_scatter", std::move(pin), std::move(ready), start, finish);
-}
-
-Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
-                                Dtype, Pin pin, Fence ready) noexcept {
-  // Gloo takes one buffer for each direction; scattered parts are copied through one.
-  struct Flat {
-    std::vector<Slice> parts;
-    at::Tensor tensor;
-    bool is_copy = false;
-    std::int64_t total = 0;
-    std::vector<std::int64_t> counts;
-    void take_memory() {
-      if (is_copy) tensor = at::empty({total}, at::TensorOptions(at::kByte));
-    }
-  };
-  const auto flatten = [](std::span<const Slice> slices) {
-    Flat flat;
-    flat.parts.assign(slices.begin(), slices.end());
-    for (const Slice& slice : slices) {
-      flat.counts.push_back(static_cast<std::int64_t>(slice.bytes));
-      flat.total += flat.counts.back();
-    }
-    const auto whole = joined(slices);
-    flat.is_copy = !whole;
-    if (whole) flat.tensor = bytes(*whole);
-    return std::make_shared<Flat>(std::move(flat));
-  };
-  const auto from = flatten(inputs);
-  const auto to = flatten(outputs);
-  const auto start = [from, to](c10d::ProcessGroupGloo& group) {
-    from->take_memory();
-    to->take_memory();
-    if (from->is_copy) copy_parts(static_cast<std::byte*>(from->tensor.data_ptr()), from->parts);
-    return group.alltoall_base(to->tensor, from->tensor, to->counts, from->counts);
-  };
-  const auto finish = [to] {
-    if (to->is_copy) copy_parts(to->parts, static_cast<const std::byte*>(to->tensor.data_ptr()));
-  };
-  return collective("all_to_all", std::move(pin), std::move(ready), start, finish);
-}
-
-Op GlooCommunicator::barrier(Fence ready) noexcept {
-  return collective("barrier", Pin(), std::move(ready),
-                    [](c10d::ProcessGroupGloo& group) { return group.barrier(); });
+Op GlooCommunicator::run(const Collective& collective, Pin pin, Fence ready) noexcept {
+  Steps steps = steps_of(collective, rank_, size_);
+  return this->collective(std::string(name(collective.kind)), std::move(pin), std::move(ready),
+                          std::move(steps.start), std::move(steps.finish));
 }
 
 Op GlooCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {

@@ -24,6 +24,8 @@ class GlooCommunicator final : public Communicator,
                                public PointToPoint,
                                public std::enable_shared_from_this<GlooCommunicator> {
  public:
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
+
   // Collective: connects to every other rank. Throws Timeout, PeerLost.
   explicit GlooCommunicator(const JoinOptions& options);
   // Cancels pending operations and waits for Gloo's threads to end.
@@ -35,20 +37,7 @@ class GlooCommunicator final : public Communicator,
   bool can_reduce(Dtype dtype, ReduceOp op) const override;
   PointToPoint* point_to_point() override { return this; }
 
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-            Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-             Fence ready) noexcept override;
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready) noexcept override;
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready) noexcept override;
-  Op barrier(Fence ready) noexcept override;
+  Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
   void abort(const Error& why) noexcept override;
 
   bool has_tags() const override { return true; }
@@ -58,7 +47,6 @@ class GlooCommunicator final : public Communicator,
 
  private:
   struct Group;  // c10d's object and its lock; its callbacks must not own it
-  using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
 
   // Issues one collective after `ready`. `finish` runs on Gloo's thread once the collective has
   // succeeded, before the Op's fence passes.

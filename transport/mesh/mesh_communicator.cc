@@ -2,6 +2,39 @@
 
 namespace weft::transport::mesh {
 
+namespace {
+
+// Sets only the fields that the kind uses, because ranks compare all of them.
+Call call_of(const Collective& collective) {
+  Call call{.kind = collective.kind, .dtype = collective.dtype};
+  if (reduces(collective.kind)) call.op = collective.op;
+  switch (collective.kind) {
+    case Kind::Broadcast:
+    case Kind::AllReduce:
+    case Kind::Reduce:
+    case Kind::AllGather:
+    case Kind::Gather: call.bytes = collective.inputs.front().bytes; break;
+    case Kind::Scatter: call.bytes = collective.outputs.front().bytes; break;
+    case Kind::ReduceScatter:
+      for (const Slice& input : collective.inputs) call.bytes += input.bytes;
+      break;
+    case Kind::AllToAll:
+    case Kind::Barrier: break;
+  }
+  switch (collective.kind) {
+    case Kind::Broadcast:
+    case Kind::Reduce:
+    case Kind::Gather:
+    case Kind::Scatter: call.root = collective.root; break;
+    default: break;
+  }
+  if (collective.kind == Kind::Broadcast || collective.kind == Kind::AllReduce)
+    call.training = carried(collective.training);
+  return call;
+}
+
+}  // namespace
+
 MeshCommunicator::MeshCommunicator(std::shared_ptr<Core> core)
     : core_(std::move(core)), sends_(core_->loop), receives_(core_->loop) {}
 
@@ -23,73 +56,34 @@ void MeshCommunicator::abort(const Error& why) noexcept {
   core_->post(event::Failed{why, /*destroyed=*/false});
 }
 
-Op MeshCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return collective({.kind = Kind::Broadcast,
-                     .dtype = data.dtype,
-                     .root = root,
-                     .bytes = data.slice.bytes,
-                     .training = carried(data.training)},
-                    data.slice, {}, {}, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
-  if (!can_reduce(data.dtype, op)) return refused(Kind::AllReduce, data.dtype, op);
-  return collective({.kind = Kind::AllReduce,
-                     .dtype = data.dtype,
-                     .op = op,
-                     .bytes = data.slice.bytes,
-                     .training = carried(data.training)},
-                    data.slice, {}, {}, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
-                            Fence ready) noexcept {
-  if (!can_reduce(data.dtype, op)) return refused(Kind::Reduce, data.dtype, op);
-  return collective({.kind = Kind::Reduce,
-                     .dtype = data.dtype,
-                     .op = op,
-                     .root = root,
-                     .bytes = data.slice.bytes},
-                    data.slice, {}, {}, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                                Fence ready) noexcept {
-  return collective({.kind = Kind::AllGather, .dtype = input.dtype, .bytes = input.slice.bytes},
-                    input.slice, {}, outputs, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root,
-                            Pin pin, Fence ready) noexcept {
-  return collective(
-      {.kind = Kind::Gather, .dtype = input.dtype, .root = root, .bytes = input.slice.bytes},
-      input.slice, {}, outputs, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
-                             Pin pin, Fence ready) noexcept {
-  return collective(
-      {.kind = Kind::Scatter, .dtype = output.dtype, .root = root, .bytes = output.slice.bytes},
-      output.slice, inputs, {}, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
-                                    ReduceOp op, Pin pin, Fence ready) noexcept {
-  if (!can_reduce(output.dtype, op)) return refused(Kind::ReduceScatter, output.dtype, op);
-  std::uint64_t bytes = 0;
-  for (const Slice& input : inputs) bytes += input.bytes;
-  return collective({.kind = Kind::ReduceScatter, .dtype = output.dtype, .op = op, .bytes = bytes},
-                    output.slice, inputs, {}, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
-                                Dtype dtype, Pin pin, Fence ready) noexcept {
-  return collective({.kind = Kind::AllToAll, .dtype = dtype}, Slice(), inputs, outputs,
-                    std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::barrier(Fence ready) noexcept {
-  return collective({.kind = Kind::Barrier}, Slice(), {}, {}, Pin(), std::move(ready));
+Op MeshCommunicator::run(const Collective& collective, Pin pin, Fence ready) noexcept {
+  if (reduces(collective.kind) && !can_reduce(collective.dtype, collective.op))
+    return refused(collective.kind, collective.dtype, collective.op);
+  return core_->call([&](Operation& operation) {
+    operation.call = call_of(collective);
+    switch (collective.kind) {
+      case Kind::Broadcast:
+      case Kind::AllReduce:
+      case Kind::Reduce: operation.data = collective.inputs.front(); break;
+      case Kind::AllGather:
+      case Kind::Gather:
+        operation.data = collective.inputs.front();
+        operation.outputs.assign(collective.outputs.begin(), collective.outputs.end());
+        break;
+      case Kind::Scatter:
+      case Kind::ReduceScatter:
+        operation.data = collective.outputs.front();
+        operation.inputs.assign(collective.inputs.begin(), collective.inputs.end());
+        break;
+      case Kind::AllToAll:
+        operation.inputs.assign(collective.inputs.begin(), collective.inputs.end());
+        operation.outputs.assign(collective.outputs.begin(), collective.outputs.end());
+        break;
+      case Kind::Barrier: break;
+    }
+    operation.pin = std::move(pin);
+    operation.ready = std::move(ready);
+  });
 }
 
 Op MeshCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
@@ -98,18 +92,6 @@ Op MeshCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence 
 
 Op MeshCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
   return message(receives_, /*is_send=*/false, data, from, tag, std::move(pin), std::move(ready));
-}
-
-Op MeshCommunicator::collective(const Call& call, const Slice& data, std::span<const Slice> inputs,
-                                std::span<const Slice> outputs, Pin pin, Fence ready) noexcept {
-  return core_->call([&](Operation& operation) {
-    operation.call = call;
-    operation.data = data;
-    operation.inputs.assign(inputs.begin(), inputs.end());
-    operation.outputs.assign(outputs.begin(), outputs.end());
-    operation.pin = std::move(pin);
-    operation.ready = std::move(ready);
-  });
 }
 
 Op MeshCommunicator::message(Line& line, bool is_send, const Elements& data, int peer, int tag,

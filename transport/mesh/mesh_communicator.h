@@ -22,20 +22,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   bool compares_calls() const override { return true; }
   PointToPoint* point_to_point() override { return this; }
 
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-            Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-             Fence ready) noexcept override;
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready) noexcept override;
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready) noexcept override;
-  Op barrier(Fence ready) noexcept override;
+  Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
   void abort(const Error& why) noexcept override;
 
   bool has_tags() const override { return true; }
@@ -53,8 +40,6 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
     std::shared_ptr<std::atomic<int>> waiting = std::make_shared<std::atomic<int>>(0);
   };
 
-  Op collective(const Call& call, const Slice& data, std::span<const Slice> inputs,
-                std::span<const Slice> outputs, Pin pin, Fence ready) noexcept;
   Op message(Line& line, bool is_send, const Elements& data, int peer, int tag, Pin pin,
              Fence ready) noexcept;
   Op refused(Kind kind, Dtype dtype, ReduceOp op) const;

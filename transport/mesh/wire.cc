@@ -71,21 +71,6 @@ Result<Hello> decode_hello(Bytes header) {
   return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Lane>(layout.lane)};
 }
 
-std::string_view name(Kind kind) {
-  switch (kind) {
-    case Kind::Broadcast: return "broadcast";
-    case Kind::AllReduce: return "all_reduce";
-    case Kind::Reduce: return "reduce";
-    case Kind::AllGather: return "all_gather";
-    case Kind::Gather: return "gather";
-    case Kind::Scatter: return "scatter";
-    case Kind::ReduceScatter: return "reduce_scatter";
-    case Kind::AllToAll: return "all_to_all";
-    case Kind::Barrier: return "barrier";
-  }
-  return "unknown";
-}
-
 Training carried(const Training& training) {
   const auto within = [](std::uint32_t number, std::uint32_t most) {
     return number == 0 ? 0 : (number - 1) % most + 1;

@@ -14,7 +14,7 @@
 #include <weft/base/dtype.h>
 #include <weft/base/result.h>
 #include <weft/kernels/reduce_op.h>
-#include <weft/transport/training.h>
+#include <weft/transport/collective.h>
 
 namespace weft::transport::mesh {
 
@@ -39,19 +39,8 @@ constexpr std::size_t kHelloBytes = 32;
 std::array<std::byte, kHelloBytes> encode(const Hello& hello);
 Result<Hello> decode_hello(Bytes header);
 
-// The numbers go on the wire: append, never renumber.
-enum class Kind : std::uint8_t {
-  Broadcast = 0,
-  AllReduce = 1,
-  Reduce = 2,
-  AllGather = 3,
-  Gather = 4,
-  Scatter = 5,
-  ReduceScatter = 6,
-  AllToAll = 7,
-  Barrier = 8,
-};
-std::string_view name(Kind kind);
+// Its numbers go on the wire.
+using Kind = CollectiveKind;
 
 // The arguments of a collective that must be equal on all ranks. Fields that a kind does not use
 // are 0.

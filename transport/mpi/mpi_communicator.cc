@@ -227,16 +227,41 @@ Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready,
 
 // A call could not allocate its own memory. The other ranks wait in that operation, so this aborts
 // the group.
-Op MpiCommunicator::failed_here(const char* name) noexcept {
+Op MpiCommunicator::failed_here(std::string_view name) noexcept {
   const Error why =
       to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
   requests_->abort(why);
   return Op::failed(why);
 }
 
+Op MpiCommunicator::run(const Collective& call, Pin pin, Fence ready) noexcept try {
+  switch (call.kind) {
+    case CollectiveKind::Broadcast:
+      return broadcast(call.input(), call.root, std::move(pin), std::move(ready));
+    case CollectiveKind::AllReduce:
+      return all_reduce(call.input(), call.op, std::move(pin), std::move(ready));
+    case CollectiveKind::Reduce:
+      return reduce(call.input(), call.root, call.op, std::move(pin), std::move(ready));
+    case CollectiveKind::AllGather:
+      return all_gather(call.outputs, call.input(), std::move(pin), std::move(ready));
+    case CollectiveKind::Gather:
+      return gather(call.outputs, call.input(), call.root, std::move(pin), std::move(ready));
+    case CollectiveKind::Scatter:
+      return scatter(call.output(), call.inputs, call.root, std::move(pin), std::move(ready));
+    case CollectiveKind::ReduceScatter:
+      return reduce_scatter(call.output(), call.inputs, call.op, std::move(pin), std::move(ready));
+    case CollectiveKind::AllToAll:
+      return all_to_all(call.outputs, call.inputs, call.dtype, std::move(pin), std::move(ready));
+    case CollectiveKind::Barrier: break;
+  }
+  return barrier(std::move(ready));
+} catch (...) {
+  return failed_here(name(call.kind));
+}
+
 // --- Moving data ---
 
-Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept try {
+Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
   return issue(
       *collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
@@ -245,12 +270,10 @@ Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence rea
         return mpi.ibcast(data.slice.data, static_cast<int>(data.count()), type, root, native,
                           request);
       });
-} catch (...) {
-  return failed_here("broadcast");
 }
 
 Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                               Fence ready) noexcept try {
+                               Fence ready) {
   if (auto why = why_too_large("all_gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -269,12 +292,10 @@ Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& i
                  return mpi.iallgather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to,
                                        count, type, native, request);
                });
-} catch (...) {
-  return failed_here("all_gather");
 }
 
 Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-                           Fence ready) noexcept try {
+                           Fence ready) {
   if (auto why = why_too_large("gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -293,12 +314,10 @@ Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input
                  return mpi.igather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to,
                                     count, type, root, native, request);
                });
-} catch (...) {
-  return failed_here("gather");
 }
 
 Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
-                            Pin pin, Fence ready) noexcept try {
+                            Pin pin, Fence ready) {
   if (auto why = why_too_large("scatter " + place_, output.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(inputs.begin(), inputs.end());
@@ -317,12 +336,10 @@ Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> input
                  return mpi.iscatter(from, count, type, in_place ? MPI_IN_PLACE : output.slice.data,
                                      count, type, root, native, request);
                });
-} catch (...) {
-  return failed_here("scatter");
 }
 
 Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
-                               Dtype dtype, Pin pin, Fence ready) noexcept try {
+                               Dtype dtype, Pin pin, Fence ready) {
   const std::size_t each = size_of(dtype);
   for (const auto& slices : {outputs, inputs}) {
     if (auto why = why_too_large("all_to_all " + place_, bytes_of(slices) / each))
@@ -362,11 +379,9 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
                                        to, held->counts[1].data(), held->places[1].data(), type,
                                        native, request);
                });
-} catch (...) {
-  return failed_here("all_to_all");
 }
 
-Op MpiCommunicator::barrier(Fence ready) noexcept {
+Op MpiCommunicator::barrier(Fence ready) {
   return issue(*collectives_, {.name = "barrier", .is_barrier = true}, std::move(ready), {},
                [](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.ibarrier(native, request);
@@ -375,8 +390,7 @@ Op MpiCommunicator::barrier(Fence ready) noexcept {
 
 // --- Reducing ---
 
-Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept
-    try {
+Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) {
   if (auto why = why_refused("all_reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -396,12 +410,9 @@ Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence
                                        world->operation(arithmetic.sent(), arithmetic.summed),
                                        native, request);
                });
-} catch (...) {
-  return failed_here("all_reduce");
 }
 
-Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
-                           Fence ready) noexcept try {
+Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) {
   if (auto why = why_refused("reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -422,12 +433,10 @@ Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
                      static_cast<int>(data.count()), world->elements(size_of(arithmetic.sent())),
                      world->operation(arithmetic.sent(), arithmetic.summed), root, native, request);
                });
-} catch (...) {
-  return failed_here("reduce");
 }
 
 Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
-                                   ReduceOp op, Pin pin, Fence ready) noexcept try {
+                                   ReduceOp op, Pin pin, Fence ready) {
   const std::size_t bytes = bytes_of(inputs);
   if (auto why = why_refused("reduce_scatter", output.dtype, op, bytes / size_of(output.dtype)))
     return Op::failed(*why);
@@ -460,8 +469,6 @@ Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice
                                             world->operation(arithmetic.sent(), arithmetic.summed),
                                             native, request);
                });
-} catch (...) {
-  return failed_here("reduce_scatter");
 }
 
 std::optional<Error> MpiCommunicator::why_refused(const char* what, Dtype dtype, ReduceOp op,

@@ -30,20 +30,7 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }
   PointToPoint* point_to_point() override { return this; }
 
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-            Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-             Fence ready) noexcept override;
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready) noexcept override;
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready) noexcept override;
-  Op barrier(Fence ready) noexcept override;
+  Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
   void abort(const Error& why) noexcept override { requests_->abort(why); }
 
   bool has_tags() const override { return true; }
@@ -52,6 +39,18 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready);
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready);
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready);
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready);
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready);
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready);
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready);
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready);
+  Op barrier(Fence ready);
+
   // Makes the MPI call, inside World::turn(), where it may use World's types.
   using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;
 
@@ -59,7 +58,7 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before,
            Start start) noexcept;
   // Aborts the group with the current exception. Must be called inside a catch block.
-  Op failed_here(const char* name) noexcept;
+  Op failed_here(std::string_view name) noexcept;
   std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op,
                                    std::size_t elements) const;
   std::optional<Error> why_refused(const std::string& what, const Elements& data, int tag) const;

@@ -126,25 +126,9 @@ std::vector<Slice> only(int rank, const Slice& slice) {
   return parts;
 }
 
-}  // namespace
-
-std::optional<Reduction> reduction_of(Dtype dtype, ReduceOp op) {
-  const auto type = type_of(dtype);
-  const auto native = operator_of(dtype, op);
-  if (!type || !native) return std::nullopt;
-  return Reduction{*type, *native, is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype)};
-}
-
 Handle::Call broadcast(const Slice& data, int root) {
   return [data, root](const Library& library, ncclComm_t comm, cudaStream_t stream) {
     return library.broadcast(data.data, data.data, data.bytes, ncclUint8, root, comm, stream);
-  };
-}
-
-Handle::Call all_reduce(const Slice& data, const Reduction& by) {
-  return [data, by](const Library& library, ncclComm_t comm, cudaStream_t stream) {
-    return library.all_reduce(data.data, data.data, count_of(data, by), by.type, by.op, comm,
-                              stream);
   };
 }
 
@@ -204,8 +188,43 @@ Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction&
   };
 }
 
+}  // namespace
+
+std::optional<Reduction> reduction_of(Dtype dtype, ReduceOp op) {
+  const auto type = type_of(dtype);
+  const auto native = operator_of(dtype, op);
+  if (!type || !native) return std::nullopt;
+  return Reduction{*type, *native, is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype)};
+}
+
+Handle::Call all_reduce(const Slice& data, const Reduction& by) {
+  return [data, by](const Library& library, ncclComm_t comm, cudaStream_t stream) {
+    return library.all_reduce(data.data, data.data, count_of(data, by), by.type, by.op, comm,
+                              stream);
+  };
+}
+
 Handle::Call all_to_all(Slices outputs, Slices inputs) {
   return exchange({copy_of(inputs), copy_of(outputs)});
+}
+
+Handle::Call call_of(const Collective& collective, const std::optional<Reduction>& reduction,
+                     int rank) {
+  const Slices inputs = collective.inputs, outputs = collective.outputs;
+  const int root = collective.root;
+  switch (collective.kind) {
+    case CollectiveKind::Broadcast: return broadcast(inputs.front(), root);
+    case CollectiveKind::AllReduce: return all_reduce(inputs.front(), *reduction);
+    case CollectiveKind::Reduce: return reduce(inputs.front(), *reduction, root);
+    case CollectiveKind::AllGather: return all_gather(outputs, inputs.front(), rank);
+    case CollectiveKind::Gather: return gather(outputs, inputs.front(), rank, root);
+    case CollectiveKind::Scatter: return scatter(outputs.front(), inputs, rank, root);
+    case CollectiveKind::ReduceScatter:
+      return reduce_scatter(outputs.front(), inputs, *reduction, rank);
+    case CollectiveKind::AllToAll: return all_to_all(outputs, inputs);
+    case CollectiveKind::Barrier: break;
+  }
+  broken("NCCL has no call for a barrier");
 }
 
 Handle::Call send(const Slice& data, int to) { return exchange({only(to, data), {}}); }

@@ -24,15 +24,11 @@ std::optional<Reduction> reduction_of(Dtype dtype, ReduceOp op);
 
 using Slices = std::span<const Slice>;
 
-Handle::Call broadcast(const Slice& data, int root);
 Handle::Call all_reduce(const Slice& data, const Reduction& reduction);
-Handle::Call reduce(const Slice& data, const Reduction& reduction, int root);
-Handle::Call all_gather(Slices outputs, const Slice& input, int rank);
-Handle::Call gather(Slices outputs, const Slice& input, int rank, int root);
-Handle::Call scatter(const Slice& output, Slices inputs, int rank, int root);
-Handle::Call reduce_scatter(const Slice& output, Slices inputs, const Reduction& reduction,
-                            int rank);
 Handle::Call all_to_all(Slices outputs, Slices inputs);
+// Any kind but Barrier. `reduction` is set for a kind that reduces.
+Handle::Call call_of(const Collective& collective, const std::optional<Reduction>& reduction,
+                     int rank);
 Handle::Call send(const Slice& data, int to);
 Handle::Call recv(const Slice& data, int from);
 

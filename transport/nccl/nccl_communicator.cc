@@ -76,7 +76,7 @@ std::shared_ptr<Handle> open(const JoinOptions& options,
   return std::make_shared<Handle>(library, options.cuda, id, options.rank, options.size, deadline);
 }
 
-std::string unsupported(const char* name, Dtype dtype, ReduceOp op) {
+std::string unsupported(std::string_view name, Dtype dtype, ReduceOp op) {
   return std::string(name) + ": NCCL cannot reduce " + std::string(weft::name(dtype)) + " with " +
          std::string(weft::name(op));
 }
@@ -227,63 +227,25 @@ std::optional<Reduction> NcclCommunicator::reduction_for(Dtype dtype, ReduceOp o
   return reduction_of(dtype, is_plain ? ReduceOp::Sum : op);
 }
 
-Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return issue("broadcast", data.slice.bytes, std::move(pin), std::move(ready),
-               nccl::broadcast(data.slice, root));
-}
-
-Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
-  const auto reduction = reduction_for(data.dtype, op);
-  if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
-  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready),
-               nccl::all_reduce(data.slice, *reduction), op);
-}
-
-Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
-                            Fence ready) noexcept {
-  const auto reduction = reduction_for(data.dtype, op);
-  if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
-  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready),
-               nccl::reduce(data.slice, *reduction, root), op);
-}
-
-Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                                Fence ready) noexcept {
-  return issue("all_gather", input.slice.bytes + bytes_of(outputs), std::move(pin),
-               std::move(ready), nccl::all_gather(outputs, input.slice, rank_));
-}
-
-Op NcclCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root,
-                            Pin pin, Fence ready) noexcept {
-  return issue("gather", input.slice.bytes + bytes_of(outputs), std::move(pin), std::move(ready),
-               nccl::gather(outputs, input.slice, rank_, root));
-}
-
-Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
-                             Pin pin, Fence ready) noexcept {
-  return issue("scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
-               nccl::scatter(output.slice, inputs, rank_, root));
-}
-
-Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
-                                    ReduceOp op, Pin pin, Fence ready) noexcept {
-  const auto reduction = reduction_for(output.dtype, op);
-  if (!reduction)
-    return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
-  return issue("reduce_scatter", output.slice.bytes + bytes_of(inputs), std::move(pin),
-               std::move(ready), nccl::reduce_scatter(output.slice, inputs, *reduction, rank_), op);
-}
-
-Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
-                                Dtype, Pin pin, Fence ready) noexcept {
-  return issue("all_to_all", bytes_of(outputs) + bytes_of(inputs), std::move(pin), std::move(ready),
-               nccl::all_to_all(outputs, inputs));
-}
-
-Op NcclCommunicator::barrier(Fence ready) noexcept {
-  const Slice word = scratch_.slice().part(0, kBarrierBytes);  // always zero
-  return issue("barrier", 0, Pin(), std::move(ready),
-               nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+Op NcclCommunicator::run(const Collective& collective, Pin pin, Fence ready) noexcept {
+  const std::string name(transport::name(collective.kind));
+  if (collective.kind == CollectiveKind::Barrier) {
+    const Slice word = scratch_.slice().part(0, kBarrierBytes);  // always zero
+    return issue(name, 0, std::move(pin), std::move(ready),
+                 nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+  }
+  std::optional<Reduction> reduction;
+  std::optional<ReduceOp> op;
+  if (reduces(collective.kind)) {
+    op = collective.op;
+    reduction = reduction_for(collective.dtype, *op);
+    if (!reduction)
+      return refuse(Blame::Unsupported, unsupported(name, collective.dtype, collective.op));
+  }
+  const std::size_t bytes = bytes_of(collective.inputs) +
+                            (is_in_place(collective.kind) ? 0 : bytes_of(collective.outputs));
+  return issue(name, bytes, std::move(pin), std::move(ready),
+               nccl::call_of(collective, reduction, rank_), op);
 }
 
 Op NcclCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {

@@ -47,20 +47,7 @@ class NcclCommunicator final : public Communicator,
   bool can_reduce(Dtype dtype, ReduceOp op) const override;
   PointToPoint* point_to_point() override { return this; }
 
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                Fence ready) noexcept override;
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-            Fence ready) noexcept override;
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-             Fence ready) noexcept override;
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready) noexcept override;
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready) noexcept override;
-  Op barrier(Fence ready) noexcept override;
+  Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
   void abort(const Error& why) noexcept override;
 
   bool has_tags() const override { return false; }
