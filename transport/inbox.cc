@@ -130,8 +130,8 @@ std::optional<Error> Inbox::pump(const Arrived* arrived) {
   }
 }
 
-Inbox::Step Inbox::lose(const std::string& text) {
-  why_ = Error(Blame::PeerLost, "the connection to " + who_ + " is lost: " + text);
+Inbox::Step Inbox::lose(Blame blame, const std::string& text) {
+  why_ = Error(blame, "the connection to " + who_ + " is lost: " + text);
   return Step::End;
 }
 
@@ -170,7 +170,7 @@ bool Inbox::skip() {
 Inbox::Step Inbox::read_preamble() {
   const Bytes seen = front(frame::kPreambleBytes);
   const Bytes known = seen.empty() ? Bytes(gathered_).first(gathered_bytes_) : seen;
-  if (const auto why = frame::why_stranger(known)) return lose(*why);
+  if (const auto why = frame::why_stranger(known)) return lose(Blame::Protocol, *why);
   if (seen.empty()) return Step::NeedBytes;
   if (std::exchange(gathered_bytes_, 0) == 0) stream_.consume(frame::kPreambleBytes);
   padding_ = frame::padding(frame::kPreambleBytes, unit_);
@@ -186,21 +186,22 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   if (seen.empty()) return Step::NeedBytes;
   const frame::Head head = frame::decode_head(seen);
   if (const auto why = frame::why_refused(head, limits_))
-    return lose("the peer announced a message that exceeds a limit, " + *why);
+    return lose(Blame::Protocol, "the peer announced a message that exceeds a limit, " + *why);
   const std::size_t said_bytes = head.front_bytes();  // without the zeros up to the payloads
   const std::size_t front_bytes =
       said_bytes + (head.is_goodbye() ? 0 : frame::padding(said_bytes, frame::payload_unit(unit_)));
   if (seen.size() < front_bytes) seen = front(front_bytes);
   if (seen.empty()) return Step::NeedBytes;
   if (head.is_goodbye()) {
-    return lose("the peer closed it: " +
-                frame::text_of(seen.subspan(frame::kHeadBytes, head.header_bytes)));
+    return lose(Blame::PeerLost,
+                "the peer closed it: " +
+                    frame::text_of(seen.subspan(frame::kHeadBytes, head.header_bytes)));
   }
   const Bytes table = seen.subspan(frame::kHeadBytes, head.payloads * frame::kSizeBytes);
   const auto total = frame::decode_sizes(table, limits_, sizes_);
   if (!total)
-    return lose("the peer announced payloads of more than " + std::to_string(limits_.max_message) +
-                " bytes");
+    return lose(Blame::Protocol, "the peer announced payloads of more than " +
+                                     std::to_string(limits_.max_message) + " bytes");
   // Bytes of the front that the stream shows.
   const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;
   if (shown == 0) seen = {};

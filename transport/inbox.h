@@ -65,7 +65,7 @@ class Inbox {
   Step read_payload();
   Step read_destinations();
   Step discard();
-  Step lose(const std::string& text);
+  Step lose(Blame blame, const std::string& text);
   void let_go_of_message();
   // Returns at least the first `wanted` bytes of the next message; empty if they have not arrived.
   Bytes front(std::size_t wanted);

@@ -99,7 +99,7 @@ void StagedConnection::arrived(const Handlers& handlers, const Arrival& below) {
   if (dropped_) return;
   const auto wrong = inbox_->take(below, handlers.arrived);
   if (!wrong || lost_) return;
-  lost_ = Error(Blame::PeerLost, "the connection to " + peer() +
+  lost_ = Error(Blame::Protocol, "the connection to " + peer() +
                                      " is lost: the peer sent an invalid message, " + *wrong);
   inbox_->refuse(*lost_);
   outbox_->lose(*lost_);  // closed() follows

@@ -43,7 +43,7 @@ Segment Segment::make() {
 Segment Segment::take(Descriptor memory) {
   if (!is_shared_memory(memory, kSegmentBytes)) {
     throw Error(
-        Blame::PeerLost,
+        Blame::Protocol,
         "shm: the peer passed a descriptor that is not a sealed segment of this version of Weft");
   }
   return {std::move(memory), Side::Taker};
@@ -59,7 +59,7 @@ std::optional<Segment> Segment::take_from(const Descriptor& socket) {
   if (!memory) return std::nullopt;
   if (!*memory || std::memcmp(words.data(), kHello, sizeof kHello) != 0) {
     throw Error(
-        Blame::PeerLost,
+        Blame::Protocol,
         "shm: the process that connected does not speak this version of Weft's shared memory");
   }
   return take(std::move(*memory));

@@ -311,7 +311,7 @@ std::optional<Error> ShmStream::end() const noexcept {
     if (shared.not_connected) return shared.not_connected;
   }
   if (shared.broken) {
-    return Error(Blame::PeerLost,
+    return Error(Blame::Protocol,
                  "shm: " + shared.peer + " wrote impossible positions into the shared segment");
   }
   if (shared.stopped || shared.reader.closed())
