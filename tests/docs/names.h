@@ -1,6 +1,7 @@
 // What the documents' blocks of C++ mention and do not show (blocks.py). Nothing is linked.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -47,11 +48,8 @@ namespace rpc = weft::rpc;
 extern rpc::Agent& agent;
 extern at::Tensor x, target;
 at::Tensor f(at::Tensor x);
-struct Counter {
-  Counter(int begin, std::string name);
-  int add(int more);
-};
-struct Derived : Counter {};
+class Counter;
+void reset(Counter& counter);
 }  // namespace docs::rpc
 
 namespace weft::transport::copycat {
