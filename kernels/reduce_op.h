@@ -15,8 +15,8 @@ enum class ReduceOp : std::uint8_t {
   // Sum, then a division by the number of ranks, which the caller does (kernels/kernels.h).
   Avg = 1,
   Product = 2,
-  // A NaN wins, as in torch.minimum (not in Gloo's own reductions: docs/api-changes.md). Of bools:
-  // logical and.
+  // A NaN wins, as in torch.minimum (not in Gloo's own reductions:
+  // docs/differences-from-pytorch.md). Of bools: logical and.
   Min = 3,
   Max = 4,
   BitAnd = 5,
