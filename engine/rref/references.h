@@ -1,6 +1,6 @@
-// The references of one agent: values that it owns and other workers hold, and its references to
-// other workers' values. docs/rref.md describes the protocol and the ids. Thread-safe; nothing here
-// blocks.
+// The references of one agent: values that it owns and that others hold, and its references to
+// others' values. docs/wire.md ("References") has the protocol. Usable from every thread;
+// nothing here blocks.
 //
 // An owner keeps a value while it knows any fork of it. A fork is one worker's reference. Each fork
 // was made by a parent: the owner itself, or a fork that is kept until the owner knows the child.
