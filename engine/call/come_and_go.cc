@@ -1,7 +1,7 @@
 // Workers that come and go: how one hears of the others, and what it does when one is lost. Each
 // watches those of the next lower and the next higher rank by a connection. A watcher whose
 // neighbour gives no sign of life says so in the job's store; from there all hear of it, also those
-// that never spoke to the lost one (docs/rpc.md, "Workers that come and go").
+// that never spoke to the lost one (docs/rpc.md, "Open jobs").
 #include <weft/base/log.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>

@@ -164,7 +164,7 @@ struct Options {
   int calls_in_flight = 65536;
   // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program
   // issues it, until others have been answered or its time limit is over. See docs/rpc.md,
-  // "Limits", for the calls that never wait.
+  // "Shutdown and limits", for the calls that never wait.
   std::int64_t bytes_in_flight = 256 << 20;
   // After how long a worker says on stderr that it waits for others, to join, in shutdown() or for
   // the result of a call, and for which. Ascending; empty: never. To join and in shutdown() the
