@@ -149,7 +149,7 @@ TEST_P(ErrorsAmongMany, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLine
 Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& function,
                          const std::function<void(codec::Packer&)>& pack) {
   const auto& core = agent.shared_core();
-  Promise<int> promise(rpc::detail::CoreCalls::home(*core));
+  Promise<int> promise(rpc::detail::CoreCalls::executor(*core));
   auto future = promise.future();
   rpc::detail::CoreCalls::send_call(*core, function, {to, 20s}, pack,
                                     std::make_unique<rpc::PendingResult<int>>(promise));
