@@ -19,7 +19,7 @@ Directory directory_of(const std::shared_ptr<transport::Bootstrap>& store, const
   return {store, self, std::nullopt, /*has_secret=*/false, {}};
 }
 
-TEST(Directory, FindsByNameWhoIsThereNow) {
+TEST(Directory, FindsTheWorkerThatHasTheNameNow) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   auto asks = directory_of(store, {"asks", 0});
@@ -44,7 +44,7 @@ TEST(Directory, FindsByNameWhoIsThereNow) {
   EXPECT_EQ(asks.known(1)->name, "other");
 }
 
-TEST(Directory, TheFirstOfThoseThatHaveComeSaysWhoHasNot) {
+TEST(Directory, LowestWaitingRankNamesTheMissing) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::mutex mutex;
   std::condition_variable changed;
@@ -94,7 +94,7 @@ Error refusal_of(Directory directory, std::chrono::milliseconds limit = std::chr
   return Error(Blame::Cancelled, "it has joined");
 }
 
-TEST(Directory, WorldSizesThatDifferAreEveryWorkersErrorAtOnce) {
+TEST(Directory, DifferentWorldSizesFailEveryJoin) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::vector<std::thread> workers;
   for (int rank = 0; rank < 3; ++rank) {
@@ -110,7 +110,7 @@ TEST(Directory, WorldSizesThatDifferAreEveryWorkersErrorAtOnce) {
   for (std::thread& worker : workers) worker.join();
 }
 
-TEST(Directory, ASecondWorkerOfARankIsTheErrorOfBothAtOnce) {
+TEST(Directory, TwoWorkersOfOneRankBothFail) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const auto expect_taken = [](const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
@@ -129,7 +129,7 @@ TEST(Directory, ASecondWorkerOfARankIsTheErrorOfBothAtOnce) {
   check_rank_is_free(*store, {"third", 0});  // both have given up
 }
 
-TEST(Directory, ATimeoutOfJoinNamesTheRanksThatHaveNotCome) {
+TEST(Directory, JoinTimeoutNamesMissingRanks) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Error error = refusal_of(of_size(store, {"worker1", 1}, 3), std::chrono::milliseconds(20));
   EXPECT_EQ(error.blame(), Blame::Timeout) << error.text();
@@ -137,7 +137,7 @@ TEST(Directory, ATimeoutOfJoinNamesTheRanksThatHaveNotCome) {
   EXPECT_NE(error.text().find("ranks 0, 2 have not come"), std::string::npos) << error.text();
 }
 
-TEST(Directory, RankZerosTimeoutNamesWhoHasComeAndNotReadTheOthers) {
+TEST(Directory, JoinTimeoutNamesRanksYetToRead) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   store->set(slot(1), written({.name = "worker1", .rank = 1}));
   const Error error = refusal_of(of_size(store, {"worker0", 0}, 2), std::chrono::milliseconds(20));
@@ -149,7 +149,7 @@ TEST(Directory, RankZerosTimeoutNamesWhoHasComeAndNotReadTheOthers) {
 }
 
 // Everybody reads the list when it looks for a worker that it does not know.
-TEST(Directory, WhoComesAgainMakesTheListOfThoseThatCameNoLonger) {
+TEST(Directory, RejoiningDoesNotGrowTheList) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   auto stays = directory_of(store, {"stays", 0});
@@ -171,7 +171,7 @@ std::optional<Error> gone(const WorkerEntry&, Deadline) {
 }
 std::optional<Error> lives(const WorkerEntry&, Deadline) { return std::nullopt; }
 
-TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
+TEST(Directory, LostWorkersRankAndNameAreReused) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   auto asks = directory_of(store, {"asks", 0});
@@ -204,7 +204,7 @@ TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
   asks.leave();
 }
 
-TEST(Directory, TakesWhatAWorkerHadThatWasKilledWhileItJoined) {
+TEST(Directory, WorkerKilledWhileJoiningIsReplaced) {
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   // Each step of joining is the last that a worker takes.
   class Ends final : public harness::MemoryBootstrap {
@@ -253,7 +253,7 @@ TEST(Directory, TakesWhatAWorkerHadThatWasKilledWhileItJoined) {
   }
 }
 
-TEST(Directory, KnowsWhatHasLeftFromWhatNeverWasThere) {
+TEST(Directory, TellsLeftFromNeverJoined) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
   auto asks = directory_of(store, {"asks", 0});

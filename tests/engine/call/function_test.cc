@@ -53,12 +53,12 @@ TEST(FunctionNames, AreQualifiedWithTemplateArguments) {
   EXPECT_EQ(of<&local>().name, "local");
 }
 
-TEST(FunctionNames, SignaturesAreThoseOfTheDecayedTypes) {
+TEST(FunctionNames, SignaturesUseDecayedTypes) {
   EXPECT_EQ(of<&named::plain>().signature, "int (int, std::string)");
   EXPECT_EQ(of<&named::Thing::fixed>().signature, "double (int)");
 }
 
-TEST(FunctionNames, OverloadsShareANameAndDifferInSignature) {
+TEST(FunctionNames, OverloadsDifferInSignatureOnly) {
   const auto& one = of<static_cast<int (*)(int)>(&named::overloaded)>();
   const auto& other = of<static_cast<int (*)(double)>(&named::overloaded)>();
   EXPECT_EQ(one.name, other.name);
@@ -80,7 +80,7 @@ TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
 }
 
 // Two of one identity would end the program when it starts.
-TEST(FunctionNames, FunctionsOfOneNameThatTakeTheValueDifferInHow) {
+TEST(FunctionNames, SignatureSaysHowTheValueIsTaken) {
   using Plain =
       detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
   using Const =
@@ -98,7 +98,7 @@ TEST(FunctionNames, FunctionsOfOneNameThatTakeTheValueDifferInHow) {
 }
 
 // Programs of other builds call by it: none of the names in it is one that Weft may change.
-TEST(FunctionNames, IdentitiesAreTheTextsOfTheDocument) {
+TEST(FunctionNames, IdentitiesMatchTheDocument) {
   const Identity called = of<&named::Thing::fixed>().id;
   EXPECT_EQ(called, (Identity{hash_of("named::Thing::fixed"), hash_of("FdiE")}));
   const Identity created = detail::Created<detail::FunctionBody<&named::Thing::fixed>>::entered.id;
@@ -112,7 +112,7 @@ TEST(FunctionNames, IdentitiesAreTheTextsOfTheDocument) {
   EXPECT_EQ(hash_of("a"), 0xaf63dc4c8601ec8c);
 }
 
-TEST(FunctionTable, FindsWhatWasEnteredAndNothingElse) {
+TEST(FunctionTable, FindsOnlyEnteredFunctions) {
   EXPECT_EQ(find(of<&named::plain>().id), &of<&named::plain>());
   EXPECT_EQ(find({1, 2}), nullptr);
   EXPECT_TRUE(named(1).empty());

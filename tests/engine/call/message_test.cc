@@ -24,7 +24,7 @@ codec::Encoded encoded(const std::vector<at::Tensor>& tensors,
 }
 
 // A number is one connection's: nobody else answers a call.
-TEST(PendingCalls, AreTakenByTheWorkerAndTheConnectionThatTheyWentTo) {
+TEST(PendingCalls, AreTakenOnlyByTheirConnection) {
   PendingCalls calls;
   Promise<int> promise;
   WaitingCall call;
@@ -97,7 +97,7 @@ class MessageLane : public testing::Test {
   bool is_receiving = false;
 };
 
-TEST_F(MessageLane, RB044_HeadTextAndTensorsOfTwoDtypesSurviveAReceiverThatSeesSizesFirst) {
+TEST_F(MessageLane, HeadTextAndTensorsArriveIntact) {
   Head head;
   head.kind = FrameKind::Call;
   head.call = 7;
@@ -115,7 +115,7 @@ TEST_F(MessageLane, RB044_HeadTextAndTensorsOfTwoDtypesSurviveAReceiverThatSeesS
   EXPECT_EQ(got.tensors[1].scalar_type(), at::kLong);
 }
 
-TEST_F(MessageLane, RB047_WithAndWithoutTextAndTensors) {
+TEST_F(MessageLane, TextAndTensorsMayBeEmpty) {
   Head head;
   head.kind = FrameKind::Reply;
   for (const std::string& text :
@@ -137,7 +137,7 @@ TEST_F(MessageLane, RB047_WithAndWithoutTextAndTensors) {
   }
 }
 
-TEST_F(MessageLane, RB045_OfAViewOnlyItsBytesTravelAndWholeTensorsAreNotCopied) {
+TEST_F(MessageLane, OnlyUsedBytesTravelUncopied) {
   Head head;
   head.kind = FrameKind::Call;
   const auto large = at::rand({1 << 20});
@@ -153,7 +153,7 @@ TEST_F(MessageLane, RB045_OfAViewOnlyItsBytesTravelAndWholeTensorsAreNotCopied) 
   EXPECT_TRUE(at::equal(got.tensors.at(0), view));
 }
 
-TEST_F(MessageLane, RB045_OfTwoRowsOfALargeStorageOnlyTheirBytesTravel) {
+TEST_F(MessageLane, RowsTravelWithoutTheirStorage) {
   Head head;
   head.kind = FrameKind::Call;
   const auto large = at::rand({1024, 1024});
@@ -168,7 +168,7 @@ TEST_F(MessageLane, RB045_OfTwoRowsOfALargeStorageOnlyTheirBytesTravel) {
   EXPECT_TRUE(at::equal(got.tensors.at(1), last));
 }
 
-TEST_F(MessageLane, RB046_MemoryOfSomebodyElseIsCopiedBeforeItIsSent) {
+TEST_F(MessageLane, BorrowedMemoryIsCopiedBeforeSend) {
   std::vector<float> borrowed(100, 1.5F);
   const auto tensor = at::from_blob(borrowed.data(), {100});
   auto message = encoded({tensor});
@@ -181,7 +181,7 @@ TEST_F(MessageLane, RB046_MemoryOfSomebodyElseIsCopiedBeforeItIsSent) {
 }
 
 // Peers are not trusted: a GPU that the receiver did not name, or a lane that has no memory of one.
-TEST_F(MessageLane, AStorageForAGpuIsNotTakenByALaneForHostMemoryWhichGoesOn) {
+TEST_F(MessageLane, HostConnectionRefusesGpuStorage) {
   Head head;
   head.kind = FrameKind::Call;
   head.call = 11;
@@ -258,7 +258,7 @@ std::string why_refused(const std::vector<std::uint64_t>& sizes, bool body_aside
   return refused;
 }
 
-TEST(MessageLimits, ABodyOrTensorsThatAreTooLargeAreRefusedBeforeThereIsMemoryForThem) {
+TEST(MessageLimits, TooLargeIsRefusedBeforeAllocation) {
   constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
   EXPECT_EQ(why_refused({100, 200}, /*body_aside=*/true), "");
   EXPECT_NE(why_refused({kGiB + 1}, true).find("a body of more than 1 GiB"), std::string::npos);
@@ -271,7 +271,7 @@ TEST(MessageLimits, ABodyOrTensorsThatAreTooLargeAreRefusedBeforeThereIsMemoryFo
       << "sums do not wrap around";
 }
 
-TEST(MessageLimits, TheSenderIsToldBeforeItsPeerWouldHangUp) {
+TEST(MessageLimits, SenderRefusesWhatPeerWouldRefuse) {
   Declared lane;
   codec::Encoded message;
   message.parts.push_back({.bytes = (std::uint64_t{1} << 38) + 1});

@@ -19,7 +19,7 @@ std::shared_ptr<EventLoop> loop() {
   return std::make_shared<EventLoop>("pool", EventLoop::Thread::Given);
 }
 
-TEST(ThreadPool, RunsTasksOfAnyThread) {
+TEST(ThreadPool, RunsEveryTask) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> ran{0};
   Promise<void> all(thread_pool);
@@ -32,7 +32,7 @@ TEST(ThreadPool, RunsTasksOfAnyThread) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, TurnsTheLoopWhileNobodyDrivesIt) {
+TEST(ThreadPool, DrivesTheLoopIfNobodyElseDoes) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
   Promise<void> posted;  // without a home: nobody drives
@@ -41,7 +41,7 @@ TEST(ThreadPool, TurnsTheLoopWhileNobodyDrivesIt) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
+TEST(ThreadPool, RunsTasksBesideTheLimitWhenFull) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
   std::latch may_end(1);
@@ -63,7 +63,7 @@ TEST(ThreadPool, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
 }
 
 // A free thread may be slow to wake; only behind others does a call grow too late.
-TEST(ThreadPool, TellsACallThatItHasWaitedOnlyIfItFoundNoThreadFree) {
+TEST(ThreadPool, HasWaitedOnlyIfNoThreadWasFree) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   const auto refuse = [](const Error&) {};
   std::latch begun(2), may_end(1);
@@ -88,7 +88,7 @@ TEST(ThreadPool, TellsACallThatItHasWaitedOnlyIfItFoundNoThreadFree) {
 }
 
 // However many messages there are to be sent to somebody who has yet to be found.
-TEST(ThreadPool, RunsNoMoreThanSomeTasksBesideTheLimitAtATime) {
+TEST(ThreadPool, BoundsTasksBesideTheLimit) {
   const auto thread_pool = ThreadPool::make("pool", 1, loop());
   std::atomic<int> begun{0}, ended{0};
   std::promise<void> gate, marked;
@@ -109,7 +109,7 @@ TEST(ThreadPool, RunsNoMoreThanSomeTasksBesideTheLimitAtATime) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, TurnsTheLoopWhileAllItsThreadsRunTasks) {
+TEST(ThreadPool, DrivesTheLoopWhileAllThreadsRun) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
   std::latch may_end(1);
@@ -121,7 +121,7 @@ TEST(ThreadPool, TurnsTheLoopWhileAllItsThreadsRunTasks) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, TurnsTheLoopHoweverManyTasksWait) {
+TEST(ThreadPool, DrivesTheLoopDespiteWaitingTasks) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 1, turned);
   std::mutex mutex;
@@ -146,7 +146,7 @@ TEST(ThreadPool, TurnsTheLoopHoweverManyTasksWait) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, RunsAsManyTasksAtATimeAsItMay) {
+TEST(ThreadPool, RunsNoMoreTasksThanItsLimit) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> running{0}, most{0}, ran{0};
   Promise<void> all(thread_pool);
@@ -180,7 +180,7 @@ TEST(ThreadPool, TasksThatWaitForTasksDoNotStarve) {
 
 // Beyond the most that may block, the innermost is refused, and all that wait for it end with that;
 // in continuations as well, which run where no call would.
-TEST(ThreadPool, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
+TEST(ThreadPool, TooDeeplyNestedWaitsFailWithBusy) {
   constexpr int kMost = 8;
   for (const bool by_continuations : {false, true}) {
     const auto thread_pool = ThreadPool::make("pool", 2, loop());
@@ -224,7 +224,7 @@ TEST(ThreadPool, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
 }
 
 // Calls that wait in the queue as well: nobody would take them.
-TEST(ThreadPool, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
+TEST(ThreadPool, QueuedCallsFailOnceAllThreadsBlock) {
   const auto thread_pool = ThreadPool::make("pool", 1, loop());
   thread_pool->limit_blocked(1);
   const Promise<void> gate(thread_pool);
@@ -251,7 +251,7 @@ TEST(ThreadPool, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, IsNotMadeWithoutAThread) {
+TEST(ThreadPool, CreationFailsWithoutAThread) {
   const harness::NoMoreThreads no_more;
   if (harness::can_make_threads())
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
@@ -264,7 +264,7 @@ TEST(ThreadPool, IsNotMadeWithoutAThread) {
   }
 }
 
-TEST(ThreadPool, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
+TEST(ThreadPool, CallFailsWithBusyIfNoThreadStarts) {
   std::mutex mutex;
   std::condition_variable changed;
   int begun = 0;
@@ -310,7 +310,7 @@ TEST(ThreadPool, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, RunsWhatATurnBrings) {
+TEST(ThreadPool, TasksFromTheLoopRunOutsideIt) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
   for (int i = 0; i < 200; ++i) {
@@ -322,7 +322,7 @@ TEST(ThreadPool, RunsWhatATurnBrings) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, BlockingInsideATurnIsTheCallersError) {
+TEST(ThreadPool, BlockingInTheLoopIsCallersError) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
   Promise<Blame> seen(thread_pool);
@@ -338,7 +338,7 @@ TEST(ThreadPool, BlockingInsideATurnIsTheCallersError) {
   thread_pool->stop();
 }
 
-TEST(ThreadPool, StopDropsWhatWaitsAndWaitsForWhatRuns) {
+TEST(ThreadPool, StopWaitsForRunningTasksOnly) {
   const auto thread_pool = ThreadPool::make("pool", 1, loop());
   std::atomic<bool> ended{false};
   Promise<void> started;
@@ -364,7 +364,7 @@ struct SlowToLeave {
 };
 thread_local SlowToLeave slow_to_leave;
 
-TEST(ThreadPool, StopWaitsForWhatItsThreadsDoAtTheirEnd) {
+TEST(ThreadPool, StopWaitsForThreadLocalDestructors) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::atomic<int> left{0};
   Promise<void> together(thread_pool);
@@ -381,7 +381,7 @@ TEST(ThreadPool, StopWaitsForWhatItsThreadsDoAtTheirEnd) {
   EXPECT_EQ(left, 2);
 }
 
-TEST(ThreadPool, OneOfItsOwnThreadsMayStopItAndBeTheLastToHoldIt) {
+TEST(ThreadPool, OwnThreadMayStopAndDestroyIt) {
   auto thread_pool = ThreadPool::make("pool", 2, loop());
   const std::weak_ptr<ThreadPool> there = thread_pool;
   Promise<void> stopped;

@@ -24,7 +24,7 @@ std::vector<std::byte> head_of(Head head, std::vector<StorageEntry> table, std::
   return bytes;
 }
 
-TEST(AgentWire, KeepsAllFields) {
+TEST(AgentWire, HeadKeepsAllFields) {
   Head head;
   head.kind = FrameKind::Call;
   head.flags = kOnLoop;
@@ -51,7 +51,7 @@ TEST(AgentWire, KeepsAllFields) {
   EXPECT_EQ(got.rest.size(), 11U);
 }
 
-TEST(AgentWire, RefusesWhatDoesNotFit) {
+TEST(AgentWire, RefusesMalformedHeads) {
   Head head;
   head.kind = FrameKind::Call;
   const auto good = head_of(head, {{0, 0, 0}}, 4);
@@ -71,7 +71,7 @@ TEST(AgentWire, RefusesWhatDoesNotFit) {
 
 // Whole heads of all kinds, with bytes of them changed: what is taken is within what came, and says
 // what its bytes say.
-TEST(AgentWire, ChangedHeadsAreRefusedOrTakenWithinWhatCame) {
+TEST(AgentWire, ChangedHeadsAreParsedInBounds) {
   std::mt19937 random(3);
   int taken = 0;
   int refused = 0;
@@ -139,7 +139,7 @@ std::uint64_t field_of(const at::Tensor& tensor, std::uint32_t field) {
   return parsed.get().via.array.ptr[field].as<std::uint64_t>();
 }
 
-TEST(WireDocument, SaysTheNumbersThatTravel) {
+TEST(WireDocument, ListsLimitsBlamesAndMessageKinds) {
   expect_written("the lives of both; version " + std::to_string(kWireVersion) + " |");
   expect_written("At most " + std::to_string(codec::kDeepest) +
                  " arrays and maps are in one another");
@@ -167,7 +167,7 @@ TEST(WireDocument, SaysTheNumbersThatTravel) {
   expect_written("Message kinds: " + listed(kinds) + ".");
 }
 
-TEST(WireDocument, SaysTheNumbersOfDtypesAndLayouts) {
+TEST(WireDocument, ListsDtypesAndLayouts) {
   std::map<std::uint64_t, std::string> dtypes;
   for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
     const auto type = static_cast<at::ScalarType>(i);
