@@ -45,14 +45,14 @@ using harness::run_alone;
 using harness::run_workers;
 using namespace std::chrono_literals;
 
-TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
+TEST(AgentLife, AgentCanBeMadeAgain) {
   for (int generation = 0; generation < 3; ++generation) {
     run_workers({As::Threads, "shm", 2},
                 [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
   }
 }
 
-TEST(AgentLife, RB039_AtTheAddressOfTheOneBeforeAsWell) {
+TEST(AgentLife, AgentCanBeMadeAgainAtOneAddress) {
   harness::Processes workers(4, [](int rank) {
     for (int generation = 0; generation < 5; ++generation) {
       rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
@@ -64,12 +64,12 @@ TEST(AgentLife, RB039_AtTheAddressOfTheOneBeforeAsWell) {
   workers.expect_success();
 }
 
-TEST(AgentLifeDeathTest, AnAgentOfStaticStorageMayLiveUntilTheProcessEnds) {
+TEST(AgentLifeDeathTest, StaticAgentMayOutliveMain) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(lives::exit_with_an_agent(), testing::ExitedWithCode(0), "");
 }
 
-TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
+TEST(AgentLife, WorkersMayJoinLateAndLeave) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank) {
     return rpc::init("worker" + std::to_string(rank),
@@ -145,7 +145,7 @@ class HeldStore : public c10d::HashStore {
   bool held_ = false, asked_ = false, waited_too_long_ = false;
 };
 
-TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
+TEST(AgentLife, UnresponsiveStoreBlocksNoCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
     return rpc::init("worker" + std::to_string(rank),
@@ -168,7 +168,7 @@ TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
 }
 
 // Nor where the first has to look up the owner of a reference that it is given.
-TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
+TEST(AgentLife, LookingUpAnOwnerBlocksNoCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
     return rpc::init("worker" + std::to_string(rank),
@@ -193,7 +193,7 @@ TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
   first.leave();
 }
 
-TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
+TEST(AgentLife, RefusedNameStaysWithItsHolder) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](const std::string& name, int rank) {
     return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
@@ -217,7 +217,7 @@ TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
 
 // The message that ends its reference finds nobody, and is to be sent again when the agent has
 // left.
-TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
+TEST(AgentLife, RetriedMessageKeepsNoAgentAlive) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank) {
     return rpc::init("worker" + std::to_string(rank),
@@ -235,7 +235,7 @@ TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   EXPECT_TRUE(core.expired());
 }
 
-TEST(AgentLife, WithoutARankTakesAFreeOne) {
+TEST(AgentLife, WorkerWithoutRankTakesAFreeOne) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](const std::string& name, std::optional<int> rank = std::nullopt) {
     return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
@@ -261,7 +261,7 @@ TEST(AgentLife, WithoutARankTakesAFreeOne) {
   for (rpc::Agent* agent : {&fourth, &fifth, &again, &other, &first}) agent->leave();
 }
 
-TEST(AgentLife, WithoutARankNeedsAStoreThatAnotherHosts) {
+TEST(AgentLife, WorkerWithoutRankHostsNoStore) {
   // env:// reads a rank of its own where there is one.
   ::unsetenv("RANK");
   const auto error =
@@ -285,7 +285,7 @@ TEST(AgentLife, WithoutARankNeedsAStoreThatAnotherHosts) {
 }
 
 // What such workers number would be others', whose rank is the same modulo 65536.
-TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
+TEST(AgentLife, RankAbove65535IsRefused) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank, std::optional<int> world_size = {}) {
     return rpc::init(
@@ -311,7 +311,7 @@ TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
   first.shutdown();
 }
 
-TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
+TEST(AgentLife, WorkerOfAnotherJobKindIsRefused) {
   for (const bool open : {true, false}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const auto join = [&](const std::string& name, int rank, std::optional<int> world_size) {
@@ -337,7 +337,7 @@ TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
   }
 }
 
-TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
+TEST(AgentNames, TwoEqualNamesFailEveryWorker) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     const auto error = error_of([&] { rpc::init(*options.rank == 2 ? "other" : "same", options); });
     EXPECT_EQ(error.blame(), Blame::Caller);
@@ -345,7 +345,7 @@ TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
   });
 }
 
-TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
+TEST(AgentNames, BadCharactersOrLengthAreRefused) {
   const rpc::Options options{
       .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
   for (const std::string name : {"abc*", " ", "", "a b"}) {
@@ -357,14 +357,14 @@ TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
   agent.shutdown();
 }
 
-TEST(AgentNames, RE025_AllOfOneNameAreRefusedToo) {
+TEST(AgentNames, OneNameForAllFailsEveryWorker) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     const auto error = error_of([&] { rpc::init("same", options); });
     EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
   });
 }
 
-TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
+TEST(AgentLife, SecondInitOfARankIsRefused) {
   const rpc::Options options{.rank = 0,
                              .world_size = 1,
                              .store = c10::make_intrusive<c10d::HashStore>(),
@@ -401,16 +401,16 @@ void expect_both_refused(const std::function<rpc::Options(int rank)>& options,
   processes.expect_success();
 }
 
-TEST(AgentLife, WorldSizesThatDifferAreTheErrorOfAllWorkers) {
+TEST(AgentLife, DifferentWorldSizesFailAllWorkers) {
   expect_both_refused([](int rank) { return rpc::Options{.world_size = rank + 2}; },
                       "; all workers of a job give the same rpc::Options::world_size");
 }
 
-TEST(AgentLife, OneRankForTwoWorkersIsTheErrorOfBoth) {
+TEST(AgentLife, TwoWorkersOfOneRankBothFail) {
   expect_both_refused([](int) { return rpc::Options{.rank = 0}; }, "rank 0 is taken by 'worker");
 }
 
-TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
+TEST(AgentLife, InvalidOptionsAreRefusedAtOnce) {
   const rpc::Options good{
       .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
   const auto refused = [&](auto change) {

@@ -99,7 +99,7 @@ void wait_until_held_back(const rpc::Agent& agent, std::size_t calls) {
 
 class BytesInFlight : public testing::TestWithParam<std::string> {};
 
-TEST_P(BytesInFlight, HoldTheCallerBackUntilOthersAreAnswered) {
+TEST_P(BytesInFlight, CallerWaitsAtTheLimit) {
   run_with(GetParam(), 4 * kMiB + kMiB / 2, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
     std::thread program([&] {
@@ -119,7 +119,7 @@ TEST_P(BytesInFlight, HoldTheCallerBackUntilOthersAreAnswered) {
   });
 }
 
-TEST_P(BytesInFlight, LetACallThatIsLargerThanTheLimitThroughAlone) {
+TEST_P(BytesInFlight, CallAboveTheLimitGoesAlone) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&weighed::weigh>("worker1", mebibytes(3)), 3 * kMiB);
     auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
@@ -136,7 +136,7 @@ TEST_P(BytesInFlight, LetACallThatIsLargerThanTheLimitThroughAlone) {
 }
 
 // Each of them would wait for those before it, which wait for it.
-TEST_P(BytesInFlight, HoldNoCallBackThatIsMadeWhileOneIsServed) {
+TEST_P(BytesInFlight, NestedCallsAreNotHeldBack) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&weighed::back_and_forth>("worker1", mebibytes(1), 12), 12);
     EXPECT_EQ(agent.sync<&weighed::hand_on>("worker1", mebibytes(1), 8), 8);
@@ -147,7 +147,7 @@ TEST_P(BytesInFlight, HoldNoCallBackThatIsMadeWhileOneIsServed) {
   });
 }
 
-TEST_P(BytesInFlight, EndAHeldCallAtItsTimeLimitWithTheReason) {
+TEST_P(BytesInFlight, HeldCallTimesOutWithTheReason) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
     const RRef<int> mine(agent, 4);
@@ -167,7 +167,7 @@ TEST_P(BytesInFlight, EndAHeldCallAtItsTimeLimitWithTheReason) {
 }
 
 // The callee has them as long.
-TEST_P(BytesInFlight, CountThoseOfACallWhoseTimeIsOverUntilItIsAnswered) {
+TEST_P(BytesInFlight, TimedOutCallCountsUntilAnswered) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     const auto to = rpc::to("worker1").timeout(std::chrono::milliseconds(50));
     EXPECT_EQ(error_of([&] { agent.sync<&weighed::hold>(to, mebibytes(1)); }).blame(),
@@ -182,7 +182,7 @@ TEST_P(BytesInFlight, CountThoseOfACallWhoseTimeIsOverUntilItIsAnswered) {
   });
 }
 
-TEST_P(BytesInFlight, EndAHeldCallWhenTheAgentLeaves) {
+TEST_P(BytesInFlight, HeldCallEndsWhenTheAgentLeaves) {
   run_alone({As::Threads, GetParam(), 2}, [&](rpc::Options options) {
     static std::promise<void> over;
     if (*options.rank == 0) over = {};
@@ -207,7 +207,7 @@ TEST_P(BytesInFlight, EndAHeldCallWhenTheAgentLeaves) {
 INSTANTIATE_TEST_SUITE_P(Rpc, BytesInFlight, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 
-TEST(BytesInFlightByDefault, AreNoNegativeNumberAndZeroIsNoLimit) {
+TEST(BytesInFlightByDefault, NegativeIsRefusedZeroIsUnlimited) {
   const auto store = [] { return c10::make_intrusive<c10d::HashStore>(); };
   const auto error = error_of([&] {
     rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store(), .bytes_in_flight = -1});
@@ -226,7 +226,7 @@ TEST(BytesInFlightByDefault, AreNoNegativeNumberAndZeroIsNoLimit) {
 }
 
 // The turns of calls that wait, in the order in which they came.
-TEST(BytesInFlightByTurns, ALargeCallIsNotOvertakenBySmallerOnes) {
+TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
   std::vector<const void*> woken;
   rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
   using Turn = rpc::BytesInFlight::Turn;
@@ -245,7 +245,7 @@ TEST(BytesInFlightByTurns, ALargeCallIsNotOvertakenBySmallerOnes) {
   EXPECT_EQ(bytes.taken(), 10U);
 }
 
-TEST(BytesInFlightByTurns, WhoGivesUpLetsThoseBehindGoOn) {
+TEST(BytesInFlightByTurns, GivingUpLetsLaterTurnsGoOn) {
   std::vector<const void*> woken;
   rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
   rpc::BytesInFlight::Turn large{20}, small{2};

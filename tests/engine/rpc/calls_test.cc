@@ -187,7 +187,7 @@ class CallsAmongMany : public Calls {};
 
 rpc::WorkerInfo next_of(rpc::Agent& agent) { return harness::after(agent, 1); }
 
-TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
+TEST_P(CallsAmongMany, WorkersKnowEachOtherByNameAndRank) {
   run_workers(GetParam(), [expected = GetParam().workers](rpc::Agent& agent) {
     const auto workers = agent.workers();
     ASSERT_EQ(workers.size(), static_cast<std::size_t>(expected));
@@ -206,7 +206,7 @@ TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
   });
 }
 
-TEST_P(Calls, RB003_ToOneselfGiveTheLocalResult) {
+TEST_P(Calls, CallToOneselfGivesTheLocalResult) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})),
                           at::full({2, 2}, 2.0)));
@@ -219,7 +219,7 @@ TEST_P(Calls, RB003_ToOneselfGiveTheLocalResult) {
   });
 }
 
-TEST_P(Calls, RB004_005_TakeNamesRanksAndHandles) {
+TEST_P(Calls, NameRankOrHandleIsADestination) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     const auto size = agent.self().rank + 2;
@@ -239,7 +239,7 @@ TEST_P(Calls, RB004_005_TakeNamesRanksAndHandles) {
   });
 }
 
-TEST_P(Calls, RB006_TheShapeOfAResultMayDependOnTheData) {
+TEST_P(Calls, ResultShapeMayDependOnData) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     auto matrix = at::ones({3, 3});
     matrix[1][1] = 0;
@@ -247,13 +247,13 @@ TEST_P(Calls, RB006_TheShapeOfAResultMayDependOnTheData) {
   });
 }
 
-TEST_P(Calls, RB007_TwentyOneAfterTheOther) {
+TEST_P(Calls, TwentyCallsInSequenceSucceed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (int i = 0; i < 20; ++i) EXPECT_EQ(agent.sync<&calls::plus>(next_of(agent), i, 1), i + 1);
   });
 }
 
-TEST_P(Calls, RB010_FunctionsOperatorsConstructorsAndMethodsGiveWhatTheyGiveHere) {
+TEST_P(Calls, RemoteResultsMatchLocalOnes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, at::ones({2}), at::ones({2}), 3),
@@ -267,7 +267,7 @@ TEST_P(Calls, RB010_FunctionsOperatorsConstructorsAndMethodsGiveWhatTheyGiveHere
   });
 }
 
-TEST_P(Calls, RB012_TensorsGoByValueAndNothingIsAResult) {
+TEST_P(Calls, TensorsAreCopiedAndVoidIsAllowed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto mine = at::ones({3});
     agent.sync<&calls::make_zero>(next_of(agent), mine);
@@ -278,7 +278,7 @@ TEST_P(Calls, RB012_TensorsGoByValueAndNothingIsAResult) {
   });
 }
 
-TEST_P(Calls, RB015_AValueMayEncodeOthersWhileItIsPacked) {
+TEST_P(Calls, PackingAValueMayEncodeOthers) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2});
     EXPECT_TRUE(at::equal(agent.sync<&calls::opened>(next_of(agent), calls::Parcel{one}, one),
@@ -286,7 +286,7 @@ TEST_P(Calls, RB015_AValueMayEncodeOthersWhileItIsPacked) {
   });
 }
 
-TEST_P(Calls, RB020_SparseTensorsTravelInAllModesAndContainers) {
+TEST_P(Calls, SparseTensorsTravelInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto indices = at::tensor({0, 1, 1, 0, 0, 1}, at::kLong).reshape({2, 3});
     const auto sparse = at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0, 3.0}), {2, 2});
@@ -313,7 +313,7 @@ TEST_P(Calls, RB020_SparseTensorsTravelInAllModesAndContainers) {
   });
 }
 
-TEST_P(Calls, RB053_054_ArgumentsOfDifferentTypesAndNoneInAllModes) {
+TEST_P(Calls, AllModesTakeMixedOrNoArguments) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {next_of(agent), agent.self()}) {
       const auto expected = at::full({2}, 5.0);
@@ -328,7 +328,7 @@ TEST_P(Calls, RB053_054_ArgumentsOfDifferentTypesAndNoneInAllModes) {
   });
 }
 
-TEST_P(CallsAmongMany, RB009_ReachTheirDestinationAndNobodyElse) {
+TEST_P(CallsAmongMany, CallsReachOnlyTheirDestination) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& worker : agent.workers()) {
       EXPECT_EQ(agent.sync<&calls::whoami>(worker), worker.rank);
@@ -337,7 +337,7 @@ TEST_P(CallsAmongMany, RB009_ReachTheirDestinationAndNobodyElse) {
   });
 }
 
-TEST_P(Calls, RB011_SeveralInFlightDoNotMix) {
+TEST_P(Calls, CallsInFlightDoNotMix) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     std::vector<Future<int>> sums;
@@ -354,7 +354,7 @@ TEST_P(Calls, RB011_SeveralInFlightDoNotMix) {
   });
 }
 
-TEST_P(Calls, CarryWhatCannotBeCopied) {
+TEST_P(Calls, MoveOnlyValuesTravel) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& worker : agent.workers()) {
       const calls::Owning got = agent.sync<&calls::owning>(worker, 4);
@@ -366,7 +366,7 @@ TEST_P(Calls, CarryWhatCannotBeCopied) {
   });
 }
 
-TEST_P(Calls, RB014_CarryDeepContainersAndHandles) {
+TEST_P(Calls, DeepContainersAndHandlesTravel) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     EXPECT_EQ(agent.sync<&calls::same>(to, to), to);
@@ -387,7 +387,7 @@ TEST_P(Calls, RB014_CarryDeepContainersAndHandles) {
   });
 }
 
-TEST_P(CallsAmongMany, RB017_AThousandOutstandingAllReturn) {
+TEST_P(CallsAmongMany, AThousandOutstandingCallsReturn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<void>> calls;
     for (int i = 0; i < 1000; ++i) calls.push_back(agent.async<&calls::nothing>(next_of(agent)));
@@ -395,7 +395,7 @@ TEST_P(CallsAmongMany, RB017_AThousandOutstandingAllReturn) {
   });
 }
 
-TEST_P(Calls, RB018_TwentyHeavyCallsAtOnceReturn) {
+TEST_P(Calls, TwentyHeavyCallsAtOnceReturn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<at::Tensor>> calls;
     for (int i = 0; i < 20; ++i)
@@ -404,7 +404,7 @@ TEST_P(Calls, RB018_TwentyHeavyCallsAtOnceReturn) {
   });
 }
 
-TEST_P(Calls, RB019_020_KeepStridesAndSparseness) {
+TEST_P(Calls, StridesAndSparsenessAreKept) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     const auto view = at::arange(12, at::kFloat).reshape({3, 4}).t();
@@ -423,7 +423,7 @@ TEST_P(Calls, RB019_020_KeepStridesAndSparseness) {
   });
 }
 
-TEST_P(Calls, LargeTensorsAndLargeValuesArriveWhole) {
+TEST_P(Calls, LargeTensorsAndTextArriveWhole) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     const auto large = at::arange(1 << 20, at::kFloat);
@@ -433,7 +433,7 @@ TEST_P(Calls, LargeTensorsAndLargeValuesArriveWhole) {
   });
 }
 
-TEST_P(Calls, CarryAsManyTensorsAsOneMessageHolds) {
+TEST_P(Calls, MessageHolds4095Tensors) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     constexpr int kMost = 4095;
@@ -446,7 +446,7 @@ TEST_P(Calls, CarryAsManyTensorsAsOneMessageHolds) {
 }
 
 // The list of the arguments is one of the 64 as well.
-TEST_P(Calls, WhatNestsTooDeepIsRefusedWhereItIsSent) {
+TEST_P(Calls, TooDeepNestingIsRefusedAtSender) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     EXPECT_EQ(agent.sync<&calls::levels_of>(1, calls::grown(31)), 31);
@@ -460,7 +460,7 @@ TEST_P(Calls, WhatNestsTooDeepIsRefusedWhereItIsSent) {
   });
 }
 
-TEST_P(Calls, RB022_ContinuationsRunOnceWithTheValue) {
+TEST_P(Calls, ContinuationsRunOnceWithTheValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const bool waits_before : {false, true}) {
       auto call = agent.async<&calls::plus>(next_of(agent), 1, 2);
@@ -482,7 +482,7 @@ TEST_P(Calls, RB022_ContinuationsRunOnceWithTheValue) {
   });
 }
 
-TEST_P(Calls, RB023_ContinuationsMayCallAndWait) {
+TEST_P(Calls, ContinuationsMayCallAndWait) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     auto call = agent.async<&calls::plus>(to, 0, 0);
@@ -493,7 +493,7 @@ TEST_P(Calls, RB023_ContinuationsMayCallAndWait) {
   });
 }
 
-TEST_P(Calls, NestToAnyDepthAndBackToTheCaller) {
+TEST_P(Calls, CallsNestDeepAndBackToTheCaller) {
   run_workers(GetParam(),
               [](rpc::Agent& agent) {
                 const int workers = static_cast<int>(agent.workers().size());
@@ -504,7 +504,7 @@ TEST_P(Calls, NestToAnyDepthAndBackToTheCaller) {
               {.worker_threads = 2});
 }
 
-TEST_P(Calls, RB028_to_032_DeferredRepliesComeWhenTheirFutureIsDone) {
+TEST_P(Calls, DeferredReplyComesWithItsFuture) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = next_of(agent);
     const auto third = agent.worker((to.rank + 1) % static_cast<int>(agent.workers().size()));
@@ -519,21 +519,21 @@ TEST_P(Calls, RB028_to_032_DeferredRepliesComeWhenTheirFutureIsDone) {
   });
 }
 
-TEST_P(Calls, OnTheLoopAnswerAsWell) {
+TEST_P(Calls, InlineCallsAreAnswered) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<rpc::inline_<&calls::plus>>(next_of(agent), 2, 3), 5);
     EXPECT_EQ(agent.async<rpc::inline_<&calls::whoami>>(agent.self()).get(), agent.self().rank);
   });
 }
 
-TEST_P(Calls, HaveTheMemoryOfTheirArgumentsToThemselves) {
+TEST_P(Calls, ArgumentsMemoryIsNotShared) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     // On the loop, which has just read the message.
     EXPECT_EQ(agent.sync<rpc::inline_<&calls::holders>>(next_of(agent), at::ones({8})), 1);
   });
 }
 
-TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
+TEST_P(Calls, CallsOfSeveralThreadsDoNotMix) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
@@ -552,7 +552,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::setting
 
 class CallsOfOne : public Calls {};
 
-TEST_P(CallsOfOne, RB008_020_AWorldOfOneCallsItself) {
+TEST_P(CallsOfOne, SingleWorkerCallsItself) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.workers(), std::vector{agent.self()});
     EXPECT_EQ(agent.sync<&calls::plus>(0, 1, 2), 3);
@@ -571,7 +571,7 @@ TEST_P(CallsOfOne, RB008_020_AWorldOfOneCallsItself) {
 INSTANTIATE_TEST_SUITE_P(Rpc, CallsOfOne, testing::ValuesIn(harness::settings({1})),
                          harness::name_of);
 
-TEST(Agent, RB042_AsManyFunctionsRunAtOnceAsThereAreWorkerThreads) {
+TEST(Agent, AllWorkerThreadsRunFunctions) {
   calls::come = calls::running = calls::most = 0;
   run_workers({As::Threads, "inproc", 2},
               [](rpc::Agent& agent) {
@@ -584,7 +584,7 @@ TEST(Agent, RB042_AsManyFunctionsRunAtOnceAsThereAreWorkerThreads) {
               {.worker_threads = 27});
 }
 
-TEST(Agent, TheFunctionSeesItsCallsLimit) {
+TEST(Agent, FunctionSeesItsCallsTimeLimit) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     for (const auto& to : {next_of(agent), agent.self()}) {
       EXPECT_FALSE(agent.sync<&calls::has_a_limit>(rpc::to(to).timeout(kNoTimeout)));
@@ -597,7 +597,7 @@ TEST(Agent, TheFunctionSeesItsCallsLimit) {
   });
 }
 
-TEST(Agent, TheDefaultLimitIsThatOfTheMomentWhenTheCallIsMade) {
+TEST(Agent, NewDefaultLimitSparesEarlierCalls) {
   calls::is_open = false;
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -613,7 +613,7 @@ TEST(Agent, TheDefaultLimitIsThatOfTheMomentWhenTheCallIsMade) {
   });
 }
 
-TEST(Agent, RB042_OptionsAreKept) {
+TEST(Agent, TimeoutOptionIsKept) {
   run_workers({As::Threads, "inproc", 1},
               [](rpc::Agent& agent) {
                 EXPECT_EQ(agent.timeout(), std::chrono::milliseconds(500));

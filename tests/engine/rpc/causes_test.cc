@@ -76,7 +76,7 @@ void stop(Processes& processes, int rank) {
 
 // A worker that is stopped takes no connection in, as one behind a firewall that swallows
 // everything.
-TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
+TEST(Causes, TimeoutNamesTheUnansweredAddress) {
   const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.transports = {"tcp"}});
@@ -130,7 +130,7 @@ std::string lines_about_shutdown(std::ptrdiff_t lines) {
   return logged();
 }
 
-TEST(Causes, AShutdownSaysThatTheFirstWorkerIsStopped) {
+TEST(Causes, ShutdownReportsAStoppedRankZero) {
   const sigset_t go = block_go();
   Processes processes(3, [&](int rank) {
     rpc::Agent agent = agent_that_soon_says(rank);
@@ -158,7 +158,7 @@ TEST(Causes, AShutdownSaysThatTheFirstWorkerIsStopped) {
   processes.expect_success();
 }
 
-TEST(Causes, TheFirstWorkersShutdownSaysWhoIsStopped) {
+TEST(Causes, RankZeroReportsAStoppedWorker) {
   const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = agent_that_soon_says(rank);
@@ -208,12 +208,12 @@ void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits,
   harness::run_workers({harness::As::Threads, "shm", 2}, run, options);
 }
 
-TEST(Causes, WhoWaitsLongForACallSaysThatItsCalleeRunsIt) {
+TEST(Causes, LongWaitSaysTheCalleeRunsIt) {
   expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::after_release>("worker1", 1); },
                       {"for causes::after_release on worker1 (rank 1), which has run it for "});
 }
 
-TEST(Causes, WhoWaitsLongForACallWithoutALimitIsToldToGiveOne) {
+TEST(Causes, LongWaitAdvisesATimeLimit) {
   expect_line_of_wait(
       [](rpc::Agent& agent) {
         const auto background = agent.async<&causes::after_release>("worker1", 1);
@@ -225,7 +225,7 @@ TEST(Causes, WhoWaitsLongForACallWithoutALimitIsToldToGiveOne) {
       {"which has run it for ", "the call has no time limit: rpc::to(worker).timeout"});
 }
 
-TEST(Causes, WhoWaitsLongForACallSaysThatItHasNoThreadThere) {
+TEST(Causes, LongWaitSaysTheCalleeIsBusy) {
   expect_line_of_wait(
       [](rpc::Agent& agent) {
         const auto busy = agent.async<&causes::after_release>("worker1", 1);
@@ -236,25 +236,25 @@ TEST(Causes, WhoWaitsLongForACallSaysThatItHasNoThreadThere) {
       {.worker_threads = 1});
 }
 
-TEST(Causes, WhoWaitsLongForACallSaysForWhatItsCalleeWaits) {
+TEST(Causes, LongWaitSaysWhatTheCalleeAwaits) {
   expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::calls_back>("worker1", 1); },
                       {"for causes::calls_back on worker1 (rank 1), which has run it for ",
                        "; it waits itself for causes::after_release on worker0 (rank 0)"});
 }
 
-TEST(Causes, WhoWaitsLongForAValueSaysThatItIsNotCreated) {
+TEST(Causes, LongWaitSaysTheValueIsUncreated) {
   expect_line_of_wait(
       [](rpc::Agent& agent) { agent.sync<&causes::value_made_there>("worker1").to_here(); },
       {"for the value of an RRef on worker1 (rank 1), which has not created it yet"});
 }
 
-TEST(Causes, WhoWaitsLongForAValueThatItHasMadeNamesItsFunction) {
+TEST(Causes, LongWaitNamesTheValuesFunction) {
   expect_line_of_wait(
       [](rpc::Agent& agent) { agent.remote<&causes::after_release>("worker1", 1).to_here(); },
       {"is causes::after_release on worker1 (rank 1), which has run it for "});
 }
 
-TEST(Causes, WhoWaitsLongForACombinedFutureNamesTheCallThatIsPendingForLongest) {
+TEST(Causes, LongWaitNamesTheOldestPendingCall) {
   expect_line_of_wait(
       [](rpc::Agent& agent) {
         agent.async<&causes::after_release>("worker1", 1)
@@ -266,7 +266,7 @@ TEST(Causes, WhoWaitsLongForACombinedFutureNamesTheCallThatIsPendingForLongest) 
        "run"});
 }
 
-TEST(Causes, WhoWaitsLongForACallOfAStoppedWorkerSaysSo) {
+TEST(Causes, LongWaitReportsAStoppedCallee) {
   const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = agent_that_soon_says(rank);
@@ -294,7 +294,7 @@ TEST(Causes, WhoWaitsLongForACallOfAStoppedWorkerSaysSo) {
   processes.expect_success();
 }
 
-TEST(Causes, AShutdownSaysWhatTheWorkerDoesThatHasNotCalledIt) {
+TEST(Causes, ShutdownSaysWhatALateWorkerDoes) {
   const std::string text =
       harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is said where nobody waits
   EXPECT_EQ(text, "");
@@ -322,7 +322,7 @@ TEST(Causes, AShutdownSaysWhatTheWorkerDoesThatHasNotCalledIt) {
       options);
 }
 
-TEST(Causes, AnErrorThatPassesManyCallsNamesTheFirstTheLastAndTheCause) {
+TEST(Causes, LongChainOfErrorsIsShortened) {
   harness::run_workers({harness::As::Threads, "shm", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto expect_text = [&](int depth, const std::string& part) {
@@ -336,7 +336,7 @@ TEST(Causes, AnErrorThatPassesManyCallsNamesTheFirstTheLastAndTheCause) {
   });
 }
 
-TEST(Causes, ACallOfAWorkerThatHasLeftSaysSo) {
+TEST(Causes, CallSaysThatItsCalleeHasLeft) {
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.transports = {"shm"}});
     if (rank == 1) return agent.leave();
@@ -355,7 +355,7 @@ TEST(Causes, ACallOfAWorkerThatHasLeftSaysSo) {
   processes.expect_success();
 }
 
-TEST(Causes, ACallThatHadNoThreadSaysSo) {
+TEST(Causes, TimeoutSaysTheCalleeHadNoThread) {
   harness::run_workers(
       {harness::As::Threads, "shm", 2},
       [](rpc::Agent& agent) {
@@ -376,7 +376,7 @@ TEST(Causes, ACallThatHadNoThreadSaysSo) {
       {.worker_threads = 1});
 }
 
-TEST(Causes, AFunctionThatAlwaysThrowsIsLoggedEverMoreRarely) {
+TEST(Causes, RepeatedErrorsAreLoggedRarely) {
   constexpr int kCalls = 400;
   const auto count = [](const std::string& text, const std::string& part) {
     int lines = 0;
@@ -397,7 +397,7 @@ TEST(Causes, AFunctionThatAlwaysThrowsIsLoggedEverMoreRarely) {
 
 class WithoutDescriptors : public testing::TestWithParam<std::string> {};
 
-TEST_P(WithoutDescriptors, AnAgentIsNotMadeAndSaysSo) {
+TEST_P(WithoutDescriptors, InitFailsAndNamesTheLimit) {
   const auto init = [] {
     rpc::Agent agent = rpc::init("alone", {.rank = 0,
                                            .world_size = 1,

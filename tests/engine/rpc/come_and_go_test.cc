@@ -83,7 +83,7 @@ void stay(const rpc::Options& options, int seed) {
 
 class ComeAndGo : public testing::TestWithParam<std::tuple<harness::Setting, int>> {};
 
-TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
+TEST_P(ComeAndGo, CallsSucceedOrNameWhoIsMissing) {
   const auto& [setting, seed] = GetParam();
   const auto body = [&transport = setting.transport, seed](
                         int rank, const c10::intrusive_ptr<c10d::Store>& store) {
@@ -111,7 +111,7 @@ rpc::Agent come(const std::string& name, int rank, const c10::intrusive_ptr<c10d
   return rpc::init(name, {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
 }
 
-TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
+TEST(Successor, OwnsNothingOfItsPredecessor) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto first = come("first", 0, store), third = come("third", 2, store);
   const auto reaches_rank_1 = [&] {  // the connection to the one that has left may end in this call
@@ -172,7 +172,7 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
 }
 
 // Though it answers, as who had the rank before would have.
-TEST(Successor, EndsWhatItsPredecessorHeld) {
+TEST(Successor, EndsItsPredecessorsReferences) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto owner = come("owner", 0, store);
   auto user = come("user", 1, store);

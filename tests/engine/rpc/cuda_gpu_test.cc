@@ -107,7 +107,7 @@ class GpuRpc : public testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(GpuRpc, CU012_ArgumentsAndResultsStayOnTheGpu) {
+TEST_P(GpuRpc, ArgumentsAndResultsStayOnTheGpu) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     for (const std::int64_t elements : {1L, 1000L, 5L << 20}) {
       const at::Tensor a = at::rand({elements}, kGpu);
@@ -119,7 +119,7 @@ TEST_P(GpuRpc, CU012_ArgumentsAndResultsStayOnTheGpu) {
   });
 }
 
-TEST_P(GpuRpc, CU009_FromTheHostToTheGpuAndBack) {
+TEST_P(GpuRpc, HostTensorsAreMappedToTheGpu) {
   run({{"worker1", {{kHost, kGpu}}}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&where>("worker1", at::ones({2})), "cuda:0");
     const at::Tensor sum = agent.sync<&add>("worker1", at::ones({100}), at::ones({100}));
@@ -127,7 +127,7 @@ TEST_P(GpuRpc, CU009_FromTheHostToTheGpuAndBack) {
   });
 }
 
-TEST_P(GpuRpc, CU011_FromTheGpuToTheHostAndBack) {
+TEST_P(GpuRpc, GpuTensorsAreMappedToTheHost) {
   run({{"worker1", {{kGpu, kHost}}}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&where>("worker1", at::ones({2}, kGpu)), "cpu");
     const at::Tensor sum =
@@ -137,7 +137,7 @@ TEST_P(GpuRpc, CU011_FromTheGpuToTheHostAndBack) {
   });
 }
 
-TEST_P(GpuRpc, CU017_019_WithoutAMapBothWaysAreTheCallersErrorAndTheNextCallWorks) {
+TEST_P(GpuRpc, UnmappedGpuTensorsAreRefused) {
   run({}, [](rpc::Agent& agent) {
     const Error there = error_of([&] { agent.sync<&where>("worker1", at::ones({2}, kGpu)); });
     EXPECT_EQ(there.blame(), Blame::Caller);
@@ -149,7 +149,7 @@ TEST_P(GpuRpc, CU017_019_WithoutAMapBothWaysAreTheCallersErrorAndTheNextCallWork
   });
 }
 
-TEST_P(GpuRpc, CU022_MixingDevicesIsTheFunctionsError) {
+TEST_P(GpuRpc, MixedDevicesFailTheFunction) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     EXPECT_EQ(
         error_of([&] { agent.sync<&add>("worker1", at::ones({2}, kGpu), at::ones({2})); }).blame(),
@@ -157,7 +157,7 @@ TEST_P(GpuRpc, CU022_MixingDevicesIsTheFunctionsError) {
   });
 }
 
-TEST_P(GpuRpc, CU023_AResultOfAStreamThatTheFunctionsStreamWaitsFor) {
+TEST_P(GpuRpc, ResultWaitsForASideStream) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
     EXPECT_TRUE(
@@ -165,7 +165,7 @@ TEST_P(GpuRpc, CU023_AResultOfAStreamThatTheFunctionsStreamWaitsFor) {
   });
 }
 
-TEST_P(GpuRpc, CU021_026_AValueIsFetchedBehindTheWorkThatMakesIt) {
+TEST_P(GpuRpc, FetchWaitsForTheValuesKernels) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
     for (int round = 0; round < 10; ++round) {
@@ -177,7 +177,7 @@ TEST_P(GpuRpc, CU021_026_AValueIsFetchedBehindTheWorkThatMakesIt) {
   });
 }
 
-TEST_P(GpuRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
+TEST_P(GpuRpc, NestedSlowCallsKeepTheirOrder) {
   run(
       {{"worker1", {{kGpu, kGpu}}}},
       [](rpc::Agent& agent) {
@@ -197,7 +197,7 @@ TEST_P(GpuRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
       3);
 }
 
-TEST_P(GpuRpc, CU027_AnArgumentThatIsAReferenceIsReadBehindTheWorkThatMakesIt) {
+TEST_P(GpuRpc, ReferencedValueWaitsForItsKernels) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
     for (int round = 0; round < 10; ++round) {
@@ -208,7 +208,7 @@ TEST_P(GpuRpc, CU027_AnArgumentThatIsAReferenceIsReadBehindTheWorkThatMakesIt) {
   });
 }
 
-TEST_P(GpuRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) {
+TEST_P(GpuRpc, DeferredReplyWaitsForItsKernels) {
   run(
       {{"worker1", {{kGpu, kGpu}}}},
       [](rpc::Agent& agent) {
@@ -244,7 +244,7 @@ class GpuFuture : public testing::Test {
   }
 };
 
-TEST_F(GpuFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt) {
+TEST_F(GpuFuture, ReaderStreamWaitsForWriterStream) {
   using List = std::vector<at::Tensor>;
   expect_ordered<at::Tensor>([](at::Tensor t) { return t; },
                              [](const at::Tensor& value) { return value; });
@@ -257,7 +257,7 @@ TEST_F(GpuFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt) 
       [](const Wrapped& value) { return value.tensor; });
 }
 
-TEST_F(GpuFuture, CU033_SparseValuesAreOrderedInTheirIndicesAndTheirValues) {
+TEST_F(GpuFuture, SparseValuesAreInStreamOrder) {
   using List = std::vector<at::Tensor>;
   const auto sparse = [](const at::Tensor& dense) {
     return (dense * (dense > 0.5).to(dense.dtype())).to_sparse();
@@ -284,7 +284,7 @@ TEST_F(GpuFuture, CU033_SparseValuesAreOrderedInTheirIndicesAndTheirValues) {
   read(wrapped.future(), [](const Wrapped& value) { return value.tensor; });
 }
 
-TEST_P(GpuRpc, TheArgumentIsReadBehindAStreamOfTheCallers) {
+TEST_P(GpuRpc, ArgumentWaitsForCallersStream) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     for (int round = 0; round < 5; ++round) {
       const c10::StreamGuard aside(pool_stream());
@@ -294,7 +294,7 @@ TEST_P(GpuRpc, TheArgumentIsReadBehindAStreamOfTheCallers) {
   });
 }
 
-TEST_P(GpuRpc, CU029_TheOwnerReadsItsOwnValue) {
+TEST_P(GpuRpc, OwnerReadsItsOwnValueInOrder) {
   run({{"worker0", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     for (int round = 0; round < 30; ++round) {
       const at::Tensor matrix = at::rand({512, 512}, kGpu);
@@ -304,7 +304,7 @@ TEST_P(GpuRpc, CU029_TheOwnerReadsItsOwnValue) {
   });
 }
 
-TEST_P(GpuRpc, CU042_043_GradientsComeBackToTheDevicesOfTheirInputs) {
+TEST_P(GpuRpc, GradientsReturnToInputDevices) {
   for (const c10::Device& here : {kGpu, kHost}) {
     run({{"worker1", {{here, kGpu}}}}, [&](rpc::Agent& agent) {
       for (int round = 0; round < 3; ++round) {
@@ -322,7 +322,7 @@ TEST_P(GpuRpc, CU042_043_GradientsComeBackToTheDevicesOfTheirInputs) {
   }
 }
 
-TEST_P(GpuRpc, CU044_ABackwardIsInTheOrderOfStreamsAcrossWorkers) {
+TEST_P(GpuRpc, BackwardFollowsStreamOrder) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     for (int round = 0; round < 10; ++round) {
       const c10::StreamGuard aside(pool_stream());
@@ -338,7 +338,7 @@ TEST_P(GpuRpc, CU044_ABackwardIsInTheOrderOfStreamsAcrossWorkers) {
   });
 }
 
-TEST_P(GpuRpc, CU045_APipelineOfThreeWorkersHasTheGradientsOfTheModelInOnePlace) {
+TEST_P(GpuRpc, PipelineMatchesLocalGradients) {
   rpc::DeviceMaps maps;
   for (const char* worker : {"worker1", "worker2"}) maps[worker] = {{kGpu, kGpu}};
   run(

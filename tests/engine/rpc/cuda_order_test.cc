@@ -8,7 +8,7 @@
 namespace weft::on_gpus {
 namespace {
 
-TEST_P(CudaRpc, TheArgumentIsReadBehindTheCallersStreamAndTheCallerDoesNotWaitForIt) {
+TEST_P(CudaRpc, ArgumentWaitsForCallersStream) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     const at::Tensor tensor = made(gpu(0), 1 << 20, 1);
@@ -27,7 +27,7 @@ TEST_P(CudaRpc, TheArgumentIsReadBehindTheCallersStreamAndTheCallerDoesNotWaitFo
   });
 }
 
-TEST_P(CudaRpc, ACallInACaptureIsRefusedAndTheNextOneWorks) {
+TEST_P(CudaRpc, CallDuringCaptureIsRefused) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     const at::Tensor tensor = made(gpu(0), 100, 1);
     const c10::Stream side = torch_cuda->new_stream(0);
@@ -46,7 +46,7 @@ TEST_P(CudaRpc, ACallInACaptureIsRefusedAndTheNextOneWorks) {
   });
 }
 
-TEST_P(CudaRpc, CU023_TheResultIsReadBehindAStreamThatTheFunctionsStreamWaitsFor) {
+TEST_P(CudaRpc, ResultWaitsForASideStream) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     c10::Stream own = torch_cuda->new_stream(1);
     slow = &own;
@@ -60,7 +60,7 @@ TEST_P(CudaRpc, CU023_TheResultIsReadBehindAStreamThatTheFunctionsStreamWaitsFor
   });
 }
 
-TEST_P(CudaRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
+TEST_P(CudaRpc, NestedSlowCallsKeepTheirOrder) {
   for (const int calls : {1, 5}) {
     run(
         {{gpu(0), gpu(0)}},
@@ -85,7 +85,7 @@ TEST_P(CudaRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
   }
 }
 
-TEST_P(CudaRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) {
+TEST_P(CudaRpc, DeferredReplyWaitsForItsStream) {
   run(
       {{gpu(0), gpu(0)}},
       [](rpc::Agent& agent) {
@@ -104,7 +104,7 @@ TEST_P(CudaRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu)
       16, 3);
 }
 
-TEST_P(CudaRpc, AContinuationHasTheContextOfItsValuesGpu) {
+TEST_P(CudaRpc, ContinuationHasItsGpusContext) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     const auto seen =
         agent.async<&make>("worker1", gpu(1), 64, 2).then([](const at::Tensor& value) {
@@ -114,7 +114,7 @@ TEST_P(CudaRpc, AContinuationHasTheContextOfItsValuesGpu) {
   });
 }
 
-TEST_P(CudaRpc, CU039_AnObjectThatCannotTravelIsUsedWithItsTensorThroughItsReference) {
+TEST_P(CudaRpc, UnsendableObjectWorksByReference) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     auto shelf = agent.remote<Shelf>("worker1", made(gpu(0), 256, 2));
     EXPECT_TRUE(is_all(shelf.sync<&Shelf::take>(), 2));
@@ -126,7 +126,7 @@ TEST_P(CudaRpc, CU039_AnObjectThatCannotTravelIsUsedWithItsTensorThroughItsRefer
   });
 }
 
-TEST_P(CudaRpc, CU026_AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
+TEST_P(CudaRpc, FetchWaitsForTheValuesStream) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     c10::Stream own = torch_cuda->new_stream(0);
     slow = &own;
@@ -143,7 +143,7 @@ TEST_P(CudaRpc, CU026_AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
   });
 }
 
-TEST_P(CudaRpc, ACopyGoesToTheGpuOfAThirdWorkerByItsOwnersMapBehindTheWorkThatMakesIt) {
+TEST_P(CudaRpc, CopyUsesTheOwnersMapInOrder) {
   run(
       {{gpu(0), gpu(0)}},
       [](rpc::Agent& agent) {
@@ -168,7 +168,7 @@ TEST_P(CudaRpc, ACopyGoesToTheGpuOfAThirdWorkerByItsOwnersMapBehindTheWorkThatMa
 }
 
 // CU-014 is not as in PyTorch: a map to oneself moves nothing (docs/rpc.md).
-TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {
+TEST_P(CudaRpc, CallToOneselfUsesCallersStreams) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     const c10::Stream side = torch_cuda->new_stream(0);
     const c10::StreamGuard on(side);
@@ -182,7 +182,7 @@ TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {
 
 // --- what goes wrong
 
-TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
+TEST_P(CudaRpc, FailedGpuCopyFailsOnlyItsCall) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     const at::Tensor tensor = made(gpu(0), 64, 1);
@@ -201,7 +201,7 @@ TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
   });
 }
 
-TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatNamedIt) {
+TEST_P(CudaRpc, LateWorkerIsCalledByItsMap) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto joined = [&](int rank, rpc::DeviceMaps maps) {
     rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {transport()}};

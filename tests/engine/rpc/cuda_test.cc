@@ -6,7 +6,7 @@
 namespace weft::on_gpus {
 namespace {
 
-TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheInverse) {
+TEST_P(CudaRpc, ArgumentsAndResultsFollowTheMap) {
   for (const auto& [from, to] :
        {std::pair(0, 0), std::pair(1, 1), std::pair(0, 1), std::pair(1, 0)}) {
     run({{gpu(from), gpu(to)}}, [&, here = gpu(from), there = gpu(to)](rpc::Agent& agent) {
@@ -27,7 +27,7 @@ TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheI
       << "whether memory is read where it is";
 }
 
-TEST_P(CudaRpc, CU009_010_FromTheHostToAGpuAndBack) {
+TEST_P(CudaRpc, HostTensorsAreMappedToAGpu) {
   for (const int index : {0, 1}) {
     run({{kHost, gpu(index)}}, [&](rpc::Agent& agent) {
       const Seen seen = agent.sync<&look_at>("worker1", made(kHost, 1000, 3), 3);
@@ -40,7 +40,7 @@ TEST_P(CudaRpc, CU009_010_FromTheHostToAGpuAndBack) {
   }
 }
 
-TEST_P(CudaRpc, CU010_011_FromAGpuToTheHostAndBack) {
+TEST_P(CudaRpc, GpuTensorsAreMappedToTheHost) {
   for (const int index : {0, 1}) {
     run({{gpu(index), kHost}}, [&](rpc::Agent& agent) {
       const Seen seen = agent.sync<&look_at>("worker1", made(gpu(index), 1000, 3), 3);
@@ -53,7 +53,7 @@ TEST_P(CudaRpc, CU010_011_FromAGpuToTheHostAndBack) {
   }
 }
 
-TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
+TEST_P(CudaRpc, TwoGpusMapStraightOrCrossed) {
   for (const bool crossed : {false, true}) {
     run({{gpu(0), gpu(crossed ? 1 : 0)}, {gpu(1), gpu(crossed ? 0 : 1)}}, [&](rpc::Agent& agent) {
       const auto there = [&](int index) { return gpu(crossed ? 1 - index : index); };
@@ -75,7 +75,7 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
   }
 }
 
-TEST_P(CudaRpc, CU013_015_TwoArgumentsOfTwoGpusAndAResultOfEitherByStraightAndCrossedMaps) {
+TEST_P(CudaRpc, EachGpuArgumentFollowsItsMap) {
   for (const int crossed : {0, 1}) {
     const auto there = [crossed](int index) { return gpu(index ^ crossed); };
     run({{gpu(0), there(0)}, {gpu(1), there(1)}}, [&](rpc::Agent& agent) {
@@ -94,7 +94,7 @@ TEST_P(CudaRpc, CU013_015_TwoArgumentsOfTwoGpusAndAResultOfEitherByStraightAndCr
   }
 }
 
-TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
+TEST_P(CudaRpc, CyclicMapReturnsFourResults) {
   run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}},
       [](rpc::Agent& agent) {
         const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
@@ -107,7 +107,7 @@ TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
       });
 }
 
-TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
+TEST_P(CudaRpc, ViewsTravelAloneAndStayShared) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     const at::Tensor whole = made(gpu(0), 4096, 6);
     const at::Tensor view = part_of(whole, 1024, 256);
@@ -129,7 +129,7 @@ TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
   });
 }
 
-TEST_P(CudaRpc, CU017_AGpusTensorWithoutAMapIsRefusedAtOnceAndTheNextCallWorks) {
+TEST_P(CudaRpc, UnmappedGpuTensorIsRefused) {
   run({}, [](rpc::Agent& agent) {
     const at::Tensor tensor = made(gpu(0), 8, 1);
     for (int round = 0; round < 3; ++round) {
@@ -147,7 +147,7 @@ TEST_P(CudaRpc, CU017_AGpusTensorWithoutAMapIsRefusedAtOnceAndTheNextCallWorks) 
   });
 }
 
-TEST_P(CudaRpc, CU017_TheOtherGpuOfAMapIsNotMapped) {
+TEST_P(CudaRpc, MapDoesNotCoverOtherGpus) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     const at::Tensor tensor = made(gpu(1), 8, 1);
     EXPECT_EQ(error_of([&] { agent.sync<&pass>("worker1", tensor); }).blame(), Blame::Caller);
@@ -156,7 +156,7 @@ TEST_P(CudaRpc, CU017_TheOtherGpuOfAMapIsNotMapped) {
   });
 }
 
-TEST_P(CudaRpc, CU019_020_AResultWithoutAMapIsTheCallersErrorEachTimeAndUsesNothingUp) {
+TEST_P(CudaRpc, UnmappedResultFailsOnlyItsCall) {
   constexpr int kThreads = 2;
   run(
       {},
@@ -176,7 +176,7 @@ TEST_P(CudaRpc, CU019_020_AResultWithoutAMapIsTheCallersErrorEachTimeAndUsesNoth
       kThreads);
 }
 
-TEST_P(CudaRpc, CU021_AValueThatStaysThereIsFetchedToTheMappedDevice) {
+TEST_P(CudaRpc, ValueIsFetchedToTheMappedDevice) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     auto there = agent.remote<&pass>("worker1", made(gpu(0), 256, 5));
     const at::Tensor here = there.to_here();
@@ -191,7 +191,7 @@ TEST_P(CudaRpc, CU021_AValueThatStaysThereIsFetchedToTheMappedDevice) {
 // Two processes, each with a driver of its own.
 class CudaRpcOfProcesses : public testing::TestWithParam<const char*> {};
 
-TEST_P(CudaRpcOfProcesses, CU012_ArgumentsAndResultsTravelBetweenTheirGpus) {
+TEST_P(CudaRpcOfProcesses, ArgumentsAndResultsFollowTheMap) {
   harness::run_alone({harness::As::Processes, GetParam(), 2}, [](rpc::Options options) {
     if (tensor::cuda_device_count() > 0) return;  // as above; cuda_gpu_test.cc has the real one
     FakeDriver driver({.devices = 2, .threads = true});

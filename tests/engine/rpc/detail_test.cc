@@ -87,7 +87,7 @@ TEST_P(Changed, ArgumentsFailTheirCall) {
 
 // What is allowed: to change what has arrived, what was not sent, and memory that was copied when
 // it was packed.
-TEST_P(Changed, OthersAreLeftAlone) {
+TEST_P(Changed, AllowedChangesAreNotReported) {
   const rpc::Options slow{.faults = {.delay = {{rpc::MessageKind::Call, 50ms}}}};
   const auto body = [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -116,7 +116,7 @@ TEST_P(Changed, OthersAreLeftAlone) {
 INSTANTIATE_TEST_SUITE_P(All, Changed, testing::ValuesIn(settings({2})), name_of);
 
 // By another call, or another thread: said by the worker that has it.
-TEST(ChangedResults, AreSaidWhereTheyAre) {
+TEST(ChangedResults, AreLoggedByTheirWorker) {
   for (const bool copies : {true, false}) {
     kept = at::ones({8});
     run_workers(

@@ -41,7 +41,7 @@ Error together(const Pairs& pairs, const std::vector<c10::Device>& here = {},
   });
 }
 
-TEST(DeviceMaps, CU001_AWorkerThatIsNotThereIsNamedWithThoseThatAre) {
+TEST(DeviceMaps, UnknownWorkerIsNamed) {
   const std::vector<KnownDevices> workers{{"worker0", {1, {}, {{"worker7", {{gpu(0), gpu(0)}}}}}},
                                           {"worker1", {1, {}, {}}}};
   EXPECT_TRUE(says(error_of([&] { check_device_maps(workers, false); }),
@@ -49,12 +49,12 @@ TEST(DeviceMaps, CU001_AWorkerThatIsNotThereIsNamedWithThoseThatAre) {
   check_device_maps(workers, /*more_may_come=*/true);
 }
 
-TEST(DeviceMaps, CU002_003_AGpuThatIsNotThereIsNamedWithItsWorker) {
+TEST(DeviceMaps, MissingGpuIsNamedWithItsWorker) {
   EXPECT_TRUE(says(together({{gpu(2), gpu(0)}}), {"maps cuda:2 to cuda:0", "worker0 has 2 GPUs"}));
   EXPECT_TRUE(says(together({{gpu(0), gpu(1)}}), {"maps cuda:0 to cuda:1", "worker1 has 1 GPUs"}));
 }
 
-TEST(DeviceMaps, CU004_005_AMapIsOneToOne) {
+TEST(DeviceMaps, MapMustBeOneToOne) {
   EXPECT_TRUE(says(alone({{gpu(0), gpu(0)}, {gpu(1), gpu(0)}}),
                    {"cuda:1 to cuda:0", "and cuda:0 to cuda:0", "one to one"}));
   EXPECT_TRUE(
@@ -65,7 +65,7 @@ TEST(DeviceMaps, CU004_005_AMapIsOneToOne) {
                     {});
 }
 
-TEST(DeviceMaps, CU006_ANegativeIndexAndAnotherKindOfDeviceAreRefused) {
+TEST(DeviceMaps, InvalidDevicesAreRefused) {
   EXPECT_TRUE(says(alone({{c10::Device(c10::kCUDA, -1), gpu(0)}}), {"negative", "cuda:0"}));
   EXPECT_TRUE(says(alone({{gpu(0), c10::Device(c10::kCUDA, -1)}}), {"negative"}));
   EXPECT_TRUE(says(alone({{c10::Device(c10::kMeta), gpu(0)}}), {"meta"}));
@@ -73,7 +73,7 @@ TEST(DeviceMaps, CU006_ANegativeIndexAndAnotherKindOfDeviceAreRefused) {
       says(error_of([] { check_device_maps("worker0", {}, {kHost}); }), {"devices", "cpu"}));
 }
 
-TEST(DeviceMaps, CU007_ListsOfDevicesHaveAllThatMapsName) {
+TEST(DeviceMaps, DeviceListMustCoverTheMaps) {
   EXPECT_TRUE(says(together({{gpu(1), gpu(0)}}, {gpu(0)}), {"devices of worker0", "cuda:1"}));
   const std::vector<KnownDevices> workers{{"worker0", {2, {}, {{"worker1", {{gpu(0), gpu(0)}}}}}},
                                           {"worker1", {2, {gpu(1)}, {}}}};
@@ -82,7 +82,7 @@ TEST(DeviceMaps, CU007_ListsOfDevicesHaveAllThatMapsName) {
   EXPECT_TRUE(says(together({}, {gpu(2)}), {"list cuda:2", "2 GPUs"}));
 }
 
-TEST(DeviceMaps, CU014_AMapToOneselfMovesNothing) {
+TEST(DeviceMaps, MapToOneselfMovesNothing) {
   check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(0)}}}}, {});
   EXPECT_TRUE(says(error_of([] {
                      check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(1)}}}}, {});
@@ -90,7 +90,7 @@ TEST(DeviceMaps, CU014_AMapToOneselfMovesNothing) {
                    {"oneself"}));
 }
 
-TEST(DeviceMaps, HostMemoryGoesToHostMemoryUnlessItIsMappedAndResultsGoTheOtherWay) {
+TEST(DeviceMaps, FindsDevicesInBothDirections) {
   const DeviceMap none;
   EXPECT_EQ(none.find(kHost), kHost);
   EXPECT_EQ(none.find(gpu(0)), std::nullopt);
@@ -105,7 +105,7 @@ TEST(DeviceMaps, HostMemoryGoesToHostMemoryUnlessItIsMappedAndResultsGoTheOtherW
   EXPECT_EQ(map.inverse().find(kHost), kHost);
 }
 
-TEST(DeviceMaps, AWorkerUsesTheGpusOfItsMapsAndOfThoseForItOrWhatItLists) {
+TEST(DeviceMaps, UsedGpusComeFromMapsOrTheList) {
   const std::vector<KnownDevices> workers{
       {"worker0", {4, {}, {{"worker1", {{gpu(3), gpu(1)}, {kHost, gpu(2)}}}}}},
       {"worker1", {4, {}, {{"worker0", {{gpu(0), gpu(0)}}}}}},
@@ -115,7 +115,7 @@ TEST(DeviceMaps, AWorkerUsesTheGpusOfItsMapsAndOfThoseForItOrWhatItLists) {
   EXPECT_EQ(gpus_used("worker2", workers), (std::vector<int>{1, 3}));
 }
 
-TEST(DeviceMaps, TheRecordInTheStoreKeepsAllAndForeignNumbersAreRefused) {
+TEST(DeviceMaps, StoreRecordKeepsAllFields) {
   const WorkerDevices devices{4, {gpu(3)}, {{"worker1", {{gpu(3), kHost}, {kHost, gpu(127)}}}}};
   const WorkerDevices again = unstored(stored(devices));
   EXPECT_EQ(again.gpus, 4);
@@ -147,7 +147,7 @@ std::vector<std::string> errors_of_joining(const std::function<DeviceMaps(int ra
   return texts;
 }
 
-TEST(DeviceMapsOfWorkers, CU001_WhatOneMapsWronglyFailsTheJoiningOfAllWithTheSameWords) {
+TEST(DeviceMapsOfWorkers, OneWrongMapFailsAllWithOneText) {
   const auto texts = errors_of_joining([](int rank) {
     return rank == 0 ? DeviceMaps{{"nobody", {{kHost, kHost}}}} : DeviceMaps();
   });
@@ -155,7 +155,7 @@ TEST(DeviceMapsOfWorkers, CU001_WhatOneMapsWronglyFailsTheJoiningOfAllWithTheSam
   EXPECT_EQ(texts[0], texts[1]);
 }
 
-TEST(DeviceMapsOfWorkers, CU002_AGpuBeyondThoseThatThereAreFailsTheJoining) {
+TEST(DeviceMapsOfWorkers, GpuBeyondTheCountFailsJoining) {
   const auto texts = errors_of_joining([](int rank) {
     return rank == 1 ? DeviceMaps{{"worker0", {{gpu(100), gpu(0)}}}} : DeviceMaps();
   });
@@ -165,7 +165,7 @@ TEST(DeviceMapsOfWorkers, CU002_AGpuBeyondThoseThatThereAreFailsTheJoining) {
 }
 
 // With a device of each, so that it is the map's shape that is refused, with and without a GPU.
-TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
+TEST(DeviceMapsOfWorkers, InvalidMapFailsJoining) {
   const std::vector<std::pair<Pairs, std::string>> wrong{
       {{{kHost, gpu(100)}}, "maps cpu to cuda:100, and worker1 has"},
       {{{kHost, gpu(0)}, {gpu(0), gpu(0)}}, "one to one"},
@@ -191,7 +191,7 @@ TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
   }
 }
 
-TEST(DeviceMapsOfWorkers, CU008_AMapFromHostToHostIsFineWithoutAGpu) {
+TEST(DeviceMapsOfWorkers, HostToHostMapNeedsNoGpu) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
     const std::string other = "worker" + std::to_string(1 - rank);

@@ -103,7 +103,7 @@ class ErrorsAmongMany : public Errors {};
 
 int next_of(const rpc::Agent& agent) { return harness::after(agent, 1).rank; }
 
-TEST_P(ErrorsAmongMany, RE001_ADestinationThatIsNotThereIsTheCallersError) {
+TEST_P(ErrorsAmongMany, UnknownDestinationIsCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int rank : {-1, 99}) {
       EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rank, 1, 2); }).blame(), Blame::Caller);
@@ -119,7 +119,7 @@ TEST_P(ErrorsAmongMany, RE001_ADestinationThatIsNotThereIsTheCallersError) {
   });
 }
 
-TEST_P(ErrorsAmongMany, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
+TEST_P(ErrorsAmongMany, ThrownTextArrivesWithItsLines) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::string lines = "first\nsecond";
     for (const auto& worker : agent.workers()) {
@@ -156,7 +156,7 @@ Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& functio
   return future;
 }
 
-TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
+TEST_P(Errors, WrongArgumentsAreCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
@@ -177,7 +177,7 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
   });
 }
 
-TEST_P(Errors, AResultThatCannotBeDecodedNamesTheCall) {
+TEST_P(Errors, UndecodableResultNamesTheCall) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& greet = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::greet>>::entered;
     const auto error = error_of([&] {
@@ -193,7 +193,7 @@ TEST_P(Errors, AResultThatCannotBeDecodedNamesTheCall) {
   });
 }
 
-TEST_P(Errors, WhatACallThatIsNotReadGivesAwayComesBack) {
+TEST_P(Errors, UnreadCallReturnsItsReferences) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
@@ -210,7 +210,7 @@ TEST_P(Errors, WhatACallThatIsNotReadGivesAwayComesBack) {
   });
 }
 
-TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
+TEST_P(Errors, OperatorErrorListsItsOverloads) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     const auto error = error_of([&] { agent.sync_op("aten::matmul", to, at::ones({2}), "b"); });
@@ -257,7 +257,7 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
 bool records() { return at::GradMode::is_enabled(); }
 void records_no_more() { at::GradMode::set_enabled(false); }
 
-TEST_P(Errors, ACallLeavesTheRecordingOfLaterOnesAsItIs) {
+TEST_P(Errors, GradModeDoesNotLeakToLaterCalls) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     for (int i = 0; i < 20; ++i) {
@@ -269,7 +269,7 @@ TEST_P(Errors, ACallLeavesTheRecordingOfLaterOnesAsItIs) {
   });
 }
 
-TEST_P(Errors, AnOperatorIsNotRunForAResultThatCannotTravelNorWithNumbersThatLibtorchDoesNotHave) {
+TEST_P(Errors, OperatorWithBadTypesIsNotRun) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     const at::Tensor ones = at::ones({4});
@@ -294,7 +294,7 @@ TEST_P(Errors, AnOperatorIsNotRunForAResultThatCannotTravelNorWithNumbersThatLib
   });
 }
 
-TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
+TEST_P(Errors, OperatorOverloadMayBeNamed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const at::Tensor ones = at::ones({2, 2});
     for (const int to : {agent.self().rank, next_of(agent)}) {
@@ -316,7 +316,7 @@ TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
 }
 
 // Also of values that this worker owns, and whether the creation's answer has come already or not.
-TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
+TEST_P(Errors, FailedCreationAlwaysSaysWhy) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {agent.self(), harness::after(agent, 1)}) {
       const auto expect_text = [&](const RRef<int>& made, const std::string& function,
@@ -351,7 +351,7 @@ TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
   });
 }
 
-TEST_P(Errors, WhateverIsThrownReachesTheCallerAsText) {
+TEST_P(Errors, AnyThrownObjectArrivesAsText) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto thrown_by = [&](auto call) {
@@ -374,7 +374,7 @@ TEST_P(Errors, WhateverIsThrownReachesTheCallerAsText) {
   });
 }
 
-TEST_P(Errors, RE006_ATypeThatOnlyTheCalleeKnowsIsNamed) {
+TEST_P(Errors, UnknownExceptionTypeIsNamed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto own = error_of([&] { agent.sync<&wrong::throws_own>(to); });
@@ -387,7 +387,7 @@ TEST_P(Errors, RE006_ATypeThatOnlyTheCalleeKnowsIsNamed) {
   });
 }
 
-TEST_P(Errors, RE007_035_AFunctionThatTheCalleeDoesNotHaveIsUnsupportedThere) {
+TEST_P(Errors, MissingFunctionIsUnsupported) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
@@ -412,7 +412,7 @@ TEST_P(Errors, RE007_035_AFunctionThatTheCalleeDoesNotHaveIsUnsupportedThere) {
   });
 }
 
-TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
+TEST_P(Errors, ErrorsAreStickyAndAllAreSeen) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
     for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&wrong::throws>(next_of(agent), "no"));
@@ -423,7 +423,7 @@ TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
   });
 }
 
-TEST_P(Errors, WhatWaitsOnTheLoopIsToldWhatToDoInstead) {
+TEST_P(Errors, BlockingInlineCallGetsAdvice) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int here = agent.self().rank, to = next_of(agent);
     for (const int some : {here, to}) EXPECT_EQ(agent.sync<&wrong::waits>(some, here), 3);
@@ -434,7 +434,7 @@ TEST_P(Errors, WhatWaitsOnTheLoopIsToldWhatToDoInstead) {
   });
 }
 
-TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
+TEST_P(Errors, DeferredErrorsReachTheCaller) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto kept = agent.remote<&wrong::throws_early>(to);
@@ -453,7 +453,7 @@ TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
   });
 }
 
-TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
+TEST_P(Errors, CallsLimitOverridesTheDefault) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(),
@@ -486,7 +486,7 @@ TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
   });
 }
 
-TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
+TEST_P(Errors, WaitForAFutureMayHaveALimit) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     auto call = agent.async<&wrong::slow>(next_of(agent), 200);
     EXPECT_EQ(error_of([&] { call.wait(5ms); }).blame(), Blame::Timeout);
@@ -494,7 +494,7 @@ TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
   });
 }
 
-TEST_P(Errors, ACallThatIsQueuedPastItsTimeIsNotRun) {
+TEST_P(Errors, ExpiredQueuedCallIsNotRun) {
   wrong::held_until = 0;
   wrong::done_late = 0;
   run_workers(GetParam(),
@@ -515,7 +515,7 @@ TEST_P(Errors, ACallThatIsQueuedPastItsTimeIsNotRun) {
               {.worker_threads = 1});
 }
 
-TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
+TEST_P(Errors, UnsendableValueIsRefusedAtSender) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     EXPECT_EQ(
@@ -532,7 +532,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(harness::settings()), ha
 INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(harness::settings()),
                          harness::name_of);
 
-TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
+TEST(AgentLife, ReferenceNeedsAnAgentNotAGroup) {
   harness::run_ranks(
       As::Threads, 2,
       [](ProcessGroup& group) {
@@ -546,7 +546,7 @@ TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
       {.backend = "tcp"});
 }
 
-TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
+TEST(AgentLife, CallsAfterShutdownAreRefused) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
     for (const auto& error : {error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }), error_of([&] {
@@ -560,7 +560,7 @@ TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
   });
 }
 
-TEST(AgentLife, RE002_WhatAFunctionThrowsIsLoggedWhereItRan) {
+TEST(AgentLife, ThrownErrorIsLoggedWhereItRan) {
   for (const int to : {0, 1}) {
     const std::string logged = harness::warnings_of(2, [to](rpc::Agent& agent) {
       if (agent.self().rank == 0) error_of([&] { agent.sync<&wrong::throws>(to, "no luck"); });
@@ -571,7 +571,7 @@ TEST(AgentLife, RE002_WhatAFunctionThrowsIsLoggedWhereItRan) {
   }
 }
 
-TEST(AgentLife, ThisAgentOutsideOfACallIsTheCallersError) {
+TEST(AgentLife, ThisAgentNeedsARunningCall) {
   EXPECT_EQ(error_of([] { rpc::this_agent(); }).blame(), Blame::Caller);
   EXPECT_EQ(error_of([] { rpc::this_call(); }).blame(), Blame::Caller);
 }
@@ -579,7 +579,7 @@ TEST(AgentLife, ThisAgentOutsideOfACallIsTheCallersError) {
 class AgentFaults : public testing::TestWithParam<Setting> {};
 
 // Of functions and of operators, waited for at once and later.
-TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
+TEST_P(AgentFaults, DelayedCallsTimeOutOrArrive) {
   run_workers(GetParam(),
               [](rpc::Agent& agent) {
                 const int to = next_of(agent);
@@ -614,7 +614,7 @@ TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
 INSTANTIATE_TEST_SUITE_P(Rpc, AgentFaults, testing::ValuesIn(harness::settings_of_faults()),
                          harness::name_of);
 
-TEST(CallFaults, RF011_NothingGoesWrongUnlessAProgramSaysSo) {
+TEST(CallFaults, DefaultsInjectNoFaults) {
   const rpc::Options options;
   EXPECT_TRUE(options.faults.fail_first.empty() && options.faults.drop.empty() &&
               options.faults.delay.empty());
@@ -622,7 +622,7 @@ TEST(CallFaults, RF011_NothingGoesWrongUnlessAProgramSaysSo) {
   EXPECT_EQ(options.timeout, 60s);
 }
 
-TEST(CallFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
+TEST(CallFaults, DroppedAndRefusedCallsFail) {
   run_workers(
       {As::Threads, "inproc", 2},
       [](rpc::Agent& agent) {
@@ -643,7 +643,7 @@ TEST(CallFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelays
 }
 
 // The callee sees that nobody waits any more.
-TEST(AgentLife, ATimeoutIsSeenByTheFunctionAsCancellation) {
+TEST(AgentLife, TimeoutCancelsTheFunction) {
   run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     error_of([&] { agent.sync<&wrong::slow>(rpc::to(1).timeout(20ms), 600'000); });
@@ -654,7 +654,7 @@ TEST(AgentLife, ATimeoutIsSeenByTheFunctionAsCancellation) {
 
 class KilledWorker : public testing::TestWithParam<std::string> {};
 
-TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) {
+TEST_P(KilledWorker, FailsAllItsPendingCallsAtOnce) {
   const std::string transport = GetParam();
   harness::Processes workers(3, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
@@ -685,7 +685,7 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
   workers.expect_success({1});
 }
 
-TEST_P(KilledWorker, RS011_FailsACallAtOnceThatHadNoConnectionYetAndHasNoLimit) {
+TEST_P(KilledWorker, FailsCallsWithoutAConnection) {
   const std::string transport = GetParam();
   void* const shared =
       ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

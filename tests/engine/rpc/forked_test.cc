@@ -82,11 +82,11 @@ class ForkedWorkers : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(ForkedWorkers, EndByExitWithoutAWord) {
+TEST_P(ForkedWorkers, ExitSilently) {
   fork_and_go_on([](Held&) {});
 }
 
-TEST_P(ForkedWorkers, DropTheAgentWithoutAWord) {
+TEST_P(ForkedWorkers, DropTheAgentSilently) {
   fork_and_go_on([](Held& held) {
     held.agent.reset();
     held.there = {};
@@ -95,7 +95,7 @@ TEST_P(ForkedWorkers, DropTheAgentWithoutAWord) {
   });
 }
 
-TEST_P(ForkedWorkers, UnwindWithoutAWord) {
+TEST_P(ForkedWorkers, UnwindSilently) {
   fork_and_go_on([](Held& held) {
     const auto unwind = [&held] {
       const rpc::Agent agent = std::move(*held.agent);
@@ -107,7 +107,7 @@ TEST_P(ForkedWorkers, UnwindWithoutAWord) {
   });
 }
 
-TEST_P(ForkedWorkers, LeaveWithoutAWord) {
+TEST_P(ForkedWorkers, LeaveSilently) {
   fork_and_go_on([](Held& held) { held.agent->leave(); });
 }
 
@@ -138,7 +138,7 @@ TEST_P(ForkedWorkers, MayBecomeWorkersOfAnotherJob) {
 }
 
 // The kernel ends a killed worker's connections once no child has them either.
-TEST_P(ForkedWorkers, CloseTheConnectionsThatTheyDrop) {
+TEST_P(ForkedWorkers, CloseDroppedConnections) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   Processes processes(2, [&](int rank) {

@@ -110,7 +110,7 @@ std::ptrdiff_t threads() {
 
 class KilledAgain : public testing::TestWithParam<std::string> {};
 
-TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
+TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
   const int lives = harness::runs_all_settings() ? 51 : 21;
   const Job job(GetParam());
   const auto learner = job.start([&] {
@@ -187,7 +187,7 @@ TEST_P(KilledAgain, ManyTimesItLeavesItsNameAndNothingElse) {
 }
 
 // The learner's message leaves late: by then another process has the name, which must not see it.
-TEST_P(KilledAgain, ItsMessagesDoNotReachTheNext) {
+TEST_P(KilledAgain, LateCallsDoNotReachTheSuccessor) {
   const Job job(GetParam());
   const auto learner = job.start([&] {
     auto options = job.options(0);
@@ -222,7 +222,7 @@ TEST_P(KilledAgain, ItsMessagesDoNotReachTheNext) {
 
 // Two at a time, of which others never heard: those that neither spoke to them nor watch them hear
 // it, too.
-TEST_P(KilledAgain, AllHearOfDeathsAndWhoComesMeanwhile) {
+TEST_P(KilledAgain, AllHearOfDeathsAndNewcomers) {
   constexpr int kActors = 6;
   const Job job(GetParam());
   const auto listen = [](rpc::Agent& agent) {
@@ -293,7 +293,7 @@ TEST_P(KilledAgain, AllHearOfDeathsAndWhoComesMeanwhile) {
 }
 
 // It hosts the store: nobody can join any more, and those that are there hear of it, go on and end.
-TEST_P(KilledAgain, ThatHostedTheStoreIsSaidAndTheOthersGoOn) {
+TEST_P(KilledAgain, OthersOutliveTheStoresHost) {
   const Job job(GetParam());
   auto host = job.start([&] {
     auto agent = rpc::init("host", job.options(0));
@@ -333,7 +333,7 @@ TEST_P(KilledAgain, ThatHostedTheStoreIsSaidAndTheOthersGoOn) {
 // references.
 class KilledAgainAnywhen : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
-TEST_P(KilledAgainAnywhen, AndAgainNobodyHangsAndNothingStays) {
+TEST_P(KilledAgainAnywhen, NobodyHangsAndNothingIsLeft) {
   constexpr int kWorkers = 4;
   constexpr int kKills = 12;
   const int seed = std::get<1>(GetParam());

@@ -18,7 +18,7 @@ constexpr int kWorkers = 4;
 
 class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
-TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
+TEST_P(KilledAnywhen, OthersGoOnAndNothingIsCounted) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed, victim](int rank) {
@@ -59,7 +59,7 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
 
 // The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends
 // without the others, so they miss not the killed worker alone.
-TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
+TEST_P(KilledAnywhen, OthersShutdownEndsAtOnce) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed](int rank) {
@@ -86,7 +86,7 @@ TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
 // Stopped for a while instead, again and again: nobody misses it.
 class StoppedAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
-TEST_P(StoppedAnywhen, KeepsTheOthersWaitingAndNoMore) {
+TEST_P(StoppedAnywhen, OnlyDelaysTheOthers) {
   const auto& [transport, seed] = GetParam();
   Processes workers(kWorkers, [transport, seed](int rank) {
     auto agent = rpc::init(

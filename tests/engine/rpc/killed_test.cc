@@ -206,7 +206,7 @@ void survive(rpc::Agent& agent, Point point) {
   }
 }
 
-TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
+TEST_P(Killed, OthersGoOnAndNothingIsCounted) {
   const auto& [transport, point] = GetParam();
   Processes workers(3, [transport, point](int rank) {
     rpc::Options options{.rank = rank, .world_size = 3, .transports = {transport}};
@@ -256,7 +256,7 @@ class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, i
 
 // Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as
 // well.
-TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
+TEST_P(KilledInShutdown, OthersShutdownFailsAtOnce) {
   const auto& [transport, victim] = GetParam();
   Processes workers(3, [transport](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank),

@@ -94,7 +94,7 @@ void expect_busy(const Error& error, const std::string& text) {
 
 class CallsInFlight : public testing::TestWithParam<std::string> {};
 
-TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
+TEST_P(CallsInFlight, CallBeyondTheLimitFailsAtOnce) {
   run_two(GetParam(), {8, 8}, [](rpc::Agent& agent) {
     auto reference = agent.remote<&limited::owned>("worker1");
     EXPECT_EQ(reference.to_here(), 4);
@@ -124,7 +124,7 @@ TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
 
 class Nested : public testing::TestWithParam<std::string> {};
 
-TEST_P(Nested, CallsDeeperThanThreadsMayBlockFailWithBusyAndHangNobody) {
+TEST_P(Nested, TooDeepCallsFailWithBusy) {
   run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
     agent.shared_core()->thread_pool()->limit_blocked(8);  // the other's is far away
     for (const int first : {1, 0}) {
@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Nested, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 
 // A place is free when its call's answer is there, also for what the answer's continuation calls.
-TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
+TEST_P(CallsInFlight, CallsWithinTheLimitNeverFail) {
   run_two(GetParam(), {8, 8}, [](rpc::Agent& agent) {
     std::function<Future<int>(int)> chain = [&](int left) {
       auto call = agent.async<&limited::plus>("worker1", left, 0);
@@ -165,7 +165,7 @@ TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
 
 // The callee's own limit, where the caller's is higher; and what was given away in a refused call
 // ends.
-TEST_P(CallsInFlight, TheCalleeRefusesWhatIsTooManyForIt) {
+TEST_P(CallsInFlight, CalleeEnforcesItsOwnLimit) {
   run_two(GetParam(), {100, 4}, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
     for (int i = 0; i < 4; ++i) calls.push_back(agent.async<&limited::held>("worker1", i));
@@ -184,7 +184,7 @@ TEST_P(CallsInFlight, TheCalleeRefusesWhatIsTooManyForIt) {
 INSTANTIATE_TEST_SUITE_P(Rpc, CallsInFlight, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 
-TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheOthersAreAnswered) {
+TEST(CallsInFlightByDefault, CallsBeyondTheLimitFailWithBusy) {
   const int most = rpc::Options().calls_in_flight;
   run_two("shm", {most, most}, [&](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&limited::plus>("worker1", 1, 2), 3);
@@ -202,7 +202,7 @@ TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheO
   });
 }
 
-TEST(CallsInFlightByDefault, AreAtLeastOne) {
+TEST(CallsInFlightByDefault, MustBeAtLeastOne) {
   for (const int most : {0, -1}) {
     const auto error = error_of([&] {
       rpc::init("worker0", {.rank = 0,
@@ -226,7 +226,7 @@ class ForeignCalls : public testing::TestWithParam<std::string> {
                                            .calls_in_flight = 4});
 };
 
-TEST_P(ForeignCalls, AreRefusedBeyondTheLimitAlsoByAnotherConnectionWhileWeftsOwnGetThrough) {
+TEST_P(ForeignCalls, LimitHoldsAcrossConnections) {
   Stranger first(agent, GetParam());
   first.greet(agent, 1);
   for (std::uint64_t call = 1; call <= 6; ++call)
@@ -265,7 +265,7 @@ TEST_P(ForeignCalls, AreRefusedBeyondTheLimitAlsoByAnotherConnectionWhileWeftsOw
   EXPECT_EQ(more->head.kind, rpc::FrameKind::Reply);
 }
 
-TEST_P(ForeignCalls, OfOneNumberEndTheConnection) {
+TEST_P(ForeignCalls, ReusedNumberEndsTheConnection) {
   {
     Stranger stranger(agent, GetParam());
     stranger.greet(agent, 1);
@@ -276,7 +276,7 @@ TEST_P(ForeignCalls, OfOneNumberEndTheConnection) {
   limited::gate.open();
 }
 
-TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
+TEST_P(ForeignCalls, UnreadAnswersEndTheConnection) {
   Stranger stranger(agent, GetParam(), Stranger::Reads::No);
   stranger.greet(agent, 1);
   int sent = 0;
@@ -305,7 +305,7 @@ TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
 }
 
 // As programs write it that want no limit. More answers wait than a lane takes.
-TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
+TEST(ForeignCallsWithoutLimit, AnswersMayBeReadVeryLate) {
   constexpr std::size_t kCalls = 70'000;
   rpc::Agent agent = rpc::init("worker0", {.rank = 0,
                                            .world_size = 1,
@@ -334,7 +334,7 @@ TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
 }
 
 // Short, and longer than it may be: nothing is read beyond what came.
-TEST_P(ForeignCalls, WithWhatIsNoReferenceAreRefused) {
+TEST_P(ForeignCalls, MalformedReferencesAreRefused) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, 1);
   std::uint64_t call = 0;
@@ -352,7 +352,7 @@ TEST_P(ForeignCalls, WithWhatIsNoReferenceAreRefused) {
   refused(std::string("four"));
 }
 
-TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultStays) {
+TEST_P(ForeignCalls, WrongArgumentCountIsRefused) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, 1);
   const std::uint64_t id = std::uint64_t{1} << 48 | 1;
@@ -374,7 +374,7 @@ TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultSta
 
 // Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of
 // them at once.
-TEST(Strangers, WhoDoNotSayWhoTheyAreArePutOut) {
+TEST(Strangers, SilentOnesAreDisconnected) {
   const std::vector<std::string> transports{"inproc", "shm", "tcp"};
   const auto alone = [&](const std::string& secret) {
     return rpc::init("worker0", {.rank = 0,
@@ -404,7 +404,7 @@ TEST(Strangers, WhoDoNotSayWhoTheyAreArePutOut) {
 }
 
 // A rank that no worker can have.
-TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
+TEST_P(ForeignCalls, ImpossibleRanksAreRefused) {
   for (const int rank : {-1, 65536, 1 << 20}) {
     Stranger stranger(agent, GetParam());
     stranger.greet(agent, rank);
@@ -414,7 +414,7 @@ TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
 
 // As a worker does that wants a name which is taken. It is told that the holder lives; nothing else
 // is taken from it.
-TEST_P(ForeignCalls, OfWhoAsksForASignOfLifeAreRefused) {
+TEST_P(ForeignCalls, LivenessProbeMayAskNothingElse) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, rpc::kAsksForSign);
   const auto said = stranger.next();

@@ -159,7 +159,7 @@ std::vector<rpc::Agent> join_all(int workers, bool open) {
 class LostWorker : public testing::TestWithParam<bool> {};
 
 // Each question needs a connection, whose end must not be the reason for another.
-TEST_P(LostWorker, IsAskedAFewTimesAndNoMore) {
+TEST_P(LostWorker, IsProbedOnlyAFewTimes) {
   Links links;  // of open jobs some are made at joining
   auto agents = join_all(2, /*open=*/GetParam());
   const auto held = agents[1].remote<&refs::number>(0, 4);
@@ -176,7 +176,7 @@ TEST_P(LostWorker, IsAskedAFewTimesAndNoMore) {
   agents[0].leave();
 }
 
-TEST_P(LostWorker, IsNoneWhoseConnectionsAloneBreak) {
+TEST_P(LostWorker, BrokenConnectionsAloneLoseNobody) {
   auto agents = join_all(2, /*open=*/GetParam());
   Links links;
   const auto held = agents[1].remote<&refs::number>(0, 4);
@@ -197,7 +197,7 @@ TEST_P(LostWorker, IsNoneWhoseConnectionsAloneBreak) {
 }
 
 // Also those for which a connection was made at the very moment when the one before ended.
-TEST_P(LostWorker, LetsEveryCallEndWhileItsConnectionsBreak) {
+TEST_P(LostWorker, CallsEndWhileConnectionsBreak) {
   auto agents = join_all(2, /*open=*/GetParam());
   Links links;
   std::atomic<int> ended{0};
@@ -228,7 +228,7 @@ TEST_P(LostWorker, LetsEveryCallEndWhileItsConnectionsBreak) {
 }
 
 // More of them than one message asks for.
-TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
+TEST_P(LostWorker, ReferencesSurviveBrokenConnections) {
   Links links;  // before they join: where workers come and go, each connects to the other then
   auto agents = join_all(2, /*open=*/GetParam());
   const int many = 10'000;
@@ -251,7 +251,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
 
 // The owner hears of the value from somebody else only, after its creator has gone: whoever waits
 // for it is told.
-TEST(LostCreator, IsAskedAboutWhatDoesNotCome) {
+TEST(LostCreator, FailsThoseThatAwaitItsValue) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<rpc::Agent> agents(3);
   harness::run_threads(3, [&](int rank) {
@@ -319,7 +319,7 @@ class LostControl : public testing::TestWithParam<Lost> {
   }
 };
 
-TEST_P(LostControl, TheEndOfAReferenceIsToldOnceMore) {
+TEST_P(LostControl, EndOfAReferenceIsSentAgain) {
   auto agents = join_all(2, /*open=*/false);
   Links links;
   auto first = agents[1].remote<&refs::number>(0, 4);
@@ -342,7 +342,7 @@ TEST_P(LostControl, TheEndOfAReferenceIsToldOnceMore) {
   for (auto& agent : agents) agent.leave();
 }
 
-TEST_P(LostControl, AnOwnerHearsOfAReferenceOnceMore) {
+TEST_P(LostControl, OwnerIsToldOfAForkAgain) {
   auto agents = join_all(3, /*open=*/false);
   Links links;
   agents[0].sync<&refs::nothing>(2);
@@ -364,7 +364,7 @@ TEST_P(LostControl, AnOwnerHearsOfAReferenceOnceMore) {
   for (auto& agent : agents) agent.leave();
 }
 
-TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
+TEST_P(LostControl, GiverIsToldOfItsChildAgain) {
   auto agents = join_all(3, /*open=*/false);
   Links links;
   agents[0].sync<&refs::nothing>(1);
@@ -404,7 +404,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, LostControl, testing::Values(Lost::Message, Lost::
                          });
 
 // Who cannot be asked may live all the same.
-TEST(LostStore, TakesNothingFromWorkersThatLive) {
+TEST(LostStore, LiveWorkersKeepTheirReferences) {
   Links links;  // before they join: each connects to the other then
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store);
@@ -428,7 +428,7 @@ TEST(LostStore, TakesNothingFromWorkersThatLive) {
 }
 
 // The end of a reference is said again and again, to who must be looked up each time.
-TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
+TEST(LostStore, RetriesBlockNoCalls) {
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store), third = join(2, store);
   EXPECT_EQ(first.sync<&refs::number>(2, 1), 1);
@@ -448,7 +448,7 @@ TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
 
 // Where the answer goes is the lane's to say: who joined first knows nothing of those that came
 // later.
-TEST(LostStore, IsNotAskedForAnAnswerWithATensor) {
+TEST(LostStore, IsNotAskedForATensorsReply) {
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store);
   EXPECT_EQ(second.sync<&refs::number>(0, 4), 4);
@@ -461,7 +461,7 @@ TEST(LostStore, IsNotAskedForAnAnswerWithATensor) {
 
 // All its connections break, though it lives: who is taken for lost hears so, and does nothing more
 // under its name.
-TEST(LostStore, ThatSaysAWorkerIsLostMakesItLeave) {
+TEST(LostStore, WorkerMarkedLostLeaves) {
   Links links;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   rpc::Agent first = join(0, store), second = join(1, store);
@@ -484,7 +484,7 @@ TEST(LostStore, ThatSaysAWorkerIsLostMakesItLeave) {
   for (rpc::Agent* agent : {&first, &second}) agent->leave();
 }
 
-TEST(LostStore, NoLaneIsMadeByWhoLeavesMeanwhile) {
+TEST(LostStore, LeavingWorkerMakesNoConnection) {
   Links links;
   const auto store = c10::make_intrusive<Unwilling>();
   const auto come = [&](const std::string& name, int rank) {

@@ -73,7 +73,7 @@ void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
 class WorkersOfOneHost : public testing::TestWithParam<Case> {};
 
-TEST_P(WorkersOfOneHost, CallEachOtherWhereTheyMayNotLookIntoEachOthersProcesses) {
+TEST_P(WorkersOfOneHost, IsolatedOnesCallEachOtherByTcp) {
   for (const Change change : GetParam().changes) {
     if (const int number = change == nullptr ? 0 : tried(change)) {
       GTEST_SKIP() << "this process may not do that: " << std::generic_category().message(number);
@@ -120,7 +120,7 @@ class WrongDescriptors final : public c10d::HashStore {
   }
 };
 
-TEST(WorkersByShm, CallEachOtherByTcpAfterItHasFailed) {
+TEST(WorkersByShm, UseTcpAfterShmHasFailed) {
   // So that the workers' have two digits: the one that takes their place, 99, is not open.
   std::vector<Descriptor> lower;
   while (lower.empty() || lower.back().get() < 10)

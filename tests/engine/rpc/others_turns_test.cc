@@ -120,7 +120,7 @@ using harness::run_one;
 using harness::run_workers;
 using namespace std::chrono_literals;
 
-TEST(OthersTurns, ArriveInNoMode) {
+TEST(OthersTurns, ArrivalsIgnoreTheThreadsMode) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
       const c10::InferenceMode inference;  // and so this thread turns the loop meanwhile
@@ -135,7 +135,7 @@ TEST(OthersTurns, ArriveInNoMode) {
   });
 }
 
-TEST(OthersTurns, RecordWhatIsForwarded) {
+TEST(OthersTurns, ForwardedCallsAreRecorded) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
       const torch::NoGradGuard no_grad;
@@ -153,7 +153,7 @@ TEST(OthersTurns, RecordWhatIsForwarded) {
   });
 }
 
-TEST(OthersTurns, AreNotCountedByWaitAll) {
+TEST(OthersTurns, WaitAllCountsOnlyItsOwnCalls) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
       EXPECT_EQ(rpc::wait_all([&] { agent.sync<&turns::after_gate>(2, std::string("counted")); }),
@@ -166,7 +166,7 @@ TEST(OthersTurns, AreNotCountedByWaitAll) {
   });
 }
 
-TEST(OthersTurns, ContinuationsOfWhatIsDoneMayBlock) {
+TEST(OthersTurns, DoneFuturesContinuationMayBlock) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     EXPECT_EQ(agent.sync<rpc::inline_<&turns::then_block>>(1), 2);
@@ -202,7 +202,7 @@ TEST(CallsToOneself, AreCancelledWhenTheAgentLeaves) {
   });
 }
 
-TEST(Refused, RepliesAreTheCallersErrorAtOnce) {
+TEST(Refused, RepliesFailTheirCallAtOnce) {
   run_one(
       [](rpc::Agent& agent) {
         const auto to = rpc::to(1).timeout(kNoTimeout);
@@ -214,7 +214,7 @@ TEST(Refused, RepliesAreTheCallersErrorAtOnce) {
                                   3}}}});  // the first failure is refused as well, and sent again
 }
 
-TEST(Unreadable, ArgumentsAndResultsAreOneCallsErrorAndKeepNothing) {
+TEST(Unreadable, ValuesFailOnlyTheirCall) {
   run_one([](rpc::Agent& agent) {
     EXPECT_EQ(
         error_of([&] { agent.sync<&turns::take_unreadable>(1, turns::Unreadable()); }).blame(),
@@ -225,7 +225,7 @@ TEST(Unreadable, ArgumentsAndResultsAreOneCallsErrorAndKeepNothing) {
   });
 }
 
-TEST(Ranks, RE001_WiderThanAnIntAreNobodys) {
+TEST(Ranks, WiderThanAnIntAreRefused) {
   run_one([](rpc::Agent& agent) {
     for (const std::int64_t rank : {(std::int64_t{1} << 32) + 1, -(std::int64_t{1} << 32) + 1}) {
       const auto error = error_of([&] { agent.sync<&refs::number>(rank, 1); });
@@ -235,7 +235,7 @@ TEST(Ranks, RE001_WiderThanAnIntAreNobodys) {
   });
 }
 
-TEST(Shutdown, WaitsForWhatIsOnItsWayToSomebodyWhoHasGivenUp) {
+TEST(Shutdown, WaitsForRepliesNobodyAwaits) {
   run_workers({As::Threads, "tcp", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 1) return;
     agent.sync<&turns::large>(0);  // it is there from now on
@@ -288,7 +288,7 @@ TEST(CutConnections, LeaveNoReferencesBehind) {
   });
 }
 
-TEST(Values, EndOutsideTheLoop) {
+TEST(Values, AreDestroyedOutsideTheLoop) {
   run_one([](rpc::Agent& agent) {
     agent.remote<turns::SlowToEnd>(1, std::string("the end")).created().get();
     EXPECT_EQ(agent.sync<&refs::number>(rpc::to(1).timeout(20s), 3), 3)
@@ -302,7 +302,7 @@ TEST(Values, EndOutsideTheLoop) {
   });
 }
 
-TEST(Values, ThatThrowWhenTheyAreCopiedFailThatAlone) {
+TEST(Values, ThrowingCopyFailsOnlyTheFetch) {
   run_one([](rpc::Agent& agent) {
     const auto value = agent.remote<turns::Uncopied>(agent.self(), std::string("copies"));
     const auto fetched = value.fetch();
@@ -314,7 +314,7 @@ TEST(Values, ThatThrowWhenTheyAreCopiedFailThatAlone) {
 }
 
 // Of a call to oneself: its result is moved, not sent.
-TEST(Values, ThatThrowWhenTheyAreMovedFailTheirCallAndHoldNothingUp) {
+TEST(Values, ThrowingMoveFailsOnlyItsCall) {
   run_one([](rpc::Agent& agent) {
     const auto called = agent.async<&turns::give_unmoved>(agent.self());
     try {

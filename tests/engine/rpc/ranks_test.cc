@@ -38,7 +38,7 @@ using testing::IsEmpty;
 
 class RanksOfErrors : public testing::TestWithParam<Setting> {};
 
-TEST_P(RanksOfErrors, ComeWithWhatAFunctionThrows) {
+TEST_P(RanksOfErrors, TravelWithThrownErrors) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     for (const int to : {1, 0}) {
@@ -53,7 +53,7 @@ TEST_P(RanksOfErrors, ComeWithWhatAFunctionThrows) {
   });
 }
 
-TEST_P(RanksOfErrors, AreTheCalleeWhereItDoesNotAnswerInTime) {
+TEST_P(RanksOfErrors, TimeoutNamesTheCallee) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const Error error = error_of([&] { agent.sync<&never>(rpc::to(1).timeout(200ms)); });
@@ -65,7 +65,7 @@ TEST_P(RanksOfErrors, AreTheCalleeWhereItDoesNotAnswerInTime) {
 
 INSTANTIATE_TEST_SUITE_P(All, RanksOfErrors, testing::ValuesIn(settings({2})), name_of);
 
-TEST(RanksOfLostWorkers, AreTheCallee) {
+TEST(RanksOfLostWorkers, ErrorNamesTheLostCallee) {
   Processes processes(3, [](int rank) {
     auto agent = rpc::init("worker" + std::to_string(rank), {.timeout = 50s});
     for (int other = 0; other < 3; ++other) agent.sync<&nothing>(other);

@@ -13,7 +13,7 @@ using harness::expect_counters;
 using harness::run_one;
 using namespace std::chrono_literals;
 
-TEST(RefCounters, RR014_AValueThatWasNeverSharedCountsNowhere) {
+TEST(RefCounters, UnsharedValueIsNotCounted) {
   run_one([](rpc::Agent& agent) {
     const RRef<int> mine(agent, 1);
     expect_counters(agent, 0, {0, 0, 0});
@@ -21,7 +21,7 @@ TEST(RefCounters, RR014_AValueThatWasNeverSharedCountsNowhere) {
 }
 
 // Also where three workers are concerned: the counters of each are exact, and end at zero.
-TEST(RefCounters, ValuesGoWithTheirLastReference) {
+TEST(RefCounters, ValuesEndWithTheirLastReference) {
   run_one([](rpc::Agent& agent) {
     {
       const auto account = agent.remote<refs::Account>(1, 1);
@@ -43,7 +43,7 @@ TEST(RefCounters, ValuesGoWithTheirLastReference) {
 }
 
 // A destructor is the user's, and may take its time.
-TEST(RefCounters, AValueCountsUntilItHasEnded) {
+TEST(RefCounters, ValueCountsUntilItIsDestroyed) {
   run_one([](rpc::Agent& agent) {
     agent.remote<refs::EndsBehind>(1, "end").created().get();
     refs::number_behind(0, "end asked");
@@ -53,7 +53,7 @@ TEST(RefCounters, AValueCountsUntilItHasEnded) {
   });
 }
 
-TEST(RefCounters, CopiesCountWithTheirOwnersAndEndAtZero) {
+TEST(RefCounters, CopiesAreCountedByTheirOwners) {
   run_one([](rpc::Agent& agent) {
     {
       const auto value = agent.remote<&refs::number>(1, 1);
@@ -72,7 +72,7 @@ TEST(RefCounters, CopiesCountWithTheirOwnersAndEndAtZero) {
   });
 }
 
-TEST(RefCounters, CountOwnersWorkersAndEndAtZero) {
+TEST(RefCounters, CopiedHandlesCountOnce) {
   run_one([](rpc::Agent& agent) {
     {
       const auto account = agent.remote<refs::Account>(1, 1);
@@ -101,7 +101,7 @@ void send_twice(rpc::Agent& agent, int to, rpc::MessageKind kind,
 }
 std::uint64_t fork_of(const RRef<int>& reference) { return reference.handle()->fork(); }
 
-TEST(RefCounters, AForkAndItsEndCountOnceHoweverOftenTheyCome) {
+TEST(RefCounters, RepeatedForksAndEndsCountOnce) {
   run_one([](rpc::Agent& agent) {
     auto first = agent.remote<&refs::number>(1, 4);
     auto other = agent.sync<&refs::give_back>(1, first);
@@ -122,7 +122,7 @@ TEST(RefCounters, AForkAndItsEndCountOnceHoweverOftenTheyCome) {
   });
 }
 
-TEST(RefCounters, AChildIsAcceptedOnceHoweverOftenThatComes) {
+TEST(RefCounters, RepeatedAcceptancesCountOnce) {
   run_one([](rpc::Agent& agent) {
     const auto given = agent.sync<&refs::make_on>(1, agent.worker(2), 5);
     expect_counters(agent, 2, {1, 1, 0});  // the giver's own has ended
@@ -135,7 +135,7 @@ TEST(RefCounters, AChildIsAcceptedOnceHoweverOftenThatComes) {
   });
 }
 
-TEST(RefCounters, WhatIsAskedForTwiceIsGivenBackOnceAndOnlyWhereItIsNotThere) {
+TEST(RefCounters, OnlyMissingForksAreGivenBack) {
   run_one([](rpc::Agent& agent) {
     const RRef<int> mine(agent, 7);
     auto held = agent.remote<&refs::give_back>(1, mine);
@@ -157,7 +157,7 @@ TEST(RefCounters, WhatIsAskedForTwiceIsGivenBackOnceAndOnlyWhereItIsNotThere) {
   });
 }
 
-TEST(RefCounters, WhatHasComeStaysWhoeverSaysThatItWillNot) {
+TEST(RefCounters, FalseFailureKeepsACreatedValue) {
   run_one([](rpc::Agent& agent) {
     const rpc::Outcome why(static_cast<int>(Blame::Timeout), "said twice");
     {

@@ -74,12 +74,12 @@ void share_and_drop(rpc::Agent& agent) {
 
 class ControlFaults : public testing::TestWithParam<std::tuple<rpc::MessageKind, Setting>> {};
 
-TEST_P(ControlFaults, RefusedControlMessagesAreSentAgain) {
+TEST_P(ControlFaults, RefusedMessagesAreSentAgain) {
   const auto& [kind, setting] = GetParam();
   run_one(setting, share_and_drop, {.faults = {.fail_first = {{kind, 3}}}});
 }
 
-TEST_P(ControlFaults, DelayedControlMessagesChangeNothing) {
+TEST_P(ControlFaults, DelayedMessagesChangeNothing) {
   const auto& [kind, setting] = GetParam();
   run_one(setting, share_and_drop, {.faults = {.delay = {{kind, 50ms}}}});
 }
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
 // Which say nothing of what is behind the messages' faults: the same over every transport.
 class DroppedAndDelayed : public testing::TestWithParam<Setting> {};
 
-TEST_P(DroppedAndDelayed, RF003_ADroppedCreationIsACreationError) {
+TEST_P(DroppedAndDelayed, DroppedCreationIsACreationError) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             for (const int to : {0, 1}) {
@@ -117,7 +117,7 @@ TEST_P(DroppedAndDelayed, RF003_ADroppedCreationIsACreationError) {
           {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
+TEST_P(DroppedAndDelayed, DelayedCreationFailsForGood) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             {
@@ -136,7 +136,7 @@ TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
 
 // The limit is over while the calls are on their way; what is on the way comes when the test lets
 // it.
-TEST(LateCreations, AreAllMadeWhenTheyComeWhateverTheirLimit) {
+TEST(LateCreations, RunDespiteTheirTimeLimit) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> ways;
   ways.clear();
@@ -179,7 +179,7 @@ TEST(LateCreations, AreAllMadeWhenTheyComeWhateverTheirLimit) {
 }
 
 // The end of the reference would pass what is late.
-TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
+TEST(LateCalls, FindTheValueOfADroppedReference) {
   run_one(
       [](rpc::Agent& agent) {
         Future<int> fetched, called;
@@ -205,7 +205,7 @@ TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
 }
 
 // Of values that the callee owns, and of a third worker's.
-TEST(LateReplies, TheReferencesInThemEnd) {
+TEST(LateReplies, TheirReferencesEnd) {
   run_one(
       [](rpc::Agent& agent) {
         // The cancellation finds the reply on its way.
@@ -219,7 +219,7 @@ TEST(LateReplies, TheReferencesInThemEnd) {
 }
 
 // More of them than a worker remembers.
-TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
+TEST(LateReplies, ReferencesOfForgottenCallsEnd) {
   run_one(
       [](rpc::Agent& agent) {
         std::vector<Future<std::vector<RRef<int>>>> calls;
@@ -233,7 +233,7 @@ TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
 }
 
 // Not even where what cannot be read comes before the references.
-TEST(LateReplies, TheReferencesInThoseThatCannotBeReadEndAsWell) {
+TEST(LateReplies, ReferencesInUnreadableOnesEnd) {
   run_one(
       [](rpc::Agent& agent) {
         EXPECT_EQ(error_of([&] { agent.sync<&unreadable_own>(rpc::to(1).timeout(50ms)); }).blame(),
@@ -246,7 +246,7 @@ TEST(LateReplies, TheReferencesInThoseThatCannotBeReadEndAsWell) {
 }
 
 // Its giver keeps its own until the owner has heard of the new one.
-TEST(ForkFaults, AReferenceThatItsOwnerHearsOfLateIsAsGoodAsOthers) {
+TEST(ForkFaults, LateForkStillFetchesItsValue) {
   harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
     const int rank = *options.rank;
     if (rank == 0) options.faults.fail_first = {{rpc::MessageKind::Fork, 7}};
@@ -265,7 +265,7 @@ TEST(ForkFaults, AReferenceThatItsOwnerHearsOfLateIsAsGoodAsOthers) {
 }
 
 // Who waits for its result, which was asked for before that was known.
-TEST(CreationFaults, AMethodOfAnotherTypesValueFailsWhoWaitsForIt) {
+TEST(CreationFaults, MethodOfAWrongTypeFailsItsWaiter) {
   run_one(
       [](rpc::Agent& agent) {
         const auto number = agent.remote<&refs::number>(1, 4);
@@ -283,7 +283,7 @@ TEST(CreationFaults, AMethodOfAnotherTypesValueFailsWhoWaitsForIt) {
 
 // Who called has given up, and its reference has ended. The last goes in a turn of the loop, with
 // the reply that the method waited for.
-TEST(Destructors, OfValuesWhoseLastMethodAnswersLaterMayBlock) {
+TEST(Destructors, MayBlockAfterALateLastMethod) {
   run_one([](rpc::Agent& agent) {
     auto outlasting = agent.remote<Outlasting>(1, agent.self());
     outlasting.created().get();
@@ -298,7 +298,7 @@ TEST(Destructors, OfValuesWhoseLastMethodAnswersLaterMayBlock) {
   });
 }
 
-TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBeforeThat) {
+TEST(CreationFaults, OvertakingReferenceMayEndEarly) {
   run_one(
       [](rpc::Agent& agent) {
         const auto late = agent.remote<&refs::number>(1, 4);
@@ -310,7 +310,7 @@ TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBefor
 }
 
 // Its creation has come, and found it given up.
-TEST(CreationFaults, AFetchThatComesWhenItsValueHasEndedHoldsNobodyUp) {
+TEST(CreationFaults, FetchOfAnEndedValueFails) {
   run_one(
       [](rpc::Agent& agent) {
         Future<int> fetched;
@@ -325,7 +325,7 @@ TEST(CreationFaults, AFetchThatComesWhenItsValueHasEndedHoldsNobodyUp) {
 }
 
 // Who was given it before that may come when its creator has given it up.
-TEST(CreationFaults, AFetchOfWhatItsCreatorGaveUpFails) {
+TEST(CreationFaults, FetchOfAnAbandonedValueFails) {
   run_one(
       [](rpc::Agent& agent) {
         Future<int> fetched;
@@ -343,7 +343,7 @@ TEST(CreationFaults, AFetchOfWhatItsCreatorGaveUpFails) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST_P(DroppedAndDelayed, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
+TEST_P(DroppedAndDelayed, FunctionEndsWithALostReference) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             {
@@ -359,7 +359,7 @@ TEST_P(DroppedAndDelayed, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWit
 }
 
 // Whoever was to send it: the function that waits for the copy hears of it.
-TEST_P(DroppedAndDelayed, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
+TEST_P(DroppedAndDelayed, LostCopyFailsItsWaiters) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
@@ -375,7 +375,7 @@ TEST_P(DroppedAndDelayed, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
 }
 
 // On the way from owner to owner.
-TEST(CreationFaults, ACopyThatDoesNotArriveFailsWhoWaitsForIt) {
+TEST(CreationFaults, CopyLostByItsOwnerFailsItsWaiters) {
   harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
     if (options.rank == 1) options.faults.drop = {rpc::MessageKind::Create};
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
@@ -395,7 +395,7 @@ TEST(CreationFaults, ACopyThatDoesNotArriveFailsWhoWaitsForIt) {
 }
 
 // Who waits behind it elsewhere, too, and hears of it when its own reference is known.
-TEST(CreationFaults, ACopyThatWillNotComeFailsThoseToWhomItWasGiven) {
+TEST(CreationFaults, FailedCopyFailsItsHolders) {
   run_one([](rpc::Agent& agent) {
     {
       const auto broken = agent.remote<&refs::throws_behind>(1, "given on");
@@ -410,7 +410,7 @@ TEST(CreationFaults, ACopyThatWillNotComeFailsThoseToWhomItWasGiven) {
 }
 
 // Its maker has given up; the value exists much later.
-TEST(CreationFaults, ACopyThatNobodyWaitsForAnyMoreIsNotSent) {
+TEST(CreationFaults, AbandonedCopyIsNotSent) {
   run_one([](rpc::Agent& agent) {
     const auto value = agent.remote<&refs::number_behind>(rpc::to(1).timeout(0ms), 4, "too late");
     {
@@ -429,7 +429,7 @@ TEST(CreationFaults, ACopyThatNobodyWaitsForAnyMoreIsNotSent) {
   });
 }
 
-TEST(CreationFaults, ACopyThatIsRefusedIsACreationError) {
+TEST(CreationFaults, RefusedCopyIsACreationError) {
   run_one(
       [](rpc::Agent& agent) {
         {
@@ -450,7 +450,7 @@ TEST(CreationFaults, ACopyThatIsRefusedIsACreationError) {
       {.faults = {.fail_first = {{rpc::MessageKind::Create, 2}}}});
 }
 
-TEST(CreationFaults, ACopyThatComesWhenItHasBeenGivenUpIsDropped) {
+TEST(CreationFaults, LateAbandonedCopyIsDropped) {
   run_one(
       [](rpc::Agent& agent) {
         {
@@ -462,7 +462,7 @@ TEST(CreationFaults, ACopyThatComesWhenItHasBeenGivenUpIsDropped) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
 }
 
-TEST(CreationFaults, MethodsOfWhatWasNotCreatedFailWhenThatIsKnown) {
+TEST(CreationFaults, MethodsOfALostCreationFail) {
   run_one(
       [](rpc::Agent& agent) {
         const auto lost = agent.remote<refs::Account>(rpc::to(1).timeout(100ms), 1);
@@ -472,7 +472,7 @@ TEST(CreationFaults, MethodsOfWhatWasNotCreatedFailWhenThatIsKnown) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST_P(DroppedAndDelayed, APassedReferenceMayOvertakeItsCreation) {
+TEST_P(DroppedAndDelayed, PassedReferenceMayArriveFirst) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             const auto late = agent.remote<&refs::number>(1, 4);
@@ -483,7 +483,7 @@ TEST_P(DroppedAndDelayed, APassedReferenceMayOvertakeItsCreation) {
 }
 
 // Its owner has a reference of its own by then, and passes that on.
-TEST(CreationFaults, AnOwnerThatPassesOnWhatItDoesNotHaveYetStillWaitsForIt) {
+TEST(CreationFaults, OwnerMayPassOnAnUncreatedValue) {
   run_one(
       [](rpc::Agent& agent) {
         const auto late = agent.remote<&refs::number>(1, 4);
@@ -494,7 +494,7 @@ TEST(CreationFaults, AnOwnerThatPassesOnWhatItDoesNotHaveYetStillWaitsForIt) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 500ms}}}});
 }
 
-TEST(CreationFaults, WhatItsOwnerPassedOnFailsWhenItsCreatorGivesItUp) {
+TEST(CreationFaults, AbandonedPassedOnValueFails) {
   run_one(
       [](rpc::Agent& agent) {
         Future<int> fetched;
@@ -511,7 +511,7 @@ TEST(CreationFaults, WhatItsOwnerPassedOnFailsWhenItsCreatorGivesItUp) {
 }
 
 // Its reference ends there, which is not the creator's.
-TEST(CreationFaults, AWorkerWhoseOwnersNeverHeardOfItGivesUpNobodysValue) {
+TEST(CreationFaults, UnconfirmedForkEndsNoValue) {
   harness::run_alone({harness::As::Threads, "inproc", 4}, [](rpc::Options options) {
     const int rank = *options.rank;
     if (rank == 0) options.faults.delay = {{rpc::MessageKind::Create, 5s}};
@@ -529,7 +529,7 @@ TEST(CreationFaults, AWorkerWhoseOwnersNeverHeardOfItGivesUpNobodysValue) {
 }
 
 // Also where the creator keeps its reference: it knows, and tells.
-TEST(CreationFaults, OthersHearThatACreationHasFailed) {
+TEST(CreationFaults, OthersHearOfAFailedCreation) {
   run_one(
       [](rpc::Agent& agent) {
         const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(200ms), 4);
@@ -541,7 +541,7 @@ TEST(CreationFaults, OthersHearThatACreationHasFailed) {
 }
 
 // Where a connection works again after long, the value goes all the same.
-TEST(CreationFaults, AnEndThatIsRefusedForSecondsIsToldLater) {
+TEST(CreationFaults, RefusedEndIsSentSecondsLater) {
   run_one(
       [](rpc::Agent& agent) {
         EXPECT_EQ(agent.remote<&refs::number>(1, 4).to_here(), 4);
@@ -550,7 +550,7 @@ TEST(CreationFaults, AnEndThatIsRefusedForSecondsIsToldLater) {
       {.faults = {.fail_first = {{rpc::MessageKind::UserDelete, 6}}}});
 }
 
-TEST_P(DroppedAndDelayed, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
+TEST_P(DroppedAndDelayed, DelayedCreationsFailByTheirLimit) {
   run_one(
       GetParam(),
       [](rpc::Agent& agent) {
@@ -574,7 +574,7 @@ TEST_P(DroppedAndDelayed, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimit
       {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
 }
 
-TEST_P(DroppedAndDelayed, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
+TEST_P(DroppedAndDelayed, FailedCreationCannotBeShared) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(10ms), 1);
@@ -588,7 +588,7 @@ TEST_P(DroppedAndDelayed, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
           {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}}}});
 }
 
-TEST_P(DroppedAndDelayed, RF009_AFetchThatTimesOutCanBeDoneAgain) {
+TEST_P(DroppedAndDelayed, TimedOutFetchCanBeRepeated) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
             const auto there = agent.remote<&refs::number>(1, 4);
@@ -599,7 +599,7 @@ TEST_P(DroppedAndDelayed, RF009_AFetchThatTimesOutCanBeDoneAgain) {
           {.faults = {.delay = {{rpc::MessageKind::Fetch, 100ms}}}});
 }
 
-TEST(CreationFaults, AFetchOfAValueThatIsStillMadeTimesOutAndCanBeDoneAgain) {
+TEST(CreationFaults, EarlyFetchTimesOutAndCanRepeat) {
   run_one([](rpc::Agent& agent) {
     for (const int to : {0, 1}) {
       const std::string gate = "fetch " + std::to_string(to);

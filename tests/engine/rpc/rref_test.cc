@@ -28,7 +28,7 @@ class Refs : public testing::TestWithParam<Setting> {
   }
 };
 
-TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
+TEST_P(Refs, ResultsStayAndAreFetched) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2, 2});
     const auto remote = agent.remote<&refs::add>(after(agent, 1), one, one);
@@ -52,7 +52,7 @@ TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
   });
 }
 
-TEST_P(Refs, RR005_006_PassToTheirOwnerAndToOthers) {
+TEST_P(Refs, PassToTheirOwnerAndToOthers) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2});
     const auto a = agent.remote<&refs::add>(after(agent, 1), one, one);
@@ -63,7 +63,7 @@ TEST_P(Refs, RR005_006_PassToTheirOwnerAndToOthers) {
   });
 }
 
-TEST_P(Refs, RR003_004_ManyOfDifferentSizesAreFetchedLaterInOrder) {
+TEST_P(Refs, ManyAreFetchedLaterInOrder) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       std::vector<RRef<at::Tensor>> dense;
@@ -85,7 +85,7 @@ TEST_P(Refs, RR003_004_ManyOfDifferentSizesAreFetchedLaterInOrder) {
   });
 }
 
-TEST_P(Refs, RR007_AreArgumentsOfCallsInAllModes) {
+TEST_P(Refs, AreArgumentsInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::eye(2).to_sparse();
     const auto a = agent.remote<&refs::add>(after(agent, 1), one, one);
@@ -103,7 +103,7 @@ TEST_P(Refs, RR007_AreArgumentsOfCallsInAllModes) {
   });
 }
 
-TEST_P(Refs, RR038_AreArgumentAndResultOfOneFunction) {
+TEST_P(Refs, AreArgumentAndResultAtOnce) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto there = agent.remote<&refs::number>(after(agent, 1), 3);
     const auto back = agent.sync<&refs::give_back>(after(agent, 2), there);
@@ -114,7 +114,7 @@ TEST_P(Refs, RR038_AreArgumentAndResultOfOneFunction) {
   });
 }
 
-TEST_P(Refs, RR019_MethodsOfATensorAreFunctionsThatTakeItFirst) {
+TEST_P(Refs, FunctionsActAsTensorMethods) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       const auto tensor = agent.remote<&refs::add>(to, at::ones({2, 3}), at::ones({2, 3}));
@@ -129,7 +129,7 @@ TEST_P(Refs, RR019_MethodsOfATensorAreFunctionsThatTakeItFirst) {
   });
 }
 
-TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
+TEST_P(Refs, CreatedWaitsOrThrowsTheError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto failed = agent.remote<&refs::throws>(after(agent, 1), "no luck");
     EXPECT_NE(error_of([&] { failed.created().get(); }).text().find("no luck"), std::string::npos);
@@ -144,7 +144,7 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
   });
 }
 
-TEST_P(Refs, AnOwnersOwnFetchKeepsItsTimeLimit) {
+TEST_P(Refs, OwnersFetchKeepsItsTimeLimit) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::string gate = agent.self().name + "/own";
     const auto mine =
@@ -159,7 +159,7 @@ TEST_P(Refs, AnOwnersOwnFetchKeepsItsTimeLimit) {
   });
 }
 
-TEST_P(Refs, AnEmptyReferenceIsNotNone) {
+TEST_P(Refs, EmptyReferenceIsNotNullopt) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto there_and_back = [&](const std::optional<RRef<int>>& given) {
       return agent.sync<&refs::give_back_if>(after(agent, 1), given);
@@ -174,7 +174,7 @@ TEST_P(Refs, AnEmptyReferenceIsNotNone) {
   });
 }
 
-TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
+TEST_P(Refs, TimedOutCallsLeaveTheValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     const std::string gate_of_value = agent.self().name + "/value";
@@ -202,7 +202,7 @@ TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
   });
 }
 
-TEST_P(Refs, RR027_OwnersAreEqualForOneWorkerAndKeysOfMaps) {
+TEST_P(Refs, OwnersCompareAndHash) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = agent.remote<&refs::number>(after(agent, 1), 1);
     const auto b = agent.remote<&refs::number>(after(agent, 1), 2);
@@ -216,7 +216,7 @@ TEST_P(Refs, RR027_OwnersAreEqualForOneWorkerAndKeysOfMaps) {
   });
 }
 
-TEST_P(Refs, RR028_PrintTheirIdsWhichRiseAndBeginWithTheMakersRank) {
+TEST_P(Refs, PrintRisingIdsWithMakersRank) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto printed = [](const auto& reference) {
       return (std::ostringstream() << reference).str();
@@ -234,7 +234,7 @@ TEST_P(Refs, RR028_PrintTheirIdsWhichRiseAndBeginWithTheMakersRank) {
   });
 }
 
-TEST_P(Refs, RR029_TheEndOfTheCreationIsAFuture) {
+TEST_P(Refs, EndOfTheCreationIsAFuture) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       agent.remote<&refs::number>(to, 1).created().get();
@@ -248,7 +248,7 @@ TEST_P(Refs, RR029_TheEndOfTheCreationIsAFuture) {
   });
 }
 
-TEST_P(Refs, RR039_AValueThatCannotTravelCanBeUsedWhereItIs) {
+TEST_P(Refs, UnsendableValueIsUsedInPlace) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto quantized = agent.remote<&refs::quantized>(after(agent, 1));
     EXPECT_EQ(quantized.sync<&refs::size_of>(0), 2);
@@ -258,7 +258,7 @@ TEST_P(Refs, RR039_AValueThatCannotTravelCanBeUsedWhereItIs) {
   });
 }
 
-TEST_P(Refs, RR040_ARemoteModuleIsCalledTrainedAndGivesItsParameters) {
+TEST_P(Refs, RemoteModuleIsCalledAndTrained) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto net = agent.remote<refs::Net>(after(agent, 1), 3);
     const auto one = net.sync<&refs::Net::forward>(at::ones({4, 3}));
@@ -274,7 +274,7 @@ TEST_P(Refs, RR040_ARemoteModuleIsCalledTrainedAndGivesItsParameters) {
   });
 }
 
-TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
+TEST_P(Refs, LocalValuesPassInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const RRef<int> a(agent, 40);
     const RRef b(agent, 50);
@@ -297,7 +297,7 @@ TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
 
 class RefsAmongMany : public Refs {};
 
-TEST_P(RefsAmongMany, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
+TEST_P(RefsAmongMany, ComeBackFromNonOwners) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)), 7);
     EXPECT_EQ(agent.remote<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)).to_here(),
@@ -312,7 +312,7 @@ TEST_P(RefsAmongMany, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
   });
 }
 
-TEST_P(RefsAmongMany, RR009_010_011_OfSparseTensorsToo) {
+TEST_P(RefsAmongMany, SparseOnesComeBackFromNonOwners) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto sparse = at::eye(2).to_sparse();
     const auto third = after(agent, 2);
@@ -333,7 +333,7 @@ TEST_P(RefsAmongMany, RR009_010_011_OfSparseTensorsToo) {
   });
 }
 
-TEST_P(Refs, RR011_TwentyNestedOnesAtOnce) {
+TEST_P(Refs, TwentyNestedOnesWorkAtOnce) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<RRef<std::vector<RRef<int>>>> outer;
     for (int i = 0; i < 20; ++i)
@@ -343,7 +343,7 @@ TEST_P(Refs, RR011_TwentyNestedOnesAtOnce) {
   });
 }
 
-TEST_P(Refs, RR016_ReturnedLocalOnesAreChangedThroughTheirOwner) {
+TEST_P(Refs, ReturnedOnesChangeTheOwnersValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto three = agent.sync<&refs::own_three>(after(agent, 1));
     int expected = 11;
@@ -354,7 +354,7 @@ TEST_P(Refs, RR016_ReturnedLocalOnesAreChangedThroughTheirOwner) {
   });
 }
 
-TEST_P(Refs, RR018_020_MethodsRunWhereTheValueLives) {
+TEST_P(Refs, MethodsRunWhereTheValueLives) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       const auto account = agent.remote<refs::Account>(to, 10);
@@ -391,7 +391,7 @@ TEST_P(Refs, ModulesAreMadeInPlace) {
   });
 }
 
-TEST_P(Refs, CanBePassedAndCalledOnBeforeTheirValueExists) {
+TEST_P(Refs, CanBeUsedBeforeTheirValueExists) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto late =
         agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name + "/passed");
@@ -426,7 +426,7 @@ TEST_P(Refs, CopiesGoFromOwnerToOwner) {
   });
 }
 
-TEST_P(Refs, ACopyIsOfTheValueAsItWas) {
+TEST_P(Refs, CopyIsASnapshot) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto value = agent.remote<&refs::number>(after(agent, 1), 1);
     for (int to = 0; to < 3; ++to) {
@@ -440,7 +440,7 @@ TEST_P(Refs, ACopyIsOfTheValueAsItWas) {
   });
 }
 
-TEST_P(Refs, ACopyMayBeUsedBeforeItsValueExists) {
+TEST_P(Refs, CopyMayBeUsedBeforeItsValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::string gate = agent.self().name + "/copied";
     auto value = agent.remote<&refs::number_behind>(after(agent, 1), 1, gate);
@@ -458,7 +458,7 @@ TEST_P(Refs, ACopyMayBeUsedBeforeItsValueExists) {
   });
 }
 
-TEST_P(Refs, ACopyOfWhatIsNotCreatedOrCannotTravelIsACreationError) {
+TEST_P(Refs, CopyOfAFailedValueFails) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (int to = 0; to < 3; ++to) {
       const std::string gate = agent.self().name + "/no copy " + std::to_string(to);
@@ -490,7 +490,7 @@ TEST_P(Refs, StructsMayReferToTheirOwnKind) {
   });
 }
 
-TEST_P(Refs, RR033_ACreationThatFailsIsACreationErrorAtEveryUse) {
+TEST_P(Refs, FailedCreationFailsEveryUse) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       const auto failed = agent.remote<&refs::throws>(to, "no luck");
@@ -508,7 +508,7 @@ TEST_P(Refs, RR033_ACreationThatFailsIsACreationErrorAtEveryUse) {
   });
 }
 
-TEST_P(Refs, RR015_ALocalValueElsewhereIsTheCallersError) {
+TEST_P(Refs, LocalValueNeedsTheOwner) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
     const auto error = error_of([&] { there.local_value(); });
@@ -523,7 +523,7 @@ TEST_P(Refs, RR015_ALocalValueElsewhereIsTheCallersError) {
   });
 }
 
-TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
+TEST_P(Refs, DoNotTravelOutsideOfCalls) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
     EXPECT_EQ(error_of([&] { encode(there); }).blame(), Blame::Caller);
@@ -538,7 +538,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings
                          harness::name_of);
 
 // Its type is known anyway.
-TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
+TEST(RefLife, CreatedAsksTheOwnerAtMostOnce) {
   run_one([](rpc::Agent& agent) {
     const auto there = agent.remote<&refs::number>(1, 4);
     const auto mine = agent.remote<&refs::number>(0, 4);
@@ -553,7 +553,7 @@ TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
   });
 }
 
-TEST(RefTimers, OfAFetchOnTheOwnerGoesWithItsAnswer) {
+TEST(RefTimers, OwnersFetchTimerEndsWithAnswer) {
   run_one([](rpc::Agent& agent) {
     const auto core = rpc::detail::CoreCalls::of(agent);
     const auto mine = agent.remote<&refs::number_behind>(0, 4, "timer");
@@ -569,7 +569,7 @@ TEST(RefTimers, OfAFetchOnTheOwnerGoesWithItsAnswer) {
   });
 }
 
-TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
+TEST(RefLife, ReferencesFailAfterShutdown) {
   std::optional<RRef<int>> kept;
   run_one([&](rpc::Agent& agent) {
     kept = agent.remote<&refs::number>(1, 4);

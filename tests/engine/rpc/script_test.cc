@@ -179,7 +179,7 @@ void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
 
-TEST_P(Script, RB053_TakesArgumentsOfAllTypesByPlaceAndByNameAndHasDefaults) {
+TEST_P(Script, TakesNamedAndDefaultArguments) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::ones({2});
     const auto expect = [](const at::Tensor& given, double value) {
@@ -200,7 +200,7 @@ TEST_P(Script, RB053_TakesArgumentsOfAllTypesByPlaceAndByNameAndHasDefaults) {
   });
 }
 
-TEST_P(Script, RB054_GivesInAllModesAndToOneselfWhatItGivesHere) {
+TEST_P(Script, AllModesGiveTheLocalResult) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto x = at::rand({2, 2});
     torch::jit::Stack stack{x, "abc"};
@@ -218,7 +218,7 @@ TEST_P(Script, RB054_GivesInAllModesAndToOneselfWhatItGivesHere) {
   });
 }
 
-TEST_P(Script, GivesTuplesListsAndDictionaries) {
+TEST_P(Script, ReturnsTuplesListsAndDictionaries) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({2});
@@ -264,7 +264,7 @@ TEST_P(Script, GivesTuplesListsAndDictionaries) {
   });
 }
 
-TEST_P(Script, MethodsOfAnExposedModuleAreCalled) {
+TEST_P(Script, ExposedModulesMethodsAreCalled) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto x = at::ones({2}, at::kDouble);
@@ -275,7 +275,7 @@ TEST_P(Script, MethodsOfAnExposedModuleAreCalled) {
   });
 }
 
-TEST_P(Script, AModuleLivesBehindAReference) {
+TEST_P(Script, ModuleLivesBehindAReference) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto x = at::ones({2}, at::kDouble);
     for (const auto& to : {harness::after(agent, 1), agent.self()}) {
@@ -293,7 +293,7 @@ TEST_P(Script, AModuleLivesBehindAReference) {
   });
 }
 
-TEST_P(Script, AnUnknownNameSaysWhatIsExposed) {
+TEST_P(Script, UnknownNameListsWhatIsExposed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto* name : {"math.none", "mathematics.cube", "cube", "math", ".cube", "math.", "",
                              "net.forward.forward"}) {
@@ -306,7 +306,7 @@ TEST_P(Script, AnUnknownNameSaysWhatIsExposed) {
   });
 }
 
-TEST_P(Script, WrongArgumentsSayWhichItTakes) {
+TEST_P(Script, WrongArgumentsShowTheSignature) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({1});
@@ -357,7 +357,7 @@ TEST_P(Script, WrongArgumentsSayWhichItTakes) {
   });
 }
 
-TEST_P(Script, AResultOfAnotherTypeSaysBoth) {
+TEST_P(Script, WrongResultTypeNamesBoth) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({1});
@@ -381,7 +381,7 @@ TEST_P(Script, AResultOfAnotherTypeSaysBoth) {
   });
 }
 
-TEST_P(Script, WhatItRaisesArrivesWithItsTrace) {
+TEST_P(Script, ErrorsArriveWithTheirTrace) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({1});
@@ -441,7 +441,7 @@ TEST_P(Script, IsShownByItsName) {
   });
 }
 
-TEST_P(Script, GradientsGoThroughIt) {
+TEST_P(Script, GradientsFlowThroughIt) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (int i = 0; i < 6; ++i) {  // TorchScript compiles anew what it has seen run
       for (const auto& to : {harness::after(agent, 1), agent.self()}) {
@@ -457,7 +457,7 @@ TEST_P(Script, GradientsGoThroughIt) {
   });
 }
 
-TEST_P(Script, OneModuleIsCalledByManyAtOnce) {
+TEST_P(Script, ManyThreadsCallOneModule) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
@@ -477,7 +477,7 @@ TEST_P(Script, OneModuleIsCalledByManyAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Rpc, Script, testing::ValuesIn(harness::settings({2})), harness::name_of);
 
 // libtorch runs what a script forks on threads of its own, which no forked process has.
-TEST(ScriptFutures, AnswerWhenTheyAreDoneAndHoldNoThread) {
+TEST(ScriptFutures, HoldNoThreadUntilTheyAreDone) {
   scripts::exposed();
   scripts::open(false);
   run_workers({As::Threads, "inproc", 2},
@@ -517,7 +517,7 @@ TEST(ScriptFutures, CarryGradients) {
   });
 }
 
-TEST(ExposeScript, HasOneThingOfAName) {
+TEST(ExposeScript, NamesMustBeUnique) {
   const auto& all = scripts::exposed();
   rpc::expose_script("math", all.functions);  // the same again
   rpc::expose_script("net", Module(all.net));

@@ -35,7 +35,7 @@ using harness::Setting;
 using harness::Stranger;
 using namespace std::chrono_literals;
 
-TEST(Proofs, AreThoseOfHmacAndDependOnEverything) {
+TEST(Proofs, DependOnKeySideAndNonces) {
   rpc::Nonce c{};
   rpc::Nonce l{};
   l[31] = std::byte{1};
@@ -68,7 +68,7 @@ TEST_P(Secret, WorkersThatShareItCallEachOther) {
 // Both have one, so only the challenge tells them apart.
 class SecretMismatch : public testing::TestWithParam<std::string> {};
 
-TEST_P(SecretMismatch, IsTheCallersErrorThatNamesTheOption) {
+TEST_P(SecretMismatch, IsACallerErrorNamingTheOption) {
   guarded::runs = 0;
   std::barrier together(3);
   run_alone({As::Threads, GetParam(), 3}, [&](rpc::Options options) {
@@ -95,7 +95,7 @@ TEST_P(SecretMismatch, IsTheCallersErrorThatNamesTheOption) {
 INSTANTIATE_TEST_SUITE_P(Rpc, SecretMismatch, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 
-TEST_P(Secret, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
+TEST_P(Secret, MissingSecretFailsJoining) {
   run_alone(GetParam(), [](rpc::Options options) {
     if (*options.rank == 1) options.secret = "a text of only mine";
     const auto error =
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{As::Processes, "shm", 2}, Setting{As::Processes, "tcp", 4}),
     harness::name_of);
 
-TEST(SecretOfAnAgent, IsNoneOrHasSixteenCharacters) {
+TEST(SecretOfAnAgent, IsEmptyOrAtLeast16Characters) {
   const auto join = [](const std::string& secret) {
     return rpc::init("worker0", {.rank = 0,
                                  .world_size = 1,
@@ -134,7 +134,7 @@ TEST(SecretOfAnAgent, IsNoneOrHasSixteenCharacters) {
   EXPECT_EQ(join(std::string(16, 'x')).sync<&guarded::plus>("worker0", 1, 2), 3);
 }
 
-TEST(SecretOfOpenJobs, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
+TEST(SecretOfOpenJobs, MissingSecretFailsJoining) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank, const std::string& secret) {
     return rpc::init("worker" + std::to_string(rank),
@@ -164,7 +164,7 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(SecretAndStrangers, NoOtherMessageIsReadBeforeTheProof) {
+TEST_P(SecretAndStrangers, NothingIsReadBeforeTheProof) {
   {
     Stranger stranger(agent, GetParam());
     stranger.say(rpc::FrameKind::Hello, greeting());
@@ -184,7 +184,7 @@ TEST_P(SecretAndStrangers, NoOtherMessageIsReadBeforeTheProof) {
   }
 }
 
-TEST_P(SecretAndStrangers, AWrongOrShortOrReflectedProofIsRefused) {
+TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
   for (const std::size_t bytes : {0, 1, 31, 33, 64}) {
     Stranger stranger(agent, GetParam());
     stranger.challenge(std::vector<std::byte>(bytes));
@@ -204,7 +204,7 @@ TEST_P(SecretAndStrangers, AWrongOrShortOrReflectedProofIsRefused) {
 }
 
 // What somebody overheard of another connection.
-TEST_P(SecretAndStrangers, AReplayedProofIsRefusedAndAFreshOneIsNot) {
+TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
   const rpc::Nonce mine = rpc::make_nonce();
   rpc::Proof overheard{};
   for (const bool is_replay : {false, true}) {

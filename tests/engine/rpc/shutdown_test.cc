@@ -97,7 +97,7 @@ using namespace std::chrono_literals;
 
 class Shutdown : public testing::TestWithParam<Setting> {};
 
-TEST_P(Shutdown, WaitsForCallsThatCallsCause) {
+TEST_P(Shutdown, WaitsForCallsMadeByCalls) {
   ends::steps = 0;
   const int workers = GetParam().workers;
   const bool threads = GetParam().as == As::Threads;
@@ -109,7 +109,7 @@ TEST_P(Shutdown, WaitsForCallsThatCallsCause) {
   }
 }
 
-TEST_P(Shutdown, WaitsForCallsThatContinuationsCause) {
+TEST_P(Shutdown, WaitsForCallsOfContinuations) {
   ends::steps = 0;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank == 0) agent.async<&ends::wander_on>(1, 50);
@@ -119,7 +119,7 @@ TEST_P(Shutdown, WaitsForCallsThatContinuationsCause) {
   }
 }
 
-TEST_P(Shutdown, RS002_ServesAnUnevenLoadToTheEnd) {
+TEST_P(Shutdown, ServesAnUnevenLoadToTheEnd) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -136,7 +136,7 @@ TEST_P(Shutdown, RS002_ServesAnUnevenLoadToTheEnd) {
   });
 }
 
-TEST_P(Shutdown, RS003_TwiceIsOnce) {
+TEST_P(Shutdown, SecondOneDoesNothing) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
     const auto served = agent.debug_info().calls_served;
@@ -148,7 +148,7 @@ TEST_P(Shutdown, RS003_TwiceIsOnce) {
   });
 }
 
-TEST_P(Shutdown, RS007_LeavingIsPossibleAfterCalls) {
+TEST_P(Shutdown, LeavingIsPossibleAfterCalls) {
   ends::told = 0;
   const bool is_here = GetParam().as == As::Threads;  // all workers' calls are counted here
   run_alone(GetParam(), [is_here](const rpc::Options& options) {
@@ -170,7 +170,7 @@ TEST_P(Shutdown, RS007_LeavingIsPossibleAfterCalls) {
   });
 }
 
-TEST_P(Shutdown, RS007_LeavingIsPossibleAtAnyTime) {
+TEST_P(Shutdown, LeavingIsPossibleAtAnyTime) {
   run_alone(GetParam(), [](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     agent.leave();
@@ -179,7 +179,7 @@ TEST_P(Shutdown, RS007_LeavingIsPossibleAtAnyTime) {
   });
 }
 
-TEST_P(Shutdown, RS007_WhoLeavesFailsAtOnceWhatOthersWaitFor) {
+TEST_P(Shutdown, LeavingFailsPendingCallsAtOnce) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "a process that ends after its agent would end the connections itself";
   ends::come = ends::heard = false;
@@ -223,7 +223,7 @@ std::size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereMade) {
+TEST(ShutdownLeaks, RemainingReferencesAreReported) {
   std::vector<RRef<at::Tensor>> kept;
   int line = 0;
   const auto logged = harness::warnings_of(3, [&](rpc::Agent& agent) {
@@ -244,7 +244,7 @@ TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereM
   EXPECT_NE(logged.find("of worker2 (rank 2), sent by rank 1"), std::string::npos) << logged;
 }
 
-TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
+TEST(ShutdownLeaks, NothingIsReportedIfNoneRemain) {
   const auto logged = harness::warnings_of(3, [](rpc::Agent& agent) {
     const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own: it goes with the agent
     const auto there = agent.remote<&ends::made>(1);
@@ -255,7 +255,7 @@ TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
 
 // The holder never tells the owner that its reference ends: the owner's end alone releases the
 // value, graceful or not.
-TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHangs) {
+TEST(ShutdownLeaks, OwnersEndReleasesACycle) {
   struct Knot {
     RRef<ends::Counted> reference;
     std::shared_ptr<Knot> self;
@@ -290,7 +290,7 @@ TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHa
   }
 }
 
-TEST(ShutdownLeaks, RS012_CreationsThatNeverCameDoNotKeepAnybody) {
+TEST(ShutdownLeaks, LostCreationsDoNotDelayIt) {
   run_workers({As::Threads, "inproc", 3},
               [](rpc::Agent& agent) {
                 const auto to = harness::after(agent, 1);
@@ -304,7 +304,7 @@ TEST(ShutdownLeaks, RS012_CreationsThatNeverCameDoNotKeepAnybody) {
               {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
+TEST(ShutdownLimits, BusyWorkersAreNamedEverywhere) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     const bool decides = agent.self().rank == 0;
@@ -319,7 +319,7 @@ TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
   });
 }
 
-TEST(ShutdownLimits, RS004_AShortLimitRaisesOnEveryWorker) {
+TEST(ShutdownLimits, ShortLimitFailsEveryWorker) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (agent.self().rank == 0) agent.async<&ends::pause>(1, 300);
@@ -331,7 +331,7 @@ TEST(ShutdownLimits, RS004_AShortLimitRaisesOnEveryWorker) {
   });
 }
 
-TEST(ShutdownLimits, RS004_WhoseOwnLimitIsOverFirstIsNotLost) {
+TEST(ShutdownLimits, FirstTimedOutWorkerIsNotLost) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (agent.self().rank == 2) agent.async<&ends::until_cancelled>(rpc::to(1).timeout(0ms));
@@ -347,7 +347,7 @@ TEST(ShutdownLimits, RS004_WhoseOwnLimitIsOverFirstIsNotLost) {
   });
 }
 
-TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
+TEST(ShutdownLimits, TimeoutNamesTheMissingWorker) {
   for (const int away : {0, 1}) {
     run_alone({As::Threads, "inproc", 2}, [away](const rpc::Options& options) {
       rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
@@ -399,7 +399,7 @@ std::vector<std::string> lines_where_one_comes_late(int late) {
   return lines;
 }
 
-TEST(ShutdownLimits, AWorkerThatWaitsSaysWhoHasNotCalledIt) {
+TEST(ShutdownLimits, WaitReportNamesTheMissingWorker) {
   const auto lines = lines_where_one_comes_late(1);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("worker0"), std::string::npos) << lines[0];
@@ -408,7 +408,7 @@ TEST(ShutdownLimits, AWorkerThatWaitsSaysWhoHasNotCalledIt) {
   EXPECT_EQ(lines[0].find("worker2"), std::string::npos) << lines[0];
 }
 
-TEST(ShutdownLimits, TheFirstWorkerSaysWhoWaitsForIt) {
+TEST(ShutdownLimits, LateRankZeroNamesItsWaiters) {
   const auto lines = lines_where_one_comes_late(0);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("worker0 (rank 0), which has not called it"), std::string::npos)
@@ -416,7 +416,7 @@ TEST(ShutdownLimits, TheFirstWorkerSaysWhoWaitsForIt) {
   EXPECT_NE(lines[0].find("worker1"), std::string::npos) << lines[0];
 }
 
-TEST(ShutdownLimits, InsideAFunctionOrAContinuationItIsACallerErrorAtOnce) {
+TEST(ShutdownLimits, FailsInFunctionsAndContinuations) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     const std::string said = "call shutdown() on a thread of the program's own";
     if (agent.self().rank != 0) return;
@@ -436,7 +436,7 @@ TEST(ShutdownLimits, InsideAFunctionOrAContinuationItIsACallerErrorAtOnce) {
 }
 
 // It waits behind something large, on a way that is held up.
-TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
+TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
   std::mutex mutex;
   std::vector<transport::inproc::Faults> backs;
   transport::inproc::on_link([&](const auto&, const auto& back) {
@@ -508,7 +508,7 @@ TEST(ShutdownLimits, LeavingEndsIt) {
 }
 
 // As no shutdown() does, but a foreign program may.
-TEST(ShutdownLimits, WhoAsksTwiceToJoinIsAnsweredTheFirstTimeAndWaitedFor) {
+TEST(ShutdownLimits, RepeatedRequestFailsTheFirstOne) {
   rpc::Options options;
   options.faults.fail_first = {{rpc::MessageKind::Reply, 0}};  // none; but each is looked up
   run_workers(
@@ -523,7 +523,7 @@ TEST(ShutdownLimits, WhoAsksTwiceToJoinIsAnsweredTheFirstTimeAndWaitedFor) {
 }
 
 // Both return when it has ended, and as it has.
-TEST(ShutdownLimits, ASecondOneMeanwhileHasTheOutcomeOfTheFirst) {
+TEST(ShutdownLimits, ConcurrentOnesShareTheOutcome) {
   for (const bool fails : {false, true}) {
     std::promise<void> called, one_has_returned;
     run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {

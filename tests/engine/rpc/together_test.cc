@@ -126,7 +126,7 @@ std::vector<int> all_ranks(const rpc::Agent& agent) {
   return ranks;
 }
 
-TEST_P(Together, RB034_EveryWorkerGathersTheValuesOfAll) {
+TEST_P(Together, EveryWorkerGathersAllValues) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int workers = static_cast<int>(agent.workers().size());
     const auto got =
@@ -139,7 +139,7 @@ TEST_P(Together, RB034_EveryWorkerGathersTheValuesOfAll) {
 
 class TogetherWithMany : public Together {};
 
-TEST_P(TogetherWithMany, RB035_ABarrierOfAllSeparatesWhatComesBeforeAndBehind) {
+TEST_P(TogetherWithMany, BarrierSeparatesBeforeAndAfter) {
   together::counter = 0;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     together::barrier(agent, "before", all_ranks(agent));
@@ -151,7 +151,7 @@ TEST_P(TogetherWithMany, RB035_ABarrierOfAllSeparatesWhatComesBeforeAndBehind) {
   });
 }
 
-TEST_P(Together, RB036_BarriersOfDisjointGroupsDoNotDisturbEachOther) {
+TEST_P(Together, DisjointBarriersDoNotInterfere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<int> mine;
     for (const int rank : all_ranks(agent)) {
@@ -173,7 +173,7 @@ TEST_P(Together, RB036_BarriersOfDisjointGroupsDoNotDisturbEachOther) {
 }
 
 // One group, and all others alone, at the same time.
-TEST_P(Together, RB036_ABarrierOfSomeDoesNotWaitForTheOthers) {
+TEST_P(Together, BarrierOfSomeIgnoresTheOthers) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<int> some;
     for (const int rank : all_ranks(agent)) {
@@ -187,7 +187,7 @@ TEST_P(Together, RB036_ABarrierOfSomeDoesNotWaitForTheOthers) {
   });
 }
 
-TEST_P(Together, RB037_ThreeThreadsOfEachWorkerEnterOneBarrier) {
+TEST_P(Together, ThreeThreadsEachEnterOneBarrier) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int count = 3 * static_cast<int>(agent.workers().size());
     std::vector<std::thread> threads;
@@ -202,7 +202,7 @@ TEST_P(Together, RB037_ThreeThreadsOfEachWorkerEnterOneBarrier) {
   });
 }
 
-TEST_P(Together, RB049_TrainersGetTheMeanThatTheServerKeeps) {
+TEST_P(Together, TrainersGetTheServersMean) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int workers = static_cast<int>(agent.workers().size());
     for (int round = 0; round < 10; ++round) {
@@ -220,7 +220,7 @@ TEST_P(Together, RB049_TrainersGetTheMeanThatTheServerKeeps) {
   });
 }
 
-TEST_P(Together, RB050_AllTrainersOfARoundGetTheSameNewModel) {
+TEST_P(Together, TrainersGetTheSameNewModel) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int workers = static_cast<int>(agent.workers().size());
     double sum = 0;
@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Together, testing::ValuesIn(harness::settings()), 
 INSTANTIATE_TEST_SUITE_P(Rpc, TogetherWithMany, testing::ValuesIn(harness::settings()),
                          harness::name_of);
 
-TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
+TEST(TogetherLimits, IncompleteGatherTimesOut) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank != 2) {
       const auto error = error_of([&] {
@@ -255,7 +255,7 @@ TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
 }
 
 // The only thread of worker 0 waits for worker 1, which waits for an answer of worker 0.
-TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
+TEST(TogetherInGroups, WaitForACollectiveBlocksNoCalls) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   rpc::Options options;
   options.worker_threads = 1;
@@ -284,7 +284,7 @@ TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
 // A group and agents that meet at one address.
 class Sharing : public testing::TestWithParam<std::string> {};
 
-TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
+TEST_P(Sharing, GroupAndAgentsShareOneAddress) {
   const std::string file = testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {
     const std::string method = GetParam() == "file" ? "file://" + file
@@ -328,7 +328,7 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
   workers.expect_success();
 }
 
-TEST_P(Sharing, RB038_TheAgentsMayBeThereFirstAndTheGroupGoFirst) {
+TEST_P(Sharing, GroupMayComeLaterAndGoFirst) {
   const std::string file =
       testing::TempDir() + "/weft_sharing_agents_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {

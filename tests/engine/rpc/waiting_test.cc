@@ -77,7 +77,7 @@ using namespace std::chrono_literals;
 
 class Waiting : public testing::TestWithParam<Setting> {};
 
-TEST_P(Waiting, RB021_WaitAllWaitsForTheAsynchronousCallsOfItsFunction) {
+TEST_P(Waiting, WaitAllWaitsForAsynchronousCalls) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     Future<int> kept;
@@ -103,7 +103,7 @@ TEST_P(Waiting, RB021_WaitAllWaitsForTheAsynchronousCallsOfItsFunction) {
   });
 }
 
-TEST_P(Waiting, RE011_WaitAllThrowsWhatFailedAndForgetsItsCalls) {
+TEST_P(Waiting, WaitAllThrowsAndForgetsItsCalls) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     std::vector<Future<int>> calls;
@@ -128,13 +128,13 @@ TEST_P(Waiting, RE011_WaitAllThrowsWhatFailedAndForgetsItsCalls) {
   });
 }
 
-TEST_P(Waiting, RB024_ACalleeMayAttachToACallOfAThirdWorker) {
+TEST_P(Waiting, CalleeMayAttachToAnotherCall) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&waiting::plus_by_third>(after(agent, 1), after(agent, 2), 1, 2), 13);
   });
 }
 
-TEST_P(Waiting, RB026_DoneCallbacksRunInOrderAndDoneIsTrueAfterBothKindsOfEnd) {
+TEST_P(Waiting, CallbacksRunInOrderOfAttaching) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::mutex mutex;
     std::vector<std::string> order;
@@ -159,7 +159,7 @@ TEST_P(Waiting, RB026_DoneCallbacksRunInOrderAndDoneIsTrueAfterBothKindsOfEnd) {
   });
 }
 
-TEST_P(Waiting, RB027_APromiseMayBeKeptByAContinuationOfANestedCall) {
+TEST_P(Waiting, ContinuationMayKeepAPromise) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&waiting::plus_by_promise>(after(agent, 1), after(agent, 2), 1, 2), 103);
     Promise<int> promise;
@@ -170,7 +170,7 @@ TEST_P(Waiting, RB027_APromiseMayBeKeptByAContinuationOfANestedCall) {
   });
 }
 
-TEST_P(Waiting, RB029_030_032_DeferredRepliesInAllModes) {
+TEST_P(Waiting, RepliesMayBeDeferredInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       EXPECT_EQ(agent.sync<&waiting::added_twenty_times>(to, 1), 61);
@@ -185,7 +185,7 @@ TEST_P(Waiting, RB029_030_032_DeferredRepliesInAllModes) {
   });
 }
 
-TEST_P(Waiting, RB031_DeferredRepliesOfMethodsInAllModes) {
+TEST_P(Waiting, MethodsMayDeferTheirReplies) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       EXPECT_EQ(agent.sync<&waiting::Multiplier::four_times>(to, 3), 12);
@@ -205,7 +205,7 @@ TEST_P(Waiting, RB031_DeferredRepliesOfMethodsInAllModes) {
   });
 }
 
-TEST_P(Waiting, RE009_WhenAllThrowsTheErrorOfOneAmongMany) {
+TEST_P(Waiting, WhenAllThrowsOneCallsError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     std::vector<Future<int>> failing;
@@ -220,7 +220,7 @@ TEST_P(Waiting, RE009_WhenAllThrowsTheErrorOfOneAmongMany) {
   });
 }
 
-TEST_P(Waiting, RE012_013_AContinuationsErrorIsItsOwn) {
+TEST_P(Waiting, ContinuationHasItsOwnError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     auto good = agent.async<&waiting::plus>(after(agent, 1), 1, 2);
     const auto derived = good.then([](int) -> int { throw std::invalid_argument("derived"); });
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Waiting, testing::ValuesIn(harness::settings()), h
 
 // It blocks the only thread that there is for tasks, and on a future that knows nothing of the
 // agent.
-TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
+TEST(WaitingLimits, ContinuationMayWaitForAnyFuture) {
   rpc::Options options;
   options.worker_threads = 1;
   run_workers(
@@ -259,7 +259,7 @@ TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
       options);
 }
 
-TEST(WaitingLimits, RE011_WaitAllThrowsTheTimeoutOfACall) {
+TEST(WaitingLimits, WaitAllThrowsTheTimeoutOfACall) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     std::unique_lock lock(waiting::held);
@@ -271,7 +271,7 @@ TEST(WaitingLimits, RE011_WaitAllThrowsTheTimeoutOfACall) {
   });
 }
 
-TEST(WaitingLimits, RE018_020_ADefaultOfAMillisecondEndsAllAndNoneIsNoLimit) {
+TEST(WaitingLimits, DefaultLimitMayBeShortOrNone) {
   run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     std::vector<Future<int>> calls;
@@ -291,7 +291,7 @@ TEST(WaitingLimits, RE018_020_ADefaultOfAMillisecondEndsAllAndNoneIsNoLimit) {
   });
 }
 
-TEST(LookingInside, RB043_DebugInfoCountsWhatWaitsRunsAndWasServed) {
+TEST(LookingInside, DebugInfoCountsWaitingAndRunning) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
@@ -311,7 +311,7 @@ TEST(LookingInside, RB043_DebugInfoCountsWhatWaitsRunsAndWasServed) {
   });
 }
 
-TEST(LookingInside, SaysByWhichTransportAWorkerIsReachedAndLogsThatOnce) {
+TEST(LookingInside, TransportIsReportedAndLoggedOnce) {
   std::mutex mutex;
   std::vector<std::string> chosen;
   const log::Capture capture([&](LogLevel, std::string_view line) {

@@ -53,7 +53,7 @@ class TwoPrograms : public testing::TestWithParam<std::string> {
   launch::Children serving_;
 };
 
-TEST_P(TwoPrograms, ExposedFunctionsAreCalledInAllWays) {
+TEST_P(TwoPrograms, ExposedFunctionsWorkInAllModes) {
   EXPECT_EQ(agent.sync<&apart::plus>("serving", 1, 2), 3);
   EXPECT_EQ(agent.async<&apart::greet>("serving", "you").get(), "hello you");
   EXPECT_EQ(agent.sync<rpc::inline_<&apart::plus>>("serving", 2, 2), 4);
@@ -68,7 +68,7 @@ TEST_P(TwoPrograms, ExposedFunctionsAreCalledInAllWays) {
   }
 }
 
-TEST_P(TwoPrograms, ResultsThatStayThereAreFetchedAwaitedAndCopied) {
+TEST_P(TwoPrograms, RemoteResultsAreFetchedAndCopied) {
   const auto sum = agent.remote<&apart::plus>("serving", 1, 2);
   EXPECT_EQ(sum.to_here(), 3);
   EXPECT_EQ(sum.fetch().get(), 3);
@@ -82,7 +82,7 @@ TEST_P(TwoPrograms, ResultsThatStayThereAreFetchedAwaitedAndCopied) {
 }
 
 // Which no call of this program has made.
-TEST_P(TwoPrograms, ReferencesInResultsAreUsedLikeOthers) {
+TEST_P(TwoPrograms, ReferencesInResultsAreUsable) {
   const auto [text, characters] = agent.sync<&apart::owned>("serving", "three");
   EXPECT_EQ(characters, 5);
   text.created().get();
@@ -93,7 +93,7 @@ TEST_P(TwoPrograms, ReferencesInResultsAreUsedLikeOthers) {
   EXPECT_EQ(nodes, 4);
 }
 
-TEST_P(TwoPrograms, ExposedConstructorsAndMethodsAreCalled) {
+TEST_P(TwoPrograms, ExposedTypesAndMethodsAreCalled) {
   const auto counter = agent.remote<apart::Counter>("serving", 5);
   EXPECT_EQ(counter.sync<&apart::Counter::add>(2), 7);
   EXPECT_EQ(counter.async<&apart::Counter::value>().get(), 7);
@@ -107,7 +107,7 @@ TEST_P(TwoPrograms, ExposedConstructorsAndMethodsAreCalled) {
   EXPECT_EQ(heap.sync<&apart::pointers>(), 3);
 }
 
-TEST_P(TwoPrograms, OperatorsAreCalledWhereNobodyElseCallsThem) {
+TEST_P(TwoPrograms, OperatorsNeedNoExposing) {
   const auto ones = at::ones({2});
   EXPECT_TRUE(at::equal(agent.sync_op("aten::add", "serving", ones, ones), at::full({2}, 2)));
   EXPECT_TRUE(at::equal(agent.async_op("aten::mul", "serving", ones, 3).get(), at::full({2}, 3)));
@@ -121,7 +121,7 @@ TEST_P(TwoPrograms, OperatorsAreCalledWhereNobodyElseCallsThem) {
             2U);
 }
 
-TEST_P(TwoPrograms, ScriptsAreCalledWhereTheyAreExposed) {
+TEST_P(TwoPrograms, ExposedScriptsAreCalled) {
   const auto ones = at::ones({2});
   EXPECT_TRUE(at::equal(agent.sync_script("math.scale", "serving", ones, 3), at::full({2}, 3)));
   EXPECT_TRUE(
@@ -137,7 +137,7 @@ TEST_P(TwoPrograms, ScriptsAreCalledWhereTheyAreExposed) {
   EXPECT_NE(unknown.text().find("math.scale, math.both"), std::string::npos) << unknown.text();
 }
 
-TEST_P(TwoPrograms, WhatIsNotExposedAndWhatHasChangedIsSaid) {
+TEST_P(TwoPrograms, HiddenOrChangedFunctionIsNamed) {
   const auto hidden = error_of([&] { agent.sync<&apart::hidden>("serving", 1); });
   EXPECT_EQ(hidden.blame(), Blame::Unsupported);
   EXPECT_NE(hidden.text().find("apart::hidden"), std::string::npos) << hidden.text();
