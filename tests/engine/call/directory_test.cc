@@ -1,4 +1,4 @@
-// What the job's store holds of workers that come and go.
+// How workers that join, leave and die are recorded in the job's store.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -28,9 +28,9 @@ TEST(Directory, FindsTheWorkerThatHasTheNameNow) {
   first.join({}, {}, deadline);
   EXPECT_EQ(asks.recipient("moves").rank, 1);
   first.leave();
-  auto second = directory_of(store, {"moves", 2});  // under the same name
+  auto second = directory_of(store, {"moves", 2});  // under its name
   second.join({}, {}, deadline);
-  auto other = directory_of(store, {"other", 1});  // and somebody else in its place
+  auto other = directory_of(store, {"other", 1});  // another worker takes its rank
   other.join({}, {}, deadline);
   EXPECT_EQ(asks.workers().size(), 3U);
   EXPECT_EQ(asks.recipient("moves").rank, 2);
@@ -83,7 +83,7 @@ Directory of_size(const std::shared_ptr<transport::Bootstrap>& store, const Work
   return {store, self, size, /*has_secret=*/false, {}};
 }
 
-// What join() throws.
+// Returns the error that join() throws.
 Error refusal_of(Directory directory, std::chrono::milliseconds limit = std::chrono::seconds(20)) {
   try {
     directory.join({}, {}, Deadline::in(limit));
@@ -126,7 +126,7 @@ TEST(Directory, TwoWorkersOfOneRankBothFail) {
     expect_taken(error);
   }
   holder.join();
-  check_rank_is_free(*store, {"third", 0});  // both have given up
+  check_rank_is_free(*store, {"third", 0});  // neither has kept it
 }
 
 TEST(Directory, JoinTimeoutNamesMissingRanks) {
@@ -148,7 +148,7 @@ TEST(Directory, JoinTimeoutNamesRanksYetToRead) {
       << error.text();
 }
 
-// Everybody reads the list when it looks for a worker that it does not know.
+// A worker reads the whole list whenever it looks for one that it does not know.
 TEST(Directory, RejoiningDoesNotGrowTheList) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
@@ -180,7 +180,7 @@ TEST(Directory, LostWorkersRankAndNameAreReused) {
   killed.join({}, {}, deadline, gone);
   EXPECT_EQ(killed.self().rank, 1);
   const auto first = asks.recipient("actor");
-  for (const int rank : {-1, 1, 5}) {  // the same name; the same rank; the same name elsewhere
+  for (const int rank : {-1, 1, 5}) {  // same name; same rank; same name, other rank
     auto refused = directory_of(store, {rank == 1 ? "other" : "actor", rank});
     EXPECT_THROW(refused.join({}, {}, deadline, lives), Error) << rank;
     refused.leave();
@@ -191,7 +191,7 @@ TEST(Directory, LostWorkersRankAndNameAreReused) {
   EXPECT_EQ(next.self().rank, 1);
   EXPECT_EQ(asks.workers().size(), 2U);
   EXPECT_FALSE(asks.declare_lost(1, 0, "again")) << "it has been";
-  killed.leave();  // which it does when it wakes: what it had is another's
+  killed.leave();  // as it does if it wakes: its rank and name are another worker's by now
   asks.forget(1);
   EXPECT_EQ(asks.recipient("actor").generation, 1);
   EXPECT_THROW(asks.find(first), NotThere);
@@ -206,7 +206,7 @@ TEST(Directory, LostWorkersRankAndNameAreReused) {
 
 TEST(Directory, WorkerKilledWhileJoiningIsReplaced) {
   const Deadline deadline = Deadline::in(std::chrono::seconds(20));
-  // Each step of joining is the last that a worker takes.
+  // Lets `left` more writes succeed: a worker is killed after so many steps of joining.
   class Ends final : public harness::MemoryBootstrap {
    public:
     long left = 1000;
@@ -246,7 +246,7 @@ TEST(Directory, WorkerKilledWhileJoiningIsReplaced) {
     EXPECT_EQ(next.self().rank, 1) << steps;
     EXPECT_EQ(stays.workers().size(), 2U) << steps;
     EXPECT_EQ(stays.recipient("actor").rank, 1) << steps;
-    // And what comes next finds all announced.
+    // A later worker finds that both have been announced.
     auto third = directory_of(store, {"third", -1});
     third.join({}, {}, deadline, gone);
     EXPECT_EQ(third.self().rank, 2) << steps;
@@ -280,7 +280,7 @@ TEST(Directory, TellsLeftFromNeverJoined) {
   expect(Blame::PeerLost, Blame::PeerLost);
   auto other = directory_of(store, {"other", 1});
   other.join({}, {}, deadline);
-  expect(Blame::PeerLost, Blame::Busy);  // the rank is there
+  expect(Blame::PeerLost, Blame::Busy);  // another worker has the rank
   EXPECT_TRUE(asks.declare_lost(1, 1, "it was killed"));
   expect(Blame::PeerLost, Blame::PeerLost);
 }

@@ -79,7 +79,7 @@ TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
   EXPECT_EQ(constant.signature, "int (weft::RRef<named::Thing const>)");
 }
 
-// Two of one identity would end the program when it starts.
+// Two functions of one identity would end the program at its start.
 TEST(FunctionNames, SignatureSaysHowTheValueIsTaken) {
   using Plain =
       detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
@@ -97,7 +97,7 @@ TEST(FunctionNames, SignatureSaysHowTheValueIsTaken) {
   EXPECT_EQ(named(called.id.name).size(), 4U);
 }
 
-// Programs of other builds call by it: none of the names in it is one that Weft may change.
+// Programs of other builds call by these identities, so no name in them may ever change.
 TEST(FunctionNames, IdentitiesMatchTheDocument) {
   const Identity called = of<&named::Thing::fixed>().id;
   EXPECT_EQ(called, (Identity{hash_of("named::Thing::fixed"), hash_of("FdiE")}));

@@ -1,5 +1,4 @@
-// Whole messages over a lane: what is sent, and what of it is copied. Rows RB-044 … 047 of the
-// behaviours.
+// Whole messages over a connection: which bytes are sent, and which are copied before.
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -23,7 +22,7 @@ codec::Encoded encoded(const std::vector<at::Tensor>& tensors,
   });
 }
 
-// A number is one connection's: nobody else answers a call.
+// A call's number belongs to one connection; only the peer at its other end may answer.
 TEST(PendingCalls, AreTakenOnlyByTheirConnection) {
   PendingCalls calls;
   Promise<int> promise;
@@ -39,7 +38,7 @@ TEST(PendingCalls, AreTakenOnlyByTheirConnection) {
   EXPECT_EQ(calls.size(), 0U);
 }
 
-// Both ends of a lane in this process.
+// Both ends of a connection in this process.
 class MessageLane : public testing::Test {
  protected:
   void SetUp() override {
@@ -49,12 +48,12 @@ class MessageLane : public testing::Test {
     ASSERT_TRUE(
         loop->drive([this] { return far != nullptr; }, Deadline::in(std::chrono::seconds(20))));
   }
-  // What comes of it at the other end.
+  // A message as the other end has received it.
   struct Got {
     Head head;
     std::string text;
     std::vector<at::Tensor> tensors;
-    std::vector<std::uint64_t> sizes;  // which the receiver saw first
+    std::vector<std::uint64_t> sizes;  // which the receiver saw before the payloads
   };
   Got exchange(const Head& head, codec::Encoded message) {
     std::optional<Got> got;
@@ -180,7 +179,8 @@ TEST_F(MessageLane, BorrowedMemoryIsCopiedBeforeSend) {
   EXPECT_TRUE(at::equal(got.tensors.at(0), at::full({100}, 1.5)));
 }
 
-// Peers are not trusted: a GPU that the receiver did not name, or a lane that has no memory of one.
+// Peers are not trusted: they may name a GPU that the receiver does not use, or send to a GPU over
+// a connection that takes host memory only.
 TEST_F(MessageLane, HostConnectionRefusesGpuStorage) {
   Head head;
   head.kind = FrameKind::Call;
@@ -209,7 +209,8 @@ TEST_F(MessageLane, HostConnectionRefusesGpuStorage) {
   EXPECT_TRUE(loop->drive([&] { return call == 12; }, Deadline::in(std::chrono::seconds(20))));
 }
 
-// What a peer declares is judged before there is memory for it.
+// Counts what is sent and accepted: sizes that a peer declares are checked before memory is
+// allocated for them.
 class Declared : public transport::Connection {
  public:
   std::string_view transport() const override { return "declared"; }
@@ -235,7 +236,7 @@ class Declared : public transport::Connection {
   transport::Capabilities capabilities_;
 };
 
-// Why a message of such payloads is refused; "" where it is not.
+// Returns why a message with payloads of these sizes is refused, or "".
 std::string why_refused(const std::vector<std::uint64_t>& sizes, bool body_aside) {
   Head head;
   head.kind = FrameKind::Call;

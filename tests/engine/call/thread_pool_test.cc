@@ -35,7 +35,7 @@ TEST(ThreadPool, RunsEveryTask) {
 TEST(ThreadPool, DrivesTheLoopIfNobodyElseDoes) {
   const auto turned = loop();
   const auto thread_pool = ThreadPool::make("pool", 2, turned);
-  Promise<void> posted;  // without a home: nobody drives
+  Promise<void> posted;  // without an executor: waiting for it drives no loop
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
   thread_pool->stop();
@@ -62,7 +62,7 @@ TEST(ThreadPool, RunsTasksBesideTheLimitWhenFull) {
   thread_pool->stop();
 }
 
-// A free thread may be slow to wake; only behind others does a call grow too late.
+// A free thread may be slow to wake; that does not count as waiting in the queue.
 TEST(ThreadPool, HasWaitedOnlyIfNoThreadWasFree) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   const auto refuse = [](const Error&) {};
@@ -87,7 +87,7 @@ TEST(ThreadPool, HasWaitedOnlyIfNoThreadWasFree) {
   EXPECT_EQ(waited, 2);
 }
 
-// However many messages there are to be sent to somebody who has yet to be found.
+// Messages to a worker that has yet to be looked up are such tasks, and there may be many.
 TEST(ThreadPool, BoundsTasksBesideTheLimit) {
   const auto thread_pool = ThreadPool::make("pool", 1, loop());
   std::atomic<int> begun{0}, ended{0};
@@ -100,7 +100,7 @@ TEST(ThreadPool, BoundsTasksBesideTheLimit) {
       ++ended;
     }));
   }
-  thread_pool->run(Task([&] { marked.set_value(); }));  // runs when no other may
+  thread_pool->run(Task([&] { marked.set_value(); }));  // runs once the others may not
   ASSERT_EQ(marked.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
   while (begun < kMostBeside) std::this_thread::yield();
   EXPECT_EQ(begun, kMostBeside);
@@ -165,7 +165,7 @@ TEST(ThreadPool, RunsNoMoreTasksThanItsLimit) {
   EXPECT_LE(most, 2);
 }
 
-// A task that waits for one behind it, to a depth far beyond the number of threads.
+// Each task waits for one queued behind it, far deeper than there are threads.
 TEST(ThreadPool, TasksThatWaitForTasksDoNotStarve) {
   const auto thread_pool = ThreadPool::make("pool", 2, loop());
   std::function<Future<int>(int)> descend = [&](int depth) {
@@ -178,8 +178,8 @@ TEST(ThreadPool, TasksThatWaitForTasksDoNotStarve) {
   thread_pool->stop();
 }
 
-// Beyond the most that may block, the innermost is refused, and all that wait for it end with that;
-// in continuations as well, which run where no call would.
+// Once as many threads block as may, the innermost call is refused, and all that wait for it end
+// with its error. This holds for waits in continuations as well.
 TEST(ThreadPool, TooDeeplyNestedWaitsFailWithBusy) {
   constexpr int kMost = 8;
   for (const bool by_continuations : {false, true}) {
@@ -223,7 +223,7 @@ TEST(ThreadPool, TooDeeplyNestedWaitsFailWithBusy) {
   }
 }
 
-// Calls that wait in the queue as well: nobody would take them.
+// No thread is left that would take the calls in the queue.
 TEST(ThreadPool, QueuedCallsFailOnceAllThreadsBlock) {
   const auto thread_pool = ThreadPool::make("pool", 1, loop());
   thread_pool->limit_blocked(1);
@@ -277,7 +277,7 @@ TEST(ThreadPool, CallFailsWithBusyIfNoThreadStarts) {
     const harness::NoMoreThreads no_more;
     if (harness::can_make_threads())
       GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
-    // There are a few threads at most, and each call takes one.
+    // The pool has a few threads at most, and each call blocks one.
     for (int calls = 1; calls <= 16 && refused.empty(); ++calls) {
       thread_pool->run_call(Task([&] {
                               {
@@ -353,7 +353,7 @@ TEST(ThreadPool, StopWaitsForRunningTasksOnly) {
   thread_pool->run(Task([] { FAIL() << "after stop"; }));
 }
 
-// What a thread leaves to its end, slow enough to be met.
+// A thread-local whose destructor is so slow that stop() would return before it if it did not wait.
 struct SlowToLeave {
   ~SlowToLeave() {
     if (left == nullptr) return;
@@ -373,7 +373,7 @@ TEST(ThreadPool, StopWaitsForThreadLocalDestructors) {
     thread_pool->run(Task([&, together] {
       slow_to_leave.left = &left;
       if (++come == 2) together.set();
-      while (come < 2) std::this_thread::yield();  // on two threads
+      while (come < 2) std::this_thread::yield();  // so that each runs on its own thread
     }));
   }
   together.future().wait(std::chrono::seconds(20));

@@ -69,8 +69,8 @@ TEST(AgentWire, RefusesMalformedHeads) {
   EXPECT_FALSE(parse_head(head_of(head, {}, 1), 0));
 }
 
-// Whole heads of all kinds, with bytes of them changed: what is taken is within what came, and says
-// what its bytes say.
+// Heads of all kinds, some of whose bytes are changed at random. What the parser accepts lies
+// within the bytes that arrived, and gives the same bytes when it is written again.
 TEST(AgentWire, ChangedHeadsAreParsedInBounds) {
   std::mt19937 random(3);
   int taken = 0;
@@ -101,7 +101,6 @@ TEST(AgentWire, ChangedHeadsAreParsedInBounds) {
     ASSERT_EQ(table.size() + ((got.flags & kBodyAside) != 0 ? 1 : 0), storages);
     ASSERT_EQ(sizeof(Head) + table.size() * kStorageEntryBytes + rest.size(), bytes.size());
     ASSERT_TRUE(rest.empty() || rest.data() + rest.size() == bytes.data() + bytes.size());
-    // Written again it is the same.
     std::vector<std::byte> again;
     append_head(again, got, table);
     again.insert(again.end(), rest.begin(), rest.end());
@@ -111,7 +110,7 @@ TEST(AgentWire, ChangedHeadsAreParsedInBounds) {
   EXPECT_GT(refused, 5'000);
 }
 
-// docs/wire.md, on one line.
+// The words of docs/wire.md, with single spaces.
 std::string document() {
   std::ifstream file(WEFT_TEST_WIRE_DOCUMENT);
   std::string text;
@@ -123,7 +122,7 @@ void expect_written(const std::string& text) {
   EXPECT_NE(document().find(text), std::string::npos) << "docs/wire.md does not say: " << text;
 }
 
-// "0 this, 1 that"
+// As docs/wire.md lists numbers: "0 this, 1 that".
 std::string listed(const std::map<std::uint64_t, std::string>& numbers) {
   std::string text;
   for (const auto& [number, name] : numbers)
@@ -131,7 +130,7 @@ std::string listed(const std::map<std::uint64_t, std::string>& numbers) {
   return text;
 }
 
-// One of the fields that describe a tensor.
+// The given field of those that describe a tensor.
 std::uint64_t field_of(const at::Tensor& tensor, std::uint32_t field) {
   const auto message = codec::Writer().write([&](codec::Packer& packer) { packer.pack(tensor); });
   const auto parsed =
@@ -173,7 +172,7 @@ TEST(WireDocument, ListsDtypesAndLayouts) {
     const auto type = static_cast<at::ScalarType>(i);
     try {
       dtypes[field_of(at::empty({0}, type), 2)] = c10::toString(type);
-    } catch (const std::exception&) {  // one that no plain tensor has, or that does not travel
+    } catch (const std::exception&) {  // a dtype that no plain tensor has, or that cannot be sent
     }
   }
   EXPECT_GE(dtypes.size(), 21U);
