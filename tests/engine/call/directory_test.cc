@@ -90,8 +90,8 @@ Error refusal_of(Directory directory, std::chrono::milliseconds limit = std::chr
   } catch (const Error& error) {
     return error;
   }
-  ADD_FAILURE() << "it has joined";
-  return Error(Blame::Cancelled, "it has joined");
+  ADD_FAILURE() << "join() throws nothing";
+  return Error(Blame::Cancelled, "join() throws nothing");
 }
 
 TEST(Directory, DifferentWorldSizesFailEveryJoin) {
@@ -121,7 +121,7 @@ TEST(Directory, TwoWorkersOfOneRankBothFail) {
   std::thread holder([&] { expect_taken(refusal_of(of_size(store, {"holder", 0}, 2))); });
   try {
     check_rank_is_free(*store, {"second", 0});
-    ADD_FAILURE() << "the rank is taken";
+    ADD_FAILURE() << "a taken rank is not refused";
   } catch (const Error& error) {
     expect_taken(error);
   }
@@ -190,7 +190,7 @@ TEST(Directory, LostWorkersRankAndNameAreReused) {
   EXPECT_EQ(next.join({}, {}, deadline, gone), 1);
   EXPECT_EQ(next.self().rank, 1);
   EXPECT_EQ(asks.workers().size(), 2U);
-  EXPECT_FALSE(asks.declare_lost(1, 0, "again")) << "it has been";
+  EXPECT_FALSE(asks.declare_lost(1, 0, "again")) << "it is lost already";
   killed.leave();  // as it does if it wakes: its rank and name are another worker's by now
   asks.forget(1);
   EXPECT_EQ(asks.recipient("actor").generation, 1);

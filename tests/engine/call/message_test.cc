@@ -145,7 +145,7 @@ TEST_F(MessageLane, OnlyUsedBytesTravelUncopied) {
   ASSERT_EQ(of_view.parts.size(), 1U);
   EXPECT_EQ(of_view.parts[0].bytes, 4096U);
   const auto whole = encoded({large});
-  EXPECT_EQ(whole.parts.at(0).data(), large.data_ptr()) << "sent from where it lies";
+  EXPECT_EQ(whole.parts.at(0).data(), large.data_ptr()) << "a tensor is copied before it is sent";
   const auto got = exchange(head, encoded({view}));
   EXPECT_EQ(got.sizes, (std::vector<std::uint64_t>{4096}));
   EXPECT_EQ(got.tensors.at(0).storage().nbytes(), 4096U);
@@ -160,7 +160,7 @@ TEST_F(MessageLane, RowsTravelWithoutTheirStorage) {
   const auto last = large.select(0, 1023);
   const auto message = encoded({first, last});
   ASSERT_EQ(message.parts.size(), 2U);
-  EXPECT_EQ(message.parts[1].data(), last.data_ptr()) << "sent from where it lies";
+  EXPECT_EQ(message.parts[1].data(), last.data_ptr()) << "a tensor is copied before it is sent";
   const auto got = exchange(head, encoded({first, last}));
   EXPECT_EQ(got.sizes, (std::vector<std::uint64_t>{4096, 4096}));
   EXPECT_TRUE(at::equal(got.tensors.at(0), first));
@@ -254,7 +254,7 @@ std::string why_refused(const std::vector<std::uint64_t>& sizes, bool body_aside
         EXPECT_EQ(why.blame(), Blame::PeerLost);
         refused = why.text();
       });
-  EXPECT_EQ(lane.accepted, 1) << "or the lane stands still";
+  EXPECT_EQ(lane.accepted, 1) << "otherwise the connection receives nothing more";
   EXPECT_EQ(lane.payloads, refused.empty() ? sizes.size() : 0U);
   return refused;
 }
@@ -269,7 +269,7 @@ TEST(MessageLimits, TooLargeIsRefusedBeforeAllocation) {
             std::string::npos);
   const std::uint64_t most = ~std::uint64_t{0};
   EXPECT_NE(why_refused({100, most, 200}, false).find("more than 256 GiB"), std::string::npos)
-      << "sums do not wrap around";
+      << "the sum of the sizes has wrapped around";
 }
 
 TEST(MessageLimits, SenderRefusesWhatPeerWouldRefuse) {

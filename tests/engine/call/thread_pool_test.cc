@@ -137,7 +137,7 @@ TEST(ThreadPool, DrivesTheLoopDespiteWaitingTasks) {
       }));
       std::unique_lock lock(mutex);
       changed.wait_for(lock, std::chrono::seconds(20), [&] { return turns >= i; });
-      EXPECT_GE(turns, i) << "its answer would lie there until the others had run";
+      EXPECT_GE(turns, i) << "the loop is not driven until the waiting tasks have run";
       lock.unlock();
       if (i == 20) all.set();
     }));
@@ -205,7 +205,7 @@ TEST(ThreadPool, TooDeeplyNestedWaitsFailWithBusy) {
     try {
       const auto outermost = descend(1);
       outermost.wait(std::chrono::seconds(60));
-      ADD_FAILURE() << "it has no end";
+      ADD_FAILURE() << "an endless chain of calls ends without an error";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
       EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
@@ -214,11 +214,11 @@ TEST(ThreadPool, TooDeeplyNestedWaitsFailWithBusy) {
           << error.what();
     }
     EXPECT_GE(deepest, kMost);
-    EXPECT_LE(deepest, kMost + 2) << "those that do not block yet";
+    EXPECT_LE(deepest, kMost + 2) << "the last two have not begun to block";
     Promise<int> again(thread_pool);
     thread_pool->run_call(Task([again] { again.set(7); }),
                           [again](const Error& why) { again.set_error(why); });
-    EXPECT_EQ(again.future().get(), 7) << "it runs calls again";
+    EXPECT_EQ(again.future().get(), 7) << "the pool does not run calls again";
     thread_pool->stop();
   }
 }
@@ -239,7 +239,7 @@ TEST(ThreadPool, QueuedCallsFailOnceAllThreadsBlock) {
   begun.future().wait(std::chrono::seconds(20));
   const Promise<void> refused(thread_pool);
   for (int i = 0; i < 2; ++i) {
-    thread_pool->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }),
+    thread_pool->run_call(Task([] { ADD_FAILURE() << "a call runs though no thread is free"; }),
                           [&, refused, i](const Error& why) {
                             EXPECT_EQ(why.blame(), Blame::Busy);
                             if (i == 1) refused.set();
@@ -257,7 +257,7 @@ TEST(ThreadPool, CreationFailsWithoutAThread) {
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   try {
     ThreadPool::make("pool", 2, loop());
-    ADD_FAILURE() << "nobody would ever turn its loop";
+    ADD_FAILURE() << "a pool without threads would never drive its loop";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
     EXPECT_NE(error.text().find("ulimit -u"), std::string::npos) << error.text();
@@ -296,7 +296,7 @@ TEST(ThreadPool, CallFailsWithBusyIfNoThreadStarts) {
       std::unique_lock lock(mutex);
       ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20),
                                    [&] { return begun == calls || !refused.empty(); }))
-          << "call " << calls << " waits for ever";
+          << "call " << calls << " neither begins nor is refused";
     }
     for (int more = 0; more < 10; ++more) {
       std::atomic<bool> is_refused{false};
@@ -304,7 +304,7 @@ TEST(ThreadPool, CallFailsWithBusyIfNoThreadStarts) {
       while (!is_refused) std::this_thread::yield();  // ctest's time limit ends it
     }
   }
-  EXPECT_EQ(said, 1) << "times that it has no thread";
+  EXPECT_EQ(said, 1) << "times that the pool has logged that it has no thread";
   EXPECT_NE(refused.find("no other can be made"), std::string::npos) << refused;
   gate.set();
   thread_pool->stop();
@@ -317,7 +317,7 @@ TEST(ThreadPool, TasksFromTheLoopRunOutsideIt) {
     Promise<bool> promise(thread_pool);
     turned->post(Task(
         [&, promise] { thread_pool->run(Task([&, promise] { promise.set(turned->inside()); })); }));
-    EXPECT_FALSE(promise.future().get()) << "it may block";
+    EXPECT_FALSE(promise.future().get()) << "the task runs on the loop, where it must not block";
   }
   thread_pool->stop();
 }
@@ -350,7 +350,7 @@ TEST(ThreadPool, StopWaitsForRunningTasksOnly) {
   started.future().wait(std::chrono::seconds(20));
   thread_pool->stop();
   EXPECT_TRUE(ended);
-  thread_pool->run(Task([] { FAIL() << "after stop"; }));
+  thread_pool->run(Task([] { FAIL() << "a task runs after stop()"; }));
 }
 
 // A thread-local whose destructor is so slow that stop() would return before it if it did not wait.

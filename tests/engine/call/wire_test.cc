@@ -62,7 +62,7 @@ TEST(AgentWire, RefusesMalformedHeads) {
     EXPECT_FALSE(parse_head(std::span(good).first(bytes), 1)) << bytes;
   }
   head.flags = kBodyAside;
-  EXPECT_FALSE(parse_head(head_of(head, {}, 1), 1)) << "two bodies";
+  EXPECT_FALSE(parse_head(head_of(head, {}, 1), 1)) << "a head with two bodies is accepted";
   EXPECT_TRUE(parse_head(head_of(head, {}, 0), 1));
   head.flags = 0;
   head.time_left = -1;
