@@ -1,4 +1,5 @@
-// The lives of agents: workers of open jobs that come, go and come again, and who is not let in.
+// The lives of agents: workers that join open jobs, leave, and join again, and workers that may not
+// join.
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -20,8 +21,8 @@ using namespace weft;
 at::Tensor made() { return at::ones({2}); }
 RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
 int number(int value) { return value; }
-// Constructed before main(), so it is destroyed after what the library makes when that is first
-// needed.
+// Constructed before main(), so it is destroyed after the library's own statics, which are made on
+// first use.
 std::optional<rpc::Agent> of_static_storage;
 [[noreturn]] void exit_with_an_agent() {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -90,7 +91,7 @@ TEST(AgentLife, WorkersMayJoinLateAndLeave) {
     EXPECT_EQ(first.workers().size(), 2U);
     second.shutdown();
   }
-  // Before and after its connection has ended, by whatever it is named.
+  // By name, rank and handle, before and after its connection has ended.
   for (const rpc::Destination& left : {rpc::Destination("worker1"), rpc::Destination(1),
                                        rpc::Destination(rpc::WorkerInfo{"worker1", 1})}) {
     EXPECT_EQ(error_of([&] { first.sync<&lives::pause>(left, 0); }).blame(), Blame::PeerLost);
@@ -105,14 +106,14 @@ TEST(AgentLife, WorkersMayJoinLateAndLeave) {
   first.shutdown();
 }
 
-// Whoever asks it which workers there are waits while it is held.
+// A store whose answers about workers wait while it is held.
 class HeldStore : public c10d::HashStore {
  public:
   void hold() {
     std::lock_guard lock(mutex_);
     held_ = true;
   }
-  // Whether nobody has waited too long.
+  // Returns false if an answer was held for more than 10 s.
   bool release() {
     std::lock_guard lock(mutex_);
     held_ = false;
@@ -155,8 +156,8 @@ TEST(AgentLife, UnresponsiveStoreBlocksNoCalls) {
   EXPECT_EQ(first.sync<&lives::number>(2, 1), 1);
   const auto held = second.remote<&lives::number>(0, 4);
   EXPECT_EQ(held.to_here(), 4);
-  // The second leaves without a word: the first wants to know what has become of the holder of its
-  // value.
+  // The second leaves without telling the first, which asks the store what has become of the worker
+  // that refers to its value.
   store->hold();
   second.leave();
   EXPECT_TRUE(store->wait_until_asked());
@@ -167,7 +168,7 @@ TEST(AgentLife, UnresponsiveStoreBlocksNoCalls) {
   first.leave();
 }
 
-// Nor where the first has to look up the owner of a reference that it is given.
+// Here the first looks up the owner of a reference that it is given.
 TEST(AgentLife, LookingUpAnOwnerBlocksNoCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
@@ -178,7 +179,7 @@ TEST(AgentLife, LookingUpAnOwnerBlocksNoCalls) {
   EXPECT_EQ(second.sync<&lives::number>(0, 1), 1);
   const auto value = second.remote<&lives::made>(2);
   EXPECT_EQ(value.to_here().numel(), 2);
-  // As when its connection has ended.
+  // Forgets it, as the end of the connection would.
   const auto core = rpc::detail::CoreCalls::of(first);
   EXPECT_TRUE(harness::comes_true([&] { return core->directory().known(2).has_value(); }));
   core->directory().forget(2);
@@ -207,7 +208,7 @@ TEST(AgentLife, RefusedNameStaysWithItsHolder) {
        {"b", "c"}) {  // the rank is free again, and again when its worker has left
     rpc::Agent second = join(name, 1);
     second.sync<&lives::pause>("a", 0);
-    // What the first one numbered, and has ended, is not the second one's.
+    // The ids of the earlier worker's references must not be taken for this one's.
     EXPECT_EQ(second.remote<&lives::number>("a", 4).to_here(), 4);
     first.sync<&lives::pause>(name, 0);
     second.shutdown();
@@ -215,8 +216,8 @@ TEST(AgentLife, RefusedNameStaysWithItsHolder) {
   first.shutdown();
 }
 
-// The message that ends its reference finds nobody, and is to be sent again when the agent has
-// left.
+// The message that ends a reference cannot be delivered, and its next attempt is due after the
+// agent has left.
 TEST(AgentLife, RetriedMessageKeepsNoAgentAlive) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank) {
@@ -262,7 +263,7 @@ TEST(AgentLife, WorkerWithoutRankTakesAFreeOne) {
 }
 
 TEST(AgentLife, WorkerWithoutRankHostsNoStore) {
-  // env:// reads a rank of its own where there is one.
+  // env:// would take the rank from this variable.
   ::unsetenv("RANK");
   const auto error =
       error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1", .timeout = 1s}); });
@@ -284,7 +285,7 @@ TEST(AgentLife, WorkerWithoutRankHostsNoStore) {
   first.leave();
 }
 
-// What such workers number would be others', whose rank is the same modulo 65536.
+// Ids have 16 bits for a rank: such workers would make ids of the worker of rank modulo 65536.
 TEST(AgentLife, RankAbove65535IsRefused) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank, std::optional<int> world_size = {}) {
@@ -302,7 +303,7 @@ TEST(AgentLife, RankAbove65535IsRefused) {
       EXPECT_NE(error.text().find("from 0 to 65535"), std::string::npos) << error.text();
     }
   }
-  // The highest there is.
+  // 65535 is the highest rank.
   rpc::Agent first = join(0), last = join(65535);
   const auto there = last.remote<&lives::number>(0, 4);
   EXPECT_EQ(there.to_here(), 4);
@@ -322,7 +323,7 @@ TEST(AgentLife, WorkerOfAnotherJobKindIsRefused) {
     const auto other = open ? std::optional(2) : std::nullopt;
     rpc::Agent first = join("a", 0, one);
     for (int again = 0; again < (open ? 1 : 2);
-         ++again) {  // a rank of a fixed job comes again in that job's next life
+         ++again) {  // a fixed job's rank that joins again belongs to its next restart
       const auto error = error_of([&] { join("b", 1, other); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       EXPECT_NE(error.text().find("cannot be in one job"), std::string::npos) << error.what();
@@ -376,7 +377,7 @@ TEST(AgentLife, SecondInitOfARankIsRefused) {
     EXPECT_NE(error.text().find("already initialized"), std::string::npos) << error.text();
   }
   EXPECT_EQ(first.sync<&lives::number>(0, 3), 3);
-  // Another job, of the same store and of another.
+  // Another job, over the same store and over another one.
   auto other = options;
   other.group_name = "other";
   rpc::Agent beside = rpc::init("first", other);
@@ -389,8 +390,7 @@ TEST(AgentLife, SecondInitOfARankIsRefused) {
   rpc::init("again", options).shutdown();
 }
 
-// Each worker of two that are given the same rank, or different world sizes, throws the same at
-// once.
+// Expects that both of two workers with these options throw an error with `text` at once.
 void expect_both_refused(const std::function<rpc::Options(int rank)>& options,
                          const std::string& text) {
   harness::Processes processes(2, [&](int rank) {
@@ -424,7 +424,7 @@ TEST(AgentLife, InvalidOptionsAreRefusedAtOnce) {
   EXPECT_EQ(refused([](rpc::Options& options) { options.transports = {"carrier pigeon"}; }).blame(),
             Blame::Caller);
   EXPECT_EQ(refused([](rpc::Options& options) { options.rank = 1; }).blame(), Blame::Caller);
-  rpc::init("a", good).shutdown();  // nothing of all that is left
+  rpc::init("a", good).shutdown();  // nothing remains of the refused ones
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// How many bytes of calls one worker has under way to another at a time: the program waits with
-// those beyond.
+// The limit of the bytes of calls that are under way from one worker to another: a call beyond it
+// waits.
 #include <chrono>
 #include <functional>
 #include <future>
@@ -22,7 +22,7 @@ namespace weighed {
 
 using namespace weft;
 
-// What has arrived and is answered when the test says so.
+// Calls that have arrived; they are answered by clear().
 class Scales {
  public:
   Future<int> put(int weight) {
@@ -59,7 +59,7 @@ int back_and_forth(at::Tensor tensor, int hops) {
   if (hops == 0) return 0;
   return 1 + rpc::this_agent().sync<&back_and_forth>(rpc::this_call().caller, tensor, hops - 1);
 }
-// Of a function that hands its calls on and goes on in continuations.
+// Makes calls of its own and answers in a continuation.
 Future<int> hand_on(at::Tensor tensor, int times) {
   std::vector<Future<int>> calls;
   for (int i = 0; i < times; ++i)
@@ -82,7 +82,7 @@ constexpr std::int64_t kMiB = 1 << 20;
 
 at::Tensor mebibytes(int count) { return at::ones({count * kMiB}, at::kByte); }
 
-// Workers 0 and 1 with such a limit; `body` is worker 0's.
+// Runs workers 0 and 1 with a limit of `bytes`; worker 0 runs `body`.
 void run_with(const std::string& transport, std::int64_t bytes,
               const std::function<void(rpc::Agent&)>& body) {
   run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
@@ -135,7 +135,7 @@ TEST_P(BytesInFlight, CallAboveTheLimitGoesAlone) {
   });
 }
 
-// Each of them would wait for those before it, which wait for it.
+// If it were, each call would wait for earlier ones, which wait for it.
 TEST_P(BytesInFlight, NestedCallsAreNotHeldBack) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&weighed::back_and_forth>("worker1", mebibytes(1), 12), 12);
@@ -166,7 +166,7 @@ TEST_P(BytesInFlight, HeldCallTimesOutWithTheReason) {
   });
 }
 
-// The callee has them as long.
+// The callee holds its bytes until then.
 TEST_P(BytesInFlight, TimedOutCallCountsUntilAnswered) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     const auto to = rpc::to("worker1").timeout(std::chrono::milliseconds(50));
@@ -225,7 +225,7 @@ TEST(BytesInFlightByDefault, NegativeIsRefusedZeroIsUnlimited) {
   });
 }
 
-// The turns of calls that wait, in the order in which they came.
+// Calls that wait get their turns in the order in which they came.
 TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
   std::vector<const void*> woken;
   rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });

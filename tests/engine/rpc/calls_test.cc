@@ -1,4 +1,4 @@
-// Calls that work: group RB of the behaviours.
+// Calls that succeed.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -77,7 +77,7 @@ std::pair<bool, Batch> seen_as_one(Batch batch) { return {is_one(batch), batch};
 using harness::grown;
 using harness::levels_of;
 
-// How many run at once; none ends before so many have come.
+// meet() returns once `count` calls have begun; `most` is how many ran at once.
 std::mutex meeting;
 std::condition_variable met;
 int come = 0, running = 0, most = 0;
@@ -103,7 +103,7 @@ std::int64_t holders(at::Tensor a) { return static_cast<std::int64_t>(a.storage(
 int whoami() { return rpc::this_agent().self().rank; }
 std::string caller() { return rpc::this_call().caller.name; }
 
-// Calls on: me -> to -> … until hops are used up.
+// Calls the next worker in the ring, `hops` times.
 int relay(int hops) {
   auto& agent = rpc::this_agent();
   if (hops == 0) return agent.self().rank;
@@ -111,7 +111,7 @@ int relay(int hops) {
   return agent.sync<&relay>((agent.self().rank + 1) % workers, hops - 1);
 }
 
-// Calls its caller back, to a depth.
+// Calls its caller back, `depth` times.
 int ping_pong(int depth) {
   if (depth == 0) return 0;
   return 1 + rpc::this_agent().sync<&ping_pong>(rpc::this_call().caller, depth - 1);
@@ -148,13 +148,13 @@ std::vector<at::Tensor> all_twice(std::vector<at::Tensor> tensors) {
   for (auto& tensor : tensors) tensor = tensor + tensor;
   return tensors;
 }
-// Calls on with what it was given.
+// Passes its argument on to another worker.
 at::Tensor twice_elsewhere(rpc::WorkerInfo where, at::Tensor a) {
   return rpc::this_agent().sync<&twice>(where, a);
 }
 void make_zero(at::Tensor a) { a.zero_(); }
 
-// Packs a value of its own inside of the message that it is packed into.
+// While it is packed into a message, encodes another value.
 struct Parcel {
   at::Tensor content;
   template <class Packer>
@@ -182,7 +182,7 @@ using harness::Setting;
 using std::chrono::seconds;
 
 class Calls : public testing::TestWithParam<Setting> {};
-// What depends most on how many workers there are.
+// Tests that depend on the number of workers.
 class CallsAmongMany : public Calls {};
 
 rpc::WorkerInfo next_of(rpc::Agent& agent) { return harness::after(agent, 1); }
@@ -445,7 +445,7 @@ TEST_P(Calls, MessageHolds4095Tensors) {
   });
 }
 
-// The list of the arguments is one of the 64 as well.
+// The list of the arguments counts as one of the 64 levels.
 TEST_P(Calls, TooDeepNestingIsRefusedAtSender) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -528,7 +528,7 @@ TEST_P(Calls, InlineCallsAreAnswered) {
 
 TEST_P(Calls, ArgumentsMemoryIsNotShared) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    // On the loop, which has just read the message.
+    // The function runs on the loop, which has just read the message.
     EXPECT_EQ(agent.sync<rpc::inline_<&calls::holders>>(next_of(agent), at::ones({8})), 1);
   });
 }

@@ -1,4 +1,4 @@
-// What errors and the log say of causes that lie outside of a call.
+// Errors and log lines name causes that lie outside of the call itself.
 #include <chrono>
 #include <csignal>
 #include <future>
@@ -20,7 +20,7 @@ namespace causes {
 int plus(int a, int b) { return a + b; }
 std::promise<void> gate;
 void take_a_thread() { gate.get_future().wait(); }
-// Runs until the test lets it go on.
+// Blocks until the test releases the mutex.
 std::mutex held;
 int after_release(int value) {
   std::lock_guard lock(held);
@@ -50,8 +50,8 @@ using harness::error_of;
 using harness::LogWatch;
 using harness::Processes;
 
-// Blocks SIGUSR2, by which the test lets a worker go on, in this process and in those that it
-// forks.
+// Blocks SIGUSR2 in this process and in those that it forks; the test sends it to let a worker go
+// on.
 sigset_t block_go() {
   sigset_t go;
   sigemptyset(&go);
@@ -64,7 +64,7 @@ void wait_for_go(const sigset_t& go) {
   sigwait(&go, &came);
 }
 
-// Blocks until the process does nothing any more.
+// Stops the process, and blocks until it has stopped.
 void stop(Processes& processes, int rank) {
   processes.signal(rank, SIGSTOP);
   ASSERT_TRUE(harness::comes_true([&] {
@@ -74,8 +74,7 @@ void stop(Processes& processes, int rank) {
   }));
 }
 
-// A worker that is stopped takes no connection in, as one behind a firewall that swallows
-// everything.
+// A stopped worker accepts no connection, like one behind a firewall that drops packets.
 TEST(Causes, TimeoutNamesTheUnansweredAddress) {
   const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
@@ -115,7 +114,7 @@ rpc::Agent agent_that_soon_says(int rank) {
   return rpc::init("worker" + std::to_string(rank), options);
 }
 
-// What this process has logged about shutdown(), once it is so many lines.
+// Waits until this process has logged `lines` lines about shutdown(), and returns its log.
 std::string lines_about_shutdown(std::ptrdiff_t lines) {
   const auto logged = [] { return LogWatch::current().text(); };
   const auto count = [](const std::string& text) {
@@ -146,7 +145,7 @@ TEST(Causes, ShutdownReportsAStoppedRankZero) {
       Processes::say("said");
     }
     ended.wait();
-    if (rank != 1) lines_about_shutdown(0);  // the lowest that waits speaks
+    if (rank != 1) lines_about_shutdown(0);  // only the lowest rank that waits logs
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "joined");
   stop(processes, 0);
@@ -182,8 +181,8 @@ TEST(Causes, RankZeroReportsAStoppedWorker) {
   processes.expect_success();
 }
 
-// Threads of two workers. The first runs `waits` on another thread until the log has all these
-// texts, in one line.
+// Runs two workers as threads. The first runs `waits` on another thread; expects one line about
+// that wait in the log, with all of `texts`.
 void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits,
                          const std::vector<std::string>& texts, rpc::Options options = {}) {
   options.wait_reports = {std::chrono::milliseconds(100)};
@@ -296,14 +295,14 @@ TEST(Causes, LongWaitReportsAStoppedCallee) {
 
 TEST(Causes, ShutdownSaysWhatALateWorkerDoes) {
   const std::string text =
-      harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is said where nobody waits
+      harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is logged if nobody waits
   EXPECT_EQ(text, "");
   rpc::Options options;
   options.wait_reports = {std::chrono::milliseconds(100)};
   harness::run_workers(
       {harness::As::Threads, "shm", 2},
       [](rpc::Agent& agent) {
-        if (agent.self().rank != 0) return;  // which shuts down
+        if (agent.self().rank != 0) return;  // worker 1 shuts down
         std::future<int> result;
         {
           std::lock_guard lock(causes::held);
@@ -405,7 +404,7 @@ TEST_P(WithoutDescriptors, InitFailsAndNamesTheLimit) {
                                            .transports = {GetParam()}});
     agent.shutdown();
   };
-  init();  // what is opened once in a process is open
+  init();  // opens what stays open in this process
   bool has_joined = false;
   for (int left = 0; left < 100 && !has_joined; ++left) {
     std::optional<Error> error;

@@ -1,6 +1,5 @@
-// Workers of a job without a world size that come and go all the time, while all use each other's
-// references at random: calls give what they should or say who is not there, nothing hangs, nothing
-// stays.
+// Workers of an open job join and leave all the time, while all use each other's references at
+// random: calls succeed or name the worker that is missing, nothing hangs, and nothing is left.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -26,8 +25,8 @@ using namespace std::chrono_literals;
 constexpr int kWorkers = 4;
 constexpr int kLives = 12;
 
-// Where a worker leaves, has left or has not come. What another's function, or the creation of a
-// value, says may be more.
+// True for errors caused by a worker that leaves, has left or has not joined. Errors of another
+// worker's function or of a creation may have more text.
 bool is_of_leaving(const Error& error) {
   const auto says = [text = error.text()](const std::string& words) {
     return text.find(words) != std::string::npos;
@@ -36,13 +35,12 @@ bool is_of_leaving(const Error& error) {
     case Blame::PeerLost: return says("worker") || says("rank");
     case Blame::Caller: return says("cannot be found");
     case Blame::Remote: return says("worker") || says("rank");
-    case Blame::Cancelled:
-      return says("was not created");  // the call that was to create it was lost
+    case Blame::Cancelled: return says("was not created");  // the call that creates it was lost
     default: return false;
   }
 }
 
-// Comes and goes, by each way to go.
+// Joins and leaves `lives` times, in a way chosen at random.
 void live(const rpc::Options& options, int lives, int seed) {
   const int rank = *options.rank;
   std::mt19937 random(static_cast<unsigned>(seed * kWorkers + rank));
@@ -61,7 +59,7 @@ void live(const rpc::Options& options, int lives, int seed) {
   }
 }
 
-// Hosts what the others meet at, uses them, and ends after all.
+// Hosts the store, uses the others' references, and ends after all others.
 void stay(const rpc::Options& options, int seed) {
   auto agent = rpc::init("worker0", options);
   {
@@ -106,7 +104,7 @@ TEST_P(ComeAndGo, CallsSucceedOrNameWhoIsMissing) {
   EXPECT_EQ(refs::living, 0) << "values";
 }
 
-// By name and rank, in one job with the others that the store has.
+// Joins, by name and rank, the job whose store this is.
 rpc::Agent come(const std::string& name, int rank, const c10::intrusive_ptr<c10d::Store>& store) {
   return rpc::init(name, {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
 }
@@ -114,7 +112,7 @@ rpc::Agent come(const std::string& name, int rank, const c10::intrusive_ptr<c10d
 TEST(Successor, OwnsNothingOfItsPredecessor) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto first = come("first", 0, store), third = come("third", 2, store);
-  const auto reaches_rank_1 = [&] {  // the connection to the one that has left may end in this call
+  const auto reaches_rank_1 = [&] {  // this call may meet the end of the predecessor's connection
     try {
       return first.sync<&refs::number>(1, 6) == 6;
     } catch (const Error& error) {
@@ -146,7 +144,7 @@ TEST(Successor, OwnsNothingOfItsPredecessor) {
       EXPECT_EQ(error.blame(), Blame::PeerLost) << use << ": " << error.text();
       EXPECT_NE(error.text().find("has left"), std::string::npos) << use << ": " << error.text();
     }
-    if (has_other_name) {  // else it is the same worker, again
+    if (has_other_name) {  // otherwise the names are the same
       struct Named {
         rpc::WorkerInfo who;
         Blame blame;
@@ -171,7 +169,7 @@ TEST(Successor, OwnsNothingOfItsPredecessor) {
   first.leave();
 }
 
-// Though it answers, as who had the rank before would have.
+// Its rank answers calls, as that of its predecessor did; even so it holds none of its references.
 TEST(Successor, EndsItsPredecessorsReferences) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto owner = come("owner", 0, store);

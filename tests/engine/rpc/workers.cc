@@ -14,8 +14,7 @@ namespace weft::harness {
 std::vector<Setting> settings(std::initializer_list<int> workers) {
   std::vector<Setting> all;
   if (!runs_all_settings()) {
-    // Some claims are about two workers and some about more, and most that look into another worker
-    // need threads.
+    // Some tests need two workers and some more; tests that look into another worker need threads.
     const int most = std::max(workers), least = std::min(workers),
               middle = workers.begin()[workers.size() / 2];
     for (const char* transport : {"inproc", "shm", "tcp"}) {
@@ -62,7 +61,7 @@ void meet_without(rpc::Agent& agent, int victim) {
     try {
       agent.sync<&meeting::come>(worker);
     } catch (const Error& error) {
-      // It ends once all have come there, this one as well: its reply may not.
+      // It may leave once all have come, before its reply to this worker has arrived.
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
     }
   }
