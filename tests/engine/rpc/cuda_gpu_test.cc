@@ -1,6 +1,5 @@
-// Tensors of a real GPU in remote calls: two workers of this process, on one GPU. What cuda_test.cc
-// shows over the fake driver, with kernels. Rows CU-009, 011, 012, 017, 019, 021 … 029, 032, 033,
-// 037, 042 … 045 of the behaviours.
+// Tensors of a real GPU in remote calls: two workers of this process, on one GPU. The same as in
+// cuda_test.cc and cuda_order_test.cc, which use the fake driver, but with kernels.
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
@@ -26,7 +25,7 @@ at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 at::Tensor on(c10::Device device, std::int64_t elements) { return at::ones({elements}, device); }
 std::string where(at::Tensor tensor) { return tensor.device().str(); }
 at::Tensor& twice_in_place(at::Tensor& value) { return value.mul_(2); }
-// Long enough that whoever does not wait for it sees what was there before.
+// Kernels that run long enough that a reader that does not wait for them reads old bytes.
 at::Tensor powers(at::Tensor matrix, int times) {
   at::Tensor result = matrix;
   for (int i = 0; i < times; ++i)
@@ -86,8 +85,8 @@ class GpuRpc : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   }
-  // worker0 has these maps, and runs the body; each other one keeps the GPU in calls to the one
-  // behind it.
+  // worker0 has `maps` and runs `body`; each other worker maps the GPU to itself in calls to the
+  // next.
   void run(const rpc::DeviceMaps& maps, const std::function<void(rpc::Agent&)>& body,
            int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -222,13 +221,13 @@ TEST_P(GpuRpc, DeferredReplyWaitsForItsKernels) {
       3);
 }
 
-// Futures by themselves.
+// Futures without calls.
 class GpuFuture : public testing::Test {
  protected:
   void SetUp() override {
     if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   }
-  // A promise is set while its tensor is still being computed on one stream; read on another.
+  // Sets a promise while its tensor is still being computed on one stream, and reads it on another.
   template <class T>
   void expect_ordered(const std::function<T(at::Tensor)>& wrapped,
                       const std::function<at::Tensor(const T&)>& in) {

@@ -1,6 +1,5 @@
-// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and what goes wrong.
-// Rows CU-023, 025, 026, 037, 039, 040 of the behaviours; those that compute are in
-// cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and failures. Tests
+// that compute on a GPU are in cuda_gpu_test.cc.
 #include <thread>
 
 #include <weft/tests/engine/rpc/cuda_workers.h>
@@ -132,7 +131,7 @@ TEST_P(CudaRpc, FetchWaitsForTheValuesStream) {
     slow = &own;
     fake->hold(torch_cuda->view(own));
     auto there = agent.remote<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9);
-    there.created().wait(20s);  // created as far as the host is concerned
+    there.created().wait(20s);  // the host has created it; its stream is still held
     const int copies = fake->calls(&cuda::Driver::memcpy_async);
     const auto fetched = there.fetch();
     while (fake->calls(&cuda::Driver::memcpy_async) == copies) std::this_thread::yield();
@@ -167,7 +166,7 @@ TEST_P(CudaRpc, CopyUsesTheOwnersMapInOrder) {
       16, 3);
 }
 
-// CU-014 is not as in PyTorch: a map to oneself moves nothing (docs/rpc.md).
+// Unlike in PyTorch, a map to oneself moves nothing (docs/rpc.md).
 TEST_P(CudaRpc, CallToOneselfUsesCallersStreams) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     const c10::Stream side = torch_cuda->new_stream(0);
@@ -180,14 +179,14 @@ TEST_P(CudaRpc, CallToOneselfUsesCallersStreams) {
   });
 }
 
-// --- what goes wrong
+// --- failures
 
 TEST_P(CudaRpc, FailedGpuCopyFailsOnlyItsCall) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     const at::Tensor tensor = made(gpu(0), 64, 1);
-    // From the caller's GPU, to the callee's, from that, to the caller's; or where it is read by
-    // who receives it.
+    // Staged: copies from the caller's GPU, to the callee's, from it, and to the caller's. Over
+    // cuda_ipc: the receiver's copy only, each way.
     const std::vector<std::string> places =
         is_ipc() ? std::vector<std::string>{"cuda:1", "cuda:0"}
                  : std::vector<std::string>{"cuda:0", "cuda:1", "cuda:1", "cuda:0"};

@@ -1,5 +1,5 @@
-// Tensors of GPUs in remote calls, over the fake driver: where they go. Rows CU-009 … 021 of the
-// behaviours; those that compute are in cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: to which device they go. Tests that
+// compute on a GPU are in cuda_gpu_test.cc.
 #include <weft/tests/engine/rpc/cuda_workers.h>
 #include <weft/tests/engine/rpc/workers.h>
 
@@ -10,7 +10,7 @@ TEST_P(CudaRpc, ArgumentsAndResultsFollowTheMap) {
   for (const auto& [from, to] :
        {std::pair(0, 0), std::pair(1, 1), std::pair(0, 1), std::pair(1, 0)}) {
     run({{gpu(from), gpu(to)}}, [&, here = gpu(from), there = gpu(to)](rpc::Agent& agent) {
-      for (const std::int64_t bytes : {1L, 100L, 3L << 20}) {  // a chunk, and several
+      for (const std::int64_t bytes : {1L, 100L, 3L << 20}) {  // one chunk, and several
         const Seen seen = agent.sync<&look_at>("worker1", made(here, bytes, 7), 7);
         EXPECT_EQ(seen.device, there.str());
         EXPECT_TRUE(seen.right);
@@ -188,12 +188,13 @@ TEST_P(CudaRpc, ValueIsFetchedToTheMappedDevice) {
   });
 }
 
-// Two processes, each with a driver of its own.
+// Two processes, each with its own fake driver.
 class CudaRpcOfProcesses : public testing::TestWithParam<const char*> {};
 
 TEST_P(CudaRpcOfProcesses, ArgumentsAndResultsFollowTheMap) {
   harness::run_alone({harness::As::Processes, GetParam(), 2}, [](rpc::Options options) {
-    if (tensor::cuda_device_count() > 0) return;  // as above; cuda_gpu_test.cc has the real one
+    if (tensor::cuda_device_count() > 0)
+      return;  // as in CudaRpc; cuda_gpu_test.cc tests with the real one
     FakeDriver driver({.devices = 2, .threads = true});
     FakeTorchCuda cuda(driver);
     LentDevices lent;

@@ -1,5 +1,5 @@
 // Workers of this process that see the same four GPUs, of the fake driver, and functions to call on
-// them. There are no kernels, so functions pass tensors on, copy and fill.
+// them. The fake driver has no kernels, so the functions only pass on, copy and fill tensors.
 #pragma once
 
 #include <algorithm>
@@ -40,12 +40,12 @@ inline c10::Device gpu(int index) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-// What called functions reach.
+// The fakes that called functions use.
 inline FakeDriver* fake = nullptr;
 inline FakeTorchCuda* torch_cuda = nullptr;
 
 inline cuda::StreamRef current(int device) { return torch_cuda->view(torch_cuda->current(device)); }
-// Written on the current stream.
+// Writes `byte` everywhere, on the current stream.
 inline void fill(const at::Tensor& tensor, int byte) {
   if (tensor.is_cuda()) {
     cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor),
@@ -60,7 +60,7 @@ inline at::Tensor made(const c10::Device& device, std::int64_t bytes, int byte) 
   fill(tensor, byte);
   return tensor;
 }
-// All its bytes are this, once what the current stream holds has run.
+// Waits for the current stream, and returns whether all bytes of `tensor` are `byte`.
 inline bool is_all(const at::Tensor& tensor, int byte) {
   if (tensor.is_cuda()) {
     auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
@@ -70,7 +70,7 @@ inline bool is_all(const at::Tensor& tensor, int byte) {
   return std::all_of(data, data + tensor.nbytes(), [&](unsigned char one) { return one == byte; });
 }
 
-// A view, for which libtorch's own function has no kernel here.
+// Returns a view; libtorch's own function would need a CUDA kernel.
 inline at::Tensor part_of(const at::Tensor& whole, std::int64_t begin, std::int64_t bytes) {
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(whole.storage()), whole.key_set(),
                                                    whole.dtype());
@@ -78,7 +78,7 @@ inline at::Tensor part_of(const at::Tensor& whole, std::int64_t begin, std::int6
   return at::Tensor(std::move(impl));
 }
 
-// Whether one is current on this thread.
+// Whether a CUDA context is current on this thread.
 inline bool has_context() {
   CUcontext context = nullptr;
   fake->driver()->ctx_get_current(&context);
@@ -99,11 +99,11 @@ inline Seen look_at(at::Tensor tensor, int byte) {
 }
 inline Seen look_at_value(at::Tensor& value, int byte) { return look_at(value, byte); }
 inline at::Tensor pass(at::Tensor tensor) { return tensor; }
-// The two, and whether they are of one storage here.
+// Returns both, and whether they share one storage here.
 inline std::tuple<at::Tensor, at::Tensor, bool> pass_both(at::Tensor one, at::Tensor other) {
   return {one, other, one.storage().is_alias_of(other.storage())};
 }
-// On which GPUs two have arrived, and another tensor where it is asked for.
+// The devices on which two tensors have arrived, and a new tensor on the device asked for.
 struct TwoSeen {
   std::vector<std::string> devices;
   bool right = false;
@@ -118,7 +118,7 @@ inline TwoSeen look_at_both(at::Tensor one, at::Tensor other, c10::Device result
 inline at::Tensor make(c10::Device device, std::int64_t bytes, int byte) {
   return made(device, bytes, byte);
 }
-// Of bytes 1, 2, ….
+// Makes a tensor on each device; the first is filled with 1, the second with 2, ….
 inline std::vector<at::Tensor> make_on(std::vector<c10::Device> devices) {
   std::vector<at::Tensor> tensors;
   for (const c10::Device& device : devices)
@@ -131,7 +131,7 @@ inline at::Tensor fill_value(at::Tensor& value, int byte) {
   return value;
 }
 
-// A stream of a function's own, held back by the test.
+// A stream that a called function uses; the test holds it back.
 inline c10::Stream* slow = nullptr;
 inline at::Tensor make_slowly(at::Tensor like, int byte) {
   {
@@ -146,14 +146,14 @@ inline at::Tensor make_slowly(at::Tensor like, int byte) {
 inline at::Tensor make_slowly_at(rpc::WorkerInfo where, at::Tensor like, int byte) {
   return rpc::this_agent().sync<&make_slowly>(where, like, byte);
 }
-// Answers when a call has come back and what follows it is enqueued.
+// Answers when a call has returned and its continuation has enqueued its work.
 inline Future<at::Tensor> pass_and_fill_slowly(rpc::WorkerInfo where, at::Tensor tensor, int byte) {
   return rpc::this_agent().async<&pass>(where, tensor).then([byte](const at::Tensor& back) {
     return make_slowly(back, byte);
   });
 }
-// Can neither be copied nor sent. Each call runs on streams of its own: what one enqueues the next
-// one waits for.
+// Can neither be copied nor sent. Each call runs on its own streams, which wait for the work that
+// the call before has enqueued.
 class Shelf {
  public:
   explicit Shelf(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -202,7 +202,7 @@ class CudaRpc : public testing::TestWithParam<const char*> {
 
   using Body = std::function<void(rpc::Agent&)>;
   using Map = std::vector<std::pair<c10::Device, c10::Device>>;
-  // Each worker has the map for the one behind it; worker0 runs the body.
+  // Each worker has `map` for the next worker; worker0 runs `body`.
   void run(const Map& map, const Body& body, int worker_threads = 16, int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(workers, [&](int rank) {

@@ -1,5 +1,5 @@
-// WEFT_DEBUG=detail: tensors that are changed while they are being sent are found. Messages are
-// held back for a while, by Options::faults, so that the change comes in between.
+// WEFT_DEBUG=detail finds tensors that are changed while they are being sent. Options::faults holds
+// messages back for a while, so that the change happens before they are sent.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace detail_of_calls {
 
 using namespace weft;
 
-// Before the configuration is read.
+// Set before the library reads the configuration.
 const bool kDetail = [] { return ::setenv("WEFT_DEBUG", "detail", 1) == 0; }();
 
 double sum(std::vector<at::Tensor> all) {
@@ -85,8 +85,8 @@ TEST_P(Changed, ArgumentsFailTheirCall) {
   run_workers(GetParam(), body, slow);
 }
 
-// What is allowed: to change what has arrived, what was not sent, and memory that was copied when
-// it was packed.
+// A program may change tensors that have arrived, bytes that are not sent, and memory that was
+// copied when it was packed.
 TEST_P(Changed, AllowedChangesAreNotReported) {
   const rpc::Options slow{.faults = {.delay = {{rpc::MessageKind::Call, 50ms}}}};
   const auto body = [&](rpc::Agent& agent) {
@@ -94,7 +94,7 @@ TEST_P(Changed, AllowedChangesAreNotReported) {
     const LogWatch& log = LogWatch::current();
     const auto matrix = at::ones({4, 8}, at::kFloat);
     const auto row = agent.async<&sum>("worker1", std::vector{matrix[1]});
-    matrix.data()[3].fill_(100);  // of which no bytes are sent
+    matrix.data()[3].fill_(100);  // none of these bytes are sent
     EXPECT_EQ(row.get(), 8.0);
     std::vector<float> memory(16, 1.0F);
     const auto borrowed =
@@ -115,7 +115,7 @@ TEST_P(Changed, AllowedChangesAreNotReported) {
 
 INSTANTIATE_TEST_SUITE_P(All, Changed, testing::ValuesIn(settings({2})), name_of);
 
-// By another call, or another thread: said by the worker that has it.
+// If another call or thread changes a result, the worker that ran the function logs it.
 TEST(ChangedResults, AreLoggedByTheirWorker) {
   for (const bool copies : {true, false}) {
     kept = at::ones({8});
@@ -139,7 +139,7 @@ TEST(ChangedResults, AreLoggedByTheirWorker) {
                        "changed") != std::string::npos;
           };
           if (copies) {
-            agent.shutdown({.timeout = std::chrono::seconds(30)});  // until the reply has gone
+            agent.shutdown({.timeout = std::chrono::seconds(30)});  // waits until the reply is sent
             EXPECT_EQ(log.text(), "");
           } else {
             EXPECT_TRUE(comes_true(was_said)) << log.text();

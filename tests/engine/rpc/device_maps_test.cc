@@ -1,5 +1,4 @@
-// The rules of rpc::Options::device_maps and devices, on machines with and without a GPU. Rows
-// CU-001 … 008.
+// The rules of rpc::Options::device_maps and devices, on machines with and without a GPU.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -28,8 +27,8 @@ bool says(const Error& error, std::initializer_list<std::string> texts) {
   return error.blame() == Blame::Caller;
 }
 
-// What is wrong with worker0's map for worker1, alone or where worker0 has 2 GPUs and worker1
-// has 1.
+// Return the error of worker0's map for worker1: checked alone, or together with the devices of
+// both workers, where worker0 has 2 GPUs and worker1 has 1.
 Error alone(const Pairs& pairs) {
   return error_of([&] { check_device_maps("worker0", {{"worker1", pairs}}, {}); });
 }
@@ -128,7 +127,7 @@ TEST(DeviceMaps, StoreRecordKeepsAllFields) {
 
 at::Tensor doubled(at::Tensor tensor) { return tensor * 2; }
 
-// Of workers that join with these maps for each other.
+// Returns the errors of two workers that join with these maps for each other.
 std::vector<std::string> errors_of_joining(const std::function<DeviceMaps(int rank)>& maps) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::string> texts(2);
@@ -164,7 +163,7 @@ TEST(DeviceMapsOfWorkers, GpuBeyondTheCountFailsJoining) {
   EXPECT_EQ(texts[0], texts[1]);
 }
 
-// With a device of each, so that it is the map's shape that is refused, with and without a GPU.
+// Most maps are refused for their shape, whether or not this machine has a GPU.
 TEST(DeviceMapsOfWorkers, InvalidMapFailsJoining) {
   const std::vector<std::pair<Pairs, std::string>> wrong{
       {{{kHost, gpu(100)}}, "maps cpu to cuda:100, and worker1 has"},
@@ -173,7 +172,7 @@ TEST(DeviceMapsOfWorkers, InvalidMapFailsJoining) {
       {{{c10::Device(c10::kCUDA, -1), kHost}}, "negative"},
       {{{kHost, c10::Device(c10::kCUDA, -1)}}, "negative"}};
   for (const auto& [pairs, text] : wrong) {
-    // Alone: one that is refused before it joins leaves nobody waiting.
+    // A map whose shape is wrong is refused before the worker joins, so no other worker is needed.
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const bool needs_both = text.starts_with("maps");
     harness::run_threads(needs_both ? 2 : 1, [&](int rank) {
@@ -181,7 +180,7 @@ TEST(DeviceMapsOfWorkers, InvalidMapFailsJoining) {
       if (rank == 0) options.device_maps = {{"worker1", pairs}};
       EXPECT_TRUE(says(error_of([&] { init("worker" + std::to_string(rank), options); }), {text}));
     });
-    // Nothing is left of it.
+    // The refused attempt leaves nothing behind.
     harness::run_threads(2, [&](int rank) {
       Agent agent = init("worker" + std::to_string(rank),
                          {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});

@@ -1,4 +1,4 @@
-// Calls that fail: group RE of the behaviours.
+// Calls that fail.
 #include <atomic>
 #include <csignal>
 #include <thread>
@@ -16,7 +16,7 @@ namespace wrong {
 
 using namespace weft;
 
-// Known to this program only, and no std::exception that others could make.
+// An exception type that only this program has.
 struct Overdrawn : std::runtime_error {
   using runtime_error::runtime_error;
 };
@@ -54,7 +54,7 @@ Future<int> fails_late() {
   return promise.future();
 }
 
-// Runs until it is cancelled, or the limit.
+// Runs until it is cancelled, or for `milliseconds`.
 int slow(int milliseconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
   while (std::chrono::steady_clock::now() < end && !rpc::this_call().cancelled)
@@ -68,7 +68,7 @@ Future<void> never() {
   static Promise<void> promise;
   return promise.future();
 }
-// In milliseconds, by the clock of the worker that is asked.
+// Returns milliseconds by the callee's clock.
 std::int64_t clock_there() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -98,7 +98,7 @@ using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
 class Errors : public testing::TestWithParam<Setting> {};
-// Where the number of workers matters.
+// Tests that depend on the number of workers.
 class ErrorsAmongMany : public Errors {};
 
 int next_of(const rpc::Agent& agent) { return harness::after(agent, 1).rank; }
@@ -145,7 +145,7 @@ TEST_P(ErrorsAmongMany, ThrownTextArrivesWithItsLines) {
   });
 }
 
-// Calls something by hand: what this program's own templates would not compile.
+// Makes a call that the typed interface would not compile.
 Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& function,
                          const std::function<void(codec::Packer&)>& pack) {
   const auto& core = agent.shared_core();
@@ -315,7 +315,7 @@ TEST_P(Errors, OperatorOverloadMayBeNamed) {
   });
 }
 
-// Also of values that this worker owns, and whether the creation's answer has come already or not.
+// Also for values that this worker owns, and before and after the creation's reply has arrived.
 TEST_P(Errors, FailedCreationAlwaysSaysWhy) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {agent.self(), harness::after(agent, 1)}) {
@@ -427,8 +427,8 @@ TEST_P(Errors, BlockingInlineCallGetsAdvice) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int here = agent.self().rank, to = next_of(agent);
     for (const int some : {here, to}) EXPECT_EQ(agent.sync<&wrong::waits>(some, here), 3);
-    // Only its loop could bring that the answer. (One of its own threads may be quicker with it
-    // than the wait.)
+    // The function blocks the loop that would receive its answer. (A call to itself might be
+    // answered by one of its own threads before the wait begins.)
     const auto error = error_of([&] { agent.sync<rpc::inline_<&wrong::waits>>(to, here); });
     EXPECT_NE(error.text().find("without rpc::inline_"), std::string::npos) << error.text();
   });
@@ -500,7 +500,7 @@ TEST_P(Errors, ExpiredQueuedCallIsNotRun) {
   run_workers(GetParam(),
               [](rpc::Agent& agent) {
                 if (agent.self().rank != 0) return;
-                const auto held = agent.async<&wrong::hold>(1);  // has the only thread there
+                const auto held = agent.async<&wrong::hold>(1);  // takes the only thread there
                 const auto late = agent.async<&wrong::do_late>(rpc::to(1).timeout(20ms));
                 const auto made = agent.remote<&wrong::do_late>(rpc::to(1).timeout(20ms));
                 const auto patient = agent.async<&wrong::late_ones>(rpc::to(1).timeout(0ms));
@@ -578,7 +578,7 @@ TEST(AgentLife, ThisAgentNeedsARunningCall) {
 
 class AgentFaults : public testing::TestWithParam<Setting> {};
 
-// Of functions and of operators, waited for at once and later.
+// Both functions and operators, by sync and by async.
 TEST_P(AgentFaults, DelayedCallsTimeOutOrArrive) {
   run_workers(GetParam(),
               [](rpc::Agent& agent) {
@@ -642,14 +642,14 @@ TEST(CallFaults, DroppedAndRefusedCallsFail) {
             Blame::Caller);
 }
 
-// The callee sees that nobody waits any more.
+// The function learns that its caller no longer waits.
 TEST(AgentLife, TimeoutCancelsTheFunction) {
   run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     error_of([&] { agent.sync<&wrong::slow>(rpc::to(1).timeout(20ms), 600'000); });
     while (agent.sync<&wrong::plus>(1, 1, 1) != 2) {
     }
-  });  // the graceful shutdown ends, though the function was to run for ten minutes
+  });  // the graceful shutdown ends though the function would run for ten minutes
 }
 
 class KilledWorker : public testing::TestWithParam<std::string> {};
@@ -674,7 +674,7 @@ TEST_P(KilledWorker, FailsAllItsPendingCallsAtOnce) {
               Blame::PeerLost);
     EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
     const auto told = agent.async<&wrong::i_have_come>(2 - rank);
-    // Who has heard it may leave before it has answered.
+    // The other may leave before its reply has arrived.
     while (wrong::come == 0 || !told.done()) std::this_thread::yield();
     agent.leave();
   });

@@ -1,5 +1,4 @@
-// Children that are forked from a worker: they share its connections, and must neither use nor end
-// them.
+// Children that are forked from a worker share its connections, and must neither use nor end them.
 #include <atomic>
 #include <functional>
 #include <optional>
@@ -38,7 +37,7 @@ using harness::error_of;
 using harness::expect_child_to_end_well;
 using harness::Processes;
 
-// Each worker and what it holds when it forks.
+// The agent, references and future that a worker has when it forks.
 struct Held {
   explicit Held(std::optional<rpc::Agent>& its_agent, int other)
       : agent(its_agent),
@@ -61,8 +60,8 @@ void expect_inherited(const std::function<void()>& use) {
 
 class ForkedWorkers : public testing::TestWithParam<std::string> {
  protected:
-  // Both workers fork; afterwards each still reaches the other, and what they held of each other is
-  // there.
+  // Both workers fork children that run `child`; afterwards the workers still reach each other, and
+  // their references and futures still work.
   static void fork_and_go_on(const std::function<void(Held& held)>& child) {
     Processes processes(2, [&](int rank) {
       std::optional<rpc::Agent> agent =
@@ -137,7 +136,7 @@ TEST_P(ForkedWorkers, MayBecomeWorkersOfAnotherJob) {
   });
 }
 
-// The kernel ends a killed worker's connections once no child has them either.
+// The kernel ends a killed worker's connections only when no child has them open.
 TEST_P(ForkedWorkers, CloseDroppedConnections) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
