@@ -1,5 +1,5 @@
-// Workers that are killed and started again under their names, as processes: the others forget the
-// old ones and reach the new ones, and nothing of the old ones stays.
+// Workers that are killed and started again under their names, as processes: the others reach the
+// new ones, and nothing of the old ones is left.
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -28,10 +28,10 @@ struct Met {
 };
 std::deque<Met> met;
 bool is_over = false;
-std::atomic<int> number{0};  // of this process's life
+std::atomic<int> number{0};  // the generation of this process
 std::atomic<int> touched{0};
 
-// An actor tells the learner that it is there; each holds what the other owns.
+// An actor tells the learner that it has joined; each gets a reference to a value of the other.
 RRef<int> meet(int which, RRef<int> theirs) {
   std::lock_guard lock(mutex);
   met.push_back({which, std::move(theirs)});
@@ -70,7 +70,7 @@ using harness::Processes;
 using harness::RandomUser;
 using namespace std::chrono_literals;
 
-// One job of processes that the test starts and kills one by one.
+// A job whose processes the test starts and kills one by one.
 class Job {
  public:
   explicit Job(std::string transport)
@@ -85,7 +85,7 @@ class Job {
       body();
     });
   }
-  // An actor that waits until it is told to end, or killed.
+  // Starts an actor that waits until end() is called, or it is killed.
   std::unique_ptr<Processes> actor(int number, const std::string& name = "actor") const {
     return start([this, number, name] {
       killed_again::number = number;
@@ -118,7 +118,7 @@ TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
     std::atomic<int> lost{0}, joined{0}, misplaced{0};
     agent.on_worker_lost([&](const rpc::WorkerInfo& worker, const Error& why) {
       if (worker.name != "actor" || why.blame() != Blame::PeerLost || ++lost > joined) ++misplaced;
-      // It may call, itself and the next one too.
+      // A callback may make calls.
       if (rpc::this_agent().sync<&refs::number>("learner", 7) != 7) ++misplaced;
       throw std::runtime_error("a callback's error is logged");
     });
@@ -144,7 +144,7 @@ TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
           EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
         }
       }
-      // Its own, and no more what the ones before it held.
+      // The present actor's reference is counted, and none of its predecessors'.
       EXPECT_TRUE(comes_true([&] { return agent.debug_info().owner_rrefs == 1; }))
           << agent.debug_info().owner_rrefs;
       EXPECT_TRUE(comes_true([&] { return lost == generation && joined == generation + 1; }))
@@ -186,7 +186,7 @@ TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
   learner->expect_success();
 }
 
-// The learner's message leaves late: by then another process has the name, which must not see it.
+// The learner's calls leave late, when another process has the name; it must not receive them.
 TEST_P(KilledAgain, LateCallsDoNotReachTheSuccessor) {
   const Job job(GetParam());
   const auto learner = job.start([&] {
@@ -220,8 +220,8 @@ TEST_P(KilledAgain, LateCallsDoNotReachTheSuccessor) {
   learner->expect_success();
 }
 
-// Two at a time, of which others never heard: those that neither spoke to them nor watch them hear
-// it, too.
+// Two workers are killed and one joins. All others are told, even those that have no connection to
+// them.
 TEST_P(KilledAgain, AllHearOfDeathsAndNewcomers) {
   constexpr int kActors = 6;
   const Job job(GetParam());
@@ -267,7 +267,7 @@ TEST_P(KilledAgain, AllHearOfDeathsAndNewcomers) {
     }
     EXPECT_EQ(news.size(), 3U) << "each once";
   }
-  // One more tells all to end.
+  // Another worker tells all others to end.
   const auto ends = job.start([&] {
     auto agent = rpc::init("ends", job.options());
     for (const std::string name : {"late", "learner", "actor1", "actor4", "actor5", "actor6"}) {
@@ -292,7 +292,8 @@ TEST_P(KilledAgain, AllHearOfDeathsAndNewcomers) {
   }
 }
 
-// It hosts the store: nobody can join any more, and those that are there hear of it, go on and end.
+// The killed worker hosts the store: no worker can join any more; the others are told so, go on,
+// and end.
 TEST_P(KilledAgain, OthersOutliveTheStoresHost) {
   const Job job(GetParam());
   auto host = job.start([&] {
@@ -329,7 +330,7 @@ TEST_P(KilledAgain, OthersOutliveTheStoresHost) {
   for (auto& one : all) one->expect_success();
 }
 
-// Each kill at an instant that nobody has chosen, in joining as well, while all use each other's
+// Each kill comes at a random time, also while the worker joins, while all use each other's
 // references.
 class KilledAgainAnywhen : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
@@ -338,7 +339,7 @@ TEST_P(KilledAgainAnywhen, NobodyHangsAndNothingIsLeft) {
   constexpr int kKills = 12;
   const int seed = std::get<1>(GetParam());
   const Job job(std::get<0>(GetParam()));
-  // Of a worker that is not there, in words of its own or of one that spoke to it.
+  // True for errors about a missing worker, raised by this worker or by one that called it.
   const auto may_fail = [](const Error& error) {
     for (const std::string word : {"worker", "rank", "was not created"}) {
       if (error.text().find(word) != std::string::npos) return true;

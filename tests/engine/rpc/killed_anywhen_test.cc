@@ -1,5 +1,5 @@
-// A worker that is killed at an instant that nobody has chosen, while all use each other's
-// references at random: the others go on, and nothing is counted once they have ended theirs.
+// A worker is killed at a random time, while all use each other's references at random: the others
+// go on, and nothing is counted once they have dropped their references.
 #include <gtest/gtest.h>
 
 #include <weft/tests/engine/rpc/random_user.h>
@@ -25,9 +25,9 @@ TEST_P(KilledAnywhen, OthersGoOnAndNothingIsCounted) {
     auto agent = rpc::init(
         "worker" + std::to_string(rank),
         {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
-    // Whoever hosts the store may be the one that is killed: all know each other before.
+    // The victim may host the store, so all workers look each other up before.
     for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&refs::nothing>(after(agent, steps));
-    // A step that has to do with the killed worker may fail, and then says so.
+    // A step may fail only with an error that names the killed worker.
     const auto names_victim = [name = "worker" + std::to_string(victim)](const Error& failed) {
       return failed.text().find(name) != std::string::npos;
     };
@@ -36,11 +36,10 @@ TEST_P(KilledAnywhen, OthersGoOnAndNothingIsCounted) {
     if (rank == victim) {
       for (;;) user.step();
     }
-    while (user.failed() == 0)
-      user.step();  // as it must, where every fourth step asks the killed worker
+    while (user.failed() == 0) user.step();  // a step soon asks the killed worker
     for (int i = 0; i < 20; ++i) user.step();
     user.drop();
-    // No survivor ends before the others have done with it.
+    // No survivor leaves while the others still use it.
     harness::meet_without(agent, victim);
     std::vector<std::size_t> counted;
     comes_true([&] {
@@ -57,8 +56,8 @@ TEST_P(KilledAnywhen, OthersGoOnAndNothingIsCounted) {
   harness::kill_anywhen(workers, kWorkers, victim, seed, 100ms);
 }
 
-// The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends
-// without the others, so they miss not the killed worker alone.
+// The same while all are about to shut down or have begun to: nobody hangs. A survivor whose
+// shutdown() fails leaves at once, so the others may also miss it and not only the killed worker.
 TEST_P(KilledAnywhen, OthersShutdownEndsAtOnce) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
@@ -83,7 +82,7 @@ TEST_P(KilledAnywhen, OthersShutdownEndsAtOnce) {
   harness::kill_anywhen(workers, kWorkers, victim, seed + 1, 100ms);
 }
 
-// Stopped for a while instead, again and again: nobody misses it.
+// Workers are stopped for a while, again and again; none is taken for lost.
 class StoppedAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
 TEST_P(StoppedAnywhen, OnlyDelaysTheOthers) {

@@ -1,5 +1,5 @@
-// Workers that are killed at every point of a reference's life: the others go on, and count nothing
-// of them afterwards.
+// A worker is killed at each point of a reference's life: the others go on, and count none of its
+// references afterwards.
 #include <csignal>
 #include <thread>
 
@@ -11,7 +11,7 @@ namespace killed {
 
 using namespace weft;
 
-// Keeps what it is given while it runs.
+// Holds the reference until the gate opens.
 int hold(RRef<int> given, std::string gate) {
   refs::number_behind(0, std::move(gate));
   return given.to_here();
@@ -27,24 +27,25 @@ using harness::expect_counters;
 using harness::Processes;
 using namespace std::chrono_literals;
 
-// Worker 1 is killed; worker 0 owns what it refers to, worker 2 does what is named here beside it.
+// When worker 1 (the victim) is killed. Worker 0 owns the values that it refers to; worker 2 uses
+// both.
 enum class Point {
-  CreationAskedFor,  // it waits for a value to be made on worker 0
-  CreationAsked,     // worker 2 waits for a value to be made on it
-  ForkUnconfirmed,   // worker 2 gave it a reference of which worker 0 does not know yet
-  ForkWaited,        // the same, and worker 2 has dropped its own
-  FetchAskedFor,     // it waits for the copy of a value
-  FetchAsked,        // worker 2 waits for the copy of its value
-  CopyAskedFor,      // it waits for worker 0 to send a copy of a value to worker 2
-  CopyAsked,  // it is to send a copy of its value to worker 0, where worker 2's call waits for that
-  CopyTaken,  // worker 0 is to send a copy of a value to it
-  Idle,       // it holds a reference and owns a value
-  HoldsAll,   // a called function on it holds references of worker 2 and its own
-  GiverUnaccepted,  // it gave worker 2 a reference of which worker 0 knows, and has not been told
-                    // that
-  OwnedByTwo,       // worker 2 and worker 0 refer to a value of its
-  OwnerUnaware,  // worker 2 gave worker 0 a reference to a value of its, of which it does not know
-                 // yet
+  CreationAskedFor,  // the victim waits for a value to be created on worker 0
+  CreationAsked,     // worker 2 waits for a value to be created on the victim
+  ForkUnconfirmed,   // worker 2 gave the victim a reference that worker 0 does not know
+  ForkWaited,        // the same, and worker 2 has dropped its own reference
+  FetchAskedFor,     // the victim fetches a value
+  FetchAsked,        // worker 2 fetches a value of the victim
+  CopyAskedFor,      // the victim had worker 0 copy a value to worker 2
+  CopyAsked,  // the victim is to copy its value to worker 0, where a call of worker 2 waits for it
+  CopyTaken,  // worker 0 is to copy a value to the victim
+  Idle,       // the victim holds a reference and owns a value
+  HoldsAll,   // the victim holds a reference, and a function on it one to worker 2's value
+  GiverUnaccepted,  // the victim gave worker 2 a reference; worker 0 knows it, but the victim
+                    // has not been told
+  OwnedByTwo,       // worker 2 and worker 0 refer to a value of the victim
+  OwnerUnaware,     // worker 2 gave worker 0 a reference to a value of the victim, which does not
+                    // know it yet
 };
 const char* text(Point point) {
   constexpr const char* kTexts[] = {
@@ -64,7 +65,7 @@ class Killed : public testing::TestWithParam<Case> {};
   std::abort();
 }
 
-// What worker 1 does before it is killed.
+// Worker 1's part until it is killed.
 [[noreturn]] void become_victim(rpc::Agent& agent, Point point) {
   if (point == Point::CreationAskedFor) {
     const auto asked = agent.remote<&refs::number_behind>(0, 1, "creation");
@@ -96,7 +97,7 @@ class Killed : public testing::TestWithParam<Case> {};
   stay(agent);
 }
 
-// What worker 2 does with worker 1, until that is killed, and what it sees then.
+// Worker 2's part: it uses worker 1 until that is killed, and checks what happens then.
 void survive(rpc::Agent& agent, Point point) {
   const auto see_the_end = [&](const auto& reference) {
     for (int again = 0; again < 2; ++again) {
@@ -158,9 +159,9 @@ void survive(rpc::Agent& agent, Point point) {
   } else if (point == Point::Idle) {
     const auto theirs = agent.remote<&refs::number>(1, 5);
     EXPECT_EQ(theirs.to_here(), 5);
-    expect_counters(agent, 0, {1, 1, 0});  // what worker 1 holds
+    expect_counters(agent, 0, {1, 1, 0});  // worker 1's reference
     Processes::say("ready");
-    expect_counters(agent, 0, {0, 0, 0});  // what worker 1 held ends
+    expect_counters(agent, 0, {0, 0, 0});  // worker 1's reference has ended
     see_the_end(theirs);
   } else if (point == Point::HoldsAll) {
     const RRef<int> mine(agent, 7);
@@ -173,7 +174,7 @@ void survive(rpc::Agent& agent, Point point) {
     const auto given = agent.sync<&refs::make_on>(1, agent.worker(0), 1);
     EXPECT_EQ(given.to_here(), 1);
     while (!given.confirmed()) std::this_thread::yield();
-    expect_counters(agent, 0, {1, 2, 0});  // the giver keeps its own meanwhile
+    expect_counters(agent, 0, {1, 2, 0});  // the giver keeps its own reference until it is told
     Processes::say("ready");
     expect_counters(agent, 0, {1, 1, 0});
     EXPECT_EQ(given.to_here(), 1) << "it needs its giver no more";
@@ -184,7 +185,7 @@ void survive(rpc::Agent& agent, Point point) {
     expect_counters(agent, 1, {1, 2, 0});
     Processes::say("ready");
     EXPECT_EQ(error_of([&] { asked.get(); }).blame(),
-              Blame::PeerLost);  // until then the value can still be fetched
+              Blame::PeerLost);  // before this error the value could still be fetched
     see_the_end(theirs);
     agent.sync<&refs::open_gate>(0, "theirs");
     const auto error = error_of([&] { held.get(); });
@@ -201,7 +202,7 @@ void survive(rpc::Agent& agent, Point point) {
     see_the_end(theirs);
   } else {
     if (point == Point::CopyAskedFor) expect_counters(agent, 2, {1, 1, 0});
-    expect_counters(agent, 0, {1, 1, 0});  // what worker 1 waits for
+    expect_counters(agent, 0, {1, 1, 0});  // the value that worker 1 waits for
     Processes::say("ready");
   }
 }
@@ -231,7 +232,7 @@ TEST_P(Killed, OthersGoOnAndNothingIsCounted) {
     Processes::say("ready");
     while (!refs::finished) std::this_thread::yield();
     while (agent.debug_info().handlers_busy > 0) std::this_thread::yield();
-    // Whoever tells worker 1 that a reference has ended tries for 2.4 s.
+    // A message to worker 1 that a reference has ended is retried for 2.4 s.
     const auto deadline = Deadline::in(5s);
     while (agent.debug_info().calls_waiting > 0 && !deadline.passed()) std::this_thread::yield();
     EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
@@ -254,8 +255,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
-// Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as
-// well.
+// shutdown() fails at once on the others, whether or not the killed worker had called it as well.
 TEST_P(KilledInShutdown, OthersShutdownFailsAtOnce) {
   const auto& [transport, victim] = GetParam();
   Processes workers(3, [transport](int rank) {
@@ -263,7 +263,7 @@ TEST_P(KilledInShutdown, OthersShutdownFailsAtOnce) {
                                  {.rank = rank, .world_size = 3, .transports = {transport}});
     const auto there = agent.remote<&refs::number>((rank + 1) % 3, 1);
     EXPECT_EQ(there.to_here(), 1);
-    if (rank == 1) stay(agent);  // who will be killed, or what the others wait for
+    if (rank == 1) stay(agent);  // it is the victim, or the others wait for it
     Processes::say("ready");
     const auto error = error_of([&] { agent.shutdown({.timeout = 0ms}); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();

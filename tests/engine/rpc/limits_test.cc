@@ -1,5 +1,5 @@
-// What one worker may ask of another at a time, and what an agent takes from a peer that does not
-// keep to it.
+// The limits of the calls that one worker may have under way to another, and how an agent treats a
+// peer that keeps to no limit.
 #include <array>
 #include <deque>
 #include <limits>
@@ -20,7 +20,7 @@ namespace limited {
 
 using namespace weft;
 
-// Calls that are answered when the test says so.
+// Calls that are answered by open().
 class Gate {
  public:
   Future<int> pass(int value) {
@@ -52,11 +52,11 @@ Gate gate;
 
 Future<int> held(int value) { return gate.pass(value); }
 int plus(int a, int b) { return a + b; }
-// Calls its caller, who has taken all places here.
+// Calls its caller, which has as many calls under way to this worker as it may.
 int plus_there(int a, int b) {
   return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b);
 }
-// Until there is no thread for the next.
+// The two workers call each other until no thread is left for the next call.
 int ping(int hops) {
   rpc::this_agent().sync<&ping>(rpc::this_call().caller, hops + 1);
   return hops;
@@ -75,7 +75,7 @@ using harness::run_alone;
 using harness::Setting;
 using harness::Stranger;
 
-// Workers 0 and 1 with such limits; `body` is worker 0's.
+// Runs workers 0 and 1 with the limits in `most`; worker 0 runs `body`.
 void run_two(const std::string& transport, std::array<int, 2> most,
              const std::function<void(rpc::Agent&)>& body) {
   run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
@@ -113,7 +113,7 @@ TEST_P(CallsInFlight, CallBeyondTheLimitFailsAtOnce) {
     expect_busy(error_of([&] { agent.remote<&limited::owned>("worker1").created().get(); }),
                 "8 calls to it are unanswered");
     EXPECT_EQ(agent.sync<&limited::plus>("worker0", 1, 2), 3) << "calls to oneself are not counted";
-    // Weft's own messages: the end of a reference.
+    // Weft's own messages, here the end of a reference, have no limit.
     reference = {};
     while (agent.debug_info().calls_waiting > 8) std::this_thread::yield();
     limited::gate.wait_for(8);
@@ -126,11 +126,11 @@ class Nested : public testing::TestWithParam<std::string> {};
 
 TEST_P(Nested, TooDeepCallsFailWithBusy) {
   run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
-    agent.shared_core()->thread_pool()->limit_blocked(8);  // the other's is far away
+    agent.shared_core()->thread_pool()->limit_blocked(8);  // the other worker keeps its high limit
     for (const int first : {1, 0}) {
       const Error error = error_of(
           [&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });
-      // The innermost is refused, and thrown by each that called it, on the others' side.
+      // The innermost call is refused; each outer function throws that error to its caller.
       EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
       EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"),
                 std::string::npos)
@@ -143,7 +143,7 @@ TEST_P(Nested, TooDeepCallsFailWithBusy) {
 INSTANTIATE_TEST_SUITE_P(Rpc, Nested, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 
-// A place is free when its call's answer is there, also for what the answer's continuation calls.
+// A call counts until its answer has arrived; a continuation of the answer may already call again.
 TEST_P(CallsInFlight, CallsWithinTheLimitNeverFail) {
   run_two(GetParam(), {8, 8}, [](rpc::Agent& agent) {
     std::function<Future<int>(int)> chain = [&](int left) {
@@ -163,8 +163,7 @@ TEST_P(CallsInFlight, CallsWithinTheLimitNeverFail) {
   });
 }
 
-// The callee's own limit, where the caller's is higher; and what was given away in a refused call
-// ends.
+// The caller's limit is higher than the callee's. References in a refused call end.
 TEST_P(CallsInFlight, CalleeEnforcesItsOwnLimit) {
   run_two(GetParam(), {100, 4}, [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
@@ -216,7 +215,7 @@ TEST(CallsInFlightByDefault, MustBeAtLeastOne) {
   }
 }
 
-// A peer that keeps to no limit of its own.
+// Calls from a peer that keeps to no limit.
 class ForeignCalls : public testing::TestWithParam<std::string> {
  protected:
   rpc::Agent agent = rpc::init("worker0", {.rank = 0,
@@ -272,7 +271,7 @@ TEST_P(ForeignCalls, ReusedNumberEndsTheConnection) {
     for (int i = 0; i < 2; ++i) stranger.call<&limited::held>(1, rpc::MessageKind::Call, 3);
     EXPECT_TRUE(stranger.is_refused());
   }
-  limited::gate.wait_for(1);  // or the first would wait there in the next test
+  limited::gate.wait_for(1);  // otherwise the first call would wait there in the next test
   limited::gate.open();
 }
 
@@ -292,7 +291,7 @@ TEST_P(ForeignCalls, UnreadAnswersEndTheConnection) {
     }
   }
   std::size_t served = 0;
-  for (int still = 0; still < 10;) {  // all that it will, before any answer is read
+  for (int still = 0; still < 10;) {  // until the agent serves no more before an answer is read
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const std::size_t before = std::exchange(served, agent.debug_info().calls_served);
     still = before == served ? still + 1 : 0;
@@ -304,7 +303,7 @@ TEST_P(ForeignCalls, UnreadAnswersEndTheConnection) {
   EXPECT_LT(answers, sent);
 }
 
-// As programs write it that want no limit. More answers wait than a lane takes.
+// INT_MAX is how programs ask for no limit. More answers wait than a connection holds.
 TEST(ForeignCallsWithoutLimit, AnswersMayBeReadVeryLate) {
   constexpr std::size_t kCalls = 70'000;
   rpc::Agent agent = rpc::init("worker0", {.rank = 0,
@@ -333,7 +332,7 @@ TEST(ForeignCallsWithoutLimit, AnswersMayBeReadVeryLate) {
   EXPECT_EQ(answers, kCalls);
 }
 
-// Short, and longer than it may be: nothing is read beyond what came.
+// References with too few and too many fields: nothing is read beyond the bytes that came.
 TEST_P(ForeignCalls, MalformedReferencesAreRefused) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, 1);
@@ -372,8 +371,8 @@ TEST_P(ForeignCalls, WrongArgumentCountIsRefused) {
   EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
 }
 
-// Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of
-// them at once.
+// A peer that does not say who it is uses a descriptor. It may do so for 10 s of real time; all of
+// them wait at once here.
 TEST(Strangers, SilentOnesAreDisconnected) {
   const std::vector<std::string> transports{"inproc", "shm", "tcp"};
   const auto alone = [&](const std::string& secret) {
@@ -403,7 +402,7 @@ TEST(Strangers, SilentOnesAreDisconnected) {
   EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
 }
 
-// A rank that no worker can have.
+// No worker can have these ranks.
 TEST_P(ForeignCalls, ImpossibleRanksAreRefused) {
   for (const int rank : {-1, 65536, 1 << 20}) {
     Stranger stranger(agent, GetParam());
@@ -412,8 +411,8 @@ TEST_P(ForeignCalls, ImpossibleRanksAreRefused) {
   }
 }
 
-// As a worker does that wants a name which is taken. It is told that the holder lives; nothing else
-// is taken from it.
+// A worker that wants a name which is taken asks whether the holder lives. It gets that answer, and
+// any further message is refused.
 TEST_P(ForeignCalls, LivenessProbeMayAskNothingElse) {
   Stranger stranger(agent, GetParam());
   stranger.greet(agent, rpc::kAsksForSign);
