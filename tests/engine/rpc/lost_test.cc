@@ -1,5 +1,5 @@
-// Connections that end, and what is asked then: whether the worker lives, and what has become of
-// references. The links of one process stand for the network.
+// When a connection ends, an agent asks whether the worker lives and which references have arrived.
+// The network is simulated by inproc links with faults.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -37,7 +37,7 @@ namespace {
 using namespace std::chrono_literals;
 using harness::comes_true;
 
-// All connections that are made in this process while it lives.
+// Records all inproc connections made in this process while it lives, and breaks them.
 class Links {
  public:
   Links() {
@@ -56,7 +56,7 @@ class Links {
     std::lock_guard lock(mutex_);
     return ways_.size() / 2;
   }
-  // Of the connection that was made as the so-manieth: from its maker, and to it.
+  // The two ways of connection `index`, in the order of their making: from its maker, and to it.
   transport::inproc::Faults there(std::size_t index) const {
     std::lock_guard lock(mutex_);
     return ways_.at(2 * index);
@@ -69,7 +69,7 @@ class Links {
     std::lock_guard lock(mutex_);
     cut();
   }
-  // Also those that are made from now on.
+  // While `broken`, breaks later connections as well.
   void keep_broken(bool broken) {
     std::lock_guard lock(mutex_);
     broken_ = broken;
@@ -85,19 +85,19 @@ class Links {
   bool broken_ = false;
 };
 
-// Whoever asks it which workers there are waits, or is refused, while that is so.
+// A store that, when told so, holds back or refuses answers about workers.
 class Unwilling : public c10d::HashStore {
  public:
   void hold() { change(State::Holds); }
   void refuse() { change(State::Refuses); }
   void answer() { change(State::Answers); }
-  // Ends that; false where somebody has waited for it too long.
+  // Answers again; returns false if an answer was held for more than 10 s.
   bool release() {
     answer();
     std::lock_guard lock(mutex_);
     return !held_too_long_;
   }
-  // Since the last change.
+  // Waits until it has been asked so often since the last change.
   bool is_asked(int times) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, 20s, [&] { return asked_ >= times; });
@@ -141,7 +141,7 @@ rpc::Agent join(int rank, const c10::intrusive_ptr<c10d::Store>& store,
   return rpc::init("worker" + std::to_string(rank), options);
 }
 
-// Joined by as many threads, where each waits for the others.
+// Each agent joins on its own thread, because joining waits for the others.
 std::vector<rpc::Agent> join_all(int workers, bool open) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<rpc::Agent> agents(static_cast<std::size_t>(workers));
@@ -158,19 +158,19 @@ std::vector<rpc::Agent> join_all(int workers, bool open) {
 
 class LostWorker : public testing::TestWithParam<bool> {};
 
-// Each question needs a connection, whose end must not be the reason for another.
+// Each liveness probe needs a connection, whose end must not cause another probe.
 TEST_P(LostWorker, IsProbedOnlyAFewTimes) {
-  Links links;  // of open jobs some are made at joining
+  Links links;  // open jobs make some connections at joining
   auto agents = join_all(2, /*open=*/GetParam());
   const auto held = agents[1].remote<&refs::number>(0, 4);
   EXPECT_EQ(held.to_here(), 4);
   EXPECT_EQ(agents[0].debug_info().owner_rrefs, 1U);
-  // It is there, as far as the store says, and cannot be reached.
+  // The store says that the worker has not left, but it cannot be reached.
   const auto before = links.made();
   links.keep_broken(true);
   EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; }))
       << "what it held has ended";
-  // Three questions of its own; the other side may have its own.
+  // This worker probes three times; the other side may probe as well.
   EXPECT_LE(links.made() - before, 20U);
   agents[1].leave();
   agents[0].leave();
@@ -186,7 +186,7 @@ TEST_P(LostWorker, BrokenConnectionsAloneLoseNobody) {
     EXPECT_TRUE(comes_true([&] {
       try {
         return held.to_here() == 4;
-      } catch (const Error& error) {  // on the connection that breaks
+      } catch (const Error& error) {  // this call was on a connection that broke
         EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
         return false;
       }
@@ -196,7 +196,7 @@ TEST_P(LostWorker, BrokenConnectionsAloneLoseNobody) {
   agents[0].leave();
 }
 
-// Also those for which a connection was made at the very moment when the one before ended.
+// Includes calls whose connection was made just when the previous one ended.
 TEST_P(LostWorker, CallsEndWhileConnectionsBreak) {
   auto agents = join_all(2, /*open=*/GetParam());
   Links links;
@@ -227,14 +227,15 @@ TEST_P(LostWorker, CallsEndWhileConnectionsBreak) {
   agents[0].leave();
 }
 
-// More of them than one message asks for.
+// There are more references than one message asks about.
 TEST_P(LostWorker, ReferencesSurviveBrokenConnections) {
-  Links links;  // before they join: where workers come and go, each connects to the other then
+  Links links;  // before they join: in open jobs each then connects to the other
   auto agents = join_all(2, /*open=*/GetParam());
   const int many = 10'000;
   auto all = agents[1].sync<&lost::own_many>(0, many);
   links.break_all();
-  // Whether it lives, which is asked as well when it is met, and thrice what has come.
+  // It is asked whether it lives (in open jobs also at joining), and three times which references
+  // have arrived.
   EXPECT_TRUE(
       comes_true([&] { return agents[1].debug_info().calls_served >= (GetParam() ? 5U : 4U); }));
   EXPECT_EQ(agents[0].debug_info().owner_rrefs, static_cast<std::size_t>(many));
@@ -249,8 +250,8 @@ TEST_P(LostWorker, ReferencesSurviveBrokenConnections) {
 INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
                          [](const auto& is_open) { return is_open.param ? "Open" : "Fixed"; });
 
-// The owner hears of the value from somebody else only, after its creator has gone: whoever waits
-// for it is told.
+// The creation is lost, and its creator leaves. The owner hears of the value only later, from
+// another worker, and must fail those that wait for it.
 TEST(LostCreator, FailsThoseThatAwaitItsValue) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<rpc::Agent> agents(3);
@@ -259,7 +260,7 @@ TEST(LostCreator, FailsThoseThatAwaitItsValue) {
     if (rank == 1) options.faults.drop = {rpc::MessageKind::Create};
     if (rank == 2)
       options.faults.delay = {
-          {rpc::MessageKind::Fork, 1s}};  // what the owner knew of rank 1 has ended then
+          {rpc::MessageKind::Fork, 1s}};  // by then the owner has forgotten rank 1
     agents[static_cast<std::size_t>(rank)] = rpc::init("worker" + std::to_string(rank), options);
   });
   agents[1].async<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
@@ -276,7 +277,7 @@ TEST(LostCreator, FailsThoseThatAwaitItsValue) {
   agents[0].leave();
 }
 
-// What is written on a way from now on is held there, and then lost with the connection.
+// Holds the bytes that are written on a way from now on, and then loses them with the connection.
 class Loss {
  public:
   explicit Loss(transport::inproc::Faults way) : way_(std::move(way)), at_(way_.written()) {
@@ -298,7 +299,8 @@ class Loss {
   const std::uint64_t at_;
 };
 
-// Of a control message, which is then sent again: comes once or, where its answer is lost, twice.
+// Which part of a control message's exchange is lost. The message is sent again, so it arrives once
+// or, if its reply is lost, twice.
 enum class Lost { Message, Answer };
 class LostControl : public testing::TestWithParam<Lost> {
  protected:
@@ -323,7 +325,7 @@ TEST_P(LostControl, EndOfAReferenceIsSentAgain) {
   auto agents = join_all(2, /*open=*/false);
   Links links;
   auto first = agents[1].remote<&refs::number>(0, 4);
-  auto other = agents[1].sync<&refs::give_back>(0, first);  // a fork of its own
+  auto other = agents[1].sync<&refs::give_back>(0, first);  // this one is another fork
   const auto id = first.handle()->id();
   const auto fork = first.handle()->fork(), fork_of_other = other.handle()->fork();
   EXPECT_TRUE(holds(agents[0], id, fork));
@@ -371,7 +373,7 @@ TEST_P(LostControl, GiverIsToldOfItsChildAgain) {
   const auto keeps_parent = [&](const RRef<int>& given) {
     return rref::references_of(*agents[1].shared_core()).keeps_parent_of(given.handle()->fork());
   };
-  // The reference comes when the loss has been prepared, and not before.
+  // Holds the reply with the reference until the loss is prepared.
   const auto there = links.there(0), back = links.back(0);
   const auto before = back.written();
   back.hold_at(before);
@@ -383,7 +385,7 @@ TEST_P(LostControl, GiverIsToldOfItsChildAgain) {
     const Loss loss(way(links, 0));
     if (message()) back.release();
     given = asked.get();
-    asked = {};  // has another copy
+    asked = {};  // it holds another copy of the reference
     EXPECT_TRUE(comes_true([&] { return given.confirmed(); }));
     EXPECT_TRUE(loss.is_coming());
     EXPECT_TRUE(comes_true([&] { return keeps_parent(given) == message(); }));
@@ -403,9 +405,9 @@ INSTANTIATE_TEST_SUITE_P(Rpc, LostControl, testing::Values(Lost::Message, Lost::
                            return lost.param == Lost::Message ? "Message" : "Answer";
                          });
 
-// Who cannot be asked may live all the same.
+// If the store does not answer, nothing says that the worker is lost.
 TEST(LostStore, LiveWorkersKeepTheirReferences) {
-  Links links;  // before they join: each connects to the other then
+  Links links;  // before they join: each then connects to the other
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store);
   const auto held = second.remote<&refs::number>(0, 4);
@@ -427,7 +429,7 @@ TEST(LostStore, LiveWorkersKeepTheirReferences) {
   first.leave();
 }
 
-// The end of a reference is said again and again, to who must be looked up each time.
+// The message that ends a reference is retried, and each attempt looks up its receiver.
 TEST(LostStore, RetriesBlockNoCalls) {
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store), third = join(2, store);
@@ -436,7 +438,7 @@ TEST(LostStore, RetriesBlockNoCalls) {
   EXPECT_EQ(theirs.to_here(), 4);
   store->hold();
   second.leave();
-  std::thread drops([&] { theirs = {}; });  // it may be this thread that asks the store
+  std::thread drops([&] { theirs = {}; });  // this thread may be the one that asks the store
   EXPECT_TRUE(store->is_asked(1));
   const auto answered = first.async<&refs::number>(2, 2);
   EXPECT_TRUE(comes_true([&] { return answered.done(); }));
@@ -446,8 +448,8 @@ TEST(LostStore, RetriesBlockNoCalls) {
   first.leave();
 }
 
-// Where the answer goes is the lane's to say: who joined first knows nothing of those that came
-// later.
+// The connection tells that a reply goes to host memory, so the first worker need not look up its
+// caller, which joined later.
 TEST(LostStore, IsNotAskedForATensorsReply) {
   const auto store = c10::make_intrusive<Unwilling>();
   rpc::Agent first = join(0, store), second = join(1, store);
@@ -459,8 +461,8 @@ TEST(LostStore, IsNotAskedForATensorsReply) {
   first.leave();
 }
 
-// All its connections break, though it lives: who is taken for lost hears so, and does nothing more
-// under its name.
+// All connections break though both workers live. The one that is marked as lost learns so, and
+// does nothing more under its name.
 TEST(LostStore, WorkerMarkedLostLeaves) {
   Links links;
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -499,7 +501,7 @@ TEST(LostStore, LeavingWorkerMakesNoConnection) {
   ASSERT_TRUE(comes_true([&] { return !owner.shared_core()->transport_to(0).empty(); }));
   store->hold();
   links.break_all();
-  // Each asks for the other, which it watches.
+  // Each worker asks the store whether the other lives.
   ASSERT_TRUE(store->is_asked(2));
   ASSERT_TRUE(comes_true([&] { return user.shared_core()->transport_to(1).empty(); }));
   std::thread asks([&] {

@@ -1,4 +1,4 @@
-// Workers that the best transport does not connect, and that a further one does.
+// Workers that cannot connect over the preferred transport use the next one.
 #include <cerrno>
 #include <fstream>
 #include <ostream>
@@ -32,8 +32,8 @@ namespace {
 using harness::error_of;
 using harness::Processes;
 
-// This process, which has one thread, becomes the root of a user namespace of its own. Returns an
-// errno, or 0.
+// Makes this process, which has one thread, the root of its own user namespace. Returns an errno,
+// or 0.
 int enter_user_namespace() {
   const std::string user = "0 " + std::to_string(::geteuid()) + " 1",
                     group = "0 " + std::to_string(::getegid()) + " 1";
@@ -56,7 +56,7 @@ int become_another_user() {
 
 using Change = int (*)();
 
-// What a process of its own gets.
+// Runs `change` in a child process and returns its errno.
 int tried(Change change) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(change());
@@ -67,7 +67,7 @@ int tried(Change change) {
 
 struct Case {
   const char* name;
-  std::vector<Change> changes;  // of each worker; null: none
+  std::vector<Change> changes;  // of each worker; null changes nothing
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
@@ -99,8 +99,8 @@ INSTANTIATE_TEST_SUITE_P(Rpc, WorkersOfOneHost,
                                          Case{"AnotherUser", {nullptr, &become_another_user}}),
                          [](const auto& one) { return one.param.name; });
 
-// Publishes of worker 1 another descriptor than the one it listens on: connecting over shared
-// memory fails, and no check before finds out.
+// Publishes a wrong descriptor for worker 1, so that connecting over shared memory fails and no
+// check detects it before.
 class WrongDescriptors final : public c10d::HashStore {
  public:
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
@@ -121,7 +121,7 @@ class WrongDescriptors final : public c10d::HashStore {
 };
 
 TEST(WorkersByShm, UseTcpAfterShmHasFailed) {
-  // So that the workers' have two digits: the one that takes their place, 99, is not open.
+  // Gives the workers' descriptors two digits: their replacement, 99, is not open.
   std::vector<Descriptor> lower;
   while (lower.empty() || lower.back().get() < 10)
     lower.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -133,7 +133,7 @@ TEST(WorkersByShm, UseTcpAfterShmHasFailed) {
     if (rank == 0) {
       const Error first = error_of([&] { agent.sync<&elsewhere::add>("worker1", 1, 2); });
       EXPECT_EQ(first.blame(), Blame::PeerLost) << first.what();
-      // Others may still be given to that connection until its end is known.
+      // Calls may use that connection until its end is known.
       EXPECT_TRUE(harness::comes_true([&] {
         try {
           return agent.sync<&elsewhere::add>("worker1", 1, 2) == 3;

@@ -1,5 +1,6 @@
-// What comes in a turn of the loop on somebody's thread, what blocks elsewhere, and what cannot be
-// sent or read: calls must not depend on whose thread turns, nor on the fate of others.
+// Calls must depend neither on which thread drives the event loop nor on the fate of other calls:
+// messages that arrive while a user's thread drives it, functions that block elsewhere, and values
+// that cannot be sent or read.
 #include <atomic>
 #include <thread>
 
@@ -45,7 +46,7 @@ at::Tensor large() {
 std::atomic<rpc::Agent*> other{nullptr};  // of this process
 int by_the_other(int value) { return other.load()->sync<&refs::number>("b", value); }
 
-// Travels one way only.
+// Can be packed, but not unpacked.
 struct Unreadable {
   int value = 0;
   template <class Packer>
@@ -94,7 +95,7 @@ int take_both(at::Tensor, RRef<int> number) { return number.to_here(); }
 std::tuple<at::Tensor, RRef<int>> give_both() { return {large(), RRef<int>(5)}; }
 std::tuple<at::Tensor, RRef<int>> give_both_of(RRef<int> third) { return {large(), third}; }
 
-// All of this process, as a router does that forgets them; both ends live on.
+// Ends all TCP connections of this process, as a router that forgets them; both ends live on.
 void cut_tcp_connections() {
   for (int file = 3; file < 4096; ++file) {
     sockaddr_storage peer{};
@@ -123,7 +124,7 @@ using namespace std::chrono_literals;
 TEST(OthersTurns, ArrivalsIgnoreTheThreadsMode) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
-      const c10::InferenceMode inference;  // and so this thread turns the loop meanwhile
+      const c10::InferenceMode inference;  // this thread drives the loop in that mode
       EXPECT_EQ(agent.sync<&turns::after_gate>(2, std::string("no mode")), 1);
     }
     if (agent.self().rank == 0) {
@@ -173,8 +174,8 @@ TEST(OthersTurns, DoneFuturesContinuationMayBlock) {
   });
 }
 
-// One thread each: the function's blocks in the other agent's call, and makes room for what that
-// leads to.
+// Each agent has one thread. The function blocks it in a call of the other agent, and another
+// thread must run the calls that follow.
 TEST(TwoAgents, WaitForEachOtherWithAThreadEach) {
   run_alone({As::Threads, "inproc", 2},
             [](rpc::Options options) {
@@ -211,7 +212,7 @@ TEST(Refused, RepliesFailTheirCallAtOnce) {
         for (const int worker : {0, 1}) expect_counters(agent, worker, {0, 0, 0});
       },
       {.faults = {.fail_first = {{rpc::MessageKind::Reply,
-                                  3}}}});  // the first failure is refused as well, and sent again
+                                  3}}}});  // the first failure is refused as well, and retried
 }
 
 TEST(Unreadable, ValuesFailOnlyTheirCall) {
@@ -238,28 +239,28 @@ TEST(Ranks, WiderThanAnIntAreRefused) {
 TEST(Shutdown, WaitsForRepliesNobodyAwaits) {
   run_workers({As::Threads, "tcp", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 1) return;
-    agent.sync<&turns::large>(0);  // it is there from now on
+    agent.sync<&turns::large>(0);  // makes the tensor, for the next call as well
     EXPECT_EQ(error_of([&] { agent.sync<&turns::large>(rpc::to(0).timeout(20ms)); }).blame(),
               Blame::Timeout);
   });
 }
 
-// The workers live on, and so would what the lost messages referred to.
+// The workers live on; references in the lost messages must end nevertheless.
 TEST(CutConnections, LeaveNoReferencesBehind) {
   harness::run_workers({As::Threads, "tcp", 3}, [](rpc::Agent& agent) {
-    if (agent.self().rank != 0) {  // no shutdown before all is over: it would be cut as well
+    if (agent.self().rank != 0) {  // the shutdown waits for the end: it would be cut as well
       refs::number_behind(0, "cut");
       return;
     }
     turns::large();
     const auto expect_cut = [&](const auto& call) {
       while (!call.done()) {
-        std::this_thread::sleep_for(2ms);  // a part of it has gone
+        std::this_thread::sleep_for(2ms);  // a part of it has been sent
         turns::cut_tcp_connections();
       }
       EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::PeerLost);
-      // The last cut may have met a later connection, whose end nobody has seen yet: it is found
-      // here, and made anew.
+      // The last cut may have hit a newer connection whose end has not been noticed: these calls
+      // notice it, and it is made again.
       for (const int worker : {1, 2}) {
         const auto answers = [&] {
           try {
@@ -313,7 +314,7 @@ TEST(Values, ThrowingCopyFailsOnlyTheFetch) {
   });
 }
 
-// Of a call to oneself: its result is moved, not sent.
+// The result of a call to oneself is moved, not sent.
 TEST(Values, ThrowingMoveFailsOnlyItsCall) {
   run_one([](rpc::Agent& agent) {
     const auto called = agent.async<&turns::give_unmoved>(agent.self());

@@ -1,4 +1,4 @@
-// What one worker does where all use each other's references at random.
+// One worker of a test in which all use each other's references at random.
 #pragma once
 
 #include <deque>
@@ -11,7 +11,8 @@ namespace weft::harness {
 
 class RandomUser {
  public:
-  // Of "worker0" … "worker<workers - 1>". A step may fail with an error for which that is true.
+  // The workers are "worker0" … "worker<workers - 1>". A step may fail with errors for which
+  // `may_fail` is true.
   RandomUser(rpc::Agent& agent, int workers, int seed, std::function<bool(const Error&)> may_fail)
       : agent_(agent),
         workers_(workers),

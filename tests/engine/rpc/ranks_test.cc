@@ -1,4 +1,4 @@
-// Error::ranks() of calls: the workers that an error names, over the wire as well.
+// Error::ranks() of calls: the ranks that an error names, which also travel with it.
 #include <atomic>
 #include <csignal>
 #include <memory>
@@ -17,7 +17,7 @@ int throws() { throw Error(Blame::PeerLost, "ranks 2, 5 are lost").with_ranks({5
 int throws_another() { throw std::runtime_error("no rank"); }
 int passes_on(int rank) { return rpc::this_agent().sync<&throws>(rank); }
 std::atomic<Promise<int>*> answer{
-    nullptr};  // of the last call of never(); the others are kept without an answer
+    nullptr};  // of the last call of never(); earlier ones are never answered
 Future<int> never() {
   auto* const promise = new Promise<int>();
   answer = promise;
@@ -59,7 +59,7 @@ TEST_P(RanksOfErrors, TimeoutNamesTheCallee) {
     const Error error = error_of([&] { agent.sync<&never>(rpc::to(1).timeout(200ms)); });
     EXPECT_EQ(error.blame(), Blame::Timeout);
     EXPECT_THAT(error.ranks(), ElementsAre(1));
-    agent.sync<&answer_now>(1);  // or the graceful shutdown waits for it
+    agent.sync<&answer_now>(1);  // otherwise the graceful shutdown would wait for it
   });
 }
 

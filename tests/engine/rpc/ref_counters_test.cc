@@ -1,4 +1,4 @@
-// What each worker counts of references: exact while they live, nothing at the end.
+// The counters that each worker has of references: exact while they live, and zero at the end.
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ TEST(RefCounters, UnsharedValueIsNotCounted) {
   });
 }
 
-// Also where three workers are concerned: the counters of each are exact, and end at zero.
+// With three workers, the counters of each are exact and end at zero.
 TEST(RefCounters, ValuesEndWithTheirLastReference) {
   run_one([](rpc::Agent& agent) {
     {
@@ -29,8 +29,7 @@ TEST(RefCounters, ValuesEndWithTheirLastReference) {
       EXPECT_EQ(copy.sync<&refs::Account::get>(), 1);
       expect_counters(agent, 1, {1, 1, 0});
       const auto mine = RRef<int>(agent, 2);
-      const auto kept =
-          agent.remote<&refs::kept>(2, account, mine);  // worker 2 holds both from now on
+      const auto kept = agent.remote<&refs::kept>(2, account, mine);  // worker 2 holds both
       kept.created().get();
       expect_counters(agent, 1, {1, 2, 0});
       expect_counters(agent, 2, {1, 1, 0});
@@ -42,7 +41,7 @@ TEST(RefCounters, ValuesEndWithTheirLastReference) {
   });
 }
 
-// A destructor is the user's, and may take its time.
+// A user's destructor may take long.
 TEST(RefCounters, ValueCountsUntilItIsDestroyed) {
   run_one([](rpc::Agent& agent) {
     agent.remote<refs::EndsBehind>(1, "end").created().get();
@@ -89,7 +88,7 @@ TEST(RefCounters, CopiedHandlesCountOnce) {
   });
 }
 
-// As it does when its answer is lost.
+// Sends a control message twice, as happens when its reply is lost.
 template <auto F>
 void send_twice(rpc::Agent& agent, int to, rpc::MessageKind kind,
                 const typename rpc::detail::FunctionBody<F>::Arguments& arguments) {
@@ -125,7 +124,7 @@ TEST(RefCounters, RepeatedForksAndEndsCountOnce) {
 TEST(RefCounters, RepeatedAcceptancesCountOnce) {
   run_one([](rpc::Agent& agent) {
     const auto given = agent.sync<&refs::make_on>(1, agent.worker(2), 5);
-    expect_counters(agent, 2, {1, 1, 0});  // the giver's own has ended
+    expect_counters(agent, 2, {1, 1, 0});  // the giver's own reference has ended
     while (!given.confirmed()) std::this_thread::yield();
     send_twice<&rref::internal::child_accepted>(agent, 1, rpc::MessageKind::ChildAccept,
                                                 {given.handle()->fork()});

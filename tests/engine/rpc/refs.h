@@ -1,5 +1,5 @@
-// What the tests of references call: values, accounts that count how many live, values that wait to
-// be made.
+// Functions and types for tests of references: plain values, accounts that count how many of them
+// live, and values whose creation waits for a gate.
 #pragma once
 
 #include <atomic>
@@ -62,7 +62,7 @@ inline void increase(int& value, int by) { value += by; }
 inline int local_sum(RRef<int> a, RRef<int> b) { return a.local_value() + b.local_value(); }
 inline int plus_local(RRef<int> a, int more) { return a.local_value() + more; }
 
-// Values that are not made before somebody says so.
+// Functions that return only when their gate has been opened.
 inline std::mutex gates;
 inline std::condition_variable opened;
 inline std::set<std::string> open_gates;
@@ -88,7 +88,7 @@ inline std::vector<std::uint64_t> counters() {
   return {now.owner_rrefs, now.forks, now.pending_users};
 }
 
-// Calls that have been answered, and what goes on besides this one.
+// Returns the number of calls served, and of calls under way besides this one.
 inline std::pair<std::size_t, std::size_t> served_and_busy() {
   const auto now = rpc::this_agent().debug_info();
   return {now.calls_served, now.calls_waiting + now.handlers_busy - 1};
@@ -133,7 +133,7 @@ struct Account {
   static int peek(const Account& account) { return account.value; }
   int value;
 };
-// Ends when somebody says so.
+// Its destructor waits for its gate.
 struct EndsBehind {
   explicit EndsBehind(std::string name) : gate(std::move(name)) {}
   EndsBehind(const EndsBehind&) = delete;
@@ -146,7 +146,7 @@ struct EndsBehind {
 };
 inline int add_to(RRef<Account> account, int more) { return account.local_value().add(more); }
 inline int accounts_living() { return living; }
-// References that stay where they were sent.
+// Holds references on the worker that made it.
 struct Kept {
   RRef<Account> account;
   RRef<int> number;
@@ -192,7 +192,7 @@ inline int walk(RRef<Node> at) {
 
 namespace weft::harness {
 
-// One worker acts, the others serve: so counts are exact.
+// Worker 0 runs `body`, and the others only serve, so that counts are exact.
 inline void run_one(const Setting& setting, const std::function<void(rpc::Agent&)>& body,
                     const rpc::Options& options = {}) {
   run_workers(
@@ -207,7 +207,7 @@ inline void run_one(const std::function<void(rpc::Agent&)>& body,
   run_one({As::Threads, "inproc", 3}, body, options);
 }
 
-// Waits for a worker's DebugInfo to hold these: owner_rrefs, forks, pending_users.
+// Waits until a worker's DebugInfo has these values of owner_rrefs, forks and pending_users.
 inline void expect_counters(rpc::Agent& agent, int worker, std::vector<std::uint64_t> expected) {
   const auto deadline = Deadline::in(std::chrono::seconds(20));
   std::vector<std::uint64_t> now;
