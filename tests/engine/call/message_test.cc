@@ -209,7 +209,7 @@ TEST_F(MessageLane, HostConnectionRefusesGpuStorage) {
   EXPECT_TRUE(loop->drive([&] { return call == 12; }, Deadline::in(std::chrono::seconds(20))));
 }
 
-// Counts what is sent and accepted: sizes that a peer declares are checked before memory is
+// Counts messages sent and accepted: sizes that a peer declares are checked before memory is
 // allocated for them.
 class Declared : public transport::Connection {
  public:

@@ -404,7 +404,7 @@ TEST_P(WithoutDescriptors, InitFailsAndNamesTheLimit) {
                                            .transports = {GetParam()}});
     agent.shutdown();
   };
-  init();  // opens what stays open in this process
+  init();  // opens the descriptors that stay open
   bool has_joined = false;
   for (int left = 0; left < 100 && !has_joined; ++left) {
     std::optional<Error> error;

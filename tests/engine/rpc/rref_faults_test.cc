@@ -1,4 +1,4 @@
-// References on a network that refuses, delays and drops: group RF of the behaviours.
+// References over a network that refuses, delays and drops messages.
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Its bytes are of another type than their reader expects.
+// Packs bytes of another type than unpacking expects.
 struct Unreadable {
   template <class Packer>
   void msgpack_pack(Packer& packer) const {
@@ -31,7 +31,7 @@ int make_late(int value) {
 }
 void call_late() { ++late_called; }
 
-// Calls somebody when it ends.
+// Its destructor makes a call.
 struct Outlasting {
   explicit Outlasting(rpc::WorkerInfo to) : agent(rpc::this_agent()), other(std::move(to)) {}
   Outlasting(const Outlasting&) = delete;
@@ -60,7 +60,7 @@ using harness::run_one;
 using harness::Setting;
 using namespace std::chrono_literals;
 
-// References among three workers, by every control message, after which nothing is left.
+// Shares references among three workers by every control message, and checks that none is left.
 void share_and_drop(rpc::Agent& agent) {
   {
     const auto a = agent.remote<&refs::number>(1, 4);
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
                                   "_" + harness::name(std::get<1>(one.param));
                          });
 
-// Which say nothing of what is behind the messages' faults: the same over every transport.
+// Faults of messages, which have the same effect over every transport.
 class DroppedAndDelayed : public testing::TestWithParam<Setting> {};
 
 TEST_P(DroppedAndDelayed, DroppedCreationIsACreationError) {
@@ -125,7 +125,7 @@ TEST_P(DroppedAndDelayed, DelayedCreationFailsForGood) {
               EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
               EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
               while (agent.sync<&refs::accounts_living>(1) == 0)
-                std::this_thread::yield();  // it comes all the same
+                std::this_thread::yield();  // it arrives nevertheless
               EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
             }
             expect_counters(agent, 1, {0, 0, 0});
@@ -134,8 +134,7 @@ TEST_P(DroppedAndDelayed, DelayedCreationFailsForGood) {
           {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
-// The limit is over while the calls are on their way; what is on the way comes when the test lets
-// it.
+// The time limit passes while the test holds the calls on their way; then it lets them arrive.
 TEST(LateCreations, RunDespiteTheirTimeLimit) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> ways;
@@ -150,7 +149,7 @@ TEST(LateCreations, RunDespiteTheirTimeLimit) {
       {As::Threads, "inproc", 2},
       [](rpc::Agent& agent) {
         if (agent.self().rank != 0) return;
-        agent.sync<&refs::nothing>(1);  // there is a connection now
+        agent.sync<&refs::nothing>(1);  // makes the connection
         const auto held = [] {
           std::lock_guard lock(mutex);
           return ways;
@@ -178,7 +177,7 @@ TEST(LateCreations, RunDespiteTheirTimeLimit) {
   transport::inproc::on_link({});
 }
 
-// The end of the reference would pass what is late.
+// The end of the reference would overtake the delayed calls.
 TEST(LateCalls, FindTheValueOfADroppedReference) {
   run_one(
       [](rpc::Agent& agent) {
@@ -204,11 +203,11 @@ TEST(LateCalls, FindTheValueOfADroppedReference) {
                             {rpc::MessageKind::Create, 50ms}}}});
 }
 
-// Of values that the callee owns, and of a third worker's.
+// References to values of the callee, and of a third worker.
 TEST(LateReplies, TheirReferencesEnd) {
   run_one(
       [](rpc::Agent& agent) {
-        // The cancellation finds the reply on its way.
+        // The reply is on its way when the call is cancelled.
         const auto to = rpc::to(1).timeout(50ms);
         EXPECT_EQ(error_of([&] { agent.sync<&refs::own_three>(to); }).blame(), Blame::Timeout);
         EXPECT_EQ(error_of([&] { agent.sync<&refs::make_on>(to, agent.worker(2), 5); }).blame(),
@@ -218,7 +217,7 @@ TEST(LateReplies, TheirReferencesEnd) {
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
 }
 
-// More of them than a worker remembers.
+// There are more of them than a worker remembers.
 TEST(LateReplies, ReferencesOfForgottenCallsEnd) {
   run_one(
       [](rpc::Agent& agent) {
@@ -232,7 +231,7 @@ TEST(LateReplies, ReferencesOfForgottenCallsEnd) {
       {.faults = {.delay = {{rpc::MessageKind::Reply, 1500ms}}}});
 }
 
-// Not even where what cannot be read comes before the references.
+// Here the value that cannot be read precedes the reference.
 TEST(LateReplies, ReferencesInUnreadableOnesEnd) {
   run_one(
       [](rpc::Agent& agent) {
@@ -245,7 +244,7 @@ TEST(LateReplies, ReferencesInUnreadableOnesEnd) {
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
 }
 
-// Its giver keeps its own until the owner has heard of the new one.
+// The giver keeps its own reference until the owner knows the new one.
 TEST(ForkFaults, LateForkStillFetchesItsValue) {
   harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
     const int rank = *options.rank;
@@ -264,7 +263,7 @@ TEST(ForkFaults, LateForkStillFetchesItsValue) {
   });
 }
 
-// Who waits for its result, which was asked for before that was known.
+// A worker has asked for the method's result before the method fails.
 TEST(CreationFaults, MethodOfAWrongTypeFailsItsWaiter) {
   run_one(
       [](rpc::Agent& agent) {
@@ -281,8 +280,8 @@ TEST(CreationFaults, MethodOfAWrongTypeFailsItsWaiter) {
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
 }
 
-// Who called has given up, and its reference has ended. The last goes in a turn of the loop, with
-// the reply that the method waited for.
+// The caller has given up and its reference has ended. The value's last reference is dropped on the
+// event loop, when the reply arrives that the method waits for.
 TEST(Destructors, MayBlockAfterALateLastMethod) {
   run_one([](rpc::Agent& agent) {
     auto outlasting = agent.remote<Outlasting>(1, agent.self());
@@ -303,13 +302,13 @@ TEST(CreationFaults, OvertakingReferenceMayEndEarly) {
       [](rpc::Agent& agent) {
         const auto late = agent.remote<&refs::number>(1, 4);
         const auto fetched = late.fetch();
-        agent.sync<&refs::take>(2, late);  // whose fork ends there before the creation comes
+        agent.sync<&refs::take>(2, late);  // the fork ends there before the creation arrives
         EXPECT_EQ(fetched.get(), 4) << "nobody has given it up";
       },
       {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
 
-// Its creation has come, and found it given up.
+// The creation arrives after its creator has given the value up.
 TEST(CreationFaults, FetchOfAnEndedValueFails) {
   run_one(
       [](rpc::Agent& agent) {
@@ -324,7 +323,7 @@ TEST(CreationFaults, FetchOfAnEndedValueFails) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}, {rpc::MessageKind::Fetch, 100ms}}}});
 }
 
-// Who was given it before that may come when its creator has given it up.
+// A worker that was given the reference fetches after the creator has given the value up.
 TEST(CreationFaults, FetchOfAnAbandonedValueFails) {
   run_one(
       [](rpc::Agent& agent) {
@@ -334,7 +333,7 @@ TEST(CreationFaults, FetchOfAnAbandonedValueFails) {
           fetched = agent.async<&refs::fetch_behind>(2, lost, std::string("given up"));
           EXPECT_EQ(error_of([&] { lost.created().get(); }).blame(), Blame::Timeout);
         }
-        std::this_thread::sleep_for(50ms);  // for the owner to hear of it
+        std::this_thread::sleep_for(50ms);  // lets the owner learn of it
         agent.sync<&refs::open_gate>(2, std::string("given up"));
         const auto error = error_of([&] { fetched.get(); });
         EXPECT_NE(error.text().find("its creator gave it up"), std::string::npos) << error.text();
@@ -352,13 +351,13 @@ TEST_P(DroppedAndDelayed, FunctionEndsWithALostReference) {
                           agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost);
                         }).blame(),
                         Blame::Timeout);
-            }  // what it left running there ends once the creation is known to have failed
+            }  // the function there ends once the creation is known to have failed
             expect_counters(agent, 1, {0, 0, 0});
           },
           {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-// Whoever was to send it: the function that waits for the copy hears of it.
+// The function that waits for the copy fails, whichever worker was to send the copy.
 TEST_P(DroppedAndDelayed, LostCopyFailsItsWaiters) {
   run_one(GetParam(),
           [](rpc::Agent& agent) {
@@ -374,7 +373,7 @@ TEST_P(DroppedAndDelayed, LostCopyFailsItsWaiters) {
           {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-// On the way from owner to owner.
+// The copy is lost on its way from owner to owner.
 TEST(CreationFaults, CopyLostByItsOwnerFailsItsWaiters) {
   harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
     if (options.rank == 1) options.faults.drop = {rpc::MessageKind::Create};
@@ -394,7 +393,7 @@ TEST(CreationFaults, CopyLostByItsOwnerFailsItsWaiters) {
   });
 }
 
-// Who waits behind it elsewhere, too, and hears of it when its own reference is known.
+// A function on another worker waits for the copy; it fails once its own reference is known.
 TEST(CreationFaults, FailedCopyFailsItsHolders) {
   run_one([](rpc::Agent& agent) {
     {
@@ -409,7 +408,7 @@ TEST(CreationFaults, FailedCopyFailsItsHolders) {
   });
 }
 
-// Its maker has given up; the value exists much later.
+// The maker of the copy gives up before the value exists.
 TEST(CreationFaults, AbandonedCopyIsNotSent) {
   run_one([](rpc::Agent& agent) {
     const auto value = agent.remote<&refs::number_behind>(rpc::to(1).timeout(0ms), 4, "too late");
@@ -440,7 +439,7 @@ TEST(CreationFaults, RefusedCopyIsACreationError) {
             EXPECT_THROW(copy.to_here(), rpc::CreationError);
             EXPECT_THROW(agent.sync<&refs::plus_local>(2, copy, 1), rpc::CreationError);
           }
-          for (int again = 0; again < 2; ++again) {  // by worker 1
+          for (int again = 0; again < 2; ++again) {  // worker 1 sends these
             EXPECT_THROW(theirs.copy_to(2).to_here(), rpc::CreationError);
           }
           EXPECT_EQ(theirs.copy_to(2).to_here(), 1);
@@ -482,13 +481,13 @@ TEST_P(DroppedAndDelayed, PassedReferenceMayArriveFirst) {
           {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
 }
 
-// Its owner has a reference of its own by then, and passes that on.
+// The owner passes on a reference of its own.
 TEST(CreationFaults, OwnerMayPassOnAnUncreatedValue) {
   run_one(
       [](rpc::Agent& agent) {
         const auto late = agent.remote<&refs::number>(1, 4);
         agent.sync<&refs::pass_on>(
-            1, late, agent.worker(2));  // and all of these end before the creation comes
+            1, late, agent.worker(2));  // all these references end before the creation arrives
         EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
       },
       {.faults = {.delay = {{rpc::MessageKind::Create, 500ms}}}});
@@ -510,7 +509,7 @@ TEST(CreationFaults, AbandonedPassedOnValueFails) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-// Its reference ends there, which is not the creator's.
+// The fork that ends unconfirmed is not the creator's reference.
 TEST(CreationFaults, UnconfirmedForkEndsNoValue) {
   harness::run_alone({harness::As::Threads, "inproc", 4}, [](rpc::Options options) {
     const int rank = *options.rank;
@@ -528,7 +527,7 @@ TEST(CreationFaults, UnconfirmedForkEndsNoValue) {
   });
 }
 
-// Also where the creator keeps its reference: it knows, and tells.
+// The creator keeps its reference, and tells the owner of the failure.
 TEST(CreationFaults, OthersHearOfAFailedCreation) {
   run_one(
       [](rpc::Agent& agent) {
@@ -540,7 +539,7 @@ TEST(CreationFaults, OthersHearOfAFailedCreation) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-// Where a connection works again after long, the value goes all the same.
+// The value is released even if the connection works again only after seconds.
 TEST(CreationFaults, RefusedEndIsSentSecondsLater) {
   run_one(
       [](rpc::Agent& agent) {

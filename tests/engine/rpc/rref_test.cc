@@ -1,5 +1,4 @@
-// References: group RR of the behaviours. What they do on a faulty network is in
-// rref_faults_test.cc.
+// References. Their behaviour over a faulty network is in rref_faults_test.cc.
 #include <sstream>
 #include <thread>
 #include <unordered_map>
@@ -22,7 +21,7 @@ using namespace std::chrono_literals;
 
 class Refs : public testing::TestWithParam<Setting> {
  protected:
-  void SetUp() override {  // one process may run several
+  void SetUp() override {  // one process may run several tests
     std::lock_guard lock(refs::gates);
     refs::open_gates.clear();
   }
@@ -118,7 +117,7 @@ TEST_P(Refs, FunctionsActAsTensorMethods) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       const auto tensor = agent.remote<&refs::add>(to, at::ones({2, 3}), at::ones({2, 3}));
-      const auto calls = tensor.timeout(20s);  // used for several
+      const auto calls = tensor.timeout(20s);  // used for several calls
       EXPECT_EQ(calls.sync<&refs::size_of>(1), 3);
       EXPECT_TRUE(
           at::equal(calls.async<&refs::plus>(at::ones({2, 3})).get(), at::full({2, 3}, 3.0)));
@@ -186,7 +185,7 @@ TEST_P(Refs, TimedOutCallsLeaveTheValue) {
     const auto more = late.timeout(10ms).remote<&refs::plus_number>(1);
     EXPECT_THROW(more.to_here(), rpc::CreationError);
     EXPECT_EQ(error_of([&] { late.to_here(10ms); }).blame(), Blame::Timeout);
-    // A method that takes long.
+    // A method that runs for long.
     const auto ready = agent.remote<&refs::number>(to, 1);
     const std::string gate = agent.self().name + "/method";
     EXPECT_EQ(error_of([&] { ready.timeout(10ms).sync<&refs::wait_behind>(gate); }).blame(),
@@ -242,7 +241,7 @@ TEST_P(Refs, EndOfTheCreationIsAFuture) {
       agent.remote<refs::Account>(to, 1).created().get();
       agent.remote<&refs::nothing>(to).created().get();
     }
-    // Whoever was given the reference may ask as well.
+    // A worker that was given the reference may ask as well.
     EXPECT_TRUE(agent.sync<&refs::is_created>(after(agent, 2),
                                               agent.remote<&refs::number>(after(agent, 1), 1)));
   });
@@ -375,7 +374,7 @@ TEST_P(Refs, MethodsRunWhereTheValueLives) {
       EXPECT_EQ(account.remote<&refs::Account::get>().to_here(), 3);
       EXPECT_EQ(account.async<&refs::Account::twice>(4).get(), 8);
       EXPECT_EQ(account.remote<&refs::Account::peek>().to_here(), 3);
-      // By functions that are called where its owner is.
+      // By functions that run on the owner and take the reference.
       const auto other = agent.remote<refs::Account>(to, 10);
       EXPECT_EQ(agent.sync<&refs::add_to>(other.owner(), other, 2), 12);
       EXPECT_EQ(agent.async<&refs::add_to>(other.owner(), other, 5).get(), 17);
@@ -446,7 +445,7 @@ TEST_P(Refs, CopyMayBeUsedBeforeItsValue) {
     auto value = agent.remote<&refs::number_behind>(after(agent, 1), 1, gate);
     const auto sum = agent.async<&refs::local_sum>(after(agent, 2), value.copy_to(after(agent, 2)),
                                                    value.copy_to(after(agent, 2)));
-    for (int link = 2; link < 8; ++link) {  // the references end at once
+    for (int link = 2; link < 8; ++link) {  // the previous references end at once
       const auto next = after(agent, link);
       value = agent.remote<&refs::plus_local>(next, value.copy_to(next), 1);
     }
@@ -537,7 +536,8 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings()), harn
 INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings()),
                          harness::name_of);
 
-// Its type is known anyway.
+// created() asks the owner only until the creation is known; for a value of this worker it asks
+// nobody.
 TEST(RefLife, CreatedAsksTheOwnerAtMostOnce) {
   run_one([](rpc::Agent& agent) {
     const auto there = agent.remote<&refs::number>(1, 4);
@@ -575,7 +575,7 @@ TEST(RefLife, ReferencesFailAfterShutdown) {
     kept = agent.remote<&refs::number>(1, 4);
     kept->created().get();
   });
-  run_one([&](rpc::Agent& another) {  // whose calls go on
+  run_one([&](rpc::Agent& another) {  // another agent's calls work
     for (const auto& error :
          {error_of([&] { kept->to_here(); }), error_of([&] { kept->fetch().get(); }),
           error_of([&] { kept->sync<&refs::increase>(1); }),

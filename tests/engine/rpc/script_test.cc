@@ -39,8 +39,7 @@ at::Tensor once_open(const at::Tensor& x) {
 }
 TORCH_LIBRARY(weft_script_test, library) { library.def("once_open", once_open); }
 
-// Names as Python's compiler and the loader of what it saves know them, and torch::jit::compile
-// does not.
+// Names that Python's compiler and torch::jit::load know, but torch::jit::compile does not.
 struct Names : torch::jit::Resolver {
   std::shared_ptr<torch::jit::SugaredValue> resolveValue(
       const std::string& name, torch::jit::GraphFunction& function,
@@ -126,7 +125,7 @@ def weight_of(self) -> float:
 )");
   return net;
 }
-// As from a file that Python wrote.
+// As if it came from a file that Python wrote.
 torch::jit::Module saved_and_loaded(const torch::jit::Module& net) {
   std::stringstream file;
   net.save(file);
@@ -373,8 +372,8 @@ TEST_P(Script, WrongResultTypeNamesBoth) {
           agent.sync_script<std::tuple<at::Tensor, int>>("math.all_sorts", to, one, 1, 1.0, true,
                                                          "");
         }));
-    agent.sync_script<void>("math.cube", to, one);  // dropped
-    // Too large for what is asked for.
+    agent.sync_script<void>("math.cube", to, one);  // the result is dropped
+    // The numbers are too large for the type asked for.
     expect_in("asked for", text_of([&] {
                 agent.sync_script<std::vector<std::int8_t>>("math.counted", to, 1000);
               }));
@@ -397,10 +396,10 @@ TEST_P(Script, ErrorsArriveWithTheirTrace) {
   });
 }
 
-// Not as the function that runs it: in errors of both ends' making, and in what both ends record.
+// Errors that either end makes, and the calls that both record, name the script and not run_script.
 TEST_P(Script, IsShownByItsName) {
   std::map<std::string, std::regex>
-      served;  // made here: libstdc++ writes to the locale that all threads have
+      served;  // made before the threads: libstdc++ writes to their common locale
   for (const std::string name : {"math.raises", "aten::add", "absent"}) {
     served[name] = std::regex("\\{[^{}]*\"served\"[^{}]*\"" + name + "\"");
   }
@@ -429,12 +428,12 @@ TEST_P(Script, IsShownByItsName) {
                   net.sync<&rpc::run_method<at::Tensor>>("absent", rpc::ScriptArguments());
                 }),
                 "absent");
-      // What is no name is not shown as one.
+      // A text that is not a name is not shown as one.
       EXPECT_NE(
           function_of([&] { agent.sync_script<void>("a name\nof lines", to); }).find("run_script"),
           std::string::npos);
     }
-    for (const auto& [name, text] : served) {  // the other's calls may be on their way
+    for (const auto& [name, text] : served) {  // the other worker's calls may be on their way
       EXPECT_TRUE(harness::comes_true([&] { return std::regex_search(agent.dump(), text); }))
           << name;
     }
@@ -443,7 +442,7 @@ TEST_P(Script, IsShownByItsName) {
 
 TEST_P(Script, GradientsFlowThroughIt) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (int i = 0; i < 6; ++i) {  // TorchScript compiles anew what it has seen run
+    for (int i = 0; i < 6; ++i) {  // TorchScript compiles a function again after some runs
       for (const auto& to : {harness::after(agent, 1), agent.self()}) {
         AutogradContext context(agent);
         const auto x = at::full({2}, 2.0, at::kDouble).requires_grad_();
@@ -476,7 +475,7 @@ TEST_P(Script, ManyThreadsCallOneModule) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Script, testing::ValuesIn(harness::settings({2})), harness::name_of);
 
-// libtorch runs what a script forks on threads of its own, which no forked process has.
+// libtorch runs the functions that a script forks on its own threads, which forked processes lack.
 TEST(ScriptFutures, HoldNoThreadUntilTheyAreDone) {
   scripts::exposed();
   scripts::open(false);
@@ -519,7 +518,7 @@ TEST(ScriptFutures, CarryGradients) {
 
 TEST(ExposeScript, NamesMustBeUnique) {
   const auto& all = scripts::exposed();
-  rpc::expose_script("math", all.functions);  // the same again
+  rpc::expose_script("math", all.functions);  // exposes the same again
   rpc::expose_script("net", Module(all.net));
   for (const auto& again :
        {std::function<void()>([&] { rpc::expose_script("math", all.net); }),

@@ -1,4 +1,4 @@
-// Options::secret: who does not know it gets no further than the first message.
+// Options::secret: a peer that does not know it is refused after its first message.
 #include <barrier>
 #include <thread>
 
@@ -55,7 +55,7 @@ TEST_P(Secret, WorkersThatShareItCallEachOther) {
   run_workers(
       GetParam(),
       [](rpc::Agent& agent) {
-        std::vector<Future<int>> calls;  // many at once wait for the first connection's challenge
+        std::vector<Future<int>> calls;  // many wait at once for the first connection's challenge
         for (int i = 0; i < 50; ++i)
           calls.push_back(agent.async<&guarded::plus>(after(agent, 1), i, 1));
         for (int i = 0; i < 50; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i + 1);
@@ -65,7 +65,7 @@ TEST_P(Secret, WorkersThatShareItCallEachOther) {
       {.secret = "a long and random text"});
 }
 
-// Both have one, so only the challenge tells them apart.
+// Both workers have a secret, so only the challenge finds that they differ.
 class SecretMismatch : public testing::TestWithParam<std::string> {};
 
 TEST_P(SecretMismatch, IsACallerErrorNamingTheOption) {
@@ -86,7 +86,7 @@ TEST_P(SecretMismatch, IsACallerErrorNamingTheOption) {
               Blame::Caller);
     EXPECT_EQ(guarded::runs, 0) << "nothing of it has run";
     while (agent.debug_info().calls_waiting > 0)
-      std::this_thread::yield();  // that the reference has ended is said again
+      std::this_thread::yield();  // the reference's end is being retried
     together.arrive_and_wait();
     agent.leave();
   });
@@ -157,7 +157,7 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .store = c10::make_intrusive<c10d::HashStore>(),
                                            .transports = {GetParam()},
                                            .secret = kSecret});
-  // A greeting with the right token, as a worker without the secret could send it.
+  // A hello with the right token, as a worker without the secret could send it.
   auto greeting() {
     return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(),
                       rpc::Generation{0}, agent.shared_core()->generation());
@@ -171,7 +171,7 @@ TEST_P(SecretAndStrangers, NothingIsReadBeforeTheProof) {
     EXPECT_TRUE(stranger.is_refused());
   }
   {
-    Stranger stranger(agent, GetParam());  // bytes that no decoder would take, with a storage
+    Stranger stranger(agent, GetParam());  // bytes that no decoder accepts, and a storage
     stranger.say(rpc::FrameKind::Call, std::vector<at::Tensor>{at::ones({100})});
     EXPECT_TRUE(stranger.is_refused());
   }
@@ -203,7 +203,7 @@ TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
   }
 }
 
-// What somebody overheard of another connection.
+// A peer repeats a proof that was sent over another connection.
 TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
   const rpc::Nonce mine = rpc::make_nonce();
   rpc::Proof overheard{};
@@ -221,7 +221,8 @@ TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
     }
     stranger.challenge(overheard);
     stranger.say(rpc::FrameKind::Hello, greeting());
-    stranger.say(rpc::FrameKind::Call, std::tuple(1, 2));  // of no function: answered by a failure
+    stranger.say(rpc::FrameKind::Call,
+                 std::tuple(1, 2));  // no such function: answered by a failure
     if (is_replay) {
       EXPECT_TRUE(stranger.is_refused());
     } else {

@@ -1,4 +1,4 @@
-// The end of agents: group RS of the behaviours.
+// How agents shut down and leave.
 #include <atomic>
 #include <condition_variable>
 #include <future>
@@ -15,7 +15,7 @@
 #include <weft/transport/inproc/faults.h>
 
 namespace weft::rpc::internal {
-Future<Outcome> join_shutdown();  // what shutdown() asks of rank 0
+Future<Outcome> join_shutdown();  // shutdown() calls this on rank 0
 }
 
 namespace ends {
@@ -24,14 +24,14 @@ using namespace weft;
 
 std::atomic<int> steps{0};
 
-// A chain of calls that nobody waits for: each hop starts the next and returns at once.
+// A chain of calls whose results nobody awaits: each starts the next and returns at once.
 void wander(int hops) {
   ++steps;
   auto& agent = rpc::this_agent();
   const int workers = static_cast<int>(agent.workers().size());
   if (hops > 0) agent.async<&wander>((agent.self().rank + 1) % workers, hops - 1);
 }
-// The same in continuations.
+// The same, with the next call made in a continuation.
 void wander_on(int hops) {
   ++steps;
   if (hops == 0) return;
@@ -150,7 +150,7 @@ TEST_P(Shutdown, SecondOneDoesNothing) {
 
 TEST_P(Shutdown, LeavingIsPossibleAfterCalls) {
   ends::told = 0;
-  const bool is_here = GetParam().as == As::Threads;  // all workers' calls are counted here
+  const bool is_here = GetParam().as == As::Threads;  // counts all workers' calls
   run_alone(GetParam(), [is_here](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     const auto workers = agent.workers();
@@ -159,7 +159,7 @@ TEST_P(Shutdown, LeavingIsPossibleAfterCalls) {
     for (const auto& call : calls) {
       try {
         call.wait();
-      } catch (const Error& error) {  // it was told, but has left before it answered
+      } catch (const Error& error) {  // the callee has left before it answered
         EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
       }
     }
@@ -201,7 +201,7 @@ TEST_P(Shutdown, LeavingFailsPendingCallsAtOnce) {
   });
 }
 
-// Each calls all others, and then all leave at once.
+// Each worker calls all others, and then all shut down at once.
 class ShutdownOfMany : public Shutdown {};
 
 TEST_P(ShutdownOfMany, EndsOnceAllAreIdle) {
@@ -246,15 +246,15 @@ TEST(ShutdownLeaks, RemainingReferencesAreReported) {
 
 TEST(ShutdownLeaks, NothingIsReportedIfNoneRemain) {
   const auto logged = harness::warnings_of(3, [](rpc::Agent& agent) {
-    const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own: it goes with the agent
+    const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own value ends with the agent
     const auto there = agent.remote<&ends::made>(1);
     agent.sync<&ends::keep_given>(2, there).to_here();
   });
   EXPECT_EQ(logged, "");
 }
 
-// The holder never tells the owner that its reference ends: the owner's end alone releases the
-// value, graceful or not.
+// The holder never tells the owner that its reference has ended, so only the owner's shutdown() or
+// leave() releases the value.
 TEST(ShutdownLeaks, OwnersEndReleasesACycle) {
   struct Knot {
     RRef<ends::Counted> reference;
@@ -275,7 +275,7 @@ TEST(ShutdownLeaks, OwnersEndReleasesACycle) {
         knot->reference = agent.remote<ends::Counted>(1);
         knot->reference.created().get();
         is_held.set_value();
-        if (!is_graceful) has_left.get_future().wait();  // it holds it until the owner has gone
+        if (!is_graceful) has_left.get_future().wait();  // the owner leaves first
       }
       is_graceful ? agent.shutdown({.timeout = 30s}) : agent.leave();
       const auto info = agent.debug_info();
@@ -365,9 +365,8 @@ TEST(ShutdownLimits, TimeoutNamesTheMissingWorker) {
   }
 }
 
-// Whose end it would wait for, until its limit is over.
-// The lines about waiting that three workers write of which one calls shutdown() when the first
-// line is there.
+// Runs three workers, of which `late` calls shutdown() only once a line about waiting is logged.
+// Returns these lines.
 std::vector<std::string> lines_where_one_comes_late(int late) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -435,7 +434,7 @@ TEST(ShutdownLimits, FailsInFunctionsAndContinuations) {
   });
 }
 
-// It waits behind something large, on a way that is held up.
+// The message that says why waits behind a large reply, on a way that the test holds.
 TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
   std::mutex mutex;
   std::vector<transport::inproc::Faults> backs;
@@ -444,8 +443,8 @@ TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
     backs.push_back(back);
   });
   std::promise<void> comes, has_left;
-  // Which of the two depends on whether the question for what is active was written before the way
-  // was held.
+  // Which of the two depends on whether the question about activity was written before the way was
+  // held.
   const auto says_why = [](const Error& error) {
     return error.text().find("still busy") != std::string::npos ||
            error.text().find("worker1 (rank 1) has not said in time what is active there") !=
@@ -467,7 +466,7 @@ TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
     back.hold_at(back.written());
     const auto large = agent.async<&ends::large>(0);
     std::thread releases([&] {
-      // Long after the other's limit; it would be gone at once if it did not wait.
+      // Long after the other's limit. If the other did not wait, it would have left at once.
       has_left.get_future().wait_for(3s);
       back.release();
     });
@@ -479,7 +478,7 @@ TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
   transport::inproc::on_link({});
 }
 
-// As the first worker's last words are, which the others wait for.
+// The others wait for rank 0's last message, which is delayed.
 TEST(ShutdownLimits, ItsMessagesMayBeLate) {
   rpc::Options options;
   options.faults.delay[rpc::MessageKind::Shutdown] = 100ms;
@@ -498,7 +497,7 @@ TEST(ShutdownLimits, LeavingEndsIt) {
       agent.leave();
     });
     try {
-      agent.shutdown({.timeout = 0ms});  // returns where leave() was faster
+      agent.shutdown({.timeout = 0ms});  // returns if leave() was faster
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Cancelled) << error.text();
     }
@@ -507,10 +506,10 @@ TEST(ShutdownLimits, LeavingEndsIt) {
   });
 }
 
-// As no shutdown() does, but a foreign program may.
+// shutdown() sends one such request only, but a foreign program may send more.
 TEST(ShutdownLimits, RepeatedRequestFailsTheFirstOne) {
   rpc::Options options;
-  options.faults.fail_first = {{rpc::MessageKind::Reply, 0}};  // none; but each is looked up
+  options.faults.fail_first = {{rpc::MessageKind::Reply, 0}};  // refuses none, but looks each up
   run_workers(
       {As::Threads, "inproc", 2},
       [](rpc::Agent& agent) {
@@ -522,7 +521,7 @@ TEST(ShutdownLimits, RepeatedRequestFailsTheFirstOne) {
       options);
 }
 
-// Both return when it has ended, and as it has.
+// Both return once the shutdown has ended, with its outcome.
 TEST(ShutdownLimits, ConcurrentOnesShareTheOutcome) {
   for (const bool fails : {false, true}) {
     std::promise<void> called, one_has_returned;

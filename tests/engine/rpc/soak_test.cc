@@ -1,7 +1,7 @@
-// The long run of calls: several workers call each other at random, in all modes, with errors, time
-// limits, references that travel and control messages that are refused; afterwards nothing is
-// counted and no memory is kept. 3 seconds by default; WEFT_SOAK_SECONDS says another number,
-// `./dev soak rpc` two minutes.
+// A long run of calls: several workers call each other at random, in all modes, with errors, time
+// limits, references that travel and control messages that are refused; afterwards no counter is
+// above zero and no memory is kept. It takes WEFT_SOAK_SECONDS, 3 by default; `./dev soak rpc` runs
+// it for two minutes.
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -56,7 +56,7 @@ std::chrono::milliseconds duration() {
   return std::chrono::seconds(given == nullptr ? 3 : std::atoi(given));
 }
 
-// One worker's part: something else each time, and its result checked.
+// One worker's part: each step makes a random kind of call and checks its result.
 class Driver {
  public:
   explicit Driver(rpc::Agent& agent)
@@ -158,7 +158,7 @@ class Driver {
   std::uint64_t references_ = 0;
 };
 
-// All that a worker counts, but for the number of calls that it has served.
+// The sum of all counters of a worker but calls_served.
 std::size_t counted(const rpc::DebugInfo& info) {
   return info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes +
          info.calls_waiting + info.handlers_busy;
@@ -188,7 +188,7 @@ TEST_P(RpcSoak, RandomCallsLeaveNothingBehind) {
           EXPECT_EQ(counted(agent.debug_info()), 0U) << agent.self().name;
           together.arrive_and_wait();
         };
-        driver.run_until(Deadline::in(part));  // brings pools and threads to their size
+        driver.run_until(Deadline::in(part));  // until pools and threads have grown to their size
         settle();
         const auto first = driver.references();
         if (agent.self().rank == 0) before = live_bytes();

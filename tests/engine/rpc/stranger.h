@@ -1,5 +1,5 @@
-// Somebody who reaches an agent's address and speaks its language by hand, for tests of what agents
-// take from peers.
+// A peer that connects to an agent and writes its messages by hand, for tests of how agents treat
+// peers.
 #pragma once
 
 #include <cstring>
@@ -20,7 +20,7 @@ namespace weft::harness {
 
 class Stranger {
  public:
-  // One that does not read is never answered, as far as it knows.
+  // A peer that does not read sees no answer.
   enum class Reads { Yes, No };
 
   Stranger(rpc::Agent& agent, const std::string& transport, Reads reads = Reads::Yes)
@@ -33,7 +33,7 @@ class Stranger {
   Stranger(const Stranger&) = delete;
   Stranger& operator=(const Stranger&) = delete;
 
-  // Begins to.
+  // Begins to read.
   void read() {
     connection_->receive({[this](const transport::Arrival& arrival) { arrived(arrival); },
                           [this](const Error&) {
@@ -43,7 +43,7 @@ class Stranger {
   }
 
   void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
-  // A greeting with the right token, as `rank` of the agent's job would send it.
+  // Sends a hello with the right token, as `rank` of the agent's job would.
   void greet(rpc::Agent& agent, int rank) {
     say(rpc::FrameKind::Hello, std::tuple(rpc::kWireVersion, agent.shared_core()->token(),
                                           rpc::WorkerInfo{"stranger", rank}, agent.self(),
@@ -62,7 +62,7 @@ class Stranger {
       packer.pack(value);
     }));
   }
-  // A call of the function with that number and these arguments.
+  // Sends call `number` of function F.
   template <auto F, class... A>
   Op call(std::uint64_t number, rpc::MessageKind kind, const A&... arguments) {
     const rpc::Identity id = rpc::detail::Called<rpc::detail::FunctionBody<F>>::entered.id;
@@ -75,7 +75,7 @@ class Stranger {
     return say(head, std::tuple<A...>(arguments...));
   }
 
-  // A creation by it, of the value `id` with that fork.
+  // Sends a call of F that creates the value `id`, with fork `id + 1`.
   template <auto F, class... A>
   Op create(std::uint64_t number, std::uint64_t id, const A&... arguments) {
     const rpc::Identity entered = rpc::detail::Created<rpc::detail::FunctionBody<F>>::entered.id;
@@ -97,7 +97,7 @@ class Stranger {
       return record;
     }
   };
-  // What the agent said, the next time it does; nothing where it hung up instead.
+  // Waits for the agent's next message; nothing if it ended the connection.
   std::optional<Said> next() {
     wait();
     std::lock_guard lock(mutex_);
@@ -106,18 +106,18 @@ class Stranger {
     said_.pop_front();
     return one;
   }
-  // The same, where it said something else than a challenge's answer.
+  // Waits for the answer to a challenge; nothing if another message came, or the end.
   std::optional<std::vector<std::byte>> challenge_answered() {
     auto said = next();
     if (!said || said->head.kind != rpc::FrameKind::Challenge) return std::nullopt;
     return std::move(said->body);
   }
-  // Whether the agent has hung up.
+  // Whether the agent has ended the connection.
   bool has_ended() {
     std::lock_guard lock(mutex_);
     return ended_;
   }
-  // Whether the agent hung up, without a word before.
+  // Waits; whether the agent ended the connection without a message before.
   bool is_refused() {
     wait();
     std::lock_guard lock(mutex_);

@@ -1,5 +1,4 @@
-// What programs build of calls with deferred replies: barriers, gathering, parameter servers. Rows
-// RB-034 … 052 of the behaviours.
+// Programs build barriers, gathering and parameter servers with deferred replies.
 #include <array>
 #include <filesystem>
 #include <map>
@@ -17,12 +16,11 @@ namespace together {
 
 using namespace weft;
 
-// Where workers wait for each other: answers all when the last has come. Each lives on the worker
-// that is called.
+// Answers all callers when the last has come. Each meeting lives on the worker that is called.
 template <class T>
 class Meeting {
  public:
-  // Combines what all have brought, once.
+  // Combines all callers' values; called once.
   using Combine = std::function<T(const std::map<std::string, T>&)>;
   static Future<T> join(const std::string& name, int count, const std::string& who, T what,
                         const Combine& combine) {
@@ -86,7 +84,7 @@ Future<at::Tensor> average(std::string round, int count, std::string who, at::Te
                                    });
 }
 
-// Updates the model by what all trainers bring, then answers all with the new one.
+// Updates the model by all trainers' gradients, then answers all with the new model.
 Future<at::Tensor> update(std::string round, int count, std::string who, at::Tensor gradient) {
   static at::Tensor model;
   return Meeting<at::Tensor>::join(
@@ -98,7 +96,7 @@ Future<at::Tensor> update(std::string round, int count, std::string who, at::Ten
       });
 }
 
-// Meets the other worker in a collective, having asked it for something first.
+// Enters a barrier with the other worker; if `asks`, calls it first.
 std::array<ProcessGroup, 2> groups;
 int same(int value) { return value; }
 int meet(int own, bool asks) {
@@ -158,8 +156,7 @@ TEST_P(Together, DisjointBarriersDoNotInterfere) {
       if (rank % 2 == agent.self().rank % 2) mine.push_back(rank);
     }
     for (int round = 0; round < 5; ++round) {
-      // Nobody leaves before all of its own group have come, in this round, and nobody of the
-      // other.
+      // Each gather returns this round's values of its own group only.
       const auto come =
           agent.sync<&together::gather>(mine.front(), "group " + std::to_string(mine.front()),
                                         static_cast<int>(mine.size()), agent.self().name, round);
@@ -172,7 +169,7 @@ TEST_P(Together, DisjointBarriersDoNotInterfere) {
   });
 }
 
-// One group, and all others alone, at the same time.
+// Some workers enter a barrier together, while each other worker enters one alone.
 TEST_P(Together, BarrierOfSomeIgnoresTheOthers) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<int> some;
@@ -281,7 +278,7 @@ TEST(TogetherInGroups, WaitForACollectiveBlocksNoCalls) {
       options);
 }
 
-// A group and agents that meet at one address.
+// A process group and agents that use one rendezvous address.
 class Sharing : public testing::TestWithParam<std::string> {};
 
 TEST_P(Sharing, GroupAndAgentsShareOneAddress) {
@@ -312,7 +309,7 @@ TEST_P(Sharing, GroupAndAgentsShareOneAddress) {
           << "the group has gone";
       EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file")
           << "and the file stays while the agents live";
-      // RB-052: a call that takes long is under way while another group is made.
+      // A long call is under way while another group is made.
       Future<together::Values> slow;
       if (rank == 0) slow = agent.async<&together::gather>(1, "slow", 2, "zero", 1);
       ProcessGroup later = group_of("later");

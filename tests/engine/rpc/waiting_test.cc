@@ -1,4 +1,4 @@
-// Futures of calls, and waiting for several: groups RB and RE of the behaviours.
+// Futures of calls, and waits for several of them.
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -17,11 +17,11 @@ using namespace weft;
 int plus(int a, int b) { return a + b; }
 int throws(int number) { throw std::runtime_error("number " + std::to_string(number)); }
 
-// Calls a third worker and attaches to that call, while its own caller waits.
+// Calls a third worker and attaches a continuation to that call, while its own caller waits.
 int plus_by_third(rpc::WorkerInfo third, int a, int b) {
   return rpc::this_agent().async<&plus>(third, a, b).then([](int sum) { return sum + 10; }).get();
 }
-// Answers by a promise that a continuation of a nested call keeps.
+// Answers by a promise that a continuation of a nested call sets.
 Future<int> plus_by_promise(rpc::WorkerInfo third, int a, int b) {
   Promise<int> promise;
   rpc::this_agent().async<&plus>(third, a, b).on_done([promise](const Future<int>& sum) {
@@ -56,7 +56,7 @@ struct Multiplier {
   int factor;
 };
 
-// Runs until the test lets it go on.
+// Blocks until the test releases the mutex.
 std::mutex held;
 int after_release(int value) {
   std::lock_guard lock(held);
@@ -92,7 +92,7 @@ TEST_P(Waiting, WaitAllWaitsForAsynchronousCalls) {
     });
     EXPECT_EQ(tracked, 20U) << "synchronous calls are not tracked";
     for (const auto& call : all) EXPECT_TRUE(call.done());
-    kept = agent.async<&waiting::plus>(to, 3, 4);  // outside: nobody tracks it
+    kept = agent.async<&waiting::plus>(to, 3, 4);  // outside of wait_all(), so it is not tracked
     EXPECT_EQ(rpc::wait_all([] {}), 0U);
     EXPECT_EQ(kept.get(), 7);
     const auto outer = rpc::wait_all([&] {
@@ -239,8 +239,7 @@ TEST_P(Waiting, ContinuationHasItsOwnError) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Waiting, testing::ValuesIn(harness::settings()), harness::name_of);
 
-// It blocks the only thread that there is for tasks, and on a future that knows nothing of the
-// agent.
+// It blocks the only thread for tasks, on a future that does not belong to the agent.
 TEST(WaitingLimits, ContinuationMayWaitForAnyFuture) {
   rpc::Options options;
   options.worker_threads = 1;

@@ -1,5 +1,5 @@
-// What two programs of one job share: one serves it, and calls nothing remotely; the other calls
-// it. See two_programs_test.cc.
+// Functions and types that two programs of one job share: one serves them and makes no calls, the
+// other calls them. See two_programs_test.cc.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ int throws(std::string text);
 int sum_of(weft::RRef<int> a, std::vector<weft::RRef<int>> more);
 std::pair<weft::RRef<std::string>, int> owned(std::string text);
 
-// Travels, and refers to more of its kind.
+// Can be sent, and refers to another one.
 struct Node {
   int value = 0;
   weft::RRef<Node> next;
@@ -29,7 +29,7 @@ struct Node {
 };
 Node chain(int length);
 
-// Does not travel.
+// Cannot be sent.
 class Counter {
  public:
   explicit Counter(int start, std::string name = "");
@@ -44,7 +44,7 @@ class Counter {
   std::string name_;
 };
 int value_of(const Counter& counter);
-// Stays where it is made as well.
+// Cannot be sent either.
 struct Heap {
   std::vector<void*> pointers;
 };

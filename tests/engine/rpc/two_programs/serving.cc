@@ -1,4 +1,4 @@
-// The program that serves: it calls nothing remotely, so that what others call is what it exposes.
+// The serving program. It makes no calls, so others can call only the functions that it exposes.
 // Arguments: the job's address, the transport.
 #include <cstdio>
 
@@ -8,7 +8,7 @@
 
 namespace apart {
 
-// The caller's program has it with an int.
+// In the caller's program it takes an int.
 int changed(long value) { return static_cast<int>(value); }
 
 }  // namespace apart

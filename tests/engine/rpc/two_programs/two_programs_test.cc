@@ -1,5 +1,5 @@
-// A job of two different programs: this one calls, serving.cc serves what it exposes and calls
-// nothing itself. So nothing that it serves is known to it because it calls the same.
+// A job of two different programs: this one calls, and serving.cc serves what it exposes. A
+// function that a program calls is entered by that call, so serving.cc makes no calls.
 #include <csignal>
 
 #include <spawn.h>
@@ -81,7 +81,7 @@ TEST_P(TwoPrograms, RemoteResultsAreFetchedAndCopied) {
             20);
 }
 
-// Which no call of this program has made.
+// No call of this program has created these references.
 TEST_P(TwoPrograms, ReferencesInResultsAreUsable) {
   const auto [text, characters] = agent.sync<&apart::owned>("serving", "three");
   EXPECT_EQ(characters, 5);
@@ -102,8 +102,7 @@ TEST_P(TwoPrograms, ExposedTypesAndMethodsAreCalled) {
   const auto named = agent.remote<apart::Counter>("serving", 5, "fifth");
   named.created().get();
   EXPECT_EQ(named.sync<&apart::Counter::name>().to_here(), "fifth");
-  const auto heap =
-      agent.remote<&apart::heap>("serving", 3);  // whose type has no form to travel in
+  const auto heap = agent.remote<&apart::heap>("serving", 3);  // its type cannot be sent
   EXPECT_EQ(heap.sync<&apart::pointers>(), 3);
 }
 
@@ -127,7 +126,7 @@ TEST_P(TwoPrograms, ExposedScriptsAreCalled) {
   EXPECT_TRUE(
       at::equal(agent.remote_script("math.scale", "serving", ones).to_here(), at::full({2}, 2)));
   agent.sync_script<void>("math.scale", "serving", ones);
-  // Of which the other program has not heard, and what it may be asked for instead.
+  // The other program does not know this result type; it can return a ScriptValue instead.
   using Both = std::tuple<at::Tensor, int>;
   const auto other = error_of([&] { agent.sync_script<Both>("math.both", "serving", ones); });
   EXPECT_EQ(other.blame(), Blame::Unsupported) << other.what();
