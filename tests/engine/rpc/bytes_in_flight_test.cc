@@ -135,7 +135,7 @@ TEST_P(BytesInFlight, CallAboveTheLimitGoesAlone) {
   });
 }
 
-// If it were, each call would wait for earlier ones, which wait for it.
+// If they were, each would wait for earlier calls, which wait for it.
 TEST_P(BytesInFlight, NestedCallsAreNotHeldBack) {
   run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&weighed::back_and_forth>("worker1", mebibytes(1), 12), 12);

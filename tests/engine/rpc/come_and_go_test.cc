@@ -169,7 +169,7 @@ TEST(Successor, OwnsNothingOfItsPredecessor) {
   first.leave();
 }
 
-// Its rank answers calls, as that of its predecessor did; even so it holds none of its references.
+// The successor answers calls under its predecessor's rank, but holds none of its references.
 TEST(Successor, EndsItsPredecessorsReferences) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto owner = come("owner", 0, store);

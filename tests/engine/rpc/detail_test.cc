@@ -39,7 +39,7 @@ class Changed : public testing::TestWithParam<Setting> {};
 
 struct Change {
   const char* name;
-  const char* found;  // in the error
+  const char* found;  // a part of the error
   void (*run)(at::Tensor& tensor);
 };
 

@@ -27,8 +27,8 @@ using harness::expect_counters;
 using harness::Processes;
 using namespace std::chrono_literals;
 
-// When worker 1 (the victim) is killed. Worker 0 owns the values that it refers to; worker 2 uses
-// both.
+// The point at which worker 1, the victim, is killed. Worker 0 owns the values that the victim
+// refers to; worker 2 uses both workers.
 enum class Point {
   CreationAskedFor,  // the victim waits for a value to be created on worker 0
   CreationAsked,     // worker 2 waits for a value to be created on the victim

@@ -43,7 +43,7 @@ at::Tensor large() {
   return kept;
 }
 
-std::atomic<rpc::Agent*> other{nullptr};  // of this process
+std::atomic<rpc::Agent*> other{nullptr};  // the other agent of this process
 int by_the_other(int value) { return other.load()->sync<&refs::number>("b", value); }
 
 // Can be packed, but not unpacked.

@@ -221,8 +221,7 @@ TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
     }
     stranger.challenge(overheard);
     stranger.say(rpc::FrameKind::Hello, greeting());
-    stranger.say(rpc::FrameKind::Call,
-                 std::tuple(1, 2));  // no such function: answered by a failure
+    stranger.say(rpc::FrameKind::Call, std::tuple(1, 2));  // the answer is a failure
     if (is_replay) {
       EXPECT_TRUE(stranger.is_refused());
     } else {

@@ -434,7 +434,7 @@ TEST(ShutdownLimits, FailsInFunctionsAndContinuations) {
   });
 }
 
-// The message that says why waits behind a large reply, on a way that the test holds.
+// The message with the reason waits behind a large reply, on a way that the test holds.
 TEST(ShutdownLimits, FailedWorkerStaysUntilOthersKnow) {
   std::mutex mutex;
   std::vector<transport::inproc::Faults> backs;
