@@ -102,7 +102,7 @@ TEST(AgentLife, WorkersMayJoinLateAndLeave) {
     return error.text().find("worker1 (rank 1) has left") != std::string::npos;
   }));
   EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker3", 0); }).blame(), Blame::Caller)
-      << "it never was there";
+      << "this worker has never joined";
   first.shutdown();
 }
 
@@ -242,7 +242,7 @@ TEST(AgentLife, WorkerWithoutRankTakesAFreeOne) {
     return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
   };
   rpc::Agent second = join("second");
-  EXPECT_EQ(second.self().rank, 1) << "0 is for a worker that asks for it";
+  EXPECT_EQ(second.self().rank, 1) << "rank 0 goes only to a worker that asks for it";
   rpc::Agent first = join("first", 0), fourth = join("fourth", 3), third = join("third"),
              fifth = join("fifth");
   EXPECT_EQ(third.self().rank, 2);
@@ -252,13 +252,13 @@ TEST(AgentLife, WorkerWithoutRankTakesAFreeOne) {
   second.leave();
   third.leave();
   rpc::Agent again = join("third"), other = join("other");
-  EXPECT_EQ(again.self().rank, 2) << "the rank that its name had";
-  EXPECT_EQ(other.self().rank, 1) << "the lowest";
+  EXPECT_EQ(again.self().rank, 2) << "it gets the rank that its name had before";
+  EXPECT_EQ(other.self().rank, 1) << "it gets the lowest free rank";
   EXPECT_EQ(first.sync<&lives::number>("third", 5), 5);
   const auto error = error_of([&] { join("third"); });
   EXPECT_EQ(error.blame(), Blame::Caller);
   EXPECT_NE(error.text().find("the name 'third' is not unique"), std::string::npos) << error.text();
-  EXPECT_EQ(first.workers().size(), 5U) << "who was refused is not there";
+  EXPECT_EQ(first.workers().size(), 5U) << "the refused worker is not listed";
   for (rpc::Agent* agent : {&fourth, &fifth, &again, &other, &first}) agent->leave();
 }
 

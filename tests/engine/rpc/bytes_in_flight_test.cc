@@ -233,14 +233,14 @@ TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
   EXPECT_TRUE(bytes.take(6));
   Turn large{8}, small{2}, last{1};
   bytes.wait(large);
-  EXPECT_FALSE(bytes.take(1)) << "it would overtake";
+  EXPECT_FALSE(bytes.take(1)) << "it would overtake the large one";
   bytes.wait(small);
   bytes.wait(last);
   EXPECT_TRUE(woken.empty());
   bytes.give_back(6);
   EXPECT_EQ(woken, (std::vector<const void*>{&large, &small}));
   EXPECT_TRUE(large.has_come && small.has_come && !last.has_come);
-  EXPECT_FALSE(bytes.give_up(large)) << "its turn has come";
+  EXPECT_FALSE(bytes.give_up(large)) << "its turn has come already";
   EXPECT_TRUE(bytes.give_up(last));
   EXPECT_EQ(bytes.taken(), 10U);
 }

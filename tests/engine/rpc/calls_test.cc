@@ -215,7 +215,7 @@ TEST_P(Calls, CallToOneselfGivesTheLocalResult) {
         at::full({2, 2}, 2.0)));
     const auto mine = at::zeros({3});
     EXPECT_EQ(agent.sync<&calls::heavy>(agent.self(), mine).data_ptr(), mine.data_ptr())
-        << "no copy to oneself";
+        << "a call to oneself must copy nothing";
   });
 }
 
@@ -231,7 +231,8 @@ TEST_P(Calls, NameRankOrHandleIsADestination) {
     EXPECT_TRUE(at::equal(agent.async<&calls::add>(rpc::to(to.name), one, one).get(), sum));
     EXPECT_TRUE(at::equal(agent.async<&calls::add>(to.rank, one, one).get(), sum));
     EXPECT_TRUE(at::equal(agent.remote<&calls::add>(to.rank, one, one).to_here(), sum));
-    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, one, 2), one + 2)) << "a scalar";
+    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, one, 2), one + 2))
+        << "an argument may be a scalar";
     EXPECT_EQ(agent.sync<&calls::plus>(to, 40, 2), 42);
     EXPECT_EQ(agent.sync<&calls::joined>(to, "a", std::vector<std::string>{"b", "c"}), "abc");
     EXPECT_EQ(agent.sync<&calls::Counter::twice_static>(to, 4), 8);
@@ -377,8 +378,8 @@ TEST_P(Calls, DeepContainersAndHandlesTravel) {
     const auto one = at::arange(6, at::kFloat);
     const auto [was_one, batch] = agent.sync<&calls::seen_as_one>(
         to, calls::Batch{one, {{one, one}, {}, {one}}, {{"a", {one, 3}}}});
-    EXPECT_TRUE(was_one) << "one tensor is one tensor where it arrives";
-    EXPECT_TRUE(calls::is_one(batch)) << "and when it is back";
+    EXPECT_TRUE(was_one) << "a tensor that is sent several times arrives as one";
+    EXPECT_TRUE(calls::is_one(batch)) << "and returns as one";
     ASSERT_EQ(batch.rows.size(), 3U);
     EXPECT_EQ(batch.rows[0].size(), 2U);
     EXPECT_TRUE(batch.rows[1].empty());
@@ -412,9 +413,9 @@ TEST_P(Calls, StridesAndSparsenessAreKept) {
     EXPECT_FALSE(got.is_contiguous());
     EXPECT_TRUE(at::equal(got, view * 2));
     EXPECT_EQ(agent.sync<&calls::strides_of>(to, view), view.strides().vec())
-        << "as the callee sees it";
+        << "the callee sees the same strides";
     const auto viewed = agent.sync<&calls::view_of>(to, view);
-    EXPECT_EQ(viewed.strides(), calls::view_of(view).strides()) << "a view as the result";
+    EXPECT_EQ(viewed.strides(), calls::view_of(view).strides()) << "a result may be a view";
     EXPECT_TRUE(at::equal(viewed, calls::view_of(view)));
     const auto sparse = at::sparse_coo_tensor(at::tensor({0, 1, 1, 0}, at::kLong).reshape({2, 2}),
                                               at::ones({2}), {2, 2});
@@ -579,7 +580,7 @@ TEST(Agent, AllWorkerThreadsRunFunctions) {
                 std::vector<Future<void>> calls;
                 for (int i = 0; i < 40; ++i) calls.push_back(agent.async<&calls::meet>(1, 27));
                 when_all(calls).get();
-                EXPECT_EQ(calls::most, 27) << "no fewer, or they would not have met, and no more";
+                EXPECT_EQ(calls::most, 27) << "fewer would not have met";
               },
               {.worker_threads = 27});
 }
@@ -593,7 +594,7 @@ TEST(Agent, FunctionSeesItsCallsTimeLimit) {
     }
     agent.set_timeout(seconds(60));
     EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(next_of(agent)))
-        << "the default as well";
+        << "the function sees the default limit as well";
   });
 }
 
@@ -609,7 +610,7 @@ TEST(Agent, NewDefaultLimitSparesEarlierCalls) {
     EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(by_default); }).blame(),
               Blame::Timeout);
     calls::is_open = true;
-    EXPECT_EQ(before.get(), 1) << "it was made before, and has outlived the new limit";
+    EXPECT_EQ(before.get(), 1) << "a call made before keeps its old limit";
   });
 }
 

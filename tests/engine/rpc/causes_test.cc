@@ -200,7 +200,7 @@ void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits,
       const std::string line = all.substr(at, all.find('\n', at) - at);
       for (const std::string& text : texts)
         EXPECT_NE(line.find(text), std::string::npos) << text << " in: " << all;
-      EXPECT_EQ(all.find(begin, at + 1), std::string::npos) << "one line: " << all;
+      EXPECT_EQ(all.find(begin, at + 1), std::string::npos) << "more than one line: " << all;
     }
     ended.get();
   };
@@ -389,9 +389,10 @@ TEST(Causes, RepeatedErrorsAreLoggedRarely) {
   });
   EXPECT_GE(count(text, "causes::throws,"), 5) << text;
   EXPECT_LE(count(text, "causes::throws,"), 12) << text;
-  EXPECT_EQ(count(text, "no luck with 0"), 1) << "the first one" << text;
+  EXPECT_EQ(count(text, "no luck with 0"), 1) << "the first error is logged once: " << text;
   EXPECT_NE(text.find("(256 times so far)"), std::string::npos) << text;
-  EXPECT_EQ(count(text, "causes::throws_too,"), 1) << "another function counts for itself" << text;
+  EXPECT_EQ(count(text, "causes::throws_too,"), 1)
+      << "errors of each function are counted apart: " << text;
 }
 
 class WithoutDescriptors : public testing::TestWithParam<std::string> {};

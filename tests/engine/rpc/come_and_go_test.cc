@@ -73,9 +73,9 @@ void stay(const rpc::Options& options, int seed) {
     return counted == std::vector<std::size_t>(5);
   });
   EXPECT_EQ(counted, std::vector<std::size_t>(5))
-      << "owners, forks, pending users, calls waiting, handlers busy";
+      << "owner_rrefs, forks, pending_users, calls_waiting, handlers_busy";
   EXPECT_TRUE(comes_true([&] { return agent.workers().size() == 1; }))
-      << "who has left is not there";
+      << "a worker that has left is still listed";
   agent.shutdown();
 }
 
@@ -97,11 +97,11 @@ TEST_P(ComeAndGo, CallsSucceedOrNameWhoIsMissing) {
     Processes workers(kWorkers, [&](int rank) {
       ::unsetenv("WORLD_SIZE");
       body(rank, {});
-      EXPECT_EQ(refs::living, 0) << "values";
+      EXPECT_EQ(refs::living, 0) << "values that still live";
     });
     workers.expect_success();
   }
-  EXPECT_EQ(refs::living, 0) << "values";
+  EXPECT_EQ(refs::living, 0) << "values that still live";
 }
 
 // Joins, by name and rank, the job whose store this is.
@@ -126,7 +126,8 @@ TEST(Successor, OwnsNothingOfItsPredecessor) {
     const rpc::WorkerInfo info = first.worker("owner");
     const auto value = first.remote<&refs::number>(info, 4);
     EXPECT_EQ(value.to_here(), 4);
-    EXPECT_EQ(third.sync<&refs::number>("owner", 5), 5) << "who knows it";
+    EXPECT_EQ(third.sync<&refs::number>("owner", 5), 5)
+        << "the third worker knows the owner as well";
     owner.leave();
     auto successor = come(has_other_name ? "another" : "owner", 1, store);
     EXPECT_EQ(successor.sync<&refs::number>("first", 1) + successor.sync<&refs::number>("third", 1),
@@ -181,7 +182,7 @@ TEST(Successor, EndsItsPredecessorsReferences) {
   auto successor = come("user", 1, store);
   EXPECT_EQ(successor.sync<&refs::number>("owner", 1), 1);
   EXPECT_EQ(owner.debug_info().owner_rrefs, 0U)
-      << "before the first call of its successor is answered";
+      << "they end before the first call of the successor is answered";
   const auto next = successor.remote<&refs::number>("owner", 5);
   EXPECT_EQ(next.to_here(), 5);
   EXPECT_EQ(owner.debug_info().forks, 1U);

@@ -20,7 +20,7 @@ TEST_P(CudaRpc, ArgumentWaitsForCallersStream) {
       fill(tensor, 2);
       seen = agent.async<&look_at>("worker1", tensor, 2);
     }
-    EXPECT_FALSE(seen->done()) << "its bytes are not there yet";
+    EXPECT_FALSE(seen->done()) << "its bytes are not written yet";
     fake->release(torch_cuda->view(side));
     EXPECT_TRUE(seen->get().right);
   });
@@ -135,7 +135,7 @@ TEST_P(CudaRpc, FetchWaitsForTheValuesStream) {
     const int copies = fake->calls(&cuda::Driver::memcpy_async);
     const auto fetched = there.fetch();
     while (fake->calls(&cuda::Driver::memcpy_async) == copies) std::this_thread::yield();
-    EXPECT_FALSE(fetched.done()) << "its copy is enqueued, behind a stream that is held";
+    EXPECT_FALSE(fetched.done()) << "its copy is enqueued behind a stream that is held";
     fake->release(torch_cuda->view(own));
     EXPECT_TRUE(is_all(fetched.get(), 9));
     slow = nullptr;

@@ -24,7 +24,7 @@ TEST_P(CudaRpc, ArgumentsAndResultsFollowTheMap) {
     });
   }
   EXPECT_EQ(fake->calls(&cuda::Driver::ipc_open_mem_handle) > 0, is_ipc())
-      << "whether memory is read where it is";
+      << "only cuda_ipc opens the memory of the other process";
 }
 
 TEST_P(CudaRpc, HostTensorsAreMappedToAGpu) {
@@ -86,7 +86,7 @@ TEST_P(CudaRpc, EachGpuArgumentFollowsItsMap) {
           EXPECT_EQ(seen.devices,
                     (std::vector<std::string>{there(first).str(), there(1 - first).str()}));
           EXPECT_TRUE(seen.right);
-          EXPECT_EQ(seen.made.device(), gpu(result)) << "by the inverse map";
+          EXPECT_EQ(seen.made.device(), gpu(result)) << "results return by the inverse map";
           EXPECT_TRUE(is_all(seen.made, 3));
         }
       }
@@ -117,11 +117,11 @@ TEST_P(CudaRpc, ViewsTravelAloneAndStayShared) {
     EXPECT_TRUE(is_all(back, 6));
     const auto [one, other, were_one] =
         agent.sync<&pass_both>("worker1", view, part_of(whole, 1100, 64));
-    EXPECT_TRUE(were_one) << "where they arrived";
-    EXPECT_TRUE(one.storage().is_alias_of(other.storage())) << "and where they came back";
+    EXPECT_TRUE(were_one) << "views share their storage at the callee";
+    EXPECT_TRUE(one.storage().is_alias_of(other.storage())) << "and when they have returned";
     EXPECT_TRUE(is_all(one, 6) && is_all(other, 6));
     EXPECT_FALSE(std::get<2>(agent.sync<&pass_both>("worker1", view, made(gpu(0), 64, 6))))
-        << "two are two";
+        << "tensors of different storages must not share one";
     const at::Tensor empty = torch_cuda->empty({0, 3}, at::kByte, 0);
     const at::Tensor none = agent.sync<&pass>("worker1", empty);
     EXPECT_EQ(none.device(), gpu(0));
@@ -139,7 +139,7 @@ TEST_P(CudaRpc, UnmappedGpuTensorIsRefused) {
                 std::string::npos)
           << sync.text();
       EXPECT_EQ(error_of([&] { agent.async<&pass>("worker1", tensor); }).blame(), Blame::Caller)
-          << "at once";
+          << "async() itself throws";
       EXPECT_EQ(error_of([&] { agent.remote<&pass>("worker1", tensor); }).blame(), Blame::Caller);
       EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     }

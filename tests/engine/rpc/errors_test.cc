@@ -173,7 +173,7 @@ TEST_P(Errors, WrongArgumentsAreCallersError) {
     EXPECT_EQ(with(1, std::string("two")).blame(), Blame::Caller);
     EXPECT_NE(with(1).text().find("arguments cannot be decoded"), std::string::npos)
         << with(1).what();
-    EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee goes on";
+    EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee must still serve";
   });
 }
 
@@ -301,7 +301,7 @@ TEST_P(Errors, OperatorOverloadMayBeNamed) {
       EXPECT_TRUE(agent.sync_op("aten::add.Scalar", to, ones, 2.0).equal(ones * 3));
       EXPECT_TRUE(agent.sync_op("aten::linear", to, ones, ones, at::Tensor()).equal(ones * 2));
       EXPECT_TRUE(agent.sync_op("aten::eq", to, ones, true).all().item<bool>())
-          << "a bool is a number";
+          << "a bool is accepted as a number";
       EXPECT_EQ(agent.sync_op("aten::full", to, std::vector<std::int64_t>{2}, true).scalar_type(),
                 at::kBool);
       EXPECT_EQ(
@@ -369,7 +369,7 @@ TEST_P(Errors, AnyThrownObjectArrivesAsText) {
       const std::string much = thrown_by([&] { agent.sync<&wrong::throws_much>(to); });
       EXPECT_THAT(much, HasSubstr("of 8388608 bytes"));
       EXPECT_LT(much.size(), 32U << 10);
-      EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "it lives";
+      EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee must still serve";
     }
   });
 }
@@ -406,9 +406,9 @@ TEST_P(Errors, MissingFunctionIsUnsupported) {
     EXPECT_EQ(mismatch.blame(), Blame::Unsupported);
     for (const char* shown : {"int (int)", "int (int, int)"}) {
       EXPECT_NE(mismatch.text().find(shown), std::string::npos)
-          << "both sides are shown: " << mismatch.what();
+          << "both signatures are shown: " << mismatch.what();
     }
-    EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee goes on";
+    EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee must still serve";
   });
 }
 
@@ -672,7 +672,8 @@ TEST_P(KilledWorker, FailsAllItsPendingCallsAtOnce) {
       EXPECT_EQ(error_of([&] { call.wait(20s); }).blame(), Blame::PeerLost);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(),
               Blame::PeerLost);
-    EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
+    EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3)
+        << "the survivors must still reach each other";
     const auto told = agent.async<&wrong::i_have_come>(2 - rank);
     // The other may leave before its reply has arrived.
     while (wrong::come == 0 || !told.done()) std::this_thread::yield();

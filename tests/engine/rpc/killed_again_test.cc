@@ -132,9 +132,10 @@ TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
     for (int generation = 0; generation < lives; ++generation) {
       auto [which, theirs] = killed_again::next_met();
       ASSERT_EQ(which, generation);
-      EXPECT_EQ(agent.sync<&killed_again::which>("actor"), generation) << "the new one";
+      EXPECT_EQ(agent.sync<&killed_again::which>("actor"), generation)
+          << "the call reaches the new actor";
       EXPECT_TRUE(agent.alive("actor"));
-      EXPECT_EQ(agent.worker("actor").rank, 1) << "as before";
+      EXPECT_EQ(agent.worker("actor").rank, 1) << "the new actor has its predecessor's rank";
       EXPECT_EQ(theirs.to_here(), generation);
       if (generation > 0) {
         for (const auto& use : std::initializer_list<std::function<void()>>{
@@ -163,9 +164,8 @@ TEST_P(KilledAgain, ManyDeathsLeaveNothingBehind) {
     }
     EXPECT_EQ(misplaced, 0);
     EXPECT_TRUE(comes_true([&] { return harness::open_descriptors() <= descriptors; }))
-        << harness::open_descriptors() << " descriptors, " << descriptors << " after ten lives";
-    EXPECT_LT(threads(), most_threads + 8)
-        << "one more than a thread for each life, or as many as calls came at once";
+        << harness::open_descriptors() << " descriptors, " << descriptors << " after ten kills";
+    EXPECT_LT(threads(), most_threads + 8) << "threads grow with each kill";
     EXPECT_LE(harness::live_bytes(), bytes + (1 << 20));
     before = {};
     agent.sync<&killed_again::end>("actor");
@@ -206,7 +206,7 @@ TEST_P(KilledAgain, LateCallsDoNotReachTheSuccessor) {
     }
     EXPECT_EQ(agent.sync<&killed_again::touches>("actor"), 0);
     const auto in_time = agent.remote<&killed_again::touch>("actor");
-    EXPECT_EQ(in_time.to_here(), 1) << "it can be reached so";
+    EXPECT_EQ(in_time.to_here(), 1) << "a call in time reaches the successor";
     agent.sync<&killed_again::end>("actor");
     late.clear();
     agent.shutdown({.timeout = 20s});
@@ -265,7 +265,7 @@ TEST_P(KilledAgain, AllHearOfDeathsAndNewcomers) {
       const auto word = all[i]->next_word(0);
       if (word.starts_with("lost_") || word == "joined_late") news.insert(word);
     }
-    EXPECT_EQ(news.size(), 3U) << "each once";
+    EXPECT_EQ(news.size(), 3U) << "each event is reported once";
   }
   // Another worker tells all others to end.
   const auto ends = job.start([&] {
@@ -373,8 +373,8 @@ TEST_P(KilledAgainAnywhen, NobodyHangsAndNothingIsLeft) {
         return counted == std::vector<std::size_t>(5);
       });
       EXPECT_EQ(counted, std::vector<std::size_t>(5))
-          << "owners, forks, pending users, calls waiting, handlers busy";
-      EXPECT_EQ(refs::living, 0) << "values";
+          << "owner_rrefs, forks, pending_users, calls_waiting, handlers_busy";
+      EXPECT_EQ(refs::living, 0) << "values that still live";
       agent.shutdown({.timeout = 20s});
     });
   };

@@ -49,8 +49,8 @@ TEST_P(KilledAnywhen, OthersGoOnAndNothingIsCounted) {
       return counted == std::vector<std::size_t>(5);
     });
     EXPECT_EQ(counted, std::vector<std::size_t>(5))
-        << "owners, forks, pending users, calls waiting, handlers busy";
-    EXPECT_EQ(refs::living, 0) << "values";
+        << "owner_rrefs, forks, pending_users, calls_waiting, handlers_busy";
+    EXPECT_EQ(refs::living, 0) << "values that still live";
     harness::meet_without(agent, victim);
   });
   harness::kill_anywhen(workers, kWorkers, victim, seed, 100ms);
@@ -98,7 +98,7 @@ TEST_P(StoppedAnywhen, OnlyDelaysTheOthers) {
       while (!end.passed()) user.step();
     }
     agent.shutdown({.timeout = 20s});
-    EXPECT_EQ(refs::living, 0) << "values";
+    EXPECT_EQ(refs::living, 0) << "values that still live";
   });
   for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
   std::mt19937 random(static_cast<unsigned>(seed));

@@ -147,7 +147,7 @@ void survive(rpc::Agent& agent, Point point) {
     const auto held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), value, "never");
     Processes::say("ready");
     EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
-    EXPECT_EQ(value.to_here(), 1) << "the giver's own reference is as good as before";
+    EXPECT_EQ(value.to_here(), 1) << "the giver's own reference still works";
   } else if (point == Point::ForkWaited) {
     Future<int> held;
     {
@@ -177,7 +177,7 @@ void survive(rpc::Agent& agent, Point point) {
     expect_counters(agent, 0, {1, 2, 0});  // the giver keeps its own reference until it is told
     Processes::say("ready");
     expect_counters(agent, 0, {1, 1, 0});
-    EXPECT_EQ(given.to_here(), 1) << "it needs its giver no more";
+    EXPECT_EQ(given.to_here(), 1) << "it no longer depends on its giver";
   } else if (point == Point::OwnedByTwo) {
     const auto theirs = agent.remote<&refs::number>(1, 5);
     const auto held = agent.async<&killed::hold>(rpc::to(0).timeout(0ms), theirs, "theirs");
@@ -224,7 +224,8 @@ TEST_P(Killed, OthersGoOnAndNothingIsCounted) {
       expect_counters(agent, 0, {0, 0, 0});
       expect_counters(agent, 2, {0, 0, 0});
       agent.sync<&refs::open_gate>(0, "creation");
-      EXPECT_EQ(agent.remote<&refs::number>(0, 3).to_here(), 3) << "the survivors go on";
+      EXPECT_EQ(agent.remote<&refs::number>(0, 3).to_here(), 3)
+          << "the survivors must still reach each other";
       for (const int worker : {0, 2}) expect_counters(agent, worker, {0, 0, 0});
       agent.sync<&refs::finish>(0);
       return;
@@ -269,7 +270,7 @@ TEST_P(KilledInShutdown, OthersShutdownFailsAtOnce) {
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     const auto info = agent.debug_info();
     EXPECT_EQ(info.owner_rrefs + info.forks + info.pending_users + info.calls_waiting, 0U);
-    EXPECT_EQ(error_of([&] { there.to_here(); }).blame(), Blame::Caller) << "it has left";
+    EXPECT_EQ(error_of([&] { there.to_here(); }).blame(), Blame::Caller) << "this worker has left";
   });
   for (const int rank : {0, 1, 2}) workers.wait_for(rank, "ready");
   workers.signal(victim, SIGKILL);

@@ -104,7 +104,7 @@ TEST_P(CallsInFlight, CallBeyondTheLimitFailsAtOnce) {
     for (int i = 1; i < 8; ++i) calls.push_back(agent.async<&limited::held>("worker1", i));
     limited::gate.wait_for(7);
     EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3)
-        << "the last place, and a call back";
+        << "the last allowed call, which calls back";
     calls.push_back(agent.async<&limited::held>("worker1", 8));
     expect_busy(error_of([&] { agent.sync<&limited::plus>("worker1", 1, 2); }),
                 "8 calls to it are unanswered");
@@ -136,7 +136,8 @@ TEST_P(Nested, TooDeepCallsFailWithBusy) {
                 std::string::npos)
           << error.what();
     }
-    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "both serve again";
+    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3)
+        << "both workers must still serve";
   });
 }
 
@@ -325,7 +326,7 @@ TEST(ForeignCallsWithoutLimit, AnswersMayBeReadVeryLate) {
   }
   const auto all_served = [&] { return agent.debug_info().calls_served >= kCalls; };
   ASSERT_TRUE(harness::comes_true(all_served, std::chrono::seconds(60)))
-      << "the connection has been ended";
+      << "the agent has ended the connection";
   stranger.read();
   std::size_t answers = 0;
   while (answers < kCalls && stranger.next()) ++answers;
@@ -368,7 +369,7 @@ TEST_P(ForeignCalls, WrongArgumentCountIsRefused) {
       EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller));
     }
   }
-  EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
+  EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "refused creations leave nothing behind";
 }
 
 // A peer that does not say who it is uses a descriptor. It may do so for 10 s of real time; all of
@@ -395,10 +396,10 @@ TEST(Strangers, SilentOnesAreDisconnected) {
     silent.emplace_back(guarded, transport);
   }
   for (auto& stranger : silent) EXPECT_TRUE(stranger.is_refused());
-  EXPECT_TRUE(challenger.is_refused()) << "who does not prove anything is nobody either";
+  EXPECT_TRUE(challenger.is_refused()) << "a peer that proves nothing is refused as well";
   known.call<&limited::plus>(1, rpc::MessageKind::Call, 1, 2);
   const auto said = known.next();
-  ASSERT_TRUE(said) << "who has said it may be silent for as long as it likes";
+  ASSERT_TRUE(said) << "a peer that has said who it is may stay silent";
   EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
 }
 

@@ -169,7 +169,7 @@ TEST_P(LostWorker, IsProbedOnlyAFewTimes) {
   const auto before = links.made();
   links.keep_broken(true);
   EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; }))
-      << "what it held has ended";
+      << "its references have ended";
   // This worker probes three times; the other side may probe as well.
   EXPECT_LE(links.made() - before, 20U);
   agents[1].leave();
@@ -265,7 +265,7 @@ TEST(LostCreator, FailsThoseThatAwaitItsValue) {
   });
   agents[1].async<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
   EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().pending_users == 1; }))
-      << "it has come";
+      << "the reference has arrived";
   agents[1].leave();
   EXPECT_TRUE(comes_true([] { return lost::has_kept.load(); }));
   const auto fetched = std::exchange(lost::kept, {}).fetch();
@@ -337,7 +337,7 @@ TEST_P(LostControl, EndOfAReferenceIsSentAgain) {
   }
   EXPECT_TRUE(comes_true([&] { return agents[1].debug_info().calls_waiting == 0; }));
   EXPECT_FALSE(holds(agents[0], id, fork));
-  EXPECT_TRUE(holds(agents[0], id, fork_of_other)) << "twice is once";
+  EXPECT_TRUE(holds(agents[0], id, fork_of_other)) << "ending a fork twice ends no other fork";
   EXPECT_EQ(other.to_here(), 4);
   other = {};
   expect_nothing_left(agents);
@@ -356,7 +356,7 @@ TEST_P(LostControl, OwnerIsToldOfAForkAgain) {
     EXPECT_FALSE(given.confirmed());
     EXPECT_EQ(holds(agents[2], given.handle()->id(), given.handle()->fork()), !message());
     EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().forks == (message() ? 1U : 2U); }))
-        << "its giver keeps its own";
+        << "the giver keeps its own reference";
   }
   EXPECT_TRUE(comes_true([&] { return given.confirmed() && agents[2].debug_info().forks == 1; }));
   EXPECT_TRUE(holds(agents[2], given.handle()->id(), given.handle()->fork()));
@@ -393,7 +393,7 @@ TEST_P(LostControl, GiverIsToldOfItsChildAgain) {
   EXPECT_TRUE(comes_true(
       [&] { return !keeps_parent(given) && agents[0].debug_info().calls_waiting == 0; }));
   EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().forks == 1; }))
-      << "its giver's own has ended";
+      << "the giver's own reference has ended";
   EXPECT_EQ(given.to_here(), 5);
   given = {};
   expect_nothing_left(agents);
@@ -508,7 +508,7 @@ TEST(LostStore, LeavingWorkerMakesNoConnection) {
     const Error error = harness::error_of([&] { value.to_here(); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
   });
-  EXPECT_TRUE(store->is_asked(3)) << "for the worker's new address";
+  EXPECT_TRUE(store->is_asked(3)) << "the call asks for the worker's new address";
   std::thread leaves([&] { user.leave(); });
   EXPECT_TRUE(comes_true([&] { return user.shared_core()->closed(); }));
   EXPECT_TRUE(store->release());

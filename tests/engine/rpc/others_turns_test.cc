@@ -293,13 +293,13 @@ TEST(Values, AreDestroyedOutsideTheLoop) {
   run_one([](rpc::Agent& agent) {
     agent.remote<turns::SlowToEnd>(1, std::string("the end")).created().get();
     EXPECT_EQ(agent.sync<&refs::number>(rpc::to(1).timeout(20s), 3), 3)
-        << "its destructor runs now, or soon";
+        << "the destructor blocks the loop";
     EXPECT_EQ(turns::living, 1);
     agent.sync<&refs::open_gate>(1, std::string("the end"));
     expect_counters(agent, 1, {0, 0, 0});
     for (const Deadline limit = Deadline::in(20s); turns::living != 0 && !limit.passed();)
       std::this_thread::yield();
-    EXPECT_EQ(turns::living, 0) << "its destructor, which began before, ends";
+    EXPECT_EQ(turns::living, 0) << "the destructor has not ended";
   });
 }
 
@@ -320,7 +320,7 @@ TEST(Values, ThrowingMoveFailsOnlyItsCall) {
     const auto called = agent.async<&turns::give_unmoved>(agent.self());
     try {
       static_cast<void>(called.get());
-      ADD_FAILURE() << "it has a value";
+      ADD_FAILURE() << "the call returns a value";
     } catch (const rpc::RemoteError& error) {
       EXPECT_NE(error.text().find("it is not moved"), std::string::npos) << error.what();
     }

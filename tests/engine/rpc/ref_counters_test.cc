@@ -110,7 +110,7 @@ TEST(RefCounters, RepeatedForksAndEndsCountOnce) {
     first = {};
     send_twice<&rref::internal::user_delete>(agent, 1, rpc::MessageKind::UserDelete, {id, fork});
     expect_counters(agent, 1, {1, 1, 0});
-    EXPECT_EQ(other.to_here(), 4) << "the other is as good as before";
+    EXPECT_EQ(other.to_here(), 4) << "the other reference still works";
     send_twice<&rref::internal::fork>(agent, 1, rpc::MessageKind::Fork, {id, fork});  // late
     other = {};
     expect_counters(agent, 1, {0, 0, 0});
@@ -152,7 +152,7 @@ TEST(RefCounters, OnlyMissingForksAreGivenBack) {
     while (agent.debug_info().calls_waiting > 0) std::this_thread::yield();
     expect_counters(agent, 1, {1, 1, 0});
     expect_counters(agent, 0, {1, 1, 0});
-    EXPECT_EQ(again.sync<&refs::fetch_held>(), 7) << "another fork of the same value stays";
+    EXPECT_EQ(again.sync<&refs::fetch_held>(), 7) << "another fork of the same value was ended";
   });
 }
 

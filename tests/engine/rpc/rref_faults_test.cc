@@ -169,7 +169,8 @@ TEST(LateCreations, RunDespiteTheirTimeLimit) {
         for (const auto& way : held) way.release();
         EXPECT_TRUE(comes_true([] { return late_made == kCalls && late_called == kCalls; }))
             << late_made << " " << late_called;
-        for (const auto& one : late) EXPECT_THROW(one.to_here(), rpc::CreationError) << "for good";
+        for (const auto& one : late)
+          EXPECT_THROW(one.to_here(), rpc::CreationError) << "a failed creation stays failed";
         late.clear();
         expect_counters(agent, 1, {0, 0, 0});
       },
@@ -303,7 +304,7 @@ TEST(CreationFaults, OvertakingReferenceMayEndEarly) {
         const auto late = agent.remote<&refs::number>(1, 4);
         const auto fetched = late.fetch();
         agent.sync<&refs::take>(2, late);  // the fork ends there before the creation arrives
-        EXPECT_EQ(fetched.get(), 4) << "nobody has given it up";
+        EXPECT_EQ(fetched.get(), 4) << "the value was given up though its creator holds it";
       },
       {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
@@ -423,7 +424,7 @@ TEST(CreationFaults, AbandonedCopyIsNotSent) {
     EXPECT_EQ(value.to_here(), 4);
     while (agent.sync<&refs::served_and_busy>(1).second > 0) std::this_thread::yield();
     EXPECT_EQ(agent.sync<&refs::served_and_busy>(2).first, served + 1)
-        << "this question's predecessor alone";
+        << "only the previous question was served";
     EXPECT_EQ(value.copy_to(2).to_here(), 4);
   });
 }
@@ -563,11 +564,11 @@ TEST_P(DroppedAndDelayed, DelayedCreationsFailByTheirLimit) {
         }
         const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
         EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout)
-            << "the fetch is delayed, too";
+            << "the fetch is delayed as well";
         EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
         agent.set_timeout(20ms);
         const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
-        EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
+        EXPECT_EQ(mine.to_here(), 1) << "an owner's own fetch has no default limit";
         agent.set_timeout(60s);
       },
       {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});

@@ -517,7 +517,8 @@ TEST_P(Refs, LocalValueNeedsTheOwner) {
                                   std::to_string(agent.self().rank) + ",";
     EXPECT_NE(error.text().find(reference), std::string::npos) << error.what();
     EXPECT_NE(error.text().find(after(agent, 1).name), std::string::npos) << error.what();
-    EXPECT_EQ(error_of([] { RRef<int>(3); }).blame(), Blame::Caller) << "outside of a call";
+    EXPECT_EQ(error_of([] { RRef<int>(3); }).blame(), Blame::Caller)
+        << "an RRef without an agent needs a running call";
     EXPECT_EQ(error_of([] { RRef<int>().to_here(); }).blame(), Blame::Caller);
   });
 }
@@ -546,7 +547,7 @@ TEST(RefLife, CreatedAsksTheOwnerAtMostOnce) {
     const auto served = agent.sync<&refs::served_and_busy>(1).first;
     for (int again = 0; again < 10; ++again) there.created().get();
     EXPECT_EQ(agent.sync<&refs::served_and_busy>(1).first, served + 1)
-        << "the question before this one";
+        << "only the previous question was served";
     const auto served_here = agent.debug_info().calls_served;
     for (int again = 0; again < 10; ++again) mine.created().get();
     EXPECT_EQ(agent.debug_info().calls_served, served_here);

@@ -352,7 +352,7 @@ TEST_P(Script, WrongArgumentsShowTheSignature) {
     };
     EXPECT_EQ(error_of(twice).blame(), Blame::Caller);
     expect_in("the keyword argument 'text' is given twice", error_of(twice).text());
-    EXPECT_EQ(agent.sync_script<int>("math.nothing_given", to), 7) << "the callee goes on";
+    EXPECT_EQ(agent.sync_script<int>("math.nothing_given", to), 7) << "the callee must still serve";
   });
 }
 
@@ -392,7 +392,8 @@ TEST_P(Script, ErrorsArriveWithTheirTrace) {
       expect_in("Traceback of TorchScript", text);
       expect_in("raise ValueError", text);
     }
-    EXPECT_TRUE(at::equal(agent.sync_script("math.cube", to, one), one)) << "the callee goes on";
+    EXPECT_TRUE(at::equal(agent.sync_script("math.cube", to, one), one))
+        << "the callee must still serve";
   });
 }
 
@@ -486,7 +487,7 @@ TEST(ScriptFutures, HoldNoThreadUntilTheyAreDone) {
                 for (const auto& to : {agent.worker(1), agent.self()}) {
                   scripts::open(false);
                   const auto later = agent.async_script("math.later", to, one);
-                  EXPECT_EQ(agent.sync<&scripts::plus>(to, 1, 2), 3) << "by the only thread";
+                  EXPECT_EQ(agent.sync<&scripts::plus>(to, 1, 2), 3) << "the only thread is free";
                   EXPECT_FALSE(later.done());
                   scripts::open(true);
                   EXPECT_TRUE(at::equal(later.get(), one + 1));

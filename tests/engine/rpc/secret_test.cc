@@ -84,7 +84,7 @@ TEST_P(SecretMismatch, IsACallerErrorNamingTheOption) {
     }
     EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(),
               Blame::Caller);
-    EXPECT_EQ(guarded::runs, 0) << "nothing of it has run";
+    EXPECT_EQ(guarded::runs, 0) << "a call without the secret has run";
     while (agent.debug_info().calls_waiting > 0)
       std::this_thread::yield();  // the reference's end is being retried
     together.arrive_and_wait();
@@ -129,7 +129,7 @@ TEST(SecretOfAnAgent, IsEmptyOrAtLeast16Characters) {
         std::string::npos)
         << error.text();
     EXPECT_NE(error.text().find("openssl rand -hex 16"), std::string::npos) << error.text();
-    EXPECT_EQ(error.text().find("xxx"), std::string::npos) << "it stays one";
+    EXPECT_EQ(error.text().find("xxx"), std::string::npos) << "the error shows the secret";
   }
   EXPECT_EQ(join(std::string(16, 'x')).sync<&guarded::plus>("worker0", 1, 2), 3);
 }
@@ -178,9 +178,9 @@ TEST_P(SecretAndStrangers, NothingIsReadBeforeTheProof) {
   {
     Stranger stranger(agent, GetParam());
     stranger.challenge(rpc::make_nonce());
-    ASSERT_TRUE(stranger.challenge_answered()) << "it answers";
+    ASSERT_TRUE(stranger.challenge_answered()) << "the agent answers a challenge";
     stranger.say(rpc::FrameKind::Hello, greeting());
-    EXPECT_TRUE(stranger.is_refused()) << "a greeting is no proof";
+    EXPECT_TRUE(stranger.is_refused()) << "a hello is accepted as a proof";
   }
 }
 
@@ -225,7 +225,7 @@ TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
     if (is_replay) {
       EXPECT_TRUE(stranger.is_refused());
     } else {
-      EXPECT_TRUE(stranger.next()) << "who knows the secret is served";
+      EXPECT_TRUE(stranger.next()) << "a peer that knows the secret is not served";
     }
   }
 }

@@ -140,7 +140,7 @@ TEST_P(Shutdown, SecondOneDoesNothing) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
     const auto served = agent.debug_info().calls_served;
-    EXPECT_GT(served, 0U) << "what the shutdown itself asks";
+    EXPECT_GT(served, 0U) << "shutdown() itself makes calls";
     agent.shutdown({.timeout = 30s});
     const auto info = agent.debug_info();
     EXPECT_EQ(info.calls_served, served);
@@ -283,7 +283,7 @@ TEST(ShutdownLeaks, OwnersEndReleasesACycle) {
           << agent.self().name;
       if (!is_owner) return;
       EXPECT_EQ(ends::Counted::living, 0)
-          << "though the owner's agent is still there, and its holder's reference";
+          << "the value must end though the owner's agent and the holder's reference still exist";
       if (!is_graceful) has_left.set_value();
     });
     knot->self.reset();
@@ -389,7 +389,7 @@ std::vector<std::string> lines_where_one_comes_late(int late) {
       if (rank == late) {
         std::unique_lock lock(mutex);
         EXPECT_TRUE(changed.wait_for(lock, 30s, [&] { return !lines.empty(); }))
-            << "nobody said that it waits";
+            << "no line about waiting is logged";
       }
       agent.shutdown();
     });
@@ -429,7 +429,7 @@ TEST(ShutdownLimits, FailsInFunctionsAndContinuations) {
       const auto error = error_of([&] { continued.get(); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
-      EXPECT_EQ(agent.sync<&ends::number>(worker, 3), 3) << "nothing has ended";
+      EXPECT_EQ(agent.sync<&ends::number>(worker, 3), 3) << "the agent must still serve";
     }
   });
 }
@@ -530,7 +530,7 @@ TEST(ShutdownLimits, ConcurrentOnesShareTheOutcome) {
       if (agent.self().rank == 1) {
         called.get_future().wait();
         EXPECT_EQ(one_has_returned.get_future().wait_for(300ms), std::future_status::timeout)
-            << "though this worker has not come";
+            << "shutdown() returns before all workers have called it";
         return fails ? agent.leave() : agent.shutdown({.timeout = 30s});
       }
       std::once_flag first;
@@ -545,7 +545,7 @@ TEST(ShutdownLimits, ConcurrentOnesShareTheOutcome) {
           }
           std::call_once(first, [&] { one_has_returned.set_value(); });
           EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 0); }).blame(), Blame::Caller)
-              << "it has left";
+              << "this worker has left";
         });
       }
       called.set_value();

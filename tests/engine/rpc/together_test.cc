@@ -306,9 +306,9 @@ TEST_P(Sharing, GroupAndAgentsShareOneAddress) {
       EXPECT_EQ(agent.sync<&together::gather>(0, "a", 2, agent.self().name, 1).size(), 2U);
       group = {};
       EXPECT_EQ(agent.sync<&together::gather>(0, "b", 2, agent.self().name, 1).size(), 2U)
-          << "the group has gone";
+          << "agents go on after the group has ended";
       EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file")
-          << "and the file stays while the agents live";
+          << "the file stays while the agents live";
       // A long call is under way while another group is made.
       Future<together::Values> slow;
       if (rank == 0) slow = agent.async<&together::gather>(1, "slow", 2, "zero", 1);

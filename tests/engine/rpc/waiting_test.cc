@@ -90,7 +90,7 @@ TEST_P(Waiting, WaitAllWaitsForAsynchronousCalls) {
         EXPECT_EQ(agent.sync<&waiting::plus>(to, i, 2), i + 2);
       }
     });
-    EXPECT_EQ(tracked, 20U) << "synchronous calls are not tracked";
+    EXPECT_EQ(tracked, 20U) << "synchronous calls must not be tracked";
     for (const auto& call : all) EXPECT_TRUE(call.done());
     kept = agent.async<&waiting::plus>(to, 3, 4);  // outside of wait_all(), so it is not tracked
     EXPECT_EQ(rpc::wait_all([] {}), 0U);
@@ -227,7 +227,7 @@ TEST_P(Waiting, ContinuationHasItsOwnError) {
     EXPECT_THROW(derived.get(), std::invalid_argument);
     EXPECT_EQ(good.get(), 3) << "the parent keeps its value";
     EXPECT_EQ(error_of([&] { good.then(std::function<int(int)>()); }).blame(), Blame::Caller)
-        << "a null continuation";
+        << "a null continuation is refused";
     const auto seen = agent.async<&waiting::throws>(after(agent, 1), 5)
                           .then([](const Future<int>& parent) -> int {
                             EXPECT_EQ(error_of([&] { parent.get(); }).blame(), Blame::Remote);
@@ -266,7 +266,7 @@ TEST(WaitingLimits, WaitAllThrowsTheTimeoutOfACall) {
       rpc::wait_all([&] { agent.async<&waiting::after_release>(rpc::to(1).timeout(20ms), 1); });
     });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-    EXPECT_EQ(rpc::wait_all([] {}), 0U) << "it is forgotten";
+    EXPECT_EQ(rpc::wait_all([] {}), 0U) << "the call of the failed wait_all() is still tracked";
   });
 }
 
@@ -283,7 +283,7 @@ TEST(WaitingLimits, DefaultLimitMayBeShortOrNone) {
       agent.set_timeout(0ms);
       unlimited = agent.async<&waiting::after_release>(1, 5);
       EXPECT_EQ(error_of([&] { unlimited.wait(20ms); }).blame(), Blame::Timeout)
-          << "it is still under way";
+          << "the call has no limit and is still under way";
     }
     EXPECT_EQ(unlimited.get(), 5);
     agent.set_timeout(60s);
@@ -324,17 +324,16 @@ TEST(LookingInside, TransportIsReportedAndLoggedOnce) {
   };
   std::jthread other([&] { init(1).shutdown({.timeout = 30s}); });
   auto agent = init(0);
-  EXPECT_EQ(agent.transport_to("worker1"), "") << "nobody has been called";
+  EXPECT_EQ(agent.transport_to("worker1"), "") << "no worker has been called yet";
   for (int i = 0; i < 3; ++i) EXPECT_EQ(agent.sync<&waiting::after_release>(1, i), i);
-  EXPECT_EQ(agent.transport_to("worker1"), "tcp")
-      << "the first that both have, in the list's order";
-  EXPECT_EQ(agent.transport_to(agent.self()), "") << "calls to oneself take none";
+  EXPECT_EQ(agent.transport_to("worker1"), "tcp") << "the first of the list that both workers have";
+  EXPECT_EQ(agent.transport_to(agent.self()), "") << "calls to oneself use no transport";
   EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("nobody")); }).blame(),
             Blame::Caller);
   agent.shutdown({.timeout = 30s});
   EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("worker1")); }).blame(),
             Blame::Caller)
-      << "it has left";
+      << "this worker has left";
   other.join();
   std::lock_guard lock(mutex);
   ASSERT_EQ(chosen.size(), 1U);

@@ -62,7 +62,7 @@ TEST_P(TwoPrograms, ExposedFunctionsWorkInAllModes) {
   EXPECT_TRUE(at::equal(agent.sync<&apart::doubled>("serving", at::ones({3})), at::full({3}, 2)));
   try {
     agent.sync<&apart::throws>("serving", "no such luck");
-    ADD_FAILURE() << "it threw nothing";
+    ADD_FAILURE() << "the call throws nothing";
   } catch (const rpc::RemoteError& error) {
     EXPECT_EQ(error.text(), "no such luck");
   }
