@@ -249,7 +249,6 @@ TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
 }
 
 // --- virtual addresses
-// -------------------------------------------------------------------------------------------------
 
 TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
   const VirtualMemory memory(*device, 3);
@@ -387,7 +386,6 @@ TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
 }
 
 // --- graphs
-// ------------------------------------------------------------------------------------------------------------
 
 TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
   Stream stream(*device), other(*device);

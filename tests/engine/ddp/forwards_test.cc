@@ -218,7 +218,6 @@ TEST(Forwards, BackwardsOfTwoHeadsOnOneTrunkAreAveragedOrRefusedByName) {
 }
 
 // --- what is refused, or warned of
-// ------------------------------------------------------------------------------------
 
 TEST(Forwards, ABackwardThatCreatesAGraphIsRefused) {
   for (const bool as_view : {true, false}) {
@@ -452,7 +451,6 @@ TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
 }
 
 // --- frozen, thawed and loaded
-// ----------------------------------------------------------------------------------------
 
 TEST(Forwards, WhatIsThawedIsAveraged) {
   for (const bool finds_unused : {false, true}) {

@@ -111,7 +111,6 @@ INSTANTIATE_TEST_SUITE_P(Of, Survivors,
                          });
 
 // --- DistributedDataParallel, from what is there
-// ---------------------------------------------------------------------
 
 struct Replicated {
   Replicated() { fill(net); }
@@ -189,7 +188,6 @@ TEST_P(Survivors, OfTwoLossesGoOn) {
 }
 
 // --- ZeroRedundancyOptimizer, from a checkpoint
-// ----------------------------------------------------------------------
 
 // Dies in a step, between two shards that it owns.
 struct Mortal : torch::optim::Adam {
@@ -304,7 +302,6 @@ TEST_P(Survivors, OfRankZeroEnd) {
 }
 
 // --- at any moment
-// ---------------------------------------------------------------------------------------------------
 
 class SurvivorsOfAnyMoment : public ::testing::TestWithParam<harness::KilledCase> {
  protected:

@@ -68,7 +68,6 @@ struct Folder : harness::Folder {
 };
 
 // --- env://
-// ----------------------------------------------------------------------------------------------------------
 
 TEST(Env, JoinsByTheVariablesOfTheLauncher) {
   Processes processes(3, [](int rank) {
@@ -235,7 +234,6 @@ TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
 }
 
 // --- below torchrun, whose agent hosts the store
-// ---------------------------------------------------------------------
 
 class AgentStore : public testing::Test {
  protected:
@@ -292,7 +290,6 @@ TEST_F(AgentStore, TheFirstStartHasTheKeysOfPythonsTorchDistributed) {
 }
 
 // --- tcp://
-// ----------------------------------------------------------------------------------------------------------
 
 TEST(Tcp, TakesRankAndSizeFromItsQuery) {
   const int port = launch::free_port();
@@ -519,7 +516,6 @@ TEST(Tcp, WorldSizesThatDifferAreSeenWhileJoining) {
 }
 
 // --- file://
-// ---------------------------------------------------------------------------------------------------------
 
 TEST(File, GivesRanksInTheOrderOfArrivalWhenThereAreNone) {
   const Folder folder;
@@ -643,7 +639,6 @@ TEST(File, ST014_RefusesWhatCannotBeWrittenOrIsIncomplete) {
 }
 
 // --- a store that is given
-// -------------------------------------------------------------------------------------------
 
 TEST(GivenStore, OfAnyKindServes) {
   const auto tcp = [port = launch::free_port()](int rank) -> c10::intrusive_ptr<c10d::Store> {

@@ -90,7 +90,6 @@ TEST_F(CudaDevices, UnknownDeviceIsRefused) {
 }
 
 // --- futures whose value is still being written
-// -----------------------------------------------------------------------
 
 TEST_F(CudaDevices, FutureIsDoneBeforeItsValueIsWritten) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);

@@ -305,7 +305,6 @@ TEST_P(ZeroOverlap, EitherMayGoFirst) {
 }
 
 // --- what goes on beside what
-// ----------------------------------------------------------------------------------------
 
 // Calls what its rank's thread has set when its backward comes.
 thread_local std::function<void()> in_backward;
@@ -432,7 +431,6 @@ TEST(ZeroOverlapOrder, AGraphThatIsUsedOnceMoreFailsByItsVersions) {
 }
 
 // --- failures
-// --------------------------------------------------------------------------------------------------------
 
 // The step of the parameter with so many elements throws once its gradient is large.
 std::int64_t breaking_elements = 0;
@@ -549,7 +547,6 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
 }
 
 // --- what is refused
-// -------------------------------------------------------------------------------------------------
 
 void expect_refused(const std::function<void()>& call, const std::string& text) {
   const auto error = harness::error_of(call);

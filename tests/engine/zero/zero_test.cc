@@ -560,7 +560,6 @@ TEST_P(Zero, AClosureRunsOnceWithGradientsBeforeTheStep) {
 }
 
 // --- weft::join
-// ------------------------------------------------------------------------------------------------------
 
 // An Mlp with a parameter that no output depends on.
 struct WithSpareImpl : MlpImpl {

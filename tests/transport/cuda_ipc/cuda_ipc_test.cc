@@ -562,7 +562,6 @@ TEST_F(CudaIpc, TheLargestMessageFitsTheLaneBelow) {
 }
 
 // --- several GPUs, and one process as the driver sees it
-// ---------------------------------------------------------------
 
 class CudaIpcOfTwoGpus : public OfTwoGpus<Lanes> {
  protected:

@@ -315,7 +315,6 @@ TEST_F(CudaIpcOfVirtualMemory, WithoutAFolderForTheSocketIsRefusedByNameAndOther
 }
 
 // --- refused by the lane below
-// -----------------------------------------------------------------------------------------
 
 // A lane whose next message with something to read is refused.
 class Refusing final : public Connection {
@@ -368,7 +367,6 @@ TEST_F(CudaIpcOfVirtualMemory, IsReadAlsoWhereAMessageThatToldOfItWasRefused) {
 }
 
 // --- a peer of bytes
-// ---------------------------------------------------------------------------------------------------
 
 // Whoever connects to a lane and speaks by himself.
 class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
@@ -459,7 +457,6 @@ TEST_F(CudaIpcWithStranger, OthersThatConnectAreNotThePeer) {
 }
 
 // --- two GPUs
-// ----------------------------------------------------------------------------------------------------------
 
 class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory> {
  protected:

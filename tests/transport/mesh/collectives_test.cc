@@ -204,7 +204,6 @@ TEST_P(OfRanks, SumsOfAllSizesHaveTheSameBitsOnAllRanks) {
 }
 
 // --- calls that do not match
-// ------------------------------------------------------------------------------------------
 
 using CallOf = std::function<Op(Communicator&, std::vector<float>&)>;
 

@@ -479,7 +479,6 @@ TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
 }
 
 // --- captured into a CUDA graph
-// -----------------------------------------------------------------------------------------
 
 class NcclGraphTest : public NcclTest {
  protected:

@@ -361,7 +361,6 @@ TEST(StripedStream, AfterStopNobodyIsCalledAndAllSocketsAreClosed) {
 }
 
 // --- making lanes
-// ---------------------------------------------------------------------------------------------------
 
 TEST(StripedLane, HasAsManySocketsAsWhoConnectsSays) {
   const auto here = make_loop("here");
@@ -670,7 +669,6 @@ TEST(StripedLane, ManyAtOnce) {
 }
 
 // --- peers that go
-// --------------------------------------------------------------------------------------------------
 
 TEST(StripedCut, APeerKilledInMidTransferIsLost) {
   Child child([](int parent) {
@@ -721,7 +719,6 @@ TEST(StripedCut, ACableCutInMidTransferIsNoticed) {
 }
 
 // --- the setting
-// ----------------------------------------------------------------------------------------------------
 
 TEST(StripedSetting, ThatIsOutOfRangeIsACallerError) {
   for (const std::size_t count : {std::size_t{0}, kMaxSockets + 1}) {
