@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-#include <weft/profiling/trace/operation.h>
+#include <weft/base/error.h>
+#include <weft/profiling/trace/description.h>
 
 namespace weft::trace {
 

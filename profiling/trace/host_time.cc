@@ -7,8 +7,8 @@
 
 #include <pthread.h>
 
+#include <weft/profiling/trace/description.h>
 #include <weft/profiling/trace/host_time.h>
-#include <weft/profiling/trace/operation.h>
 
 namespace weft::trace {
 
@@ -152,6 +152,11 @@ void count_host_time() {
                        [] { own() = new HostTime(own(), current); });
   static_cast<void>(registered);
   is_counted.store(true, std::memory_order_relaxed);
+}
+
+void publish_host_time() {
+  count_host_time();
+  host_time().show_in(progress());
 }
 
 void count_step() noexcept {

@@ -70,7 +70,7 @@ class HostTime {
   std::int64_t total() const noexcept;
 
   // Not deleted, because threads of the parent used it and may have held its mutex.
-  HostTime* const parent_ = nullptr;
+  [[maybe_unused]] HostTime* const parent_ = nullptr;
 
   std::mutex mutex_;  // guards all members below
   Clock clock_;
@@ -96,6 +96,8 @@ class HostTime {
 HostTime& host_time();
 // Starts counting. A thread that is inside a scope already counts from its next scope on.
 void count_host_time();
+// Starts counting, and shows the counts in the page of publish_progress() too.
+void publish_host_time();
 // Records that a training step begins, if counting has started.
 void count_step() noexcept;
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_data.h>
 
 namespace weft::trace::timeline {
 

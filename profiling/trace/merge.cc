@@ -17,7 +17,7 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/trace/merge.h>
-#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_data.h>
 #include <weft/profiling/trace/timeline_part_reader.h>
 
 namespace weft::trace::timeline {

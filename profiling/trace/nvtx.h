@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include <weft/profiling/trace/operation.h>
-#include <weft/profiling/trace/trace.h>
+#include <weft/profiling/trace/description.h>
+#include <weft/profiling/trace/name.h>
 
 namespace weft::trace::nvtx {
 

@@ -8,7 +8,6 @@
 
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
-#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/progress.h>
 
 namespace weft::trace {
@@ -62,8 +61,6 @@ void publish_progress(const char* file) {
   shared->failures += before.failures;
   published = file;
   current.store(shared, std::memory_order_release);
-  count_host_time();
-  host_time().show_in(*shared);
 }
 
 }  // namespace weft::trace

@@ -19,6 +19,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
 
 namespace weft::trace::timeline {
@@ -325,17 +326,6 @@ void arrive(std::uint64_t arrow) noexcept { add(arrow_of(Event::What::Arrive, ar
 void arrive_from(std::uint64_t ticket) noexcept { add(arrow_of(Event::What::ArriveFrom, ticket)); }
 
 void ask(std::shared_ptr<Source> source) { sources.add(std::move(source)); }
-
-std::string host_identity() {
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::string identity;
-  std::getline(boot, identity);
-  // A process in another time namespace has another CLOCK_MONOTONIC.
-  std::array<char, 64> clock{};
-  if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0)
-    identity += std::string("/") + clock.data();
-  return identity;
-}
 
 void join(const std::string& file, const Place& place) {
   require_place(file);

@@ -14,8 +14,9 @@
 #include <memory>
 #include <string>
 
-#include <weft/profiling/trace/operation.h>
-#include <weft/profiling/trace/trace.h>
+#include <weft/base/error.h>
+#include <weft/profiling/trace/description.h>
+#include <weft/profiling/trace/timeline_data.h>
 
 namespace weft::trace::timeline {
 
@@ -24,14 +25,6 @@ inline std::atomic<bool> is_on{false};
 }
 
 inline bool on() noexcept { return detail::is_on.load(std::memory_order_relaxed); }
-
-// What a range or mark shows. `text` has static lifetime.
-struct Label {
-  const char* text = "";
-  Layer layer = Layer::User;
-  std::uint64_t bytes = 0;
-  int rank = -1;  // the rank that it belongs to, if a process has several
-};
 
 // Ranges of the calling thread nest.
 void push(const Label& label) noexcept;
@@ -49,16 +42,6 @@ void leave(std::uint64_t arrow) noexcept;
 void arrive(std::uint64_t arrow) noexcept;
 void arrive_from(std::uint64_t ticket) noexcept;
 
-// What a device did, in the time of now(); begin and end may each be off by `error` nanoseconds.
-struct DeviceSpan {
-  int device = 0;
-  std::uint64_t stream = 0;  // equal for spans of one stream
-  Label label;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t error = 0;
-  std::uint64_t arrow = 0;  // the arrow that ends at its beginning; 0: none
-};
 // A source of device spans (cuda/span.h). The timeline's thread calls collect(), ten times a second
 // and at the end, for the spans that have ended since the last call.
 class Source {
@@ -71,24 +54,6 @@ class Source {
 };
 // Adds a source, for this timeline and for one that begins later.
 void ask(std::shared_ptr<Source> source);
-
-// How this process's clock relates to that of the job: job time = now() + offset, off by at most
-// `error` when it was measured. Nanoseconds.
-struct Clock {
-  std::int64_t offset = 0;
-  std::int64_t error = 0;
-  std::int64_t at = 0;  // when it was measured, by now(); clocks drift
-};
-
-// A process's place in the job.
-struct Place {
-  // The name on which the job's processes agree; parts of other jobs in the same folder are
-  // leftovers.
-  std::string job;
-  int rank = 0;
-  int ranks = 1;
-  Clock clock;  // the clock at the start
-};
 
 // Begins to collect events for `file`. A second call for that file changes nothing: a process has
 // one part, under the first job's name; if a later job has more ranks, that is a warning, once. A
@@ -113,14 +78,5 @@ std::string own_part();
 // Writes the remaining events and ends the part as finish() does, but does not merge: the caller
 // must have it merged. Returns the part's file, or "" if there is none. Throws if writing fails.
 std::string end_part();
-
-// The size limit of a part; later events are lost, and counted.
-constexpr std::uint64_t kMostPart = std::uint64_t{256} << 20;  // bytes
-
-// The folder of a timeline's parts until they are merged.
-inline std::string folder_of_parts(const std::string& file) { return file + ".parts"; }
-
-// Identifies the machine and its clock ("3f2a…"). Processes with equal identities share now().
-std::string host_identity();
 
 }  // namespace weft::trace::timeline

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <filesystem>
+#include <fstream>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -66,6 +67,17 @@ void append_quoted(String& to, std::string_view text) {
 }
 template void append_quoted(std::string& to, std::string_view text);
 template void append_quoted(std::pmr::string& to, std::string_view text);
+
+std::string host_identity() {
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::string identity;
+  std::getline(boot, identity);
+  // A process in another time namespace has another CLOCK_MONOTONIC.
+  std::array<char, 64> clock{};
+  if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0)
+    identity += std::string("/") + clock.data();
+  return identity;
+}
 
 Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes)
     : most_bytes_(most_bytes) {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/base/error.h>
-#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/timeline_data.h>
 #include <weft/profiling/trace/timeline_part_reader.h>
 
 namespace weft::trace::timeline::parts {

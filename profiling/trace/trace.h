@@ -11,46 +11,16 @@
 // host's time there, not the device's. Nothing here blocks or throws.
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 
-namespace weft::trace {
+#include <weft/profiling/trace/name.h>
 
-// The layer of a name: each has an NVTX domain and is a category of the timeline's events.
-enum class Layer : std::uint32_t { Base, Cuda, Kernels, Transport, Engine, User };
-constexpr std::size_t kLayers = 6;
-const char* name(Layer layer) noexcept;  // "base", "cuda", …
+namespace weft::trace {
 
 // Two namespaces for the same types, so that a program may mix objects that were compiled with and
 // without tracing.
 #if WEFT_TRACE_ENABLED
 inline namespace enabled {
-
-// A name of ranges and marks, registered with the tool at its first use. Has static lifetime.
-class Name {
- public:
-  constexpr Name(Layer layer, const char* text) : layer_(layer), text_(text) {}
-  Layer layer() const { return layer_; }
-  const char* text() const { return text_; }
-
- private:
-  friend struct Attributes;
-  Layer layer_;
-  const char* text_;
-  std::atomic<void*> registered_{nullptr};  // nvtxStringHandle_t
-};
-
-// What an operation is about. The fields have the names of NCCL's own domain, "Message size
-// [bytes]", "Reduction operation", "Rank", "No. of ranks" and "CUDA device", so that Nsight's
-// tables join. -1: not known.
-struct Payload {
-  std::uint64_t bytes = 0;
-  const char* reduction = "";  // "Sum"; has static lifetime
-  std::int32_t rank = -1;
-  std::int32_t ranks = -1;
-  std::int32_t device = -1;
-};
 
 // A range of this thread, from construction to destruction. Ranges of one thread nest.
 class [[nodiscard]] Range {
@@ -85,21 +55,6 @@ class Arrow {
 }  // namespace enabled
 #else
 inline namespace disabled {
-
-class Name {
- public:
-  constexpr Name(Layer, const char*) {}
-  static constexpr Layer layer() { return Layer::User; }
-  static constexpr const char* text() { return ""; }
-};
-
-struct Payload {
-  std::uint64_t bytes = 0;
-  const char* reduction = "";
-  std::int32_t rank = -1;
-  std::int32_t ranks = -1;
-  std::int32_t device = -1;
-};
 
 class [[nodiscard]] Range {
  public:

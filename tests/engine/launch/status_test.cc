@@ -11,7 +11,8 @@
 #include <weft/base/error.h>
 #include <weft/engine/launch/status.h>
 #include <weft/profiling/trace/operation.h>
-#include <weft/profiling/trace/progress.h>
+#include <weft/profiling/trace/host_time.h>
+<weft/profiling/trace/progress.h>
 #include <weft/tests/harness/folder.h>
 
 namespace weft::launch {
@@ -30,6 +31,7 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
     trace::step(0);  // before there is a page
     trace::publish_progress(page.c_str());
     trace::publish_progress(page.c_str());
+    trace::publish_host_time();
     trace::step(0);
     const trace::Member member = trace::Member::join({"group", "default", 0, {0, 1}});
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8})
