@@ -44,23 +44,11 @@ Dtype dtype_of(at::ScalarType type) {
                                  " are not carried; convert it first");
 }
 
-at::ScalarType scalar_type_of(Dtype dtype) {
-  for (const Row& row : kTable) {
-    if (row.dtype == dtype) return row.type;
-  }
-  broken("a Dtype without a ScalarType");
-}
-
 Device device_of(const c10::Device& device) {
   if (device.is_cpu()) return Device::host();
   if (device.is_cuda()) return Device::cuda(device.has_index() ? device.index() : 0);
   throw Error(Blame::Caller,
               "tensors on " + device.str() + " are not carried; Weft takes cpu and cuda");
-}
-
-c10::Device to_c10(const Device& device) {
-  if (device.is_host()) return c10::Device(c10::kCPU);
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device.index));
 }
 
 Slice slice_of(const at::Tensor& tensor) {

@@ -13,11 +13,9 @@ namespace weft::tensor {
 
 // Throws Caller, naming the dtype, for one that Weft does not carry.
 Dtype dtype_of(at::ScalarType type);
-at::ScalarType scalar_type_of(Dtype dtype);
 
 // Throws Caller for a device that is neither CPU nor CUDA.
 Device device_of(const c10::Device& device);
-c10::Device to_c10(const Device& device);
 
 // The bytes of a dense, contiguous tensor. The caller keeps the tensor alive (pin).
 transport::Elements elements_of(const at::Tensor& tensor);
