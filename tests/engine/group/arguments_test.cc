@@ -16,8 +16,8 @@ using Tensors = std::vector<at::Tensor>;
 
 struct Wrong {
   const char* what;
-  std::function<void(ProcessGroup&)> call;  // by rank 0 of 2
-  std::string text;                         // of the error, in part
+  std::function<void(ProcessGroup&)> call;  // made by rank 0 of 2
+  std::string text;                         // part of the error's text
 };
 
 at::Tensor ones(std::int64_t count = 2, at::ScalarType dtype = at::kFloat) {
@@ -247,10 +247,9 @@ std::vector<Wrong> wrong_calls() {
   };
 }
 
-// CC-005 (dtypes that differ within one call), CC-013 and CN-016 (lists of ranks), CG-002, PP-005.
-TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
+TEST(Arguments, AreCheckedBeforeAnythingIsSent) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    // Rank 1 takes part in none of them: what had been sent would be missing below.
+    // Rank 1 takes part in none of these calls: the calls below would miss anything they had sent.
     if (group.rank() == 0) {
       for (const Wrong& wrong : wrong_calls()) {
         const auto error = error_of([&] { wrong.call(group); });
@@ -260,7 +259,7 @@ TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
       }
     } else {
       const auto received = torch::zeros({2});
-      group.recv(received, 0).wait();  // the one call above that was right until its wait
+      group.recv(received, 0).wait();  // the one call above that was valid until its wait
     }
     const auto tensor = torch::ones({1});
     group.all_reduce(tensor).wait();
@@ -268,7 +267,7 @@ TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
   });
 }
 
-TEST(Arguments, CN014_AnEmptyGroupRefusesEverything) {
+TEST(Arguments, EmptyGroupRefusesEveryCall) {
   ProcessGroup none;
   EXPECT_FALSE(none);
   for (const auto& call : std::vector<std::function<void()>>{
@@ -281,7 +280,7 @@ TEST(Arguments, CN014_AnEmptyGroupRefusesEverything) {
   }
 }
 
-TEST(Arguments, CC009_OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
+TEST(Arguments, BadOptionsAreRefusedWithoutWaiting) {
   const auto refused = [](ProcessGroupOptions options) {
     options.init_method = "tcp://127.0.0.1:1";
     options.rank = 0;
@@ -302,7 +301,7 @@ TEST(Arguments, CC009_OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
   expect(refused({.device = c10::Device("cuda:63")}), "but this process sees ");
 }
 
-TEST(Arguments, CC009_AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
+TEST(Arguments, UnknownBackendErrorListsKnownOnes) {
   harness::run_threads(1, [](int) {
     ProcessGroupOptions options;
     options.backend = "carrier-pigeon";
@@ -315,19 +314,19 @@ TEST(Arguments, CC009_AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
   });
 }
 
-// As it is for the ranks that come when rank 0 has found the same, and gone with the store.
-TEST(Arguments, CC009_CN011_WhatIsNoUseHereIsSaidWithoutWaitingForRankZero) {
+// A rank that arrives after rank 0 has failed for this reason, and closed the store, needs it too.
+TEST(Arguments, UnknownBackendNeedsNoRankZero) {
   const auto error = error_of([] {
     init_process_group({.backend = "cpu:carrier-pigeon",
                         .init_method = "tcp://127.0.0.1:" + std::to_string(launch::free_port()),
                         .rank = 1,
-                        .world_size = 2});  // rank 0 would have half an hour to come
+                        .world_size = 2});  // rank 0 would have half an hour to join
   });
   EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
   EXPECT_NE(error.text().find("no backend 'carrier-pigeon'"), std::string::npos) << error.text();
 }
 
-TEST(Backends, AreListedWithTheReasonWhereTheyCannotBeUsed) {
+TEST(Backends, AreListedWithWhyTheyCannotBeUsed) {
   bool has_gloo = false;
   for (const BackendInfo& info : available_backends()) {
     EXPECT_EQ(info.usable, info.why_not.empty()) << info.name;
@@ -336,7 +335,7 @@ TEST(Backends, AreListedWithTheReasonWhereTheyCannotBeUsed) {
   EXPECT_TRUE(has_gloo);
 }
 
-TEST(Backends, CC009_AreNamedInAnyCaseAndWithBlanks) {
+TEST(Backends, NamesIgnoreCaseAndBlanks) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {
                        EXPECT_EQ(group.backend(c10::Device(c10::kCPU)), "gloo");

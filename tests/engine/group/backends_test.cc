@@ -8,23 +8,23 @@ namespace {
 
 using Backends = std::map<c10::DeviceType, std::string>;
 
-TEST(ParseBackends, LeavesTheChoiceOpenWhenNothingIsSaid) {
+TEST(ParseBackends, EmptyMeansWeftAndNccl) {
   EXPECT_EQ(parse_backends(""), (Backends{{c10::kCPU, "weft"}, {c10::kCUDA, "nccl"}}));
   EXPECT_TRUE(is_default_backend(" "));
   EXPECT_FALSE(is_default_backend("gloo"));
 }
 
-TEST(ParseBackends, CC009_TakesOneNameForBothDevices) {
+TEST(ParseBackends, OneNameServesBothDevices) {
   EXPECT_EQ(parse_backends("mpi"), (Backends{{c10::kCPU, "mpi"}, {c10::kCUDA, "mpi"}}));
 }
 
-TEST(ParseBackends, CC009_TakesOneForEachDeviceInAnyCaseAndWithBlanks) {
+TEST(ParseBackends, TakesOneBackendPerDevice) {
   EXPECT_EQ(parse_backends("cpu:gloo,cuda:nccl"),
             (Backends{{c10::kCPU, "gloo"}, {c10::kCUDA, "nccl"}}));
   EXPECT_EQ(parse_backends(" CUDA : Nccl "), (Backends{{c10::kCUDA, "nccl"}}));
 }
 
-TEST(ParseBackends, CC009_RefusesWhatIsNoListOfDevicesAndBackends) {
+TEST(ParseBackends, RefusesMalformedLists) {
   for (const char* text : {"cpu:gloo,", ",cpu:gloo", "cpu:", ":gloo", "cpu:gloo,cpu:tcp",
                            "tpu:gloo", "gloo,nccl", ","}) {
     try {

@@ -1,4 +1,4 @@
-// What went wrong on one rank is thrown on all.
+// An error on one rank is thrown on all ranks.
 #include <new>
 
 #include <gmock/gmock.h>
@@ -21,14 +21,14 @@ void on_ranks(const harness::Body& body) {
   harness::run_ranks(As::Threads, 3, body, {.backend = "gloo"});
 }
 
-TEST(Agree, ReturnsWhereNoneFailed) {
+TEST(Agree, ReturnsIfNoRankFailed) {
   on_ranks([](ProcessGroup& group) {
     agree(group, std::nullopt);
     EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2}));
   });
 }
 
-TEST(Agree, AllThrowWhatTheFirstRankBrings) {
+TEST(Agree, AllThrowTheFirstRanksError) {
   on_ranks([](ProcessGroup& group) {
     const int rank = group.rank();
     const auto failure = error_of([&] {
@@ -43,8 +43,9 @@ TEST(Agree, AllThrowWhatTheFirstRankBrings) {
   });
 }
 
-// Again and again: whoever throws leaves the group by it, and must not be faster than what it says.
-TEST(Agree, AllThrowItAlsoWhereThatIsHowTheyLeaveTheGroup) {
+// Repeated, because a rank that throws leaves the group and must not leave before its error
+// arrives.
+TEST(Agree, ErrorArrivesBeforeTheRankLeaves) {
   harness::Processes processes(3, [](int rank) {
     for (int life = 0; life < 10; ++life) {
       const auto thrown = error_of([&] {
@@ -59,7 +60,7 @@ TEST(Agree, AllThrowItAlsoWhereThatIsHowTheyLeaveTheGroup) {
   processes.expect_success();
 }
 
-TEST(Agree, ALongTextArrivesCut) {
+TEST(Agree, LongTextsAreCut) {
   on_ranks([](ProcessGroup& group) {
     std::optional<Error> failure;
     if (group.rank() == 2) failure = Error(Blame::Remote, std::string(1 << 20, 'x'));
@@ -69,7 +70,7 @@ TEST(Agree, ALongTextArrivesCut) {
   });
 }
 
-TEST(Agree, ARankThatBringsMoreThanATextIsRefused) {
+TEST(Agree, OversizedTextsAreRefused) {
   on_ranks([](ProcessGroup& group) {
     const auto bytes = torch::zeros({group.rank() == 0 ? 20'000 : 0}, torch::kByte);
     const auto thrown = error_of([&] {
@@ -84,7 +85,7 @@ TEST(Agree, ARankThatBringsMoreThanATextIsRefused) {
   });
 }
 
-TEST(Agree, WhatIsThrownBecomesAnError) {
+TEST(Agree, AnyExceptionBecomesAnError) {
   EXPECT_FALSE(error_of([] {}).has_value());
   EXPECT_EQ(error_of([] { throw Error(Blame::Timeout, "late\nby far"); })->text(), "late\nby far");
   const auto of_libtorch = error_of([] { torch::zeros({2}).view({3}); });

@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(, Collectives,
                                          Setting{As::Threads, "tcp"},
                                          Setting{As::Processes, "shm"}),
                          setting_name);
-// Of what is Gloo's own.
+// Behaviour of Gloo only.
 class GlooCollectives : public Collectives {};
 INSTANTIATE_TEST_SUITE_P(, GlooCollectives,
                          testing::Values(Setting{As::Threads, "gloo"},
@@ -57,13 +57,13 @@ at::Tensor values_of(int rank, at::ScalarType dtype, std::int64_t count = 5) {
   return dtype == at::kBool ? (numbers % 2).to(at::kBool) : numbers.to(dtype);
 }
 
-// Bit for bit: some dtypes cannot be compared otherwise.
+// Compares bit for bit: some dtypes cannot be compared otherwise.
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          (a.numel() == 0 || std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0);
 }
 
-TEST_P(Collectives, CC006_CG009_BroadcastGivesTheRootsValuesToEveryRankForEveryRootAndDtype) {
+TEST_P(Collectives, BroadcastGivesTheRootsValues) {
   on_ranks(3, [](ProcessGroup& group) {
     for (const auto dtype : kMovable) {
       for (int root = 0; root < group.size(); ++root) {
@@ -75,7 +75,7 @@ TEST_P(Collectives, CC006_CG009_BroadcastGivesTheRootsValuesToEveryRankForEveryR
   });
 }
 
-TEST_P(Collectives, CG004_AllReduceAppliesEveryOperator) {
+TEST_P(Collectives, AllReduceAppliesEveryOperator) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto reduced = [&](const at::Tensor& mine, ReduceOp op) {
       group.all_reduce(mine, op).wait();
@@ -100,7 +100,7 @@ TEST_P(Collectives, CG004_AllReduceAppliesEveryOperator) {
   });
 }
 
-TEST_P(Collectives, CC006_CG005_AllReduceAddsEveryDtypeThatTheBackendCanAdd) {
+TEST_P(Collectives, AllReduceAddsEveryDtype) {
   on_ranks(2, [](ProcessGroup& group) {
     for (const auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
                              at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
@@ -118,7 +118,7 @@ TEST_P(Collectives, CC006_CG005_AllReduceAddsEveryDtypeThatTheBackendCanAdd) {
   });
 }
 
-TEST_P(GlooCollectives, WhatTheBackendCannotReduceIsRefusedByNameBeforeAnythingIsSent) {
+TEST_P(GlooCollectives, UnsupportedReductionsAreRefused) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 0) {  // alone: the other rank takes part in none of these
       for (const auto& [dtype, op, words] :
@@ -141,7 +141,7 @@ TEST_P(GlooCollectives, WhatTheBackendCannotReduceIsRefusedByNameBeforeAnythingI
   });
 }
 
-TEST_P(Collectives, CG005_SumInHalfPrecisionNearItsMaximumIsThatOfGatherThenAdd) {
+TEST_P(Collectives, HalfPrecisionSumsLikeGatherAndAdd) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto tensor = torch::full({16}, 32'000.0, at::kHalf) + group.rank() * 16;
     const std::vector<at::Tensor> all{torch::empty_like(tensor), torch::empty_like(tensor)};
@@ -163,7 +163,7 @@ TEST_P(Collectives, AllReduceIsBitwiseEqualOnAllRanks) {
   });
 }
 
-TEST_P(Collectives, CG009_ReduceChangesTheRootsTensorOnly) {
+TEST_P(Collectives, ReduceChangesTheRootsTensorOnly) {
   on_ranks(3, [](ProcessGroup& group) {
     for (int root = 0; root < 3; ++root) {
       for (const auto& [op, expected] : std::map<ReduceOp, double>{{ReduceOp::Sum, 6},
@@ -189,7 +189,7 @@ TEST_P(Collectives, CG009_ReduceChangesTheRootsTensorOnly) {
   });
 }
 
-TEST_P(Collectives, CC006_CG009_AllGatherCollectsEveryRanksInputInTheOrderOfRanks) {
+TEST_P(Collectives, AllGatherCollectsInRankOrder) {
   on_ranks(3, [](ProcessGroup& group) {
     for (const auto dtype : kMovable) {
       const auto input = values_of(group.rank(), dtype);
@@ -206,7 +206,7 @@ TEST_P(Collectives, CC006_CG009_AllGatherCollectsEveryRanksInputInTheOrderOfRank
   });
 }
 
-TEST_P(Collectives, CC006_ReduceAndGatherTakeTruthValues) {
+TEST_P(Collectives, ReduceAndGatherTakeBools) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto mine = [&] { return torch::tensor({group.rank() == 1, true, false}); };
     const auto reduced = mine();
@@ -221,7 +221,7 @@ TEST_P(Collectives, CC006_ReduceAndGatherTakeTruthValues) {
   });
 }
 
-TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOther) {
+TEST_P(Collectives, ComplexAndRealViewsMixInGathers) {
   on_ranks(2, [](ProcessGroup& group) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       const auto pairs_of = [&](int rank) {
@@ -255,11 +255,11 @@ TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOthe
         for (std::size_t rank = 0; rank < gathered.size(); ++rank)
           expect(gathered[rank], static_cast<int>(rank));
       }
-      // Ranks need not do alike.
+      // One rank may pass the complex tensor and the other its real view.
       const auto mixed = torch::zeros({6, 2}, dtype);
       group.all_gather_into(mixed, group.rank() == 0 ? complex : real).wait();
       for (int rank = 0; rank < 2; ++rank) expect(mixed.narrow(0, 3 * rank, 3), rank);
-      // Of other shapes, or of another precision, they are as wrong as ever.
+      // Other shapes and another precision remain errors.
       const auto error = error_of([&] {
         static_cast<void>(
             group.all_gather({real, real}, torch::ones({6}, c10::toComplexType(dtype))));
@@ -274,7 +274,7 @@ TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOthe
   });
 }
 
-TEST_P(Collectives, CG009_GatherAndScatterAreEachOthersReverseForEveryRoot) {
+TEST_P(Collectives, GatherAndScatterAreInverse) {
   on_ranks(3, [](ProcessGroup& group) {
     for (int root = 0; root < 3; ++root) {
       const bool is_root = group.rank() == root;
@@ -294,7 +294,7 @@ TEST_P(Collectives, CG009_GatherAndScatterAreEachOthersReverseForEveryRoot) {
   });
 }
 
-TEST_P(Collectives, CG008_ReduceScatterGivesEachRankItsReducedPart) {
+TEST_P(Collectives, ReduceScatterGivesEachRankItsPart) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto input =
         torch::arange(6).to(at::kFloat) + group.rank();  // the sum over ranks: 3 i + 3
@@ -312,7 +312,7 @@ TEST_P(Collectives, CG008_ReduceScatterGivesEachRankItsReducedPart) {
   });
 }
 
-TEST_P(Collectives, CG008_ReduceScatterTakesPartsOfDifferentSizesAndNone) {
+TEST_P(Collectives, ReduceScatterTakesUnevenParts) {
   on_ranks(3, [](ProcessGroup& group) {
     std::vector<at::Tensor> inputs;  // of 0, 1 and 2 elements
     for (int rank = 0; rank < 3; ++rank) inputs.push_back(torch::full({rank}, group.rank() + 1.0));
@@ -322,7 +322,7 @@ TEST_P(Collectives, CG008_ReduceScatterTakesPartsOfDifferentSizesAndNone) {
   });
 }
 
-TEST_P(Collectives, CG012_AllToAllTransposesPartsOfAnySizes) {
+TEST_P(Collectives, AllToAllTransposesUnevenParts) {
   on_ranks(3, [](ProcessGroup& group) {
     // Rank r sends 2 r + p elements of value 10 r + p to rank p.
     const auto part = [](int from, int to) {
@@ -339,7 +339,7 @@ TEST_P(Collectives, CG012_AllToAllTransposesPartsOfAnySizes) {
       EXPECT_TRUE(same(outputs[static_cast<std::size_t>(peer)], part(peer, group.rank())))
           << "from " << peer;
     }
-    // Parts of one tensor, lying one behind the other.
+    // Adjacent parts of one tensor.
     const auto from = torch::arange(3) + 3 * group.rank();
     const auto to = torch::zeros({3}, at::kLong);
     group.all_to_all(to.chunk(3), from.chunk(3)).wait();
@@ -347,7 +347,7 @@ TEST_P(Collectives, CG012_AllToAllTransposesPartsOfAnySizes) {
   });
 }
 
-TEST_P(Collectives, ARankWithNothingToExchangeStillTakesPartInAllToAll) {
+TEST_P(Collectives, RankWithoutDataJoinsAllToAll) {
   on_ranks(3, [](ProcessGroup& group) {
     // Ranks 0 and 1 exchange; rank 2 has empty parts only.
     const auto size = [](int one, int other) { return one == 2 || other == 2 ? 0 : 4; };
@@ -365,8 +365,8 @@ TEST_P(Collectives, ARankWithNothingToExchangeStillTakesPartInAllToAll) {
   });
 }
 
-// As all other calls do: the bytes are written, and autograd is not asked.
-TEST_P(Collectives, UnevenPartsAreReducedIntoTensorsOfAnyKind) {
+// Like all other calls, this one writes the bytes and does not involve autograd.
+TEST_P(Collectives, UnevenPartsReduceIntoAnyTensor) {
   on_ranks(2, [](ProcessGroup& group) {
     const std::int64_t size = 1 + group.rank();
     const auto parts = [] { return std::vector<at::Tensor>{torch::ones({1}), torch::ones({2})}; };
@@ -383,7 +383,7 @@ TEST_P(Collectives, UnevenPartsAreReducedIntoTensorsOfAnyKind) {
   });
 }
 
-TEST_P(Collectives, UnevenPartsLeaveTheOutputAloneOnceTheGroupIsBroken) {
+TEST_P(Collectives, BrokenGroupLeavesTheOutputAlone) {
   on_ranks(2, [](ProcessGroup& group) {
     harness::meet(group);
     group.abort("over");
@@ -394,13 +394,13 @@ TEST_P(Collectives, UnevenPartsLeaveTheOutputAloneOnceTheGroupIsBroken) {
     });
     EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
     EXPECT_TRUE(same(output, torch::zeros({size})));
-    // Rank 0 may host the store in which the other has met it.
+    // Rank 0 may host the store, through which the other rank may still be meeting it.
     group.store()->set("over " + std::to_string(group.rank()), std::string("yes"));
     if (group.rank() == 0) group.store()->wait({"over 1"});
   });
 }
 
-TEST_P(Collectives, CG001_EmptyTensorsAreLegalEverywhere) {
+TEST_P(Collectives, EmptyTensorsAreLegalEverywhere) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto none = torch::empty({0, 3});
     const bool is_root = group.rank() == 0;
@@ -422,7 +422,6 @@ TEST_P(Collectives, CG001_EmptyTensorsAreLegalEverywhere) {
   });
 }
 
-// A thousand of each kind at a time, the roots in turn. Rank r's number in call c is 3 c + r.
 TEST_P(Collectives, TakeTensorsWithoutDimensions) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto number = [&](double of = 0) { return torch::full({}, of); };
@@ -446,7 +445,9 @@ TEST_P(Collectives, TakeTensorsWithoutDimensions) {
   });
 }
 
-TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
+// A thousand calls of each kind at a time, with the roots in turn. Rank r's number in call c is 3 c
+// + r.
+TEST_P(Collectives, ManyCallsInFlightKeepTheirResults) {
   on_ranks(3, [](ProcessGroup& group) {
     constexpr int kCalls = harness::kSanitized ? 100 : 1000;
     const int rank = group.rank();
@@ -458,7 +459,7 @@ TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
     struct Kind {
       const char* name;
       std::function<Work(int call, at::Tensor& mine)>
-          begin;  // gives the tensor in which the result comes
+          begin;  // sets `mine` to the tensor that receives the result
       std::function<at::Tensor(int call, bool is_root)> result;
     };
     const Kind kinds[] = {
@@ -514,8 +515,8 @@ TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
   });
 }
 
-// The newest collective's, as errors and dumps tell it. (Earlier groups of this process had their
-// own.)
+// Number of the group's newest collective, as errors and dumps show it. (Earlier groups of this
+// process had their own numbers.)
 std::uint64_t last_number(const ProcessGroup& group) {
   const auto is_ours = [&](const trace::Member& member) {
     return member.party()->kind == "group" && member.party()->rank == group.rank() &&
@@ -532,7 +533,7 @@ std::uint64_t last_number(const ProcessGroup& group) {
   return last;
 }
 
-TEST_P(Collectives, CC002_AreNumberedAlikeOnAllRanksFromOneInEachGroup) {
+TEST_P(Collectives, AreNumberedFromOneInEachGroup) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto tensor = torch::ones({2});
     const auto both = [&](ProcessGroup& in) {
@@ -546,7 +547,7 @@ TEST_P(Collectives, CC002_AreNumberedAlikeOnAllRanksFromOneInEachGroup) {
     auto pair = group.new_group({0, 2});
     if (pair) both(pair);
     EXPECT_EQ(last_number(group), 3U) << "others' collectives count for themselves";
-    // Who skips one is one behind.
+    // A rank that skips a collective is one number behind.
     auto other = group.new_group({2, 1});
     if (group.rank() == 2) static_cast<void>(other.broadcast(tensor, 0));
     group.barrier().wait();
@@ -561,7 +562,7 @@ TEST_P(Collectives, CC002_AreNumberedAlikeOnAllRanksFromOneInEachGroup) {
   });
 }
 
-TEST_P(Collectives, ATensorMayBeDroppedAtOnce) {
+TEST_P(Collectives, TensorMayBeDroppedAtOnce) {
   on_ranks(2, [](ProcessGroup& group) {
     std::vector<Work> works;
     for (int call = 0; call < 50; ++call) works.push_back(group.all_reduce(torch::ones({100'000})));
@@ -569,7 +570,7 @@ TEST_P(Collectives, ATensorMayBeDroppedAtOnce) {
   });
 }
 
-TEST_P(Collectives, CG010_BarrierMeansThatEarlierCollectivesAreDone) {
+TEST_P(Collectives, BarrierWaitsForEarlierCollectives) {
   on_ranks(3, [](ProcessGroup& group) {
     std::vector<at::Tensor> tensors;
     for (int call = 0; call < 16; ++call) {
@@ -581,7 +582,7 @@ TEST_P(Collectives, CG010_BarrierMeansThatEarlierCollectivesAreDone) {
   });
 }
 
-TEST_P(Collectives, AGroupOfOneRankNeedsNobody) {
+TEST_P(Collectives, GroupOfOneRankNeedsNoOther) {
   on_ranks(1, [](ProcessGroup& group) {
     const auto tensor = torch::full({2}, 5.0);
     group.all_reduce(tensor, ReduceOp::Avg).wait();
@@ -600,7 +601,7 @@ TEST_P(Collectives, AGroupOfOneRankNeedsNobody) {
   });
 }
 
-// Of what a rank has recorded, by name.
+// The record of one collective of a rank.
 struct Seen {
   std::uint64_t bytes = 0;
   std::vector<std::int64_t> shape;
@@ -626,9 +627,8 @@ std::map<std::string, Seen> seen_by(int rank) {
   return all;
 }
 
-// Three ranks; every part has 5 floats, and in all_to_all as many as its receiver's rank counts
-// from 1.
-TEST_P(Collectives, AreRecordedWithTheBytesOfAllTensorsOfTheRankAndWhatRanksMustAgreeOn) {
+// Three ranks. Every part has 5 floats; in all_to_all, the part for rank r has r + 1.
+TEST_P(Collectives, RecordsShowBytesAndArguments) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto part = [](std::int64_t elements = 5) { return torch::ones({elements}); };
     const auto parts = [&] { return std::vector<at::Tensor>{part(), part(), part()}; };

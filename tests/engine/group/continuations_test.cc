@@ -7,8 +7,8 @@
 namespace weft::group {
 namespace {
 
-// The backend that has ended an operation must not fail for it.
-TEST(Continuations, RunAtOnceWhereNoThreadCanBeStarted) {
+// A backend that completes an operation must not fail because no thread can be started.
+TEST(Continuations, RunInlineIfNoThreadCanStart) {
   const log::Capture capture([](LogLevel, std::string_view) {});
   const harness::NoMoreThreads no_more;
   if (harness::can_make_threads())

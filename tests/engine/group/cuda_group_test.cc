@@ -1,5 +1,5 @@
-// Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every
-// rank has a GPU of its own.
+// Process groups with CUDA tensors over the fake driver: Gloo receives them staged through host
+// memory. Every rank has a GPU of its own.
 #include <atomic>
 #include <cstring>
 #include <latch>
@@ -103,9 +103,9 @@ class CudaGroup : public testing::Test {
   std::unique_ptr<FakeTorchCuda> torch_;
 };
 
-// Whose first CUDA operation connects it: who left it before the others had made it would wait for
-// them, and they hear nothing of it.
-TEST_F(CudaGroup, AGroupForGpusAloneIsThereOnceAllItsRanksHaveCome) {
+// The first CUDA operation connects such a group. A rank that left before the others had made the
+// group would wait for them, and they would not notice.
+TEST_F(CudaGroup, GpuOnlyGroupWaitsForAllRanks) {
   backend_ = "cuda:gloo";
   std::atomic<bool> has_come{false};
   run([&](Rank& one) {
@@ -118,9 +118,9 @@ TEST_F(CudaGroup, AGroupForGpusAloneIsThereOnceAllItsRanksHaveCome) {
   });
 }
 
-// The group is there, and its first CUDA operation connects the ranks for it. Else the others would
-// wait for this one, and who comes later would find what it left in the store.
-TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
+// The group exists, and its first CUDA operation connects the ranks. Unless that breaks the group,
+// the others wait for this rank, and a later rank finds this one's remains in the store.
+TEST_F(CudaGroup, TimedOutFirstOperationBreaksGroup) {
   timeout_ = std::chrono::seconds(5);
   std::latch given_up(1);
   run([&](Rank& one) {
@@ -149,8 +149,8 @@ TEST_F(CudaGroup, ThreadsThatShareAGpuAreWarnedOnce) {
     testing::internal::CaptureStderr();  // where the harness writes the log
     run_on([gpus](int rank) { return rank % gpus; },
            [&](Rank& rank) {
-             // The host's wait: a stream's could keep the other rank's copies for ever, of which it
-             // is warned.
+             // Blocks the host: a stream's wait could block the other rank's copies forever; the
+             // warning is about this.
              rank.group.all_reduce(torch_->empty({8}, at::kByte, rank.gpu.index())).synchronize();
            });
     const std::string text = testing::internal::GetCapturedStderr(),
@@ -162,7 +162,7 @@ TEST_F(CudaGroup, ThreadsThatShareAGpuAreWarnedOnce) {
   }
 }
 
-TEST_F(CudaGroup, CN022_OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotTheHost) {
+TEST_F(CudaGroup, WaitHoldsTheStreamNotTheHost) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
     drain(rank, devices(rank));
@@ -185,9 +185,9 @@ TEST_F(CudaGroup, CN022_OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStre
   });
 }
 
-// On streams of the user's own, behind what these have still to do; what reads the results does so
-// on them, after the wait.
-TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot) {
+// Operations are issued on the user's own streams, behind unfinished work; the results are read on
+// the same streams, after the wait.
+TEST_F(CudaGroup, OperationsOfSideStreamsKeepOrder) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
     drain(rank, devices(rank));
@@ -226,7 +226,7 @@ TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot)
   });
 }
 
-TEST_F(CudaGroup, CN010_OperationsThatNobodyWaitsForKeepNothing) {
+TEST_F(CudaGroup, UnawaitedOperationsFreeTensors) {
   run([&](Rank& rank) {
     std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> watched;
     for (int i = 0; i < 200; ++i) {
@@ -244,9 +244,9 @@ TEST_F(CudaGroup, CN010_OperationsThatNobodyWaitsForKeepNothing) {
 }
 
 #if WEFT_TRACE_ENABLED
-// What summaries call exposed, and the copies through host memory, whose arrows come from what
-// issued them.
-TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimeline) {
+// The spans that summaries count as exposed, and the copies through host memory, with an arrow from
+// the span that issued each.
+TEST_F(CudaGroup, TimelineShowsCopiesAndStreamWaits) {
   constinit static trace::Name gradients{trace::Layer::User, "gradients"};
   harness::DeviceTimeline timeline;
   std::vector<std::string> names;
@@ -280,7 +280,7 @@ TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimel
 [[maybe_unused]] const bool tool_is_attached =
     (harness::attach_nvtx_tool(), true);  // before anything is traced
 
-TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
+TEST_F(CudaGroup, NvtxToolSeesAnOperationsDevice) {
   harness::take_nvtx_recording();  // of the tests before
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).synchronize();
@@ -301,7 +301,7 @@ TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
 }
 #endif
 
-TEST_F(CudaGroup, FutureIsDoneAtOnceAndItsContinuationRunsBehindTheOperation) {
+TEST_F(CudaGroup, ContinuationRunsBehindOperation) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();
     const at::Tensor tensor = bytes(rank, 8);
@@ -318,7 +318,7 @@ TEST_F(CudaGroup, FutureIsDoneAtOnceAndItsContinuationRunsBehindTheOperation) {
   });
 }
 
-TEST_F(CudaGroup, SynchronizeIsTheHostsWait) {
+TEST_F(CudaGroup, SynchronizeBlocksTheHost) {
   run([&](Rank& rank) {
     const at::Tensor tensor = bytes(rank, 8);
     fill(rank, tensor, rank.rank + 1);
@@ -329,8 +329,8 @@ TEST_F(CudaGroup, SynchronizeIsTheHostsWait) {
   });
 }
 
-// The group's device is the GPU; the host's operations are its too.
-TEST_F(CudaGroup, CG010_BarrierIsBehindTheOperationsOfEveryDevice) {
+// The group's device is the GPU, yet its barrier also covers operations on host tensors.
+TEST_F(CudaGroup, BarrierCoversEveryDevice) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();
     const at::Tensor on_host = at::ones({1 << 20});
@@ -341,9 +341,9 @@ TEST_F(CudaGroup, CG010_BarrierIsBehindTheOperationsOfEveryDevice) {
   });
 }
 
-TEST_F(CudaGroup, ABrokenGroupsFirstOperationOfTheOtherDeviceFailsAtOnce) {
+TEST_F(CudaGroup, BrokenGroupFailsFirstGpuOperation) {
   std::latch joined(kRanks);
-  std::latch tried(kRanks);  // who leaves earlier is lost to the others
+  std::latch tried(kRanks);  // a rank that leaves earlier is lost to the others
   run([&](Rank& rank) {
     joined.arrive_and_wait();
     rank.group.abort("enough");
@@ -357,7 +357,7 @@ TEST_F(CudaGroup, ABrokenGroupsFirstOperationOfTheOtherDeviceFailsAtOnce) {
   });
 }
 
-TEST_F(CudaGroup, BarrierHoldsTheHost) {
+TEST_F(CudaGroup, BarrierBlocksTheHost) {
   std::atomic<int> came{0};
   run([&](Rank& rank) {
     if (rank.rank == 1) {
@@ -372,7 +372,7 @@ TEST_F(CudaGroup, BarrierHoldsTheHost) {
   });
 }
 
-TEST_F(CudaGroup, PP004_SendAndRecvTravelBetweenGpus) {
+TEST_F(CudaGroup, SendAndRecvWorkBetweenGpus) {
   run([&](Rank& rank) {
     const at::Tensor tensor = bytes(rank, 16);
     if (rank.rank == 0) {
@@ -391,7 +391,7 @@ TEST_F(CudaGroup, PP004_SendAndRecvTravelBetweenGpus) {
   });
 }
 
-TEST_F(CudaGroup, BothDevicesOfAGroupWorkSideBySide) {
+TEST_F(CudaGroup, HostAndGpuOperationsCoexist) {
   run([&](Rank& rank) {
     const at::Tensor on_gpu = bytes(rank, 8);
     fill(rank, on_gpu, rank.rank + 1);
@@ -405,7 +405,7 @@ TEST_F(CudaGroup, BothDevicesOfAGroupWorkSideBySide) {
   });
 }
 
-TEST_F(CudaGroup, AbortedOperationLetsTheStreamGoOn) {
+TEST_F(CudaGroup, AbortReleasesTheStream) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).synchronize();
     if (rank.rank == 1) {
@@ -437,8 +437,8 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
   });
 }
 
-// Each rank's model lies on both GPUs; the first is another one on each rank.
-TEST_F(CudaGroup, AModelOnSeveralGpusHasAGroupForEach) {
+// Each rank's model is on both GPUs; the first tensor's GPU differs between the ranks.
+TEST_F(CudaGroup, ModelOnSeveralGpusGetsAGroupEach) {
   run([&](Rank& rank) {
     const at::Tensor here = bytes(rank, 8);
     const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
@@ -459,7 +459,7 @@ TEST_F(CudaGroup, AModelOnSeveralGpusHasAGroupForEach) {
   });
 }
 
-TEST_F(CudaGroup, ModelsThatLieOtherwiseAreToldApart) {
+TEST_F(CudaGroup, ModelsOnOtherDevicesAreRefused) {
   run([&](Rank& rank) {
     const at::Tensor here = bytes(rank, 8);
     const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
@@ -480,7 +480,7 @@ TEST_F(CudaGroup, ModelsThatLieOtherwiseAreToldApart) {
   });
 }
 
-TEST_F(CudaGroup, AGroupForAGpuThatIsNotThereIsRefusedAndTheRanksStayInStep) {
+TEST_F(CudaGroup, MissingGpuIsRefusedAndRanksGoOn) {
   run([&](Rank& rank) {
     if (rank.rank == 1) {
       const Error error = error_of([&] {
@@ -496,7 +496,7 @@ TEST_F(CudaGroup, AGroupForAGpuThatIsNotThereIsRefusedAndTheRanksStayInStep) {
   });
 }
 
-TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
+TEST_F(CudaGroup, GlooRefusesGraphCapture) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();
     const at::Tensor tensor = bytes(rank, 8);
@@ -522,7 +522,7 @@ TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
   });
 }
 
-TEST_F(CudaGroup, TheFirstOperationOfAGroupCannotBeCaptured) {
+TEST_F(CudaGroup, FirstOperationCannotBeCaptured) {
   run([&](Rank& rank) {
     const at::Tensor tensor = bytes(rank, 8);
     fill(rank, tensor, rank.rank + 1);

@@ -1,4 +1,4 @@
-// Ranks that run out of descriptors while they join: all of them end at once, and hear why.
+// Ranks that run out of descriptors while they join: all ranks end at once and report the reason.
 #include <array>
 #include <csignal>
 #include <optional>
@@ -24,7 +24,7 @@ using harness::FewDescriptors;
 using harness::Processes;
 
 constexpr auto kLong =
-    std::chrono::minutes(30);  // whoever waited for it would be stopped with the test
+    std::chrono::minutes(30);  // longer than the test may run, so nothing below waits for it
 
 std::optional<Error> joined(const ProcessGroupOptions& options) {
   try {
@@ -45,8 +45,7 @@ bool names_the_limit(const std::optional<Error>& error) {
 
 class WithoutDescriptors : public testing::TestWithParam<std::string> {};
 
-// However many there are.
-TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
+TEST_P(WithoutDescriptors, JoiningFailsAtOnceAndSaysWhy) {
   ASSERT_FALSE(joined({.backend = GetParam(),
                        .rank = 0,
                        .world_size = 1,
@@ -78,21 +77,22 @@ TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
   EXPECT_TRUE(has_joined);
 }
 
-// Gloo ends the process whose limit is reached by another rank of that process while it joins.
+// Gloo is left out: it ends a process whose limit another rank of that process reaches while it
+// joins.
 INSTANTIATE_TEST_SUITE_P(Group, WithoutDescriptors, testing::Values("shm", "tcp", "weft"),
                          [](const auto& backend) { return backend.param; });
 
 class OneWithoutDescriptors : public testing::TestWithParam<std::string> {};
 
-// A word for what became of a rank that the test has given few descriptors.
+// Names the outcome of a rank that the test has given few descriptors.
 std::string word_for(const std::optional<Error>& error) {
   if (!error) return "joined";
   EXPECT_TRUE(names_the_limit(error)) << error->what();
   return "named";
 }
 
-// With one descriptor it reaches the store, and with each that it has more it comes further.
-TEST_P(OneWithoutDescriptors, ARankThatLacksThemTellsTheOthers) {
+// With one descriptor the rank reaches the store; with each further one it gets further.
+TEST_P(OneWithoutDescriptors, TellsTheOtherRanks) {
   std::string became;
   for (int left = 1; left < 60 && became != "joined"; ++left) {
     Processes ranks(2, [&](int rank) {
@@ -114,8 +114,8 @@ TEST_P(OneWithoutDescriptors, ARankThatLacksThemTellsTheOthers) {
   EXPECT_EQ(became, "joined");
 }
 
-// Rank 1 may have no way to hear of it: the store is where nobody can be taken in.
-TEST_P(OneWithoutDescriptors, TheHostOfTheStoreSaysSoAtOnce) {
+// Rank 1 may never hear of it, because the store, which would tell it, accepts no connection.
+TEST_P(OneWithoutDescriptors, StoreHostFailsAtOnce) {
   std::string became;
   for (int left = 0; left < 60 && became != "joined"; ++left) {
     Processes ranks(2, [&](int rank) {
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Group, OneWithoutDescriptors,
                          testing::Values("gloo", "shm", "tcp", "weft"),
                          [](const auto& backend) { return backend.param; });
 
-TEST(WithoutAnyDescriptor, ARankSaysThatItCannotReachTheStore) {
+TEST(WithoutAnyDescriptor, JoiningNamesTheDescriptorLimit) {
   Processes ranks(1, [](int) {
     const FewDescriptors few(0);
     const auto error = joined({.backend = "tcp",
@@ -149,8 +149,8 @@ TEST(WithoutAnyDescriptor, ARankSaysThatItCannotReachTheStore) {
   ranks.expect_success();
 }
 
-// In a network namespace of its own the loopback interface is there, and down.
-TEST(WithoutLoopback, RankZeroSaysThatNoInterfaceIsUp) {
+// In a network namespace of its own, the loopback interface exists but is down.
+TEST(WithoutLoopback, RankZeroReportsThatLoopbackIsDown) {
   const auto enter = [] { return ::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0; };
   const pid_t child = ::fork();
   if (child == 0) ::_exit(enter() ? 0 : 1);

@@ -1,4 +1,4 @@
-// WEFT_DEBUG=detail: what the ranks are about to do is compared before anything is sent.
+// WEFT_DEBUG=detail: ranks compare their next operations before anything is sent.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using harness::error_of;
 // The environment is read once, at the first use of Weft.
 const bool kDetail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
 
-// Both ranks see that they disagree, and how.
+// Expects both ranks to report the disagreement, with both calls.
 void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0,
                          const std::function<Work(ProcessGroup&)>& on_1, const std::string& text_0,
                          const std::string& text_1) {
@@ -39,8 +39,8 @@ void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0,
     harness::run_ranks(As::Threads, 2, body, {.backend = backend});
 }
 
-// Over gloo, whose messages carry bytes and say nothing of them.
-TEST(Detail, SeesMessagesWhoseSidesDiffer) {
+// Uses gloo, because its messages carry bytes without a shape or dtype.
+TEST(Detail, SeesMismatchedMessages) {
   ASSERT_TRUE(kDetail);
   for (const bool from_any : {false, true}) {
     const auto body = [from_any](ProcessGroup& group) {
@@ -57,7 +57,7 @@ TEST(Detail, SeesMessagesWhoseSidesDiffer) {
           << error.text();
       EXPECT_NE(error.text().find("sent 4 elements of Float"), std::string::npos) << error.text();
       EXPECT_NE(error.text().find("received 4 elements of Int"), std::string::npos) << error.text();
-      exchange(torch::ones({4}), received);  // all bytes have been taken, so the group goes on
+      exchange(torch::ones({4}), received);  // all bytes have been received, so the group goes on
     };
     harness::run_ranks(As::Threads, 2, body, {.backend = "gloo"});
   }
@@ -74,9 +74,9 @@ TEST(Detail, SeesDifferentShapes) {
       "all_reduce Float [2, 3]", "all_reduce Float [3, 2]");
 }
 
-TEST(Detail, SeesPartsOfAnAllToAllThatDoNotFit) {
+TEST(Detail, SeesMismatchedAllToAllSizes) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    // Rank 0 sends parts of 3 elements and rank 1 of 4; both take what they send.
+    // Rank 0 sends parts of 3 elements and rank 1 parts of 4; each receives parts of its own size.
     const std::int64_t size = 3 + group.rank();
     const auto parts = [&] {
       return std::vector<at::Tensor>{torch::ones({size}), torch::ones({size})};
@@ -114,7 +114,7 @@ TEST(Detail, SeesDifferentOperations) {
                       [](auto& group) { return group.barrier(); }, "all_reduce", "barrier");
 }
 
-TEST(Detail, NamesTheRankThatDidNotCome) {
+TEST(Detail, NamesTheMissingRank) {
   harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
     auto all = group.new_group({0, 1, 2}, {.timeout = std::chrono::milliseconds(300)});
     if (group.rank() != 1) {
@@ -127,7 +127,7 @@ TEST(Detail, NamesTheRankThatDidNotCome) {
   });
 }
 
-TEST(Detail, LetsRightProgramsPass) {
+TEST(Detail, AcceptsCorrectPrograms) {
   harness::run_ranks(As::Processes, 3, [](ProcessGroup& group) {
     for (int step = 0; step < 5; ++step) {
       const auto tensor = torch::ones({2});
@@ -135,7 +135,7 @@ TEST(Detail, LetsRightProgramsPass) {
       EXPECT_EQ(tensor[0].item<float>(), 3);
       group.barrier().wait();
     }
-    // Parts that differ from rank to rank are right here.
+    // Here the parts may differ from rank to rank.
     std::vector<at::Tensor> parts{torch::ones({1}), torch::ones({2}), torch::ones({3})};
     group.reduce_scatter(torch::zeros({group.rank() + 1}), parts).wait();
   });

@@ -1,4 +1,4 @@
-// What happens to the others when a rank is killed or stopped.
+// Errors and survival of the other ranks when one is killed or stopped.
 #include <algorithm>
 #include <csignal>
 #include <optional>
@@ -21,8 +21,7 @@ using harness::Processes;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Long enough that no error below can have come by it: each rank has less time than this
-// (harness::kLimit).
+// Longer than each rank may run (harness::kLimit), so no error below is this timeout.
 constexpr seconds kForever{1000};
 
 void expect_lost(const Error& error, const std::string& who) {
@@ -38,8 +37,8 @@ ProcessGroup join(milliseconds timeout = kForever) {
   for (;;) ::pause();
 }
 
-// The body of ranks that meet, of which one is then killed while it does nothing; the others do
-// `pending` meanwhile.
+// Runs ranks that meet. Then `victim` is killed while it does nothing; the others run `pending`
+// meanwhile.
 void with_a_killed_rank(int ranks, int victim, const std::function<void(ProcessGroup&)>& pending) {
   Processes processes(ranks, [=](int rank) {
     auto group = join();
@@ -48,7 +47,7 @@ void with_a_killed_rank(int ranks, int victim, const std::function<void(ProcessG
     if (rank == victim) wait_for_the_end();
     const std::string who = "rank " + std::to_string(victim);
     expect_lost(error_of([&] { pending(group); }), who);
-    // and everything that comes later
+    // Every later call fails as well.
     expect_lost(error_of([&] { group.all_reduce(torch::ones({1})).wait(); }), who);
     expect_lost(error_of([&] { group.send(torch::ones({1}), (rank + 1) % ranks).wait(); }), who);
     expect_lost(error_of([&] { group.new_group({0, 1, 2}); }), who);
@@ -64,8 +63,8 @@ TEST(KilledRank, IsNamedByAPendingAllReduce) {
                      [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
-// Without the job's rank 0 there is no new_group, so nobody is advised to make one.
-TEST(KilledRank, IsToBeSurvivedByANewGroupUnlessItIsTheFirst) {
+// new_group needs the job's rank 0; without it, the error does not advise to call new_group.
+TEST(KilledRank, NewGroupIsAdvisedIfRankZeroLives) {
   for (const int victim : {0, 1}) {
     with_a_killed_rank(3, victim, [victim](ProcessGroup& group) {
       const auto error = error_of([&] { group.barrier().wait(); });
@@ -76,7 +75,7 @@ TEST(KilledRank, IsToBeSurvivedByANewGroupUnlessItIsTheFirst) {
   }
 }
 
-TEST(KilledRank, CN018_IsNamedByTheFutureOfAnOperationAsByItsWait) {
+TEST(KilledRank, FutureAndWaitGiveTheSameError) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) {
     Work work = group.all_reduce(torch::ones({1000}));
     auto future = work.future();
@@ -86,7 +85,7 @@ TEST(KilledRank, CN018_IsNamedByTheFutureOfAnOperationAsByItsWait) {
   });
 }
 
-// tcp hears of it from the group and from its connections.
+// With tcp, both the group and the connections report the loss.
 TEST(KilledRank, IsNamedOnce) {
   Processes processes(2, [](int rank) {
     auto group = init_process_group({.backend = "tcp", .timeout = kForever});
@@ -111,27 +110,27 @@ TEST(KilledRank, IsNamedByAMonitoredBarrier) {
   with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.monitored_barrier(kForever); });
 }
 
-TEST(KilledRank, IsNamedByAPendingReceiveOfAnotherRank) {
+TEST(KilledRank, IsNamedByAReceiveFromAnotherRank) {
   with_a_killed_rank(
       3, 2, [](ProcessGroup& group) { group.recv(torch::ones({1}), 1 - group.rank()).wait(); });
 }
 
-TEST(KilledRank, IsNamedByAPendingReceiveFromAnySource) {
+TEST(KilledRank, IsNamedByAReceiveFromAnySource) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.recv(torch::ones({1})).wait(); });
 }
 
-TEST(KilledRank, IsNamedByASendThatIsTooLargeForTheKernel) {
+TEST(KilledRank, IsNamedByALargePendingSend) {
   with_a_killed_rank(3, 1,
                      [](ProcessGroup& group) { group.send(torch::ones({8 << 20}), 1).wait(); });
 }
 
-// Rank 0 hosts the store and hears first who dies; its own death must be as clear.
-TEST(KilledRank, ST009_MayBeTheOneThatHostsTheStore) {
+// Rank 0 hosts the store and hears first of a death; its own death must be reported as clearly.
+TEST(KilledRank, IsNamedIfItHostsTheStore) {
   with_a_killed_rank(3, 0,
                      [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
-TEST(KilledRank, InTheMiddleOfALoopOfCollectivesIsNamed) {
+TEST(KilledRank, IsNamedInALoopOfCollectives) {
   Processes processes(3, [](int rank) {
     auto group = join();
     const auto error = error_of([&] {
@@ -147,7 +146,7 @@ TEST(KilledRank, InTheMiddleOfALoopOfCollectivesIsNamed) {
   processes.expect_success({2});
 }
 
-TEST(KilledRank, BreaksOnlyTheGroupsItIsIn) {
+TEST(KilledRank, BreaksOnlyItsOwnGroups) {
   Processes processes(3, [](int rank) {
     auto group = join();
     auto pair = group.new_group({0, 1});
@@ -156,7 +155,7 @@ TEST(KilledRank, BreaksOnlyTheGroupsItIsIn) {
     if (rank == 2) wait_for_the_end();
     expect_lost(error_of([&] { group.barrier().wait(); }), "rank 2");
     if (rank == 1) {
-      expect_lost(error_of([&] { other.barrier().wait(); }), "rank 1");  // as that group numbers it
+      expect_lost(error_of([&] { other.barrier().wait(); }), "rank 1");  // its rank in that group
     }
     const auto tensor = torch::ones({1});
     pair.all_reduce(tensor).wait();
@@ -171,9 +170,8 @@ class LostRank : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(By, LostRank, testing::Values("gloo", "tcp", "shm"),
                          [](const auto& given) { return std::string(given.param); });
 
-// CN-016: and those of whom another leaves go on again; who names one that is gone hears of it at
-// once.
-TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
+// The survivors also go on after one of them has left; a call that names a lost rank fails at once.
+TEST_P(LostRank, SurvivorsMakeANewGroup) {
   const std::string backend = GetParam();
   Processes processes(4, [backend](int rank) {
     auto group = init_process_group({.backend = backend, .timeout = kForever});
@@ -209,13 +207,13 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
   processes.expect_success({1});
 }
 
-// Rank 0, which has told of losses, has left in order by then.
-TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
+// By then rank 0, which reports losses, has left in an orderly way.
+TEST_P(LostRank, FailsReceivesAfterRankZeroLeft) {
   const std::string backend = GetParam();
   Processes processes(3, [backend](int rank) {
     auto group = init_process_group({.backend = backend, .timeout = seconds(3)});
     harness::meet(group);
-    if (rank == 0) {  // has the store, which the others may still need to learn that all have met
+    if (rank == 0) {  // hosts the store, which the others may still need to learn that all have met
       group.store()->wait({"past the meeting/1", "past the meeting/2"}, seconds(60));
       return;
     }
@@ -237,13 +235,13 @@ TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
   processes.expect_success({1});
 }
 
-// Looks into memory that an operation is writing, as no program may, to be in the middle of it.
+// Reads memory that an operation is writing (no program may do so) to learn that it has begun.
 __attribute__((noinline, no_sanitize("thread"))) bool has_begun(const volatile float* numbers) {
   return *numbers != 0;
 }
 
-// Whoever goes on may load a checkpoint into it.
-TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
+// A rank that goes on may load a checkpoint into this memory.
+TEST_P(LostRank, FailedOperationWritesNoMore) {
   const std::string backend = GetParam();
   Processes processes(2, [backend](int rank) {
     auto all = init_process_group({.backend = backend, .timeout = kForever});
@@ -254,7 +252,7 @@ TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
       harness::meet(group);
       const Work work = group.broadcast(data, 0);
       if (rank == 1) {
-        // In the middle of it.
+        // Aborts in the middle of the operation.
         while (!has_begun(numbers)) continue;
         group.abort("enough");
       }
@@ -275,14 +273,14 @@ TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
   processes.expect_success();
 }
 
-TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
+TEST(KilledRank, IsNoticedByRanksThatAreJoining) {
   Processes processes(3, [](int rank) {
     if (rank == 2) {
       Processes::say("ready");
-      wait_for_the_end();  // it never comes
+      wait_for_the_end();  // this rank never joins
     }
     const auto error = error_of([&] { join(rank == 0 ? seconds(4) : seconds(30)); });
-    // Rank 0 gives up first, says for whom it waited, and takes the store with it.
+    // Rank 0 gives up first and names the rank it waited for; the store ends with it.
     EXPECT_EQ(error.blame(), rank == 0 ? Blame::Timeout : Blame::PeerLost) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come within 4 s"), std::string::npos)
         << error.text();
@@ -292,21 +290,21 @@ TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
   processes.expect_success({2});
 }
 
-TEST(KilledRank, LeavesNothingToWaitForWhenTheOthersLeave) {
+TEST(KilledRank, IsNotWaitedForWhenOthersLeave) {
   Processes processes(3, [](int rank) {
     auto group = join();
     static_cast<void>(group.barrier());
     Processes::say("ready");
     if (rank == 1) wait_for_the_end();
-    // Dropping a group waits for the others, but not for the dead.
+    // Dropping a group waits for the other living ranks, not for dead ones.
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
   processes.signal(1, SIGKILL);
   processes.expect_success({1});
 }
 
-// A rank that ends by an exception is as lost as one that is killed.
-TEST(LeavingRank, ByAnExceptionIsNamed) {
+// A rank that leaves by an exception is lost, just like one that is killed.
+TEST(LeavingRank, IsNamedIfItLeftByAnException) {
   Processes processes(3, [](int rank) {
     auto group = join();
     harness::meet(group);
@@ -327,8 +325,8 @@ TEST(LeavingRank, ByAnExceptionIsNamed) {
   processes.expect_success();
 }
 
-// Where no thread is to be had, not even for joining.
-TEST(LeavingRank, ThatCannotJoinASubgroupIsNamed) {
+// The rank cannot start a thread, not even for joining.
+TEST(LeavingRank, IsNamedIfItCannotJoinASubgroup) {
   {
     const harness::NoMoreThreads no_more;
     if (harness::can_make_threads())
@@ -346,8 +344,8 @@ TEST(LeavingRank, ThatCannotJoinASubgroupIsNamed) {
   processes.expect_success();
 }
 
-// As where there is no memory for what it would have copied first. The ranks agree, and go on.
-TEST(LeavingRank, WaitsForNoCollectiveThatCouldNotBegin) {
+// As if there were no memory for a copy made before the collective. Both ranks fail and go on.
+TEST(LeavingRank, WaitsForNoUnstartedCollective) {
   Processes processes(2, [](int rank) {
     auto group = join();
     group::Core::Operation operation{
@@ -368,13 +366,13 @@ TEST(LeavingRank, WaitsForNoCollectiveThatCouldNotBegin) {
   processes.expect_success();
 }
 
-TEST(StoppedRank, CG014_CN018_IsATimeoutOfPendingAndLaterOperations) {
+TEST(StoppedRank, TimesOutPendingAndLaterOperations) {
   Processes processes(3, [](int rank) {
     auto group = join(seconds(3));
     group.barrier().wait();
     Processes::say("ready");
     if (rank == 1) wait_for_the_end();
-    // The first rank to run out of time closes its connections, which the other may see first.
+    // The first rank to run out of time closes its connections, which the other may notice first.
     const auto timed_out = [](const Error& error) {
       EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
           << error.what();
@@ -388,7 +386,7 @@ TEST(StoppedRank, CG014_CN018_IsATimeoutOfPendingAndLaterOperations) {
   processes.expect_success({1});
 }
 
-TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
+TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
   Processes processes(3, [](int rank) {
     auto group = join();
     group.barrier().wait();
@@ -397,20 +395,20 @@ TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
     const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
-    // Not before both have been told; and rank 0, which hosts the store, not while the other looks
-    // into it.
+    // Neither rank leaves before both have been told, and rank 0, which hosts the store, not before
+    // the other has read from it.
     group.store()->set("told " + std::to_string(rank), std::vector<std::uint8_t>());
     group.store()->wait({rank == 0 ? "told 1" : "told 0"});
     if (rank == 1) group.store()->set("rank 1 is through", std::vector<std::uint8_t>());
     if (rank == 0) group.store()->wait({"rank 1 is through"});
-    group.abort("rank 2 hangs");  // or leaving would wait for it
+    group.abort("rank 2 hangs");  // otherwise leaving would wait for rank 2
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
   processes.signal(2, SIGSTOP);
   processes.expect_success({2});
 }
 
-TEST(LateRank, CC012_CN017_OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
+TEST(LateRank, BarrierTimesOutNotBeforeItsLimit) {
   Processes processes(2, [](int rank) {
     auto group = join(seconds(3));
     auto other =
@@ -422,7 +420,7 @@ TEST(LateRank, CC012_CN017_OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
     }
     other.barrier().wait();
     if (rank == 1) {
-      // Rank 0 had done its part of the barrier, so that it may still pass here; the next operation
+      // Rank 0 has done its part of the barrier, so this one may still pass; the next operation
       // fails.
       const auto error = error_of([&] {
         group.barrier().wait();

@@ -1,5 +1,4 @@
-// Children that are forked from a rank: they share its connections, and must neither use nor end
-// them.
+// Children that are forked from a rank share its connections; they must neither use nor end them.
 #include <optional>
 #include <stdexcept>
 
@@ -50,11 +49,11 @@ class ForkedRanks : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(ForkedRanks, EndByExitWithoutAWord) {
+TEST_P(ForkedRanks, ExitQuietly) {
   fork_and_go_on([](Group&, Group&, Work&) {});
 }
 
-TEST_P(ForkedRanks, DropGroupsAndWorkWithoutAWord) {
+TEST_P(ForkedRanks, DropGroupsAndWorkQuietly) {
   fork_and_go_on([](Group& group, Group& half, Work& work) {
     group.reset();
     half.reset();
@@ -62,7 +61,7 @@ TEST_P(ForkedRanks, DropGroupsAndWorkWithoutAWord) {
   });
 }
 
-TEST_P(ForkedRanks, UnwindWithoutAWord) {
+TEST_P(ForkedRanks, UnwindQuietly) {
   fork_and_go_on([](Group& group, Group& half, Work& work) {
     const auto unwind = [&] {
       const ProcessGroup one = std::move(*group), other = std::move(*half);

@@ -1,6 +1,6 @@
-// Collectives that autograd sees: values and gradients against their closed forms (row CG-017 of
-// the behaviours). Rank r's input is r + 1 everywhere, and its loss sin(result) summed up, times a
-// weight of its own, so that ranks differ.
+// Collectives that autograd differentiates: values and gradients are compared with their closed
+// forms. Rank r's input is r + 1 everywhere. Its loss is the sum of sin(result) times a weight of
+// its own, so that ranks differ.
 #include <gtest/gtest.h>
 
 #include <ATen/ops/ones.h>
@@ -34,14 +34,14 @@ class Functional : public testing::TestWithParam<const char*> {
   static at::Tensor loss(const at::Tensor& result, const ProcessGroup& group) {
     return result.sin().sum() * weight(group.rank());
   }
-  // Its derivative by the result, where that is `value`, on `rank`.
+  // Derivative of the loss of `rank` by the result, where the result is `value`.
   static double slope(double value, int rank) { return std::cos(value) * weight(rank); }
   static void expect_all(const at::Tensor& tensor, double value) {
     ASSERT_TRUE(tensor.defined());
     EXPECT_EQ(tensor.sizes(), (std::vector<std::int64_t>{2, 3}));
     EXPECT_LT((tensor - value).abs().max().item<double>(), 1e-12) << tensor << " is not " << value;
   }
-  // Of all ranks' slopes where the result is that value.
+  // Sum of all ranks' slopes where the result is `value`.
   static double slopes(double value) {
     double sum = 0;
     for (int rank = 0; rank < kRanks; ++rank) sum += slope(value, rank);
@@ -50,7 +50,7 @@ class Functional : public testing::TestWithParam<const char*> {
   static constexpr double kSum = 1 + 2 + 3;
 };
 
-TEST_P(Functional, CG017_Broadcast) {
+TEST_P(Functional, BroadcastSumsGradientsAtRoot) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto y = functional::broadcast(x, kRoot, group);
@@ -61,7 +61,7 @@ TEST_P(Functional, CG017_Broadcast) {
   });
 }
 
-TEST_P(Functional, CG017_Reduce) {
+TEST_P(Functional, ReduceReturnsTheRootsGradient) {
   on_ranks([](ProcessGroup& group) {
     for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
       const double share = op == ReduceOp::Avg ? 1.0 / kRanks : 1;
@@ -74,7 +74,7 @@ TEST_P(Functional, CG017_Reduce) {
   });
 }
 
-TEST_P(Functional, CG017_AllReduce) {
+TEST_P(Functional, AllReduceSumsGradients) {
   on_ranks([](ProcessGroup& group) {
     for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
       const double share = op == ReduceOp::Avg ? 1.0 / kRanks : 1;
@@ -88,7 +88,7 @@ TEST_P(Functional, CG017_AllReduce) {
   });
 }
 
-TEST_P(Functional, CG017_AllGather) {
+TEST_P(Functional, AllGatherSumsGradientsOfEachPart) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto y = functional::all_gather(x, group);
@@ -100,7 +100,7 @@ TEST_P(Functional, CG017_AllGather) {
   });
 }
 
-TEST_P(Functional, CG017_Gather) {
+TEST_P(Functional, GatherReturnsTheRootsGradients) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto y = functional::gather(x, kRoot, group);
@@ -113,7 +113,7 @@ TEST_P(Functional, CG017_Gather) {
   });
 }
 
-TEST_P(Functional, CG017_Scatter) {
+TEST_P(Functional, ScatterGathersGradientsAtRoot) {
   on_ranks([](ProcessGroup& group) {
     std::vector<at::Tensor> x;
     for (int rank = 0; rank < kRanks; ++rank) x.push_back(input(group, rank));
@@ -127,7 +127,7 @@ TEST_P(Functional, CG017_Scatter) {
   });
 }
 
-TEST_P(Functional, CG017_ReduceScatter) {
+TEST_P(Functional, ReduceScatterGathersGradients) {
   on_ranks([](ProcessGroup& group) {
     for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
       const double share = op == ReduceOp::Avg ? 1.0 / kRanks : 1;
@@ -144,7 +144,7 @@ TEST_P(Functional, CG017_ReduceScatter) {
   });
 }
 
-TEST_P(Functional, CG017_AllToAll) {
+TEST_P(Functional, AllToAllTransposesGradients) {
   on_ranks([](ProcessGroup& group) {
     std::vector<at::Tensor> x;
     for (int rank = 0; rank < kRanks; ++rank) x.push_back(input(group, 10 * rank));
@@ -161,9 +161,9 @@ TEST_P(Functional, CG017_AllToAll) {
   });
 }
 
-// sum(x)^3 has the gradient 3 s^2 and the second derivative 6 s, times what other ranks' losses
-// add.
-TEST_P(Functional, ABackwardPassCanBeDifferentiatedAgain) {
+// The cube of a sum s has the gradient 3 s^2 and the second derivative 6 s, once for each rank's
+// loss.
+TEST_P(Functional, BackwardCanBeDifferentiatedAgain) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto y = functional::all_reduce(x, group).pow(3).sum();
@@ -175,9 +175,9 @@ TEST_P(Functional, ABackwardPassCanBeDifferentiatedAgain) {
   });
 }
 
-// Only the root has something to learn, and only another rank's loss depends on it: all take part
-// all the same.
-TEST_P(Functional, RanksWhoseInputsNeedNoGradientTakePartInTheBackward) {
+// Only the root needs a gradient, and only another rank's loss depends on its input; all ranks take
+// part nevertheless.
+TEST_P(Functional, AllRanksTakePartInTheBackward) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group).detach().requires_grad_(group.rank() == kRoot);
     const auto y = functional::broadcast(x, kRoot, group);
@@ -188,9 +188,9 @@ TEST_P(Functional, RanksWhoseInputsNeedNoGradientTakePartInTheBackward) {
   });
 }
 
-// Of some results nobody's loss knows; gradients come as expanded views and the input is a
-// transposed one.
-TEST_P(Functional, ResultsThatAreLeftOutCountNothingAndStridesDoNotMatter) {
+// No loss uses some of the results. Gradients arrive as expanded views, and the input is
+// transposed.
+TEST_P(Functional, UnusedResultsAddNoGradient) {
   on_ranks([](ProcessGroup& group) {
     const auto x = torch::full({3, 2}, group.rank() + 1, at::kDouble).requires_grad_();
     const auto y = functional::all_gather(x.t(), group);
@@ -200,7 +200,7 @@ TEST_P(Functional, ResultsThatAreLeftOutCountNothingAndStridesDoNotMatter) {
   });
 }
 
-TEST_P(Functional, WithoutGradientsItIsThePlainCollective) {
+TEST_P(Functional, IsAPlainCollectiveWithoutGradients) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     {
@@ -213,7 +213,7 @@ TEST_P(Functional, WithoutGradientsItIsThePlainCollective) {
   });
 }
 
-TEST_P(Functional, ConjugatesTravelAsWhatTheyAre) {
+TEST_P(Functional, ConjugatesKeepTheirValues) {
   on_ranks([](ProcessGroup& group) {
     const auto x = torch::full({2}, c10::complex<double>(1, group.rank()), at::kComplexDouble)
                        .requires_grad_();
@@ -226,7 +226,7 @@ TEST_P(Functional, ConjugatesTravelAsWhatTheyAre) {
   });
 }
 
-TEST_P(Functional, WhatHasNoGradientIsRefused) {
+TEST_P(Functional, RefusesCallsWithoutAGradient) {
   on_ranks([](ProcessGroup& group) {
     const auto x = input(group);
     const auto expect = [](const Error& error, const char* text) {

@@ -1,5 +1,4 @@
-// What a program asks of a group besides its operations: whether it is broken, limits of time,
-// leaving.
+// Functions of a group besides its operations: its error, time limits, leaving.
 #include <csignal>
 #include <string>
 #include <vector>
@@ -40,7 +39,7 @@ class Handle : public testing::TestWithParam<const char*> {
 const auto backend_name = [](const auto& instance) { return std::string(instance.param); };
 INSTANTIATE_TEST_SUITE_P(, Handle, testing::Values("gloo", "tcp", "shm"), backend_name);
 
-TEST_P(Handle, KnowsOfNoErrorWhereThereIsNone) {
+TEST_P(Handle, ReportsNoErrorWithoutAFailure) {
   run(2, [](ProcessGroup& group) {
     EXPECT_FALSE(group.error());
     group.all_reduce(torch::ones({4})).wait();
@@ -55,7 +54,7 @@ TEST_P(Handle, KnowsOfNoErrorWhereThereIsNone) {
   });
 }
 
-TEST_P(Handle, KnowsThatTheGroupWasAborted) {
+TEST_P(Handle, ReportsAnAbort) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
     harness::meet(group);
@@ -72,7 +71,7 @@ TEST_P(Handle, KnowsThatTheGroupWasAborted) {
   });
 }
 
-TEST_P(Handle, KnowsOfAnOperationThatNobodyLookedAt) {
+TEST_P(Handle, ReportsUnobservedFailures) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1}).with_timeout(milliseconds(200));
     if (group.rank() == 0) {
@@ -86,7 +85,7 @@ TEST_P(Handle, KnowsOfAnOperationThatNobodyLookedAt) {
 
 // --- a limit for one operation
 
-TEST_P(Handle, ALimitBreaksTheGroupWhereOthersDoNotCome) {
+TEST_P(Handle, ExpiredLimitBreaksTheGroup) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
     const auto limited = other.with_timeout(milliseconds(200));
@@ -108,7 +107,7 @@ TEST_P(Handle, ALimitBreaksTheGroupWhereOthersDoNotCome) {
   });
 }
 
-TEST_P(Handle, ALimitHoldsForEachKindOfOperation) {
+TEST_P(Handle, LimitHoldsForEachOperation) {
   using Call = Work (*)(ProcessGroup&);
   const Call calls[] = {
       [](ProcessGroup& group) { return group.barrier(); },
@@ -148,8 +147,7 @@ TEST_P(Handle, ALimitHoldsForEachKindOfOperation) {
   });
 }
 
-// The Work of one may be dropped; the limit stays.
-TEST_P(Handle, ALimitHoldsForADroppedOperation) {
+TEST_P(Handle, LimitHoldsIfTheWorkIsDropped) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
     if (group.rank() == 0) {
@@ -161,7 +159,7 @@ TEST_P(Handle, ALimitHoldsForADroppedOperation) {
   });
 }
 
-TEST_P(Handle, ALimitThatIsKeptChangesNothing) {
+TEST_P(Handle, KeptLimitChangesNothing) {
   run(2, [](ProcessGroup& group) {
     auto limited = group.with_timeout(seconds(30));
     for (int i = 0; i < 20; ++i) {
@@ -170,7 +168,7 @@ TEST_P(Handle, ALimitThatIsKeptChangesNothing) {
       EXPECT_EQ(tensor[999].item<float>(), 2);
     }
     limited.monitored_barrier(kGroupTimeout);
-    // A handle of a handle has its own; the first is as it was.
+    // A handle made from a limited handle has its own limit; the first keeps its own.
     auto shorter = limited.with_timeout(seconds(20));
     shorter.barrier().wait();
     group.barrier().wait();
@@ -213,17 +211,18 @@ TEST_P(Handle, LeavesWithinALimit) {
   });
 }
 
-TEST_P(Handle, LeavingNamesWhoHasNotDoneItsPart) {
+TEST_P(Handle, LeavingNamesTheRankItWaitsFor) {
   run(3, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1, 2});
     harness::meet(group);
     if (group.rank() == 0) {
-      // Rank 1 has not taken the message, rank 2 owes nothing.
+      // Rank 1 has not received the message; rank 2 has nothing left to do.
       Work sent = other.send(torch::ones({1}), 1);
       const Error error = error_of([&] { other.leave(milliseconds(300)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_THAT(error.text(), HasSubstr("300 ms"));
-      EXPECT_THAT(error.text(), HasSubstr("rank 1"));  // Gloo's send has not ended, others' has
+      EXPECT_THAT(error.text(),
+                  HasSubstr("rank 1"));  // Gloo's send has not ended; other backends' have
       EXPECT_THAT(error.ranks(), ElementsAre(1));
       EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).blame(), Blame::Caller)
           << "it has left all the same";
@@ -236,7 +235,7 @@ TEST_P(Handle, LeavingNamesWhoHasNotDoneItsPart) {
   });
 }
 
-TEST_P(Handle, ABrokenGroupIsLeftAtOnce) {
+TEST_P(Handle, LeavesABrokenGroupAtOnce) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
     harness::meet(group);
@@ -249,7 +248,7 @@ TEST_P(Handle, ABrokenGroupIsLeftAtOnce) {
 
 // --- which ranks
 
-TEST_P(Handle, TheRanksThatDidNotComeToAMonitoredBarrierAreGiven) {
+TEST_P(Handle, MonitoredBarrierGivesAbsentRanks) {
   run(4, [](ProcessGroup& group) {
     if (group.rank() % 2 == 0) {
       const Error error = error_of([&] { group.monitored_barrier(milliseconds(300)); });
@@ -262,20 +261,20 @@ TEST_P(Handle, TheRanksThatDidNotComeToAMonitoredBarrierAreGiven) {
   });
 }
 
-TEST_P(Handle, TheRankThatDoesNotCallSplitIsGiven) {
+TEST_P(Handle, SplitGivesTheAbsentRank) {
   run(3, [](ProcessGroup& group) {
-    auto other = group.new_group({2, 0, 1}, {.timeout = seconds(4)});  // of joining as well
+    auto other = group.new_group({2, 0, 1}, {.timeout = seconds(4)});  // also limits joining
     if (group.rank() != 0) {
       const Error error = error_of([&] { static_cast<void>(other.split(0, 0)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-      EXPECT_THAT(error.text(), HasSubstr("rank 1 did not"));  // of this group
+      EXPECT_THAT(error.text(), HasSubstr("rank 1 did not"));  // its rank in this group
       EXPECT_THAT(error.ranks(), ElementsAre(1));
     }
     group.barrier().wait();
   });
 }
 
-TEST_P(Handle, TheRankThatHasLeftIsGiven) {
+TEST_P(Handle, ErrorGivesTheRankThatLeft) {
   run(3, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1, 2});
     if (group.rank() == 1) {
@@ -294,17 +293,17 @@ TEST_P(Handle, TheRankThatHasLeftIsGiven) {
   });
 }
 
-// shm and tcp say themselves who is missing; Gloo does not know.
+// shm and tcp know which ranks are missing; Gloo does not.
 class MeshHandle : public Handle {};
 INSTANTIATE_TEST_SUITE_P(, MeshHandle, testing::Values("tcp", "shm"), backend_name);
 
-TEST_P(MeshHandle, TheRanksThatDidNotComeToACollectiveAreGiven) {
+TEST_P(MeshHandle, CollectiveGivesTheAbsentRanks) {
   run(3, [](ProcessGroup& group) {
-    auto other = group.new_group({0, 1, 2}, {.timeout = seconds(4)});  // of joining as well
+    auto other = group.new_group({0, 1, 2}, {.timeout = seconds(4)});  // also limits joining
     if (group.rank() != 2) {
       const Error error =
           error_of([&] { other.all_gather_into(torch::ones({3}), torch::ones({1})).wait(); });
-      // One may hear of it from the other: who has given up says what about.
+      // One rank may hear of it from the other: a rank that gives up reports the reason.
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_THAT(error.ranks(), ElementsAre(2)) << error.what();
     }
@@ -315,10 +314,10 @@ TEST_P(MeshHandle, TheRanksThatDidNotComeToACollectiveAreGiven) {
 class KilledHandle : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, KilledHandle, testing::Values("gloo", "tcp", "shm"), backend_name);
 
-TEST_P(KilledHandle, TheLostRankIsGivenWithoutAnOperation) {
+TEST_P(KilledHandle, GroupErrorGivesTheLostRank) {
   Processes processes(3, [](int rank) {
     auto group = init_process_group({.backend = GetParam(), .timeout = kForever});
-    // Another order: ranks are the group's.
+    // In another order, because an error gives ranks of its own group.
     auto other = group.new_group({1, 2, 0});
     group.barrier().wait();
     Work pending = rank == 2 ? Work() : group.all_reduce(torch::ones({4}));
@@ -338,7 +337,7 @@ TEST_P(KilledHandle, TheLostRankIsGivenWithoutAnOperation) {
                   static_cast<void>(group.new_group({0, 1, 2}));
                 }).ranks(),
                 ElementsAre(2));
-    group.leave(kForever);  // waits for nobody
+    group.leave(kForever);  // does not wait
     other.leave(kForever);
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
@@ -346,7 +345,7 @@ TEST_P(KilledHandle, TheLostRankIsGivenWithoutAnOperation) {
   processes.expect_success({2});
 }
 
-TEST(Ranks, OfAnErrorAreThoseOfItsText) {
+TEST(Ranks, ErrorKeepsItsRanksSorted) {
   const Error error = Error(Blame::PeerLost, "ranks 1, 3 are lost").with_ranks({3, 1, 3});
   EXPECT_THAT(error.ranks(), ElementsAre(1, 3));
   EXPECT_THAT(error.within("here").ranks(), ElementsAre(1, 3));

@@ -1,5 +1,4 @@
-// What a program has open that a rank starts by exec: nothing of Weft's, nor of the libraries below
-// it.
+// A program that a rank starts by exec inherits no descriptor of Weft or of the libraries below it.
 #include <cstdio>
 #include <set>
 #include <stdexcept>
@@ -19,8 +18,8 @@
 namespace weft {
 namespace {
 
-// Of a program that is started now: "0 -> /dev/null" and the like, but for the pipe that it prints
-// to and the folder that it reads.
+// Descriptors of a program that is started now, such as "0 -> /dev/null", without the pipe that it
+// prints to and the folder that it reads.
 std::set<std::string> open_in_a_program() {
   FILE* const program = ::popen("exec ls -l /proc/self/fd", "r");
   if (program == nullptr) throw std::runtime_error("popen");
@@ -76,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, InheritedDescriptors,
                          testing::Values("gloo", "shm", "tcp", "verbs"),
                          [](const auto& backend) { return backend.param; });
 
-TEST_P(InheritedDescriptors, AreNoneOfAGroups) {
+TEST_P(InheritedDescriptors, IncludeNoneOfAGroup) {
   try {
     static_cast<void>(transport::open(GetParam()));
   } catch (const Error& error) {

@@ -20,7 +20,7 @@ using harness::As;
 using harness::error_of;
 using std::chrono::milliseconds;
 
-// What one function was called with, and how often.
+// Records the calls of one function.
 struct Told {
   std::atomic<int> calls{0};
   std::optional<Error> error;
@@ -58,11 +58,11 @@ class Inline : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(, Inline, testing::Values("gloo", "tcp", "shm"),
                          [](const auto& instance) { return std::string(instance.param); });
 
-TEST_P(Inline, RunsOnTheThreadThatEndsTheOperation) {
+TEST_P(Inline, RunsOnTheCompletingThread) {
   run(2, [](ProcessGroup& group) {
     const auto tensor = torch::zeros({4});
     if (group.rank() == 0) {
-      // It has not ended: the other rank waits for word of this one.
+      // The operation has not ended: the other rank waits until the functions are attached.
       Told told, again;
       Work work = group.recv(tensor, 1);
       work.on_done_inline(told.function());
@@ -73,8 +73,8 @@ TEST_P(Inline, RunsOnTheThreadThatEndsTheOperation) {
       EXPECT_FALSE(told.error);
       EXPECT_TRUE(told.inside_a_backend);
       EXPECT_NE(told.thread, std::this_thread::get_id());
-      EXPECT_EQ(tensor[0].item<float>(), 1);  // the bytes are there
-      // It has: the function runs before the call returns.
+      EXPECT_EQ(tensor[0].item<float>(), 1);  // the data has arrived
+      // The operation has ended: the function runs before the call returns.
       Told late;
       work.on_done_inline(late.function());
       EXPECT_EQ(late.calls, 1);
@@ -88,7 +88,7 @@ TEST_P(Inline, RunsOnTheThreadThatEndsTheOperation) {
   });
 }
 
-TEST_P(Inline, IsCalledOnceForEachOfManyOperations) {
+TEST_P(Inline, RunsOncePerOperation) {
   run(2, [](ProcessGroup& group) {
     constexpr int kMany = 200;
     std::vector<Told> told(kMany);
@@ -96,9 +96,9 @@ TEST_P(Inline, IsCalledOnceForEachOfManyOperations) {
     for (int i = 0; i < kMany; ++i) {
       tensors.push_back(torch::ones({i % 7 == 0 ? 20'000 : 3}));
       Work work = i % 5 == 0 ? group.barrier() : group.all_reduce(tensors.back());
-      work.on_done_inline(told[static_cast<std::size_t>(i)].function());  // and dropped
+      work.on_done_inline(told[static_cast<std::size_t>(i)].function());  // the Work is dropped
     }
-    // Parts of different sizes are several operations of the backend's.
+    // For parts of different sizes, the backend runs several operations.
     Told several;
     group.reduce_scatter(torch::zeros({group.rank() + 1}), {torch::ones({1}), torch::ones({2})})
         .on_done_inline(several.function());
@@ -113,7 +113,7 @@ TEST_P(Inline, IsCalledOnceForEachOfManyOperations) {
   });
 }
 
-TEST_P(Inline, HasTheErrorOfAnAbortedOperation) {
+TEST_P(Inline, GetsTheErrorOfAnAbort) {
   run(2, [](ProcessGroup& group) {
     harness::meet(group);
     if (group.rank() == 1) {
@@ -137,8 +137,8 @@ TEST_P(Inline, HasTheErrorOfAnAbortedOperation) {
   });
 }
 
-// The error counts as seen: the group's next call throws its own, and none of an earlier operation.
-TEST_P(Inline, HasTheErrorOfAnOperationThatRanOutOfTime) {
+// The error counts as seen: the group's next call throws its own, not one of an earlier operation.
+TEST_P(Inline, GetsTheErrorOfATimeout) {
   run(2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1}).with_timeout(milliseconds(300));
     if (group.rank() == 0) {
@@ -155,7 +155,7 @@ TEST_P(Inline, HasTheErrorOfAnOperationThatRanOutOfTime) {
   });
 }
 
-TEST_P(Inline, WhatItThrowsIsLogged) {
+TEST_P(Inline, ExceptionsAreLogged) {
   run(2, [](ProcessGroup& group) {
     harness::LogWatch& log = harness::LogWatch::current();
     log.allow("on_done_inline");
@@ -178,7 +178,7 @@ TEST_P(Inline, WhatItThrowsIsLogged) {
   });
 }
 
-TEST_P(Inline, MayDropTheLastHandleOfTheGroup) {
+TEST_P(Inline, MayDropTheGroupsLastHandle) {
   run(2, [](ProcessGroup& group) {
     ProcessGroup own = group.new_group({0, 1});
     const auto tensor = torch::ones({4});

@@ -1,6 +1,5 @@
-// A rank that is killed at an instant that nobody has chosen, in the middle of whatever all do: the
-// others are told who it was, by what they wait for and by all that comes later, and no result was
-// wrong before.
+// A rank is killed at a random instant, in the middle of operations of all ranks. All that the
+// others wait for, and every later call, names the dead rank; no result before was wrong.
 #include <deque>
 #include <random>
 
@@ -18,10 +17,10 @@ using harness::error_of;
 using harness::Processes;
 
 constexpr int kRanks = 4;
-// Longer than each rank has time (harness::kLimit): no error here comes by it.
+// Longer than each rank may run (harness::kLimit), so no error here is this timeout.
 constexpr std::chrono::seconds kNeverExpires{1000};
 
-// The same operations on all ranks, some at a time.
+// Issues the same operations on all ranks, some at a time.
 class Stream {
  public:
   Stream(ProcessGroup& group, int seed) : group_(group), random_(static_cast<unsigned>(seed)) {}

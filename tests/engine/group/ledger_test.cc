@@ -5,7 +5,7 @@
 namespace weft::group {
 namespace {
 
-// A ledger of rank 0 in a group of job ranks 4, 5 and 6, and what it has sent.
+// A ledger of rank 0 in a group of job ranks 4, 5 and 6, and the frames that it has sent.
 struct Fixture {
   std::vector<Frame> sent;
   Ledger ledger{"g", 0, {4, 5, 6}, [this](Frame frame) { sent.push_back(std::move(frame)); }};
@@ -34,7 +34,7 @@ std::string lost(F call) {
   return "no error";
 }
 
-TEST(Ledger, AnswersALeaverOnceItHasCompletedWhatThatTookPartIn) {
+TEST(Ledger, AnswersALeaverAfterItsCollectives) {
   Fixture fixture;
   Ledger& ledger = fixture.ledger;
   const auto first = ledger.begin_collective();
@@ -48,8 +48,8 @@ TEST(Ledger, AnswersALeaverOnceItHasCompletedWhatThatTookPartIn) {
   EXPECT_EQ(fixture.sent.back().number, 5u) << "it is for the leaver, by its rank in the job";
 }
 
-// Whose connections would close in the middle of this rank's joining.
-TEST(Ledger, AnswersALeaverNotBeforeItHasJoined) {
+// Otherwise the leaver's connections would close while this rank is still joining.
+TEST(Ledger, AnswersNoLeaverBeforeItHasJoined) {
   Fixture fixture(/*has_joined=*/false);
   fixture.leaving(5, 0);
   EXPECT_EQ(fixture.answers(), 0);
@@ -57,7 +57,7 @@ TEST(Ledger, AnswersALeaverNotBeforeItHasJoined) {
   EXPECT_EQ(fixture.answers(), 1);
 }
 
-TEST(Ledger, AnswersALeaverOnceItsMessagesAreReceived) {
+TEST(Ledger, AnswersALeaverAfterItsMessages) {
   Fixture fixture;
   fixture.ledger.begin_recv(1);
   fixture.ledger.begin_recv(-1);
@@ -69,11 +69,11 @@ TEST(Ledger, AnswersALeaverOnceItsMessagesAreReceived) {
   EXPECT_EQ(fixture.answers(), 1);
 }
 
-TEST(Ledger, ThoseLiveOfWhomNothingElseIsKnown) {
+TEST(Ledger, RanksLiveUnlessLostOrLeaving) {
   Fixture fixture;
   EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 1, 2}));
   fixture.ledger.on_completed(5, 4);
-  fixture.ledger.on_lost(7);  // no member
+  fixture.ledger.on_lost(7);  // not a member
   EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 1, 2}));
   fixture.ledger.on_lost(5);
   EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 2}));
@@ -81,7 +81,7 @@ TEST(Ledger, ThoseLiveOfWhomNothingElseIsKnown) {
   EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0}));
 }
 
-TEST(Ledger, ACollectiveThatALeaverWouldHaveToJoinIsRefused) {
+TEST(Ledger, RefusesCollectivesWithALeaver) {
   Fixture fixture;
   fixture.leaving(6, 1);
   const auto number = fixture.ledger.begin_collective();  // the leaver had issued this one
@@ -90,7 +90,7 @@ TEST(Ledger, ACollectiveThatALeaverWouldHaveToJoinIsRefused) {
             "rank 2 left group 'g' after 1 collective; it cannot take part in #2");
 }
 
-TEST(Ledger, PendingCollectivesBeyondALeaversLastAreLeftBehind) {
+TEST(Ledger, LeaverStrandsLaterCollectives) {
   Fixture fixture;
   fixture.ledger.begin_collective();
   EXPECT_FALSE(fixture.ledger.left_behind());
@@ -100,7 +100,7 @@ TEST(Ledger, PendingCollectivesBeyondALeaversLastAreLeftBehind) {
             "rank 1 left group 'g' after 0 collectives; #1 will never complete");
 }
 
-TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
+TEST(Ledger, LeaverStrandsUnsentReceives) {
   Fixture fixture;
   fixture.ledger.begin_recv(1);
   fixture.ledger.begin_recv(1);
@@ -109,7 +109,7 @@ TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
             "rank 1 has left group 'g' with fewer messages to this rank than it receives");
   fixture.ledger.complete_recv(1, 1);
   EXPECT_TRUE(fixture.ledger.left_behind());
-  fixture.ledger.complete_recv(1, -1);  // failed
+  fixture.ledger.complete_recv(1, -1);  // the receive failed
   EXPECT_FALSE(fixture.ledger.left_behind());
   EXPECT_NE(lost([&] { fixture.ledger.begin_recv(1); }), "no error");
   EXPECT_NE(lost([&] { fixture.ledger.begin_send(1); }), "no error");
@@ -117,8 +117,8 @@ TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
   fixture.ledger.begin_send(2);
 }
 
-// A message of another size, say: it has come, and the sender may go.
-TEST(Ledger, AReceiveThatFailedForWhatCameAnswersTheLeaver) {
+// For example a message of another size: it has arrived, so its sender may leave.
+TEST(Ledger, FailedReceiveAnswersTheLeaver) {
   Fixture fixture;
   fixture.ledger.begin_recv(1);
   fixture.leaving(5, 0, "1 0 0 ");
@@ -127,7 +127,7 @@ TEST(Ledger, AReceiveThatFailedForWhatCameAnswersTheLeaver) {
   EXPECT_EQ(fixture.answers(), 1);
 }
 
-TEST(Ledger, ASendThatFailedIsNotWaitedFor) {
+TEST(Ledger, FailedSendIsNotWaitedFor) {
   Fixture fixture;
   fixture.ledger.begin_send(2);
   fixture.ledger.begin_send(2);
@@ -138,7 +138,7 @@ TEST(Ledger, ASendThatFailedIsNotWaitedFor) {
   EXPECT_EQ(fixture.sent[0].text, "0 0 1 ");
 }
 
-TEST(Ledger, AReceiveFromAnySourceIsLeftBehindOnlyByAllOthers) {
+TEST(Ledger, LastLeaverStrandsAnySourceReceives) {
   Fixture fixture;
   fixture.ledger.begin_recv(-1);
   fixture.ledger.begin_recv(-1);
@@ -150,7 +150,7 @@ TEST(Ledger, AReceiveFromAnySourceIsLeftBehindOnlyByAllOthers) {
       "all other ranks have left group 'g' with fewer messages to this rank than it receives");
 }
 
-TEST(Ledger, SaysWhoHasLeft) {
+TEST(Ledger, NamesTheRanksThatLeft) {
   Fixture fixture;
   EXPECT_EQ(fixture.ledger.who_left(), "");
   EXPECT_TRUE(fixture.ledger.has_left(1)) << "no member";
@@ -162,7 +162,7 @@ TEST(Ledger, SaysWhoHasLeft) {
   EXPECT_EQ(fixture.ledger.who_left(), "ranks 1, 2 have left group 'g'");
 }
 
-TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
+TEST(Ledger, LeavingWaitsForUnansweredRanks) {
   const auto all = [](int) { return true; };
   const auto nothing_left = [&](Fixture& fixture) {
     return fixture.ledger.await_others(all, Deadline::in(std::chrono::seconds(0)));
@@ -175,7 +175,7 @@ TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
   EXPECT_EQ(fixture.sent.front().text, "0 0 1 ");
   fixture.ledger.on_completed(5, 4);
   EXPECT_EQ(nothing_left(fixture), std::vector<int>{2});
-  fixture.ledger.on_completed(6, 5);  // for another leaver
+  fixture.ledger.on_completed(6, 5);  // answers another leaver
   EXPECT_EQ(nothing_left(fixture), std::vector<int>{2});
   fixture.ledger.on_gone(6);
   EXPECT_EQ(nothing_left(fixture), std::vector<int>{});

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
     [](const auto& of) { return of.param.backend + harness::name(of.param.as); });
 
-TEST_P(Messages, PP001_EveryRankSendsToEveryOtherAtOnce) {
+TEST_P(Messages, AllRanksSendToAllAtOnce) {
   on_ranks(4, [](ProcessGroup& group) {
     std::vector<Work> works;
     std::vector<at::Tensor> received;
@@ -70,7 +70,7 @@ TEST_P(Messages, TagsKeepMessagesApart) {
   });
 }
 
-TEST_P(Messages, OfOneTagArriveInTheOrderTheyWereSent) {
+TEST_P(Messages, KeepTheirOrderWithinATag) {
   on_ranks(2, [](ProcessGroup& group) {
     std::vector<Work> works;
     std::vector<at::Tensor> tensors;
@@ -84,7 +84,7 @@ TEST_P(Messages, OfOneTagArriveInTheOrderTheyWereSent) {
   });
 }
 
-TEST_P(Messages, PP008_AReceiveFromAnySourceSaysWhoSent) {
+TEST_P(Messages, AnySourceReceiveGivesTheSender) {
   on_ranks(4, [](ProcessGroup& group) {
     if (group.rank() != 2) return group.send(torch::full({1}, group.rank(), at::kInt), 2, 5).wait();
     std::set<int> sources;
@@ -118,7 +118,7 @@ TEST_P(Messages, MixWithCollectivesInAnyOrder) {
   });
 }
 
-TEST_P(Messages, PP002_AWaitThatRanOutOfTimeMayBeRepeated) {
+TEST_P(Messages, TimedOutWaitMayBeRepeated) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 0) {
       const auto received = torch::zeros({1});
@@ -128,7 +128,7 @@ TEST_P(Messages, PP002_AWaitThatRanOutOfTimeMayBeRepeated) {
       EXPECT_NE(error.text().find("recv from rank 1"), std::string::npos) << error.text();
       EXPECT_FALSE(work.query());
       EXPECT_FALSE(work.error());
-      group.barrier().wait();  // only now the other sends
+      group.barrier().wait();  // the other rank sends only after this
       work.synchronize();
       EXPECT_EQ(received.item<float>(), 3);
     } else {
@@ -138,8 +138,8 @@ TEST_P(Messages, PP002_AWaitThatRanOutOfTimeMayBeRepeated) {
   });
 }
 
-// With Gloo of any size; where short ones go at once, of those that are longer.
-TEST_P(Messages, PP002_PP003_ASendThatNobodyReceivesYetIsNotDone) {
+// With Gloo a send of any size; with backends that send short messages at once, only a longer one.
+TEST_P(Messages, UnreceivedSendIsNotDone) {
   on_ranks(2, [](ProcessGroup& group) {
     for (const std::int64_t count : {1, 1 << 20}) {
       if (count == 1 && group.backend(c10::Device(c10::kCPU)) != "gloo") continue;
@@ -152,7 +152,7 @@ TEST_P(Messages, PP002_PP003_ASendThatNobodyReceivesYetIsNotDone) {
           EXPECT_NE(error.text().find("send to rank 1"), std::string::npos) << error.text();
         }
         EXPECT_FALSE(work.query());
-        group.barrier().wait();  // only now the other receives
+        group.barrier().wait();  // the other rank receives only after this
         work.synchronize();
         EXPECT_TRUE(work.query());
       } else {
@@ -164,8 +164,8 @@ TEST_P(Messages, PP002_PP003_ASendThatNobodyReceivesYetIsNotDone) {
   });
 }
 
-// Each rank in turn; what rank r sends has r + 1 elements, of value r.
-TEST_P(Messages, PP007_OneRankSendsToAllOthersWithAndWithoutHandlesAndTags) {
+// Each rank sends in turn; the message of rank r has shape [r + 1, r + 1] and value r.
+TEST_P(Messages, OneRankSendsToAllOthers) {
   on_ranks(3, [](ProcessGroup& group) {
     for (const int tag : {0, 9}) {
       for (const bool at_once : {false, true}) {
@@ -186,9 +186,9 @@ TEST_P(Messages, PP007_OneRankSendsToAllOthersWithAndWithoutHandlesAndTags) {
   });
 }
 
-// Many at a time, as a batch: to and from every other rank, of sizes that differ; around a ring;
-// between two ranks only.
-TEST_P(Messages, PP009_AtATimeHaveSizesOfTheirOwn) {
+// Batches of messages whose sizes differ: to and from every other rank, around a ring, and between
+// two ranks only.
+TEST_P(Messages, BatchesMixSizes) {
   on_ranks(3, [](ProcessGroup& group) {
     const int rank = group.rank();
     const auto message = [](int from, int to) {
@@ -227,7 +227,7 @@ TEST_P(Messages, MayHaveNoElements) {
         EXPECT_EQ(work.source_rank(), 0);
       }
     }
-    const auto word = torch::full({}, 4.0);  // and no dimensions
+    const auto word = torch::full({}, 4.0);  // a tensor without dimensions
     if (group.rank() == 0) return group.send(word, 1).wait();
     const auto received = torch::zeros({});
     group.recv(received, 0).wait();
@@ -235,7 +235,7 @@ TEST_P(Messages, MayHaveNoElements) {
   });
 }
 
-TEST_P(Messages, PP006_InASubgroupRanksAreTheGroups) {
+TEST_P(Messages, SubgroupMessagesUseItsRanks) {
   on_ranks(4, [](ProcessGroup& group) {
     auto some = group.new_group({3, 1, 0});
     if (!some) return;
@@ -255,13 +255,14 @@ TEST_P(Messages, PP006_InASubgroupRanksAreTheGroups) {
   });
 }
 
-// tcp: it says the receive's name in its own words, and the group puts it before what backends say.
-TEST(Message, OfAnotherSizeIsAnErrorThatNamesTheReceiveOnce) {
+// Uses tcp, whose own errors name the receive; the group puts the name before a backend's error,
+// too.
+TEST(Message, SizeMismatchNamesTheReceiveOnce) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {
                        if (group.rank() == 0) {
                          static_cast<void>(group.send(torch::ones({1}), 1));
-                         group = ProcessGroup();  // it need not wait for more
+                         group = ProcessGroup();  // leaves the group
                          return;
                        }
                        const auto error = error_of([&] { group.recv(torch::ones({2}), 0).wait(); });
@@ -277,7 +278,7 @@ TEST(Message, OfAnotherSizeIsAnErrorThatNamesTheReceiveOnce) {
                      {.backend = "tcp"});
 }
 
-TEST_P(Messages, BytesOnTheirWayAreNotLostWhenTheSenderLeaves) {
+TEST_P(Messages, InFlightBytesOutliveTheSender) {
   on_ranks(2, [](ProcessGroup& group) {
     constexpr std::int64_t kElements = 4 << 20;
     if (group.rank() == 0) {
@@ -291,12 +292,12 @@ TEST_P(Messages, BytesOnTheirWayAreNotLostWhenTheSenderLeaves) {
   });
 }
 
-TEST_P(Messages, WhatCanNoLongerComeFailsInsteadOfWaiting) {
+TEST_P(Messages, FailIfThePeerHasLeft) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 0) return;  // leaves without having sent
     const auto tensor = torch::zeros({1});
     for (const int from : {0, kAnySource}) {
-      // The receive may be begun before the other has left, or after.
+      // The receive may begin before or after the other rank has left.
       const auto error = error_of([&] { group.recv(tensor, from).wait(); });
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
       EXPECT_NE(error.text().find("left"), std::string::npos) << error.text();

@@ -1,5 +1,5 @@
-// Ranks that call different things: over Weft's own transports each message says of which call it
-// is, so that both ranks have a Caller error at once, without any variable of the environment.
+// Ranks that make different calls. Over Weft's own transports each message says which call it
+// belongs to, so both ranks get a Caller error at once, without any environment variable.
 #include <chrono>
 #include <latch>
 
@@ -22,8 +22,7 @@ using Call = std::function<void(ProcessGroup& group)>;
 
 class Mismatch : public testing::TestWithParam<const char*> {
  protected:
-  // The first rank makes one call, the second the other one: both are refused, long before the
-  // timeout.
+  // Rank 0 makes one call and rank 1 the other; both are refused long before the timeout.
   static void expect_refused(const char* what, const Call& first, const Call& second) {
     harness::run_ranks(
         As::Threads, 2,
@@ -48,7 +47,7 @@ at::Tensor ones(std::int64_t count = 4, at::ScalarType dtype = at::kFloat) {
   return torch::ones({count}, dtype);
 }
 
-TEST_P(Mismatch, OfATensorThatIsEmptyOnOneRankOnlyIsRefused) {
+TEST_P(Mismatch, OfEmptyAndFullTensorsIsRefused) {
   expect_refused(
       "all_reduce", [](auto& group) { group.all_reduce(ones(0)).wait(); },
       [](auto& group) { group.all_reduce(ones(1)).wait(); });
@@ -60,7 +59,7 @@ TEST_P(Mismatch, OfATensorThatIsEmptyOnOneRankOnlyIsRefused) {
       [](auto& group) { group.all_gather_into(ones(2), ones(1)).wait(); });
 }
 
-TEST_P(Mismatch, OfAnythingThatACallIsMadeOfIsRefused) {
+TEST_P(Mismatch, OfAnyPartOfACallIsRefused) {
   const Call right = [](auto& group) { group.all_reduce(ones()).wait(); };
   expect_refused("another dtype", right,
                  [](auto& group) { group.all_reduce(ones(4, at::kInt)).wait(); });
@@ -83,7 +82,7 @@ TEST_P(Mismatch, OfAnythingThatACallIsMadeOfIsRefused) {
       });
 }
 
-TEST_P(Mismatch, OfTheDtypesOfAMessageIsRefusedOnBothRanks) {
+TEST_P(Mismatch, OfMessageDtypesIsRefused) {
   for (const std::int64_t count : {std::int64_t{4}, std::int64_t{1} << 20}) {
     for (const bool receive_first : {true, false}) {
       const Call send = [=](auto& group) {
@@ -102,9 +101,9 @@ TEST_P(Mismatch, OfTheDtypesOfAMessageIsRefusedOnBothRanks) {
   }
 }
 
-// A root that only sends has ended its part before another rank refuses it: that reason reaches it,
-// and not that the other has left.
-TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
+// A root that only sends has ended its part before another rank refuses the call. It must learn
+// that reason, not that the other rank has left.
+TEST_P(Mismatch, ReachesARankThatHasFinished) {
   std::latch has_left(1);
   harness::run_ranks(As::Threads, 2,
                      [&](ProcessGroup& group) {
@@ -127,8 +126,8 @@ TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
                      {.backend = GetParam()});
 }
 
-// As what a rank has nothing for: it is exchanged, and nothing is refused.
-TEST_P(Mismatch, IsNotWhereTensorsAreEmptyOnAllRanks) {
+// Collectives of empty tensors exchange messages too, and are not refused.
+TEST_P(Mismatch, AllowsTensorsEmptyOnAllRanks) {
   harness::run_ranks(
       As::Threads, 3,
       [](ProcessGroup& group) {

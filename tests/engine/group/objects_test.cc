@@ -1,4 +1,4 @@
-// Collectives and messages of values.
+// Collectives and messages of C++ values.
 #include <map>
 #include <string>
 
@@ -27,7 +27,7 @@ struct Report {
   WEFT_FIELDS(name, losses, weights)
 };
 
-// Each rank's has another size.
+// Each rank's report has a different size.
 Report report_of(int rank) {
   Report made{
       std::string(static_cast<std::size_t>(rank * 1000), 'x'), {}, torch::full({rank, 2}, rank)};
@@ -49,7 +49,7 @@ class Objects : public testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(Objects, BroadcastGivesTheRoots) {
+TEST_P(Objects, BroadcastGivesTheRootsValue) {
   on_ranks([](ProcessGroup& group) {
     for (int root = 0; root < kRanks; ++root)
       expect_report(broadcast_object(report_of(group.rank()), root, group), root);
@@ -57,7 +57,7 @@ TEST_P(Objects, BroadcastGivesTheRoots) {
   });
 }
 
-TEST_P(Objects, AllGatherGivesEachRanks) {
+TEST_P(Objects, AllGatherGivesEveryRanksValue) {
   on_ranks([](ProcessGroup& group) {
     const auto all = all_gather_object(report_of(group.rank()), group);
     ASSERT_EQ(all.size(), kRanks);
@@ -66,7 +66,7 @@ TEST_P(Objects, AllGatherGivesEachRanks) {
   });
 }
 
-TEST_P(Objects, GatherGivesThemToTheRoot) {
+TEST_P(Objects, GatherGivesAllValuesToTheRoot) {
   on_ranks([](ProcessGroup& group) {
     const auto all = gather_object(report_of(group.rank()), kRoot, group);
     ASSERT_EQ(all.size(), group.rank() == kRoot ? kRanks : 0);
@@ -84,7 +84,7 @@ TEST_P(Objects, ScatterGivesEachRankItsOwn) {
   });
 }
 
-TEST_P(Objects, MessagesComeFromAnyRankWhole) {
+TEST_P(Objects, MessagesArriveFromAnyRank) {
   on_ranks([](ProcessGroup& group) {
     if (group.rank() != 0) {
       send_object(report_of(group.rank()), 0, group, /*tag=*/5);
@@ -104,7 +104,7 @@ TEST_P(Objects, MessagesComeFromAnyRankWhole) {
   });
 }
 
-TEST_P(Objects, WhatIsWrongIsSaid) {
+TEST_P(Objects, RefusesWrongArguments) {
   on_ranks([](ProcessGroup& group) {
     const Error foreign = error_of([&] {
       group.rank() == 0 ? static_cast<void>(broadcast_object(std::string("text"), 0, group))
@@ -125,7 +125,7 @@ TEST_P(Objects, WhatIsWrongIsSaid) {
   });
 }
 
-TEST_P(Objects, AnotherTypeNamesTheCallTheRankAndBothTypes) {
+TEST_P(Objects, TypeMismatchNamesRankAndTypes) {
   on_ranks([](ProcessGroup& group) {
     const bool last = group.rank() == 2;
     const std::string own = last ? "double" : "int", theirs = last ? "int" : "double";
@@ -158,7 +158,7 @@ TEST_P(Objects, AnotherTypeNamesTheCallTheRankAndBothTypes) {
   });
 }
 
-TEST_P(Objects, BytesThatNameNoTypeAreRefused) {
+TEST_P(Objects, BytesWithoutATypeAreRefused) {
   for (const auto& bytes :
        {detail::Bytes(), detail::Bytes(1), detail::Bytes(2), detail::Bytes(64, std::byte{0xff})}) {
     EXPECT_EQ(error_of([&] { detail::of_type(typeid(int), bytes, "broadcast_object", 1); }).blame(),
@@ -166,8 +166,8 @@ TEST_P(Objects, BytesThatNameNoTypeAreRefused) {
   }
 }
 
-// What a rank announces is looked at before room is made for it.
-TEST_P(Objects, AnAbsurdSizeIsRefusedOnAllRanks) {
+// The size that a rank announces is checked before memory is allocated for it.
+TEST_P(Objects, AbsurdSizeIsRefusedOnAllRanks) {
   on_ranks([](ProcessGroup& group) {
     const Error error = error_of([&] {
       if (group.rank() != 0) return static_cast<void>(broadcast_object(0, 0, group));

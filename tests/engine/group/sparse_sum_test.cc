@@ -1,4 +1,4 @@
-// Sums of sparse tensors (behaviours.md CG-007).
+// Sums of sparse tensors.
 #include <gtest/gtest.h>
 
 #include <torch/types.h>
@@ -22,7 +22,7 @@ class SparseSums : public testing::TestWithParam<As> {
 INSTANTIATE_TEST_SUITE_P(, SparseSums, testing::Values(As::Threads, As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
-// Rank r has an entry at each of the rows 0 … r, whose values are r + 1; row 0 twice.
+// Rank r has an entry with value r + 1 in each of the rows 0 … r, and a second one in row 0.
 at::Tensor rows_of(int rank, at::ScalarType dtype = at::kFloat) {
   auto rows = torch::cat({torch::zeros({1}, at::kLong), torch::arange(rank + 1)}).unsqueeze(0);
   const auto values = torch::full({rank + 2, 3}, rank + 1).to(dtype);
@@ -35,7 +35,7 @@ at::Tensor sum_of_rows(int ranks, at::ScalarType dtype = at::kFloat) {
   return sum;
 }
 
-TEST_P(SparseSums, CG007_AreCoalescedAndInPlace) {
+TEST_P(SparseSums, AreCoalescedAndInPlace) {
   on_ranks(4, [](ProcessGroup& group) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kLong}) {
       const auto mine = rows_of(group.rank(), dtype);
@@ -61,7 +61,7 @@ TEST_P(SparseSums, RanksMayHaveNoEntries) {
   });
 }
 
-TEST_P(SparseSums, OfALeafAreTakenWithoutAGraph) {
+TEST_P(SparseSums, LeafIsSummedWithoutAGraph) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto mine = rows_of(group.rank()).requires_grad_();
     group.all_reduce(mine).wait();
@@ -71,7 +71,7 @@ TEST_P(SparseSums, OfALeafAreTakenWithoutAGraph) {
   });
 }
 
-TEST_P(SparseSums, CG007_OtherOperatorsCollectivesAndLayoutsAreRefused) {
+TEST_P(SparseSums, RefuseOtherOperatorsAndLayouts) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto mine = rows_of(group.rank());
     for (const auto op : {ReduceOp::Avg, ReduceOp::Max, ReduceOp::Product}) {
@@ -89,7 +89,7 @@ TEST_P(SparseSums, CG007_OtherOperatorsCollectivesAndLayoutsAreRefused) {
   });
 }
 
-TEST_P(SparseSums, CG007_WhatDiffersIsNamedOnEveryRankAndTheGroupGoesOn) {
+TEST_P(SparseSums, MismatchIsNamedOnEveryRank) {
   on_ranks(2, [](ProcessGroup& group) {
     const bool first = group.rank() == 0;
     const auto refused = [&](const at::Tensor& zeroth, const at::Tensor& other,

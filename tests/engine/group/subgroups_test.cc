@@ -29,14 +29,14 @@ class Subgroups : public testing::TestWithParam<As> {
 INSTANTIATE_TEST_SUITE_P(, Subgroups, testing::Values(As::Threads, As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
-// The ranks of the job in a group, in the group's order, as its members tell each other.
+// The job ranks in a group, in the group's order, gathered from its members.
 std::vector<int> members_of(ProcessGroup& group, int job_rank) {
   const auto all = torch::zeros({group.size()}, at::kInt);
   group.all_gather_into(all, torch::full({1}, job_rank, at::kInt)).wait();
   return {all.data_ptr<int>(), all.data_ptr<int>() + all.numel()};
 }
 
-TEST_P(Subgroups, CC008_NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
+TEST_P(Subgroups, NewGroupKeepsTheGivenOrder) {
   on_ranks(4, [](ProcessGroup& group) {
     auto some = group.new_group({3, 0, 2});
     EXPECT_EQ(static_cast<bool>(some), group.rank() != 1);
@@ -54,13 +54,13 @@ TEST_P(Subgroups, CC008_NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
   });
 }
 
-TEST_P(Subgroups, CC007_TwoOfTheSameMembersDoNotMeetEachOther) {
+TEST_P(Subgroups, EqualMembersMakeSeparateGroups) {
   on_ranks(2, [](ProcessGroup& group) {
     auto one = group.new_group({0, 1});
     auto two = group.new_group({0, 1});
     const auto a = torch::full({1}, 1.0);
     const auto b = torch::full({1}, 10.0);
-    // In another order on each rank: legal, for they are different groups.
+    // The order differs between the ranks, which is legal because the groups are different.
     Work first = group.rank() == 0 ? one.all_reduce(a) : two.all_reduce(b);
     Work second = group.rank() == 0 ? two.all_reduce(b) : one.all_reduce(a);
     first.wait();
@@ -70,7 +70,7 @@ TEST_P(Subgroups, CC007_TwoOfTheSameMembersDoNotMeetEachOther) {
   });
 }
 
-TEST_P(Subgroups, CC008_RootsAreRanksOfTheGroupInItsOrder) {
+TEST_P(Subgroups, RootsAreRanksOfTheGroup) {
   on_ranks(4, [](ProcessGroup& group) {
     auto turned = group.new_group({3, 2, 1, 0});
     const auto mine = [&] { return torch::full({2}, group.rank(), at::kInt); };
@@ -95,9 +95,9 @@ TEST_P(Subgroups, CC008_RootsAreRanksOfTheGroupInItsOrder) {
   });
 }
 
-// As with PyTorch's use_local_synchronization: the others do not call, or have called for another
-// group before.
-TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
+// As with PyTorch's use_local_synchronization: the other ranks do not call new_group, or have
+// called it for another group before.
+TEST_P(Subgroups, AreMadeByTheirMembersAlone) {
   on_ranks(4, [](ProcessGroup& group) {
     const int rank = group.rank();
     const std::vector<int> even{0, 2}, odd{1, 3};
@@ -118,7 +118,7 @@ TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
       EXPECT_EQ(b.item<float>(), 30);
     }
     EXPECT_EQ(members_of(group, rank), (std::vector<int>{0, 1, 2, 3}));
-    // What becomes of one group is nothing to the others.
+    // A failure of one group does not affect the others.
     harness::meet(group);
     if (rank == 0) half.abort("over");
     if (rank == 2) {
@@ -131,7 +131,7 @@ TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
   });
 }
 
-TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
+TEST_P(Subgroups, NamesShowTheMembers) {
   on_ranks(1, [](ProcessGroup& group) {
     const auto name_of = [](ProcessGroup& of) {
       const std::string text =
@@ -157,7 +157,7 @@ TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
   });
 }
 
-TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
+TEST_P(Subgroups, OptionsDoNotAffectTheParent) {
   on_ranks(2, [](ProcessGroup& group) {
     const c10::Device cpu(c10::kCPU);
     auto made = group.new_group({0, 1}, {.backend = "tcp", .timeout = std::chrono::seconds(2)});
@@ -178,7 +178,7 @@ TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
   });
 }
 
-TEST_P(Subgroups, CC012_ABarrierThatOnlyOneEntersFailsAfterTheGroupsOwnTimeout) {
+TEST_P(Subgroups, BarrierFailsAfterItsOwnTimeout) {
   on_ranks(3, [](ProcessGroup& group) {
     constexpr auto kTimeout = std::chrono::seconds(2);
     auto pair = group.new_group({0, 2}, {.timeout = kTimeout});
@@ -192,7 +192,7 @@ TEST_P(Subgroups, CC012_ABarrierThatOnlyOneEntersFailsAfterTheGroupsOwnTimeout) 
   });
 }
 
-TEST_P(Subgroups, CC013_OfOneSizeByDivisionAndByEnumeration) {
+TEST_P(Subgroups, MayPartitionTheParent) {
   on_ranks(4, [](ProcessGroup& group) {
     const int rank = group.rank();
     auto pair = group.split(rank / 2, rank);
@@ -209,10 +209,10 @@ TEST_P(Subgroups, CC013_OfOneSizeByDivisionAndByEnumeration) {
   });
 }
 
-TEST_P(Subgroups, CN016_AGroupShrinksByTheRanksThatAreLeftOut) {
+TEST_P(Subgroups, GroupShrinksByLeavingOutRanks) {
   on_ranks(4, [](ProcessGroup& group) {
     ProcessGroup rest = group;
-    for (const int out : {1, 2, 0}) {  // by their rank in what is left: 1, 3, 0 of the job
+    for (const int out : {1, 2, 0}) {  // ranks of the remaining group: 1, 3 and 0 of the job
       std::vector<int> stay;
       for (int rank = 0; rank < rest.size(); ++rank) {
         if (rank != out) stay.push_back(rank);
@@ -230,7 +230,7 @@ TEST_P(Subgroups, CN016_AGroupShrinksByTheRanksThatAreLeftOut) {
   });
 }
 
-TEST_P(Subgroups, SplitGroupsByColorAndOrdersByKeyThenRank) {
+TEST_P(Subgroups, SplitGroupsByColorAndOrdersByKey) {
   on_ranks(4, [](ProcessGroup& group) {
     auto half = group.split(group.rank() % 2, -group.rank());  // reversed
     ASSERT_TRUE(half);
@@ -246,7 +246,7 @@ TEST_P(Subgroups, SplitGroupsByColorAndOrdersByKeyThenRank) {
   });
 }
 
-TEST_P(Subgroups, AreMadeOfSubgroups) {
+TEST_P(Subgroups, MayBeMadeFromSubgroups) {
   on_ranks(4, [](ProcessGroup& group) {
     auto three = group.new_group({1, 2, 3});
     auto two = three ? three.new_group({2, 0}) : ProcessGroup();  // ranks 3 and 1 of the job
@@ -270,11 +270,11 @@ TEST_P(Subgroups, OutliveTheirParents) {
   });
 }
 
-TEST_P(Subgroups, OutsidersNeedNotWaitForMembers) {
+TEST_P(Subgroups, OutsidersDoNotWaitForMembers) {
   on_ranks(3, [](ProcessGroup& group) {
     if (group.rank() == 2) {
       EXPECT_FALSE(group.new_group({0, 1}));
-      group.barrier().wait();  // which the others enter first
+      group.barrier().wait();  // the others enter it first
       return;
     }
     Work barrier = group.barrier();
@@ -284,7 +284,7 @@ TEST_P(Subgroups, OutsidersNeedNotWaitForMembers) {
   });
 }
 
-TEST_P(Subgroups, CG013_MonitoredBarrierPassesWhenAllCome) {
+TEST_P(Subgroups, MonitoredBarrierPassesIfAllCome) {
   on_ranks(3, [](ProcessGroup& group) {
     for (int i = 0; i < 3; ++i) group.monitored_barrier(std::chrono::seconds(20));
     auto pair = group.new_group({2, 0});
@@ -292,7 +292,7 @@ TEST_P(Subgroups, CG013_MonitoredBarrierPassesWhenAllCome) {
   });
 }
 
-TEST_P(Subgroups, CG013_MonitoredBarrierNamesEveryRankThatDidNotCome) {
+TEST_P(Subgroups, MonitoredBarrierNamesAbsentRanks) {
   on_ranks(4, [](ProcessGroup& group) {
     group.barrier().wait();
     if (group.rank() == 0) {
@@ -306,11 +306,11 @@ TEST_P(Subgroups, CG013_MonitoredBarrierNamesEveryRankThatDidNotCome) {
       EXPECT_NE(error.text().find("rank 2 came"), std::string::npos) << error.text();
       EXPECT_NE(error.text().find("ranks 1, 3 did not come"), std::string::npos) << error.text();
     }
-    group.barrier().wait();  // it breaks nothing
+    group.barrier().wait();  // the failure breaks nothing
   });
 }
 
-TEST_P(Subgroups, CG013_MonitoredBarrierWithoutRankZeroSaysSo) {
+TEST_P(Subgroups, MonitoredBarrierNamesAbsentRankZero) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); });
@@ -322,7 +322,7 @@ TEST_P(Subgroups, CG013_MonitoredBarrierWithoutRankZeroSaysSo) {
   });
 }
 
-TEST_P(Subgroups, CG013_WhoIsCountedInHearsHowItWentThoughItsOwnTimeIsOver) {
+TEST_P(Subgroups, CountedRankHearsALateResult) {
   on_ranks(3, [](ProcessGroup& group) {
     const auto error_after = [&](int limit) {
       return error_of([&] { group.monitored_barrier(std::chrono::milliseconds(limit)); });
@@ -340,11 +340,11 @@ TEST_P(Subgroups, CG013_WhoIsCountedInHearsHowItWentThoughItsOwnTimeIsOver) {
   });
 }
 
-TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
+TEST_P(Subgroups, ZeroTimeMonitoredBarrierFails) {
   on_ranks(3, [](ProcessGroup& group) {
     using std::chrono::milliseconds;
     if (group.rank() == 0) {
-      group.store()->wait({"monitored/1/1", "monitored/1/2"});  // they have come
+      group.store()->wait({"monitored/1/1", "monitored/1/2"});  // both have come
       const auto error = error_of([&] { group.monitored_barrier(milliseconds(0)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_NE(error.text().find("ranks 1, 2 did not come within 0 ms"), std::string::npos)
@@ -358,11 +358,12 @@ TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
     }
     group.barrier().wait();
     group.monitored_barrier(std::chrono::seconds(20));
-    group.new_group({group.rank()}).monitored_barrier(milliseconds(0));  // alone, all have come
+    group.new_group({group.rank()})
+        .monitored_barrier(milliseconds(0));  // a group of one is complete
   });
 }
 
-TEST_P(Subgroups, ARankThatGaveUpAMonitoredBarrierIsNotCountedInALaterOne) {
+TEST_P(Subgroups, GivenUpBarrierIsNotCountedLater) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
       EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); }).blame(),
@@ -380,7 +381,7 @@ TEST_P(Subgroups, ARankThatGaveUpAMonitoredBarrierIsNotCountedInALaterOne) {
   });
 }
 
-TEST_P(Subgroups, ARankThatLeftOutAMonitoredBarrierIsInStepInTheNext) {
+TEST_P(Subgroups, SkippedBarrierKeepsRanksInStep) {
   on_ranks(3, [](ProcessGroup& group) {
     group.barrier().wait();
     if (group.rank() != 2) {
@@ -392,7 +393,7 @@ TEST_P(Subgroups, ARankThatLeftOutAMonitoredBarrierIsInStepInTheNext) {
   });
 }
 
-TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
+TEST(MonitoredBarrier, StoreKeysDoNotAccumulate) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
@@ -417,8 +418,8 @@ TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
   });
 }
 
-// Shows a rank that another has come to a monitored barrier, and holds its next step up until that
-// one has given up.
+// A store that shows a rank that the other has come to a monitored barrier, and delays its next
+// step until the other has given up.
 class GivenUpInBetween final : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& keys) override {
@@ -440,7 +441,7 @@ class GivenUpInBetween final : public c10d::HashStore {
   bool given_up_ = false;
 };
 
-TEST(MonitoredBarrier, GivenUpWhileRankZeroLooksIsATimeoutOfItsOwn) {
+TEST(MonitoredBarrier, GivingUpDuringTheCheckTimesOut) {
   const auto store = c10::make_intrusive<GivenUpInBetween>();
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
@@ -466,7 +467,7 @@ TEST(MonitoredBarrier, ThreadsOfOneRankTakeTurns) {
   });
 }
 
-TEST_P(Subgroups, ARankThatWasMistakenInANewGroupIsInStepInTheNext) {
+TEST_P(Subgroups, RefusedNewGroupKeepsRanksInStep) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
       EXPECT_EQ(error_of([&] { group.new_group({0, 0}); }).blame(), Blame::Caller);
@@ -480,7 +481,7 @@ TEST_P(Subgroups, ARankThatWasMistakenInANewGroupIsInStepInTheNext) {
   });
 }
 
-TEST_P(Subgroups, WhatNeedsARankThatHasLeftFailsAtOnce) {
+TEST_P(Subgroups, CallsWithADepartedRankFail) {
   on_ranks(3, [](ProcessGroup& group) {
     if (group.rank() == 2) return;
     const std::vector<std::function<void()>> calls{
@@ -500,7 +501,7 @@ TEST_P(Subgroups, WhatNeedsARankThatHasLeftFailsAtOnce) {
   });
 }
 
-TEST_P(Subgroups, DifferentBackendsAreSeenWhileJoining) {
+TEST_P(Subgroups, DifferentBackendsAreRefused) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto error = error_of([&] {
       group.new_group({0, 1}, {.backend = group.rank() == 0 ? "gloo" : "tcp"});
@@ -512,8 +513,8 @@ TEST_P(Subgroups, DifferentBackendsAreSeenWhileJoining) {
   });
 }
 
-// Ranks of different processes: only rank 1 finds out by itself.
-TEST(NewGroup, ARankThatCannotConnectTellsTheOthers) {
+// The ranks are different processes: only rank 1 finds out by itself.
+TEST(NewGroup, RankThatCannotConnectTellsOthers) {
   harness::run_ranks(As::Processes, 2, [](ProcessGroup& group) {
     const auto error = error_of([&] { group.new_group({0, 1}, {.backend = "inproc"}); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
@@ -521,7 +522,7 @@ TEST(NewGroup, ARankThatCannotConnectTellsTheOthers) {
   });
 }
 
-// Tells of rank 0 an address that looks as if it could be reached, and where nobody answers.
+// Publishes for rank 0 an address that takes connections and never answers.
 class Misleading final : public c10d::HashStore {
  public:
   Misleading() {
@@ -548,7 +549,7 @@ class Misleading final : public c10d::HashStore {
   std::string address_;
 };
 
-TEST(Joining, OverAnAddressThatCannotBeReachedNamesItAndWhatElseToChoose) {
+TEST(Joining, UnreachableAddressIsNamed) {
   const auto store = c10::make_intrusive<Misleading>();
   harness::run_threads(2, [&](int rank) {
     const auto error = error_of([&] {
@@ -569,7 +570,7 @@ TEST(Joining, OverAnAddressThatCannotBeReachedNamesItAndWhatElseToChoose) {
   });
 }
 
-TEST_P(Subgroups, AnUnknownBackendIsRefusedOnEveryRank) {
+TEST_P(Subgroups, BadBackendIsRefusedOnEveryRank) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto error = error_of([&] { group.new_group({0}, {.backend = "cpu:gloo,cpu:gloo"}); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
@@ -577,7 +578,7 @@ TEST_P(Subgroups, AnUnknownBackendIsRefusedOnEveryRank) {
   });
 }
 
-TEST_P(Subgroups, TheUsersStoreIsSharedByTheGroupAndApartFromOthers) {
+TEST_P(Subgroups, StoresOfGroupsAreSeparate) {
   on_ranks(2, [](ProcessGroup& group) {
     auto pair = group.new_group({0, 1});
     if (group.rank() == 0) {

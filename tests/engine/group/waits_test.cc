@@ -1,6 +1,5 @@
-// A rank that waits for another says so, once a job, and names that one. The times after which it
-// does are a fraction of a second here; the ranks that come late do so when the line has been
-// written.
+// A rank that waits for another reports it, once a job, and names that rank. Here it does so after
+// a fraction of a second; the late ranks come when the line has been written.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -38,12 +37,12 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-// The lines of this process about waiting, and about messages that nobody received, while it lives.
+// While it lives, collects this process's log lines about waiting and about unreceived messages.
 class WaitLog {
  public:
   WaitLog() : capture_([this](LogLevel level, std::string_view line) { note(level, line); }) {}
 
-  // Blocks until there are so many lines; fails the test where they do not come.
+  // Blocks until there are `lines` lines; fails the test if they do not appear.
   void await(std::size_t lines) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, 30s, [&] { return lines_.size() >= lines; }))
@@ -57,7 +56,7 @@ class WaitLog {
  private:
   void note(LogLevel level, std::string_view line) {
     if (level > LogLevel::Warn) return;
-    // On a machine that is slow, an operation to which all ranks have come takes as long.
+    // On a slow machine, an operation to which all ranks have come takes as long.
     if (line.find("and it is under way") != std::string_view::npos) return;
     {
       std::lock_guard lock(mutex_);
@@ -76,7 +75,7 @@ class WaitLog {
 
 const WaitReports kOnce{100ms};
 
-// Ranks that are threads. The body of each makes its group by join(rank, …).
+// Runs ranks as threads. The body of each makes its group by join(rank, …).
 void on_ranks(int ranks, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -111,7 +110,7 @@ class WaitsOver : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Over, WaitsOver, testing::Values("gloo", "shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_P(WaitsOver, ACollectiveNamesTheRankThatHasNotComeOnceAJob) {
+TEST_P(WaitsOver, CollectiveNamesTheLateRankOnce) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     const auto tensor = torch::ones({2});
@@ -129,13 +128,13 @@ TEST_P(WaitsOver, ACollectiveNamesTheRankThatHasNotComeOnceAJob) {
                 Not(HasSubstr("rank 1")), HasSubstr("SIGUSR1"), HasSubstr("WEFT_DEBUG=detail"))));
 }
 
-// Calls in which each rank of two only receives, or which the backend does not compare, so that
-// none would ever end.
-TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
+// Calls in which each of two ranks only receives, or which the backend does not compare: without
+// the check, none would ever end.
+TEST_P(WaitsOver, DifferentCallsAreRefused) {
   using Call = std::function<Work(ProcessGroup&, int rank)>;
   struct Pair {
     Call call;
-    const char *first, *second;  // what rank 0 and rank 1 called
+    const char *first, *second;  // the calls of rank 0 and rank 1
   };
   const Pair pairs[] = {
       {[](ProcessGroup& group, int rank) {
@@ -156,7 +155,7 @@ TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
        "all_reduce of 8 bytes of float32 with Sum", "barrier"},
   };
   for (const Pair& pair : pairs) {
-    // Gloo's ends on one of the ranks.
+    // Gloo's reduce ends on one of the ranks.
     if (GetParam() == std::string("gloo") && std::string_view(pair.first).starts_with("reduce"))
       continue;
     const std::string name = std::string(pair.first) + "/" + pair.second;
@@ -178,8 +177,8 @@ TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
   EXPECT_THAT(log_.lines(), IsEmpty());
 }
 
-// The last one that comes finds it, and rank 2, which waits for nobody else, hears of it.
-TEST_P(WaitsOver, CallsThatDifferAreFoundWhoeverComesLast) {
+// The last rank to come finds the mismatch and tells rank 2, which waits for neither of the others.
+TEST_P(WaitsOver, AnyLastRankFindsDifferentCalls) {
   for (int last = 0; last < 3; ++last) {
     const std::string name = std::to_string(last);
     on_ranks(3, [&](int rank) {
@@ -206,7 +205,7 @@ TEST_P(WaitsOver, CallsThatDifferAreFoundWhoeverComesLast) {
   }
 }
 
-TEST_P(WaitsOver, ALongerWaitIsReportedAgain) {
+TEST_P(WaitsOver, LongerWaitIsReportedAgain) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, {100ms, 200ms, 400ms});
     if (rank == 1) log_.await(3);
@@ -216,7 +215,7 @@ TEST_P(WaitsOver, ALongerWaitIsReportedAgain) {
                                         HasSubstr("barrier #1")));
 }
 
-TEST_P(WaitsOver, TheLowestOfThoseThatWaitSpeaks) {
+TEST_P(WaitsOver, LowestWaitingRankReports) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3, {1s});
     // Rank 1 waits first.
@@ -229,7 +228,7 @@ TEST_P(WaitsOver, TheLowestOfThoseThatWaitSpeaks) {
   EXPECT_THAT(log_.lines(), ElementsAre(StartsWith("rank 0 has waited")));
 }
 
-TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
+TEST_P(WaitsOver, ReceiveNamesTheAbsentSender) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     if (rank == 0) {
@@ -246,7 +245,7 @@ TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
                         HasSubstr("rank 1 has not taken part; last seen in no operation"))));
 }
 
-TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
+TEST_P(WaitsOver, MessageFollowsTheLastCollective) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     group.barrier().wait();
@@ -268,7 +267,7 @@ TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
                       "last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
 }
 
-TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
+TEST_P(WaitsOver, WaitingForListsPendingOperations) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3, {});
     EXPECT_THAT(group.waiting_for(), IsEmpty());
@@ -297,7 +296,7 @@ TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
   EXPECT_THAT(log_.lines(), IsEmpty());
 }
 
-TEST_P(WaitsOver, ATimeoutNamesTheRanksThatDidNotCome) {
+TEST_P(WaitsOver, TimeoutNamesTheAbsentRanks) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3, {}, rank == 0 ? 300ms : 60s);
     group.barrier().wait();
@@ -318,7 +317,7 @@ TEST_P(WaitsOver, ATimeoutNamesTheRanksThatDidNotCome) {
   });
 }
 
-TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
+TEST_P(WaitsOver, NewGroupNamesTheAbsentRank) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     if (rank == 1) log_.await(1);
@@ -332,14 +331,14 @@ TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
                                 HasSubstr("all its ranks must make it"))));
 }
 
-// As ranks do that list the members of a group in another order.
-TEST_P(WaitsOver, ARankThatMakesAnotherGroupIsSaidToBeAtThat) {
+// The same happens to ranks that list the members of a group in different orders.
+TEST_P(WaitsOver, ReportNamesTheGroupBeingMade) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     group.barrier().wait();
     if (rank == 2) {
       Work sum = group.all_reduce(torch::ones({1}));
-      std::vector<std::string> lines;  // rank 0 may be on its way
+      std::vector<std::string> lines;  // rank 0 may not have reached new_group yet
       EXPECT_TRUE(harness::comes_true([&] {
         lines = group.waiting_for();
         return lines.size() == 2 && lines[0].find("it is in") != std::string::npos;
@@ -356,8 +355,8 @@ TEST_P(WaitsOver, ARankThatMakesAnotherGroupIsSaidToBeAtThat) {
   });
 }
 
-// As ranks do that use two groups in opposite order.
-TEST_P(WaitsOver, ARankThatWaitsInAnotherGroupIsSaidToWaitThere) {
+// The same happens to ranks that use two groups in opposite order.
+TEST_P(WaitsOver, ReportNamesTheOtherGroup) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     auto other = group.new_group({0, 1});
@@ -377,7 +376,7 @@ TEST_P(WaitsOver, ARankThatWaitsInAnotherGroupIsSaidToWaitThere) {
                                 HasSubstr("; it waits in all_reduce #1 of group 'default/0,1'"))));
 }
 
-TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
+TEST_P(WaitsOver, SplitNamesTheAbsentRank) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     group.barrier().wait();
@@ -391,7 +390,7 @@ TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
                                 HasSubstr("rank 2 has not come; last seen in #1 (barrier, "))));
 }
 
-TEST_P(WaitsOver, AMonitoredBarrierNamesTheRankThatHasNotCome) {
+TEST_P(WaitsOver, MonitoredBarrierNamesTheAbsentRank) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     if (rank == 2) log_.await(1);
@@ -402,12 +401,12 @@ TEST_P(WaitsOver, AMonitoredBarrierNamesTheRankThatHasNotCome) {
                                 HasSubstr("rank 2"))));
 }
 
-TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
+TEST_P(WaitsOver, LeavingReportsAPendingOperation) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     if (rank == 0) {
       static_cast<void>(group.all_reduce(torch::ones({2})));
-      return;  // it leaves
+      return;  // leaves the group
     }
     log_.await(1);
     group.all_reduce(torch::ones({2})).wait();
@@ -416,7 +415,7 @@ TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
               ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
 }
 
-TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
+TEST_P(WaitsOver, LeavingWarnsOfUnreceivedMessages) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, {});
     for (const int messages : {0, 1, 2}) {
@@ -424,7 +423,7 @@ TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
       std::vector<Work> works;
       for (int i = 0; i < messages && rank == 0; ++i)
         works.push_back(other.send(torch::ones({1}), 1, 7));
-      // Those before this one have come when it has.
+      // The messages sent before this one have arrived when it has.
       if (rank == 0) {
         other.send(torch::ones({1}), 1, 8).wait();
       } else {
@@ -432,7 +431,7 @@ TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
       }
       if (rank == 0 || messages < 2) {
         other.leave(30s);
-      }  // or it leaves as its handle goes
+      }  // otherwise it leaves when its handle is destroyed
     }
     group.barrier().wait();
   });
@@ -447,8 +446,8 @@ TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
                                     "rank 0 (tag 7, 4 bytes)")));
 }
 
-// As a program does that saves under `if (rank == 0)`.
-TEST_P(WaitsOver, ACheckpointThatOneRankSavesAloneSaysThatAllMustCallIt) {
+// As in a program that saves under `if (rank == 0)`.
+TEST_P(WaitsOver, LoneCheckpointSaysAllMustCallIt) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, kOnce, rank == 0 ? 1000ms : 60s);
     if (rank == 0) {
@@ -465,7 +464,7 @@ TEST_P(WaitsOver, ACheckpointThatOneRankSavesAloneSaysThatAllMustCallIt) {
   EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("in checkpoint::save: ")));
 }
 
-TEST_P(WaitsOver, ACheckpointThatARankHasLeftAloneSaysThatAllMustCallIt) {
+TEST_P(WaitsOver, CheckpointNamesTheDepartedRank) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     if (rank == 1) return group.leave(30s);
@@ -479,7 +478,7 @@ TEST_P(WaitsOver, ACheckpointThatARankHasLeftAloneSaysThatAllMustCallIt) {
 using Ddp = DistributedDataParallel<torch::nn::LinearImpl>;
 using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-TEST_P(WaitsOver, WrappingAModelNamesTheRankThatDoesNot) {
+TEST_P(WaitsOver, DdpNamesTheAbsentRank) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
     const torch::nn::Linear net(2, 1);
@@ -493,8 +492,8 @@ TEST_P(WaitsOver, WrappingAModelNamesTheRankThatDoesNot) {
                         Not(HasSubstr("rank 2")))));
 }
 
-// Its leaving waits until the other has read what it brought.
-TEST_P(WaitsOver, TheRankThatHostsTheStoreMakesAZeroOptimizerAndEndsBeforeAnotherComes) {
+// Leaving waits until the other rank has read this one's keys.
+TEST_P(WaitsOver, StoreHostMayFinishFirst) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     const torch::nn::Linear net(2, 1);
@@ -505,7 +504,7 @@ TEST_P(WaitsOver, TheRankThatHostsTheStoreMakesAZeroOptimizerAndEndsBeforeAnothe
                                               HasSubstr("in ZeroRedundancyOptimizer: "))));
 }
 
-TEST_P(WaitsOver, AConstructorThatRunsOutOfTimeNamesTheRankThatHasNotCome) {
+TEST_P(WaitsOver, ConstructorTimeoutNamesAbsentRank) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, kOnce, rank == 0 ? 1000ms : 60s);
     const torch::nn::Linear net(2, 1);
@@ -523,7 +522,7 @@ TEST_P(WaitsOver, AConstructorThatRunsOutOfTimeNamesTheRankThatHasNotCome) {
   });
 }
 
-TEST_P(WaitsOver, AConstructorEndsWhenTheOtherRankLeaves) {
+TEST_P(WaitsOver, ConstructorEndsIfTheOtherLeaves) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     if (rank == 1) return;
@@ -536,7 +535,7 @@ TEST_P(WaitsOver, AConstructorEndsWhenTheOtherRankLeaves) {
   });
 }
 
-TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
+TEST_P(WaitsOver, ReportNamesAConstructorElsewhere) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2);
     auto other = group.new_group({0, 1});
@@ -561,7 +560,7 @@ TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
   });
 }
 
-TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
+TEST_P(WaitsOver, UnfinishedHookIsReportedAndEnds) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, kOnce, 2s);
     const torch::nn::Linear net(2, 1);
@@ -583,7 +582,7 @@ TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
                                               HasSubstr("for the comm hook of bucket 0"))));
 }
 
-TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
+TEST(Waits, JoiningNamesTheAbsentRank) {
   WaitLog log;
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port()) + "?rank=";
   on_ranks(3, [&](int rank) {
@@ -601,7 +600,7 @@ TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
                         HasSubstr("0 of 3 by ?rank= of the URL and the option world_size"))));
 }
 
-TEST(Waits, ARankThatFindsNoStoreSaysThatItWaitsForRankZero) {
+TEST(Waits, JoiningReportsAMissingStore) {
   WaitLog log;
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port());
   on_ranks(2, [&](int rank) {
@@ -618,15 +617,15 @@ TEST(Waits, ARankThatFindsNoStoreSaysThatItWaitsForRankZero) {
                     HasSubstr("the option rank and the option world_size")));
 }
 
-// The kernel answers for a process that is stopped as far as connections go, and nothing else does.
-TEST(Waits, ARankThatIsStoppedDoesNotAnswer) {
+// The kernel accepts connections for a stopped process, but nothing answers on them.
+TEST(Waits, StoppedRankDoesNotAnswer) {
   harness::Processes processes(2, [](int rank) {
     auto group = init_process_group({.wait_reports = {}});
     group.barrier().wait();
     harness::Processes::say("ready");
     if (rank == 0) {
       Work sum = group.all_reduce(torch::ones({2}));
-      std::vector<std::string> lines;  // it may be about to stop
+      std::vector<std::string> lines;  // rank 1 may not have stopped yet
       EXPECT_TRUE(harness::comes_true([&] {
         lines = group.waiting_for();
         return lines.size() == 1 && lines.front().find("not come") == std::string::npos;
@@ -647,7 +646,7 @@ TEST(Waits, ARankThatIsStoppedDoesNotAnswer) {
   processes.expect_success();
 }
 
-TEST(WaitAnswer, IsReadAsItWasWritten) {
+TEST(WaitAnswer, SurvivesEncoding) {
   const WaitAnswer sent{7, true, {12, "#12 (all_reduce, 3 s ago)"}};
   const auto read = decode_wait_answer(encode(sent));
   ASSERT_TRUE(read);
@@ -657,14 +656,14 @@ TEST(WaitAnswer, IsReadAsItWasWritten) {
   EXPECT_EQ(read->progress.last, sent.progress.last);
 }
 
-TEST(WaitCall, IsReadAsItWasWritten) {
+TEST(WaitCall, SurvivesEncoding) {
   const auto read = decode_wait_call(encode(WaitCall{7, "barrier"}));
   ASSERT_TRUE(read);
   EXPECT_EQ(read->number, 7u);
   EXPECT_EQ(read->call, "barrier");
 }
 
-TEST(WaitCall, IsRefusedWhereItIsNone) {
+TEST(WaitCall, MalformedTextIsRefused) {
   for (const char* text :
        {"", "1", "1 ", "0 barrier", "x barrier", "-1 barrier", "99999999999999999999999 barrier"}) {
     EXPECT_FALSE(decode_wait_call(text)) << "'" << text << "'";
@@ -673,7 +672,7 @@ TEST(WaitCall, IsRefusedWhereItIsNone) {
   EXPECT_EQ(decode_wait_call("1 " + std::string(100'000, 'x'))->call.size(), 300u);
 }
 
-TEST(WaitAnswer, IsRefusedWhereItIsNone) {
+TEST(WaitAnswer, MalformedTextIsRefused) {
   for (const char* text :
        {"", "1", "1 ", "1 0", "1 0 ", "1 0 5", "x 0 5 last", "1 2 5 last", "-1 0 5 last",
         "1 0 -5 last", "99999999999999999999999 0 5 last", "1 0 5\tlast", " 1 0 5 last"}) {

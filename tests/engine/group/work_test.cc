@@ -14,7 +14,7 @@ using harness::As;
 using harness::error_of;
 using std::chrono::milliseconds;
 
-TEST(Work, OneThatWasNeverIssuedIsDone) {
+TEST(Work, EmptyWorkIsDone) {
   Work work;
   EXPECT_TRUE(work.query());
   EXPECT_FALSE(work.error());
@@ -49,7 +49,7 @@ TEST(Work, RefusesANegativeTime) {
   });
 }
 
-TEST(Work, ItsFutureIsDoneWhenTheBytesAreThere) {
+TEST(Work, FutureIsDoneWhenTheBytesArrived) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     const auto tensor = torch::ones({4});
     const float sum = group.all_reduce(tensor)
@@ -67,7 +67,7 @@ class WorkOf : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(, WorkOf, testing::Values("gloo", "tcp", "shm"),
                          [](const auto& instance) { return std::string(instance.param); });
 
-TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
+TEST_P(WorkOf, ContinuationsMayUseTheGroup) {
   harness::run_ranks(
       As::Threads, 2,
       [](ProcessGroup& group) {
@@ -81,7 +81,7 @@ TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
           });
         };
         EXPECT_EQ(both().get(), 204);
-        // More of them than run at a time, each waiting for the one behind it. None is done before
+        // More continuations than run at a time, each waiting for the next one. None is done before
         // all are attached.
         constexpr int kMany = 12;
         const int other = 1 - group.rank();
@@ -101,7 +101,7 @@ TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
       options());
 }
 
-TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
+TEST_P(WorkOf, ContinuationMayDropTheLastHandle) {
   harness::run_ranks(
       As::Threads, 2,
       [](ProcessGroup& group) {
@@ -119,9 +119,9 @@ TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
       options());
 }
 
-// What stands behind it waits in line, what stands before it does not, and the calling thread goes
+// Operations issued after it wait in line, those issued before do not, and the calling thread goes
 // on.
-TEST_P(WorkOf, ABroadcastMayBeginLaterThanItIsIssued) {
+TEST_P(WorkOf, BroadcastMayBeginLater) {
   harness::run_ranks(
       As::Threads, 2,
       [](ProcessGroup& group) {
@@ -147,12 +147,12 @@ TEST_P(WorkOf, ABroadcastMayBeginLaterThanItIsIssued) {
       options());
 }
 
-TEST_P(WorkOf, AbortEndsABroadcastThatHasNotBegun) {
+TEST_P(WorkOf, AbortEndsAnUnstartedBroadcast) {
   harness::run_ranks(
       As::Threads, 2,
       [](ProcessGroup& group) {
         const auto never = std::make_shared<HostFlag>();
-        // Rank 1 may come when rank 0 has aborted: then its call throws.
+        // Rank 1 may issue its broadcast after rank 0 has aborted; then its call throws.
         const auto error = error_of([&] {
           Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0,
                                                         group.rank() == 0 ? Fence(never) : Fence());
@@ -188,18 +188,17 @@ TEST(Work, ThrowsItsErrorAtEveryWait) {
   });
 }
 
-TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
+TEST(Work, UnseenErrorSurfacesOnTheGroup) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1}, {.timeout = milliseconds(200)});
     if (group.rank() == 0) {
-      static_cast<void>(
-          other.recv(torch::ones({1}), 1));  // which nobody sends; its Work is dropped
+      static_cast<void>(other.recv(torch::ones({1}), 1));  // never sent, and its Work is dropped
       const auto error = error_of([&] {
         for (;;) other.recv(torch::ones({1}), 1).wait();
       });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     }
-    group.barrier().wait();  // rank 1 has no time-out of its own before
+    group.barrier().wait();  // rank 1 runs into no timeout of its own before
     if (group.rank() == 1) {
       const auto error = error_of([&] { other.recv(torch::ones({1}), 0).wait(); });
       EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost)
@@ -208,7 +207,7 @@ TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
   });
 }
 
-TEST(Abort, CN013_FreesABlockedRankAndTellsAllRanksTheReason) {
+TEST(Abort, FreesBlockedRanksWithTheReason) {
   harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
     auto all = group.new_group({0, 1, 2});
     harness::meet(group);
@@ -230,8 +229,8 @@ TEST(Abort, CN013_FreesABlockedRankAndTellsAllRanksTheReason) {
   });
 }
 
-// Rank 1 learns it from the backend or from the membership, whichever is faster.
-TEST(Abort, IsToldOnEveryRankInTheSameWords) {
+// Rank 1 learns of it from the backend or from the membership, whichever is faster.
+TEST(Abort, IsWordedAlikeOnEveryRank) {
   for (const char* backend : {"gloo", "tcp"}) {
     harness::run_ranks(
         As::Threads, 2,
@@ -259,7 +258,7 @@ TEST(Abort, EndsAReceiveFromAnySource) {
   });
 }
 
-TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
+TEST(Abort, EndsAPendingNewGroup) {
   for (const char* backend : {"gloo", "tcp"}) {
     harness::run_ranks(
         As::Threads, 3,
@@ -277,7 +276,7 @@ TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
   }
 }
 
-TEST(Abort, IsSeenByARankThatIsStillJoining) {
+TEST(Abort, ReachesARankThatIsJoining) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     if (group.rank() == 0) {
       group.barrier().wait();

@@ -35,7 +35,7 @@ at::Tensor ones(std::int64_t count = 2) { return torch::ones({count}); }
 struct Call {
   const char* name;
   std::function<void(ProcessGroup& group, at::Tensor& writes, at::Tensor& reads)> run;
-  bool by_rank_1_only = false;  // it writes there
+  bool by_rank_1_only = false;  // only the call of rank 1 writes
 };
 
 std::vector<Call> calls() {
@@ -83,7 +83,7 @@ std::vector<Call> calls() {
   };
 }
 
-TEST_P(Written, WhatAutogradHasSavedFailsItsBackward) {
+TEST_P(Written, ChangedSavedTensorFailsBackward) {
   on_two_ranks([](ProcessGroup& group) {
     for (const Call& call : calls()) {
       auto weight = torch::full({1}, 2.0, torch::requires_grad());
@@ -107,7 +107,7 @@ TEST_P(Written, WhatAutogradHasSavedFailsItsBackward) {
   });
 }
 
-TEST_P(Written, ComplexOutputsAndTensorsOfInferenceModeAreWrittenToo) {
+TEST_P(Written, ComplexOutputsAreMarkedWritten) {
   on_two_ranks([](ProcessGroup& group) {
     auto weight = torch::full({1}, 2.0, torch::requires_grad());
     const auto output = torch::zeros({4}, at::kComplexFloat);
@@ -124,7 +124,7 @@ TEST_P(Written, ComplexOutputsAndTensorsOfInferenceModeAreWrittenToo) {
   });
 }
 
-TEST_P(Written, MemoryThatTheRestOfTheCallUsesIsRefused) {
+TEST_P(Written, OverlappingOutputsAreRefused) {
   on_two_ranks([](ProcessGroup& group) {
     const at::Tensor four = ones(4);
     const auto from = [&](std::int64_t begin) { return four.narrow(0, begin, 2); };
@@ -178,7 +178,7 @@ TEST_P(Written, MemoryThatTheRestOfTheCallUsesIsRefused) {
   });
 }
 
-TEST_P(Written, ThisRanksOwnPartMayGoInAndComeOutInOnePlace) {
+TEST_P(Written, OwnPartMayBeInPlace) {
   on_two_ranks([](ProcessGroup& group) {
     const auto rank = static_cast<std::size_t>(group.rank());
     const auto fresh = [&] {
@@ -198,13 +198,13 @@ TEST_P(Written, ThisRanksOwnPartMayGoInAndComeOutInOnePlace) {
     EXPECT_EQ(four.chunk(2)[rank][0].item<float>(), 2);
     const at::Tensor same = ones();
     const at::Tensor output = torch::zeros({2});
-    group.reduce_scatter(output, {same, same}).wait();  // what is read may be one tensor
+    group.reduce_scatter(output, {same, same}).wait();  // the inputs may be one tensor
     EXPECT_EQ(output[1].item<float>(), 2);
   });
 }
 
-// A loss that is reduced before its backward: autograd knows nothing of the other ranks.
-TEST(BackwardThrough, AReducedLossIsWarnedOfOnce) {
+// The loss is reduced before its backward, in which autograd knows nothing of the other ranks.
+TEST(BackwardThrough, ReducedLossIsWarnedOfOnce) {
   std::mutex mutex;
   std::string log;
   const log::Capture capture([&](LogLevel level, std::string_view line) {
