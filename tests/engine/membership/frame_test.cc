@@ -9,7 +9,7 @@ namespace {
 
 std::span<const char> bytes_of(const std::string& text) { return {text.data(), text.size()}; }
 
-TEST(Frame, ComesOutAsItWentInByteByByte) {
+TEST(Frame, SurvivesBytewiseDelivery) {
   const std::string bytes = encode({FrameType::Abort, 3, 9, "a group", "a reason"}) +
                             encode({FrameType::Goodbye, 1, 0, "", ""});
   FrameReader reader(4);
@@ -30,7 +30,7 @@ TEST(Frame, ComesOutAsItWentInByteByByte) {
   EXPECT_EQ(frames[1].type, FrameType::Goodbye);
 }
 
-TEST(Frame, TextThatIsTooLongIsCut) {
+TEST(Frame, LongTextIsCut) {
   FrameReader reader(1);
   reader.append(
       bytes_of(encode({FrameType::Abort, 0, 0, "g", std::string(2 * kMaxFrameText, 'x')})));
@@ -39,7 +39,7 @@ TEST(Frame, TextThatIsTooLongIsCut) {
   EXPECT_EQ(frame.text.size(), kMaxFrameText);
 }
 
-TEST(FrameReader, RefusesWhatIsNoFrame) {
+TEST(FrameReader, RefusesMalformedBytes) {
   const std::string good = encode({FrameType::Hello, 1, 0, "g", "t"});
   const auto refused = [](std::string bytes) {
     FrameReader reader(2);

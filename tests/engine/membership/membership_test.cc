@@ -14,7 +14,7 @@
 namespace weft::group {
 namespace {
 
-// Of a job of two ranks: what rank 1 is, by hand, to rank 0.
+// Plays rank 1 of a job of two ranks for rank 0.
 class Member {
  public:
   explicit Member(StoreBootstrap& store) {
@@ -34,7 +34,7 @@ class Member {
               static_cast<ssize_t>(hello.size()));
   }
 
-  // How many frames come until the one of this number, or until nothing comes.
+  // Returns how many frames arrive up to the one with this number, or until no more arrive.
   int read_until(std::uint64_t number) {
     char buffer[65536];
     Frame frame;
@@ -54,8 +54,8 @@ class Member {
   FrameReader reader_{2};
 };
 
-// As when a thousand ranks leave groups at one moment, and the process has other things to do.
-TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
+// As when a thousand ranks leave groups at one moment while the process is busy.
+TEST(Membership, KeepsFramesForASlowReader) {
   constexpr int kFrames = 300;
   const auto loop = std::make_shared<EventLoop>("membership");
   const auto store =
@@ -69,7 +69,7 @@ TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
   EXPECT_EQ(member.read_until(kFrames), kFrames);
 }
 
-TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
+TEST(Membership, GivesUpAPeerThatReadsNothing) {
   const auto loop = std::make_shared<EventLoop>("membership");
   const auto store =
       std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
@@ -84,7 +84,7 @@ TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
   hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   const Member member(*store);
   auto told = lost.get_future();
-  // The kernel's buffers take some of it.
+  // The kernel's buffers hold some of the frames.
   for (int i = 0; i < 2000 && told.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
        ++i) {
     hub->send({FrameType::Leaving, 0, 0, "group", std::string(kMaxFrameText, ' ')});
@@ -94,7 +94,7 @@ TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
   hub->forget("group");
 }
 
-TEST(Membership, IsBusyWhereNoDescriptorIsLeftToListenWith) {
+TEST(Membership, IsBusyWithoutDescriptors) {
   const auto loop = std::make_shared<EventLoop>("membership");
   const auto store =
       std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});

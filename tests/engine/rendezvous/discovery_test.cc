@@ -1,5 +1,5 @@
-// The agreement on who takes part in a rendezvous by multicast, over a scripted network: datagrams
-// are lost, doubled and late as the test says, and the clock is the test's.
+// The agreement on the processes of a rendezvous by multicast, over a scripted network: the test
+// decides which datagrams are lost, doubled or late, and sets the clock.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ struct Crowd {
     members.emplace(announcement.nonce, DiscoveryState(announcement, now));
   }
 
-  // Everybody announces, everybody else hears it, through the bytes of a datagram; `lost` drops
-  // some.
+  // Every process announces itself and all others hear it, through the bytes of a datagram; `lost`
+  // drops some.
   void round(const std::function<bool(std::uint64_t from, std::uint64_t to)>& lost = {}) {
     now += milliseconds(100);
     for (auto& [from, sender] : members) {
@@ -52,7 +52,7 @@ struct Crowd {
   }
 };
 
-TEST(DiscoveryState, GivesRanksInTheOrderOfNoncesAndTheStoreToTheLowest) {
+TEST(DiscoveryState, RanksFollowTheOrderOfNonces) {
   Crowd crowd;
   for (const std::uint64_t nonce : {30, 10, 20}) crowd.come(of(nonce, 3));
   for (int i = 0; i < 3; ++i) crowd.round();
@@ -68,7 +68,7 @@ TEST(DiscoveryState, GivesRanksInTheOrderOfNoncesAndTheStoreToTheLowest) {
   }
 }
 
-TEST(DiscoveryState, KeepsTheRanksThatWereGivenAndFillsTheRest) {
+TEST(DiscoveryState, KeepsGivenRanksAndFillsTheRest) {
   Crowd crowd;
   crowd.come(of(1, 4));
   crowd.come(of(2, 4, 0));
@@ -82,14 +82,14 @@ TEST(DiscoveryState, KeepsTheRanksThatWereGivenAndFillsTheRest) {
   EXPECT_EQ(crowd.members.at(4).rank(), 3);
 }
 
-TEST(DiscoveryState, OfOneIsDecidedAtOnce) {
+TEST(DiscoveryState, DecidesAJobOfOneAtOnce) {
   Crowd crowd;
   crowd.come(of(9, 1));
   EXPECT_TRUE(crowd.all_decided());
   EXPECT_TRUE(crowd.members.at(9).hosts());
 }
 
-TEST(DiscoveryState, DecidesNothingWhileSomebodyIsMissing) {
+TEST(DiscoveryState, WaitsForMissingProcesses) {
   Crowd crowd;
   crowd.come(of(1, 3));
   crowd.come(of(2, 3));
@@ -101,7 +101,7 @@ TEST(DiscoveryState, DecidesNothingWhileSomebodyIsMissing) {
 TEST(DiscoveryState, AgreesThoughDatagramsAreLost) {
   Crowd crowd;
   for (std::uint64_t nonce = 1; nonce <= 5; ++nonce) crowd.come(of(nonce, 5));
-  // Every third datagram is lost, another one each time, but none twice running.
+  // Every third datagram is lost: a different one each time, and none twice in a row.
   unsigned count = 0;
   for (int i = 0; i < 12; ++i) crowd.round([&](auto, auto) { return ++count % 3 == 0; });
   ASSERT_TRUE(crowd.all_decided());
@@ -110,7 +110,7 @@ TEST(DiscoveryState, AgreesThoughDatagramsAreLost) {
   EXPECT_EQ(ranks, (std::set<int>{0, 1, 2, 3, 4}));
 }
 
-TEST(DiscoveryState, WhoDecidedFirstPullsTheOthersAlong) {
+TEST(DiscoveryState, FirstToDecideConvincesTheOthers) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 2));
@@ -121,13 +121,13 @@ TEST(DiscoveryState, WhoDecidedFirstPullsTheOthersAlong) {
   EXPECT_TRUE(crowd.members.at(2).decided());
 }
 
-TEST(DiscoveryState, ForgetsWhoIsNotHeardAnyMore) {
+TEST(DiscoveryState, ForgetsSilentProcesses) {
   Crowd crowd;
   crowd.come(of(1, 3));
   crowd.come(of(2, 3));
   crowd.come(of(3, 3));
   crowd.round([](auto, auto) { return false; });
-  crowd.members.erase(2);  // killed before the set was whole for all
+  crowd.members.erase(2);  // killed before all had seen the whole set
   crowd.now += DiscoveryState::kPatience + milliseconds(1);
   crowd.come(of(7, 3));
   for (int i = 0; i < 4; ++i) crowd.round();
@@ -137,7 +137,7 @@ TEST(DiscoveryState, ForgetsWhoIsNotHeardAnyMore) {
   EXPECT_EQ(crowd.members.at(7).rank(), 2);
 }
 
-TEST(DiscoveryState, KeepsJobsOfDifferentNamesApart) {
+TEST(DiscoveryState, SeparatesJobsByName) {
   Crowd crowd;
   crowd.come(of(1, 2, 0, "a"));
   crowd.come(of(2, 2, 0, "b"));
@@ -149,7 +149,7 @@ TEST(DiscoveryState, KeepsJobsOfDifferentNamesApart) {
   EXPECT_EQ(crowd.members.at(4).host_address(), address_of(2));
 }
 
-TEST(DiscoveryState, RanksGivenTwiceAreAConflictOnBothSides) {
+TEST(DiscoveryState, DuplicateRanksConflictOnBothSides) {
   Crowd crowd;
   crowd.come(of(1, 3, 1));
   crowd.come(of(2, 3, 1));
@@ -162,7 +162,7 @@ TEST(DiscoveryState, RanksGivenTwiceAreAConflictOnBothSides) {
   }
 }
 
-TEST(DiscoveryState, WorldSizesThatDifferAreAConflict) {
+TEST(DiscoveryState, DifferentWorldSizesConflict) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 3));
@@ -172,7 +172,7 @@ TEST(DiscoveryState, WorldSizesThatDifferAreAConflict) {
             "the process at 10.0.0.2 gives the world size 3, this one gives 2");
 }
 
-TEST(DiscoveryState, WhoComesWhenAllRanksAreTakenIsToldSo) {
+TEST(DiscoveryState, SurplusProcessIsRefused) {
   Crowd crowd;
   crowd.come(of(1, 2));
   crowd.come(of(2, 2));
@@ -186,7 +186,7 @@ TEST(DiscoveryState, WhoComesWhenAllRanksAreTakenIsToldSo) {
   EXPECT_FALSE(crowd.members.at(1).conflict());
 }
 
-TEST(Announcement, IsTheSameBehindItsDatagram) {
+TEST(Announcement, SurvivesItsDatagram) {
   Announcement sent = of(77, 8, 3, "the name of a group");
   sent.kind = AnnouncementKind::Decided;
   sent.set = 0x0123456789abcdef;
@@ -202,7 +202,7 @@ TEST(Announcement, IsTheSameBehindItsDatagram) {
   EXPECT_FALSE(decode(encode(of(77, 8)))->rank);
 }
 
-TEST(Announcement, IsRefusedWhenAnyFieldIsWrong) {
+TEST(Announcement, AnyWrongFieldIsRefused) {
   const std::string good = encode(of(1, 2, 1, "job"));
   EXPECT_TRUE(decode(good));
   EXPECT_FALSE(decode(good.substr(0, good.size() - 1)));

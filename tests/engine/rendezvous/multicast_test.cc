@@ -1,5 +1,5 @@
-// tcp://[multicast address]:port, over the loopback and over a cable between two network
-// namespaces.
+// tcp://[multicast address]:port over the loopback interface, and over a virtual cable between two
+// network namespaces.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ ProcessGroupOptions at(const std::string& place, int world_size, std::optional<i
   return options;
 }
 
-// All ranks have come, each with a rank of its own.
+// Expects that all ranks have come, each with a different rank.
 void expect_whole(ProcessGroup& group, int size) {
   EXPECT_EQ(group.size(), size);
   const auto seen = torch::zeros({size}, at::kInt);
@@ -46,8 +46,8 @@ void expect_whole(ProcessGroup& group, int size) {
   EXPECT_TRUE(torch::equal(seen, torch::ones({size}, at::kInt))) << seen;
 }
 
-// The first of this process: its children must not find the environment read.
-TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
+// Runs first in this process, because its children must not find the environment read already.
+TEST(Multicast, ReachesAnotherNetworkNamespace) {
   if (::geteuid() != 0) GTEST_SKIP() << "making network namespaces takes root";
   const int allowed = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   const std::string place = "tcp://[239.77.7.8]:47000";
@@ -87,7 +87,7 @@ TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
   processes.expect_success();
 }
 
-TEST(Multicast, GivesRanksToProcessesThatHaveNone) {
+TEST(Multicast, GivesRanksToProcessesWithoutOne) {
   ASSERT_TRUE(kOnLoopback);
   const std::string place = meeting_place();
   Processes processes(4, [=](int) {
@@ -98,10 +98,10 @@ TEST(Multicast, GivesRanksToProcessesThatHaveNone) {
   processes.expect_success();
 }
 
-TEST(Multicast, KeepsTheRanksThatAreGiven) {
+TEST(Multicast, KeepsGivenRanks) {
   const std::string place = meeting_place();
   harness::run_threads(3, [&](int thread) {
-    // The thread without one gets the one that is left. (RANK is not set here.)
+    // The thread without a rank gets the one that is left. (RANK is not set here.)
     auto options = at(place, 3);
     if (thread > 0) options.rank = 3 - thread;
     auto group = init_process_group(options);
@@ -110,7 +110,7 @@ TEST(Multicast, KeepsTheRanksThatAreGiven) {
   });
 }
 
-TEST(Multicast, JobsOfDifferentNamesShareAnAddress) {
+TEST(Multicast, NamedJobsShareAnAddress) {
   const std::string place = meeting_place();
   harness::run_threads(5, [&](int thread) {
     auto options = at(place, thread < 2 ? 2 : 3);
@@ -120,7 +120,7 @@ TEST(Multicast, JobsOfDifferentNamesShareAnAddress) {
   });
 }
 
-TEST(Multicast, MayBeUsedAgainAfterAJobHasEnded) {
+TEST(Multicast, ServesOneJobAfterAnother) {
   const std::string place = meeting_place();
   for (int job = 0; job < 2; ++job) {
     harness::run_threads(2, [&](int) {
@@ -130,7 +130,7 @@ TEST(Multicast, MayBeUsedAgainAfterAJobHasEnded) {
   }
 }
 
-TEST(Multicast, SaysWhoCameWhenNotAllDo) {
+TEST(Multicast, TimeoutNamesTheArrivedProcesses) {
   const std::string place = meeting_place();
   harness::run_threads(2, [&](int) {
     auto options = at(place, 3);
@@ -141,7 +141,7 @@ TEST(Multicast, SaysWhoCameWhenNotAllDo) {
   });
 }
 
-TEST(Multicast, ARankThatIsGivenTwiceIsRefusedOnBothSides) {
+TEST(Multicast, DuplicateRankIsRefusedOnBothSides) {
   const std::string place = meeting_place();
   harness::run_threads(2, [&](int) {
     const auto error = error_of([&] { init_process_group(at(place, 3, 1)); });
@@ -152,7 +152,7 @@ TEST(Multicast, ARankThatIsGivenTwiceIsRefusedOnBothSides) {
   });
 }
 
-TEST(Multicast, WorldSizesThatDifferAreRefused) {
+TEST(Multicast, DifferentWorldSizesAreRefused) {
   const std::string place = meeting_place();
   harness::run_threads(2, [&](int thread) {
     const auto error = error_of([&] { init_process_group(at(place, 2 + thread)); });

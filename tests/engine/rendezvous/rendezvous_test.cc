@@ -52,7 +52,7 @@ void expect_text(const Error& error, Blame blame, const std::string& text) {
 
 std::string address(int port) { return "tcp://127.0.0.1:" + std::to_string(port); }
 
-// Each rank adds its number; all must have come.
+// Each rank sets its element of a sum; expects the elements of all ranks.
 void expect_whole(ProcessGroup& group, int size, int value = 1) {
   EXPECT_EQ(group.size(), size);
   const auto seen = torch::zeros({size}, at::kInt);
@@ -61,7 +61,7 @@ void expect_whole(ProcessGroup& group, int size, int value = 1) {
   EXPECT_TRUE(torch::equal(seen, torch::full({size}, value, at::kInt))) << seen;
 }
 
-// With the path of a job in it.
+// A folder with the path of a job's file.
 struct Folder : harness::Folder {
   std::string file() const { return path() + "/job"; }
   std::string url() const { return "file://" + file(); }
@@ -69,7 +69,7 @@ struct Folder : harness::Folder {
 
 // --- env://
 
-TEST(Env, JoinsByTheVariablesOfTheLauncher) {
+TEST(Env, JoinsByTheLaunchersVariables) {
   Processes processes(3, [](int rank) {
     auto group = init_process_group();
     EXPECT_EQ(group.rank(), rank);
@@ -78,7 +78,7 @@ TEST(Env, JoinsByTheVariablesOfTheLauncher) {
   processes.expect_success();
 }
 
-TEST(Env, CC014_NamesEveryVariableThatIsMissing) {
+TEST(Env, NamesEveryMissingVariable) {
   expect_text(refused({}), Blame::Caller,
               "env:// needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
   expect_text(refused({}, {{"RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}}), Blame::Caller,
@@ -95,7 +95,7 @@ TEST(Env, CC014_NamesEveryVariableThatIsMissing) {
               "env:// needs MASTER_ADDR, MASTER_PORT");
 }
 
-TEST(Env, CC014_TakesRankAndSizeFromTheOptionsOrTheUrlAsWell) {
+TEST(Env, OptionsAndUrlOverrideVariables) {
   const Variables variables{{"RANK", "7"},
                             {"WORLD_SIZE", "9"},
                             {"MASTER_ADDR", "127.0.0.1"},
@@ -114,7 +114,7 @@ TEST(Env, CC014_TakesRankAndSizeFromTheOptionsOrTheUrlAsWell) {
   EXPECT_EQ(by_option.world_size, 3);
 }
 
-TEST(Env, RefusesNumbersThatAreNone) {
+TEST(Env, RefusesInvalidNumbers) {
   const Variables good{
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
   const auto with = [&](const std::string& name, const std::string& value) {
@@ -131,7 +131,7 @@ TEST(Env, RefusesNumbersThatAreNone) {
   }
 }
 
-TEST(Env, KnowsTheVariablesOfMpirunAndSrun) {
+TEST(Env, KnowsMpirunsAndSrunsVariables) {
   const auto deadline = Deadline::in(seconds(20));
   for (const Variables& variables : {Variables{{"OMPI_COMM_WORLD_RANK", "0"},
                                                {"OMPI_COMM_WORLD_SIZE", "1"},
@@ -152,8 +152,9 @@ TEST(Env, KnowsTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// An agent and a group, say: rank 0 still announces the first when the others are at the second.
-TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
+// For example an agent's and a group's: rank 0 still announces the first when the others are at the
+// second.
+TEST(Env, EachMeetingOfAJobHasItsOwnStore) {
   const std::string job = "meetings-of-weft-" + std::to_string(::getpid());
   Processes processes(2, [=](int rank) {
     const auto of_launcher = environment({{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
@@ -169,11 +170,11 @@ TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
       const auto key = [&](int of) {
         return "meeting" + std::to_string(kept.size()) + "/" + std::to_string(of);
       };
-      if (rank == 0) std::this_thread::sleep_for(milliseconds(50));  // the other one is first
+      if (rank == 0) std::this_thread::sleep_for(milliseconds(50));  // rank 1 comes first
       store.set(key(rank), std::vector<std::uint8_t>{1});
       EXPECT_EQ(store.get(key(1 - rank)).size(), 1U);
     }
-    // The stores end with rank 0.
+    // The stores end with rank 0, so rank 0 leaves last.
     auto& last = *kept.back().store;
     if (rank == 1) last.set("has read all", std::vector<std::uint8_t>{1});
     if (rank == 0) last.get("has read all");
@@ -181,8 +182,8 @@ TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
   processes.expect_success();
 }
 
-// Else ranks that tried differently often would look for each other in different places for ever.
-TEST(Env, BelowALauncherWhoTriesAgainMeetsInTheSamePlace) {
+// Otherwise ranks that had tried a different number of times would never meet.
+TEST(Env, RetryMeetsInTheSamePlace) {
   const auto of_launcher =
       environment({{"OMPI_COMM_WORLD_RANK", "1"},
                    {"OMPI_COMM_WORLD_SIZE", "2"},
@@ -197,7 +198,7 @@ TEST(Env, BelowALauncherWhoTriesAgainMeetsInTheSamePlace) {
   EXPECT_EQ(why_not().text(), first.text()) << "the file's name";
 }
 
-TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
+TEST(Env, LaunchedRankIsKnownBeforeJoining) {
   for (const char* name :
        {"RANK", "WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
         "LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
@@ -226,7 +227,7 @@ TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
   }
 }
 
-TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
+TEST(Env, MpirunOverMachinesNeedsAnAddress) {
   expect_text(refused({}, {{"OMPI_COMM_WORLD_RANK", "0"},
                            {"OMPI_COMM_WORLD_SIZE", "4"},
                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
@@ -237,7 +238,7 @@ TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
 
 class AgentStore : public testing::Test {
  protected:
-  // The store in which the rank has joined.
+  // Returns the store in which the rank has joined.
   c10::intrusive_ptr<c10d::Store> join(int rank, int restarts, int agents = 1) {
     const auto variables = environment({{"RANK", std::to_string(rank)},
                                         {"WORLD_SIZE", "2"},
@@ -248,7 +249,7 @@ class AgentStore : public testing::Test {
                                         {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)}});
     return group::rendezvous({}, variables, Deadline::in(seconds(20))).store;
   }
-  // Each sees what the other has set, and nothing of those who met there before.
+  // Expects that each sees the other's key, and none of those that met there before.
   static void expect_to_meet(const c10::intrusive_ptr<c10d::Store>& one,
                              const c10::intrusive_ptr<c10d::Store>& other) {
     EXPECT_FALSE(one->check({"met"}));
@@ -266,23 +267,23 @@ class AgentStore : public testing::Test {
   }();
 };
 
-TEST_F(AgentStore, RanksMeetAfterAFailureBeforeAllHadCome) {
+TEST_F(AgentStore, RanksMeetAfterAnEarlyFailure) {
   join(0, /*restarts=*/0);
   const auto again = join(0, /*restarts=*/1);
   expect_to_meet(again, join(1, /*restarts=*/1));
-  // Other nodes came or went, which is no restart.
+  // Other nodes have joined or left, which is not a restart.
   const auto changed = join(0, /*restarts=*/1);
   expect_to_meet(changed, join(1, /*restarts=*/1));
 }
 
-TEST_F(AgentStore, RanksOfSeveralAgentsMeetThoughEachCountsItsOwnRestarts) {
+TEST_F(AgentStore, AgentsMayCountRestartsDifferently) {
   const auto first = join(0, /*restarts=*/0, /*agents=*/2);
   expect_to_meet(first, join(1, /*restarts=*/0, /*agents=*/2));
   const auto again = join(0, /*restarts=*/0, /*agents=*/2);
   expect_to_meet(again, join(1, /*restarts=*/1, /*agents=*/2));
 }
 
-TEST_F(AgentStore, TheFirstStartHasTheKeysOfPythonsTorchDistributed) {
+TEST_F(AgentStore, FirstStartHasPythonsKeys) {
   const auto store = join(0, /*restarts=*/0);
   const auto all = dynamic_cast<c10d::PrefixStore&>(*store).getUnderlyingNonPrefixStore();
   store->set("key", std::string("value"));
@@ -302,8 +303,8 @@ TEST(Tcp, TakesRankAndSizeFromItsQuery) {
   });
 }
 
-// Which /etc/hosts may say is a loopback: of no use to the ranks of other machines.
-TEST(Tcp, RankZeroIsReachedFromElsewhereWhereItsAddressIsItsMachinesName) {
+// /etc/hosts may map that name to a loopback address, which ranks on other machines cannot use.
+TEST(Tcp, RankZeroPublishesNoLoopback) {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   const std::string host = name;
@@ -315,7 +316,7 @@ TEST(Tcp, RankZeroIsReachedFromElsewhereWhereItsAddressIsItsMachinesName) {
                                        environment({}), Deadline::in(seconds(20)));
   EXPECT_FALSE(place.local_address.starts_with("127.") || place.local_address == "::1")
       << place.local_address;
-  // And from here.
+  // Ranks on this machine reach it, too.
   const std::string other = "tcp://" + host + ":" + std::to_string(launch::free_port());
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
@@ -324,7 +325,7 @@ TEST(Tcp, RankZeroIsReachedFromElsewhereWhereItsAddressIsItsMachinesName) {
   });
 }
 
-TEST(Tcp, GroupsOfDifferentNamesShareOneAddress) {
+TEST(Tcp, NamedGroupsShareAnAddress) {
   const int port = launch::free_port();
   Processes processes(4, [=](int process) {
     ProcessGroupOptions options;
@@ -335,14 +336,14 @@ TEST(Tcp, GroupsOfDifferentNamesShareOneAddress) {
     auto group = init_process_group(options);
     expect_whole(group, 2, /*value=*/process % 2 == 0 ? 5 : 7);
     group.barrier().wait();
-    // The job that hosts the store goes last, for the other one uses it too.
+    // The job that hosts the store ends last, because the other job uses the store too.
     auto all = init_process_group({.init_method = "env://", .group_name = "all"});
     all.barrier().wait();
   });
   processes.expect_success();
 }
 
-TEST(Tcp, ST010_CN014_OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
+TEST(Tcp, AddressServesManyGroups) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     const ProcessGroupOptions options{
@@ -356,8 +357,9 @@ TEST(Tcp, ST010_CN014_OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
   });
 }
 
-// Rank 0's store goes with each life: who is faster must not take the last one for the next one's.
-TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
+// Rank 0's store ends with each group: a faster rank must not take the last group's for the next
+// one's.
+TEST(Tcp, AddressMayBeReusedAtOnce) {
   const int port = launch::free_port();
   Processes processes(4, [=](int rank) {
     for (int life = 1; life <= 8; ++life) {
@@ -374,7 +376,7 @@ TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
   processes.expect_success();
 }
 
-TEST(Tcp, WhoWaitsAtRankZerosStoreSaysWhatRankZeroHasJoinedThere) {
+TEST(Tcp, TimeoutNamesRankZerosGroup) {
   const int port = launch::free_port();
   const auto options = [&](int rank, const std::string& group_name) {
     return group::RendezvousOptions{
@@ -390,7 +392,7 @@ TEST(Tcp, WhoWaitsAtRankZerosStoreSaysWhatRankZeroHasJoinedThere) {
               "group without a name");
 }
 
-// By clients of this machine; those that are closed stay in the kernel's list for a while.
+// Connections to `port` from this machine; closed ones stay in the kernel's table for a while.
 int connections_to(int port) {
   std::ifstream table("/proc/net/tcp");
   std::string line;
@@ -404,8 +406,8 @@ int connections_to(int port) {
   return found;
 }
 
-// A thousand ranks may be waiting for it.
-TEST(Tcp, WhoComesAgainBeforeRankZeroWaitsOverOneConnection) {
+// A thousand ranks may be waiting for rank 0.
+TEST(Tcp, WaitingUsesOneConnection) {
   const int port = launch::free_port();
   const auto options = [&](int rank) {
     return group::RendezvousOptions{.init_method = address(port), .rank = rank, .world_size = 2};
@@ -418,7 +420,7 @@ TEST(Tcp, WhoComesAgainBeforeRankZeroWaitsOverOneConnection) {
   EXPECT_LE(connections_to(port), 10);
 }
 
-TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
+TEST(Tcp, TakenPortIsNamed) {
   const Descriptor taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto any = group::socket_address("0.0.0.0", 0);
   ASSERT_EQ(::bind(taken.get(), any.get(), any.length), 0);
@@ -428,14 +430,14 @@ TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
               address(port));
 }
 
-TEST(Tcp, CN018_AHostThatDoesNotComeIsATimeoutThatNamesIt) {
+TEST(Tcp, AbsentHostIsNamed) {
   const int port = launch::free_port();
   expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
               "rank 1 cannot reach the store of rank 0 at " + address(port));
 }
 
-// c10d itself would wait for its answer without end.
-TEST(Tcp, CN018_AnotherProgramAtTheAddressIsATimeoutThatSaysSo) {
+// c10d itself would wait forever for an answer.
+TEST(Tcp, ForeignListenerIsReported) {
   const Descriptor mute = group::open_listener(AF_INET, 0);
   const int port = group::port_of(mute.get());
   expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
@@ -444,8 +446,8 @@ TEST(Tcp, CN018_AnotherProgramAtTheAddressIsATimeoutThatSaysSo) {
                   " does not answer like the store of a job");
 }
 
-// A name that no name server need be asked for.
-TEST(Tcp, ST014_AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
+// A host name for which no name server is asked.
+TEST(Tcp, UnknownHostIsNamed) {
   const Error error =
       error_of([] { group::wait_for_name("two words", Deadline::never(), milliseconds(0)); });
   expect_text(
@@ -460,7 +462,7 @@ TEST(Tcp, ST014_AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
   }
 }
 
-TEST(Tcp, ST014_RefusesAddressesThatAreIncomplete) {
+TEST(Tcp, RefusesIncompleteAddresses) {
   expect_text(refused({.init_method = "tcp://127.0.0.1", .rank = 0, .world_size = 1}),
               Blame::Caller, "needs a host and a port");
   expect_text(refused({.init_method = "tcp://:80", .rank = 0, .world_size = 1}), Blame::Caller,
@@ -479,7 +481,7 @@ TEST(Tcp, ST014_RefusesAddressesThatAreIncomplete) {
               "the world size is 0");
 }
 
-TEST(Tcp, ST011_TheRanksThatDidNotComeAreNamed) {
+TEST(Tcp, AbsentRanksAreNamed) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     const auto error = error_of([&] {
@@ -488,7 +490,7 @@ TEST(Tcp, ST011_TheRanksThatDidNotComeAreNamed) {
                           .world_size = 4,
                           .timeout = milliseconds(rank == 0 ? 3'000 : 20'000)});
     });
-    // The one gives up after its timeout, the other when that one's store has gone, or its rank.
+    // Rank 0 gives up after its timeout; rank 1 when rank 0 or its store has gone.
     if (rank == 0) {
       expect_text(error, Blame::Timeout, "ranks 2, 3 did not come within 3 s");
     } else {
@@ -498,7 +500,7 @@ TEST(Tcp, ST011_TheRanksThatDidNotComeAreNamed) {
   });
 }
 
-TEST(Tcp, WorldSizesThatDifferAreSeenWhileJoining) {
+TEST(Tcp, DifferentWorldSizesAreRefused) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     const auto error = error_of([&] {
@@ -517,7 +519,7 @@ TEST(Tcp, WorldSizesThatDifferAreSeenWhileJoining) {
 
 // --- file://
 
-TEST(File, GivesRanksInTheOrderOfArrivalWhenThereAreNone) {
+TEST(File, RanksFollowTheOrderOfArrival) {
   const Folder folder;
   const std::string url = folder.url();
   Processes processes(4, [=](int) {
@@ -529,7 +531,7 @@ TEST(File, GivesRanksInTheOrderOfArrivalWhenThereAreNone) {
   EXPECT_FALSE(fs::exists(folder.file())) << "the last one to leave removes it";
 }
 
-TEST(File, KeepsTheRanksThatAreGiven) {
+TEST(File, KeepsGivenRanks) {
   const Folder folder;
   const std::string url = folder.url();
   Processes processes(3, [=](int rank) {
@@ -541,7 +543,7 @@ TEST(File, KeepsTheRanksThatAreGiven) {
   processes.expect_success();
 }
 
-TEST(File, ThreadsOfOneProcessMayBeItsRanks) {
+TEST(File, ThreadsMayBeRanks) {
   const Folder folder;
   harness::run_threads(3, [&](int) {
     auto group =
@@ -550,7 +552,7 @@ TEST(File, ThreadsOfOneProcessMayBeItsRanks) {
   });
 }
 
-TEST(File, ServesOneJobAfterTheOther) {
+TEST(File, ServesOneJobAfterAnother) {
   const Folder folder;
   for (int job = 1; job <= 2; ++job) {
     harness::run_threads(2, [&](int) {
@@ -562,8 +564,8 @@ TEST(File, ServesOneJobAfterTheOther) {
   }
 }
 
-// Not what Gloo or the group holds: the stores alone, and they end at the same instant.
-TEST(File, ST006_IsRemovedHoweverTheLastRanksLeave) {
+// The stores alone, without Gloo or a group; they end at the same instant.
+TEST(File, IsRemovedHoweverTheLastRanksLeave) {
   const Folder folder;
   for (int job = 1; job <= 300; ++job) {
     std::barrier together(3);
@@ -577,7 +579,7 @@ TEST(File, ST006_IsRemovedHoweverTheLastRanksLeave) {
   }
 }
 
-TEST(File, ST006_StaysWhileARankHoldsItOrHasNotCome) {
+TEST(File, StaysWhileARankNeedsIt) {
   const Folder folder;
   const auto come = [&](int rank) {
     return group::rendezvous({.init_method = folder.url(), .rank = rank, .world_size = 2},
@@ -594,7 +596,7 @@ TEST(File, ST006_StaysWhileARankHoldsItOrHasNotCome) {
   EXPECT_FALSE(fs::exists(folder.file()));
 }
 
-TEST(File, CC001_ST012_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
+TEST(File, MissingKeyWaitsForTheGroupsLimit) {
   const Folder folder;
   auto group = init_process_group({.init_method = folder.url(),
                                    .rank = 0,
@@ -607,7 +609,7 @@ TEST(File, CC001_ST012_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
   EXPECT_EQ(group.store()->get("there").size(), 3U) << "and goes on";
 }
 
-TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
+TEST(File, LeftoverOfAKilledJobIsReported) {
   const Folder folder;
   // A job of two whose processes have ended without leaving.
   {
@@ -627,7 +629,7 @@ TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
               "rank 1 came twice");
 }
 
-TEST(File, ST014_RefusesWhatCannotBeWrittenOrIsIncomplete) {
+TEST(File, RefusesUnusablePaths) {
   expect_text(refused({.init_method = "file:///no/such/folder/job", .world_size = 2}),
               Blame::Caller, "the folder /no/such/folder/ cannot be written to");
   expect_text(refused({.init_method = "file:///tmp/weft-job"}), Blame::Caller, "no world size");
@@ -638,9 +640,9 @@ TEST(File, ST014_RefusesWhatCannotBeWrittenOrIsIncomplete) {
               Blame::Caller, "outside a world of 2");
 }
 
-// --- a store that is given
+// --- a store that the program gives
 
-TEST(GivenStore, OfAnyKindServes) {
+TEST(GivenStore, MayBeOfAnyKind) {
   const auto tcp = [port = launch::free_port()](int rank) -> c10::intrusive_ptr<c10d::Store> {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(port);
@@ -665,9 +667,9 @@ TEST(GivenStore, OfAnyKindServes) {
   });
 }
 
-// Through any number of prefixes the group finds the store's connections: where a user blocks on
-// his, it has its own.
-TEST(GivenStore, ST013_MayBePrefixedInSeveralLayers) {
+// The group finds the store's connection through any number of prefixes, and uses one of its own
+// while a user blocks on theirs.
+TEST(GivenStore, MayHaveSeveralPrefixes) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     c10d::TCPStoreOptions options;
@@ -694,7 +696,7 @@ TEST(GivenStore, ST013_MayBePrefixedInSeveralLayers) {
   });
 }
 
-TEST(GivenStore, CN018_ARankZeroThatNeverComesIsNamed) {
+TEST(GivenStore, AbsentRankZeroIsNamed) {
   for (const char* backend : {"gloo", "tcp"}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(2, [&](int thread) {
@@ -713,7 +715,7 @@ TEST(GivenStore, CN018_ARankZeroThatNeverComesIsNamed) {
   }
 }
 
-TEST(GivenStore, CN014_ServesAGroupAfterOneThatHasEndedOrBroken) {
+TEST(GivenStore, ServesOneGroupAfterAnother) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
     const auto join = [&](const std::string& name) {
@@ -756,7 +758,7 @@ TEST(GivenStore, ServesSeveralGroupsByName) {
   });
 }
 
-TEST(GivenStore, NeedsRankAndWorldSizeWhateverTheEnvironmentSays) {
+TEST(GivenStore, NeedsExplicitRankAndWorldSize) {
   const Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}};
   const auto store = c10::make_intrusive<c10d::HashStore>();
   expect_text(refused({.store = store}, variables), Blame::Caller, "no rank for a given store");

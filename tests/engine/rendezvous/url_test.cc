@@ -7,7 +7,7 @@
 namespace weft::group {
 namespace {
 
-TEST(Url, TakesHostPortPathAndQueryApart) {
+TEST(Url, SplitsHostPortPathAndQuery) {
   const Url tcp = Url::parse("tcp://host.example:29500?rank=1&world_size=4");
   EXPECT_EQ(tcp.scheme, "tcp");
   EXPECT_EQ(tcp.host, "host.example");
@@ -25,7 +25,7 @@ TEST(Url, TakesHostPortPathAndQueryApart) {
   EXPECT_FALSE(Url::parse("env://").port);
 }
 
-TEST(Url, ST014_RefusesWhatItCannotRead) {
+TEST(Url, RefusesInvalidText) {
   for (const char* text :
        {"", "host:80", "http://host", "tcp://host:x", "tcp://host:0", "tcp://host:65536",
         "tcp://[::1", "tcp://[::1]x", "env://?rank", "env://?color=3"}) {
@@ -52,7 +52,7 @@ TEST(Address, KnowsMulticastAddresses) {
   }
 }
 
-TEST(Address, ForOthersIsNoLoopbackButWhereTheJobNamesOne) {
+TEST(Address, LoopbackIsForLoopbackJobsOnly) {
   for (const char* loopback : {"127.0.0.1", "127.0.1.1", "::1"}) {
     EXPECT_EQ(address_for_others("node1", loopback, "10.0.0.7"), "10.0.0.7") << loopback;
     EXPECT_EQ(address_for_others("node1", loopback, ""), loopback) << "there is no other";
@@ -65,14 +65,14 @@ TEST(Address, ForOthersIsNoLoopbackButWhereTheJobNamesOne) {
   EXPECT_EQ(address_for_others("node1", "", "10.0.0.7"), "") << "no route";
 }
 
-TEST(Address, OutwardIsOfThisMachineAndNoLoopback) {
+TEST(Address, OutwardIsThisMachinesNotLoopback) {
   const std::string outward = outward_address();
   if (outward.empty()) GTEST_SKIP() << "this machine has no network";
   EXPECT_TRUE(is_this_machine(outward)) << outward;
   EXPECT_EQ(address_for_others("node1", outward, "10.0.0.7"), outward) << "no loopback";
 }
 
-TEST(Address, OfAnInterfaceIsFoundByName) {
+TEST(Address, InterfaceIsFoundByName) {
   EXPECT_EQ(address_of_interface("lo", AF_INET), "127.0.0.1");
   try {
     address_of_interface("no-such-if");

@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Backoff, WhoWaitsForLongAsksSeldomAndHearsOfItSoonForThatTime) {
+TEST(Backoff, LongWaitsAskSeldomAndHearSoon) {
   for (Backoff pause : {Backoff(), Backoff::between_connections()}) {
     std::chrono::nanoseconds waited = 0ns;
     int asked = 0;

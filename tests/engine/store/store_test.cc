@@ -1,4 +1,4 @@
-// The connections of groups and agents to a store that the program gives.
+// Connections of groups and agents to a store that the program provides.
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -41,7 +41,7 @@ class TcpStore : public testing::Test {
     options.timeout = seconds(60);
     return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   }
-  // That have been accepted and are open at both ends.
+  // Connections that have been accepted and are open at both ends.
   std::size_t connections() const {
     char port[8];
     std::snprintf(port, sizeof port, ":%04X", host_->getPort());
@@ -75,7 +75,7 @@ ProcessGroup join(const StorePointer& store, int rank, const std::string& name,
                              .device = c10::Device(c10::kCPU)});
 }
 
-TEST_F(TcpStore, AllGroupsAndAgentsShareOneConnection) {
+TEST_F(TcpStore, GroupsAndAgentsShareAConnection) {
   const std::vector<StorePointer> stores{client(), client()};
   const std::size_t before = connections();
   harness::run_threads(2, [&](int rank) {
@@ -101,8 +101,8 @@ TEST_F(TcpStore, AllGroupsAndAgentsShareOneConnection) {
   EXPECT_TRUE(comes_to(before)) << connections() << " are left of " << before;
 }
 
-// The program's own connection is another: where it waits there, groups go on.
-TEST_F(TcpStore, AProgramThatBlocksOnItHoldsUpNoGroup) {
+// The program's own connection is another one: while the program waits on it, groups go on.
+TEST_F(TcpStore, BlockedProgramDelaysNoGroup) {
   const std::vector<StorePointer> stores{client(), client()};
   harness::run_threads(2, [&](int rank) {
     const auto& store = stores[static_cast<std::size_t>(rank)];
@@ -116,8 +116,8 @@ TEST_F(TcpStore, AProgramThatBlocksOnItHoldsUpNoGroup) {
   });
 }
 
-// One that waits for a rank leaves the connection to the others.
-TEST_F(TcpStore, AGroupThatWaitsHoldsUpNoOther) {
+// A group that waits for a rank leaves the connection to other groups.
+TEST_F(TcpStore, WaitingGroupDelaysNoOther) {
   const StorePointer store = client(), other = client();
   harness::run_threads(2, [&](int rank) {
     auto group = join(rank == 0 ? store : other, rank, "group");
@@ -127,7 +127,7 @@ TEST_F(TcpStore, AGroupThatWaitsHoldsUpNoOther) {
         const Error error = harness::error_of([&] {
           static_cast<void>(
               init_process_group({.rank = 0,
-                                  .world_size = 3,  // of which nobody else comes
+                                  .world_size = 3,  // the other two ranks never come
                                   .store = c10::make_intrusive<c10d::PrefixStore>("never", store),
                                   .group_name = "never",
                                   .timeout = seconds(3),
@@ -142,7 +142,7 @@ TEST_F(TcpStore, AGroupThatWaitsHoldsUpNoOther) {
   });
 }
 
-TEST_F(TcpStore, ConnectionsAreSharedByStoreWithTheirPrefixes) {
+TEST_F(TcpStore, PrefixesShareTheStoresConnection) {
   const StorePointer store = client();
   const StorePointer outer = c10::make_intrusive<c10d::PrefixStore>(
       "outer/", c10::make_intrusive<c10d::PrefixStore>("inner", store));
@@ -167,7 +167,7 @@ TEST_F(TcpStore, ConnectionsAreSharedByStoreWithTheirPrefixes) {
 }
 
 // c10d would log a stack trace for each call.
-TEST_F(TcpStore, ALostHostIsNoticedBeforeC10dIsAsked) {
+TEST_F(TcpStore, LostHostIsNoticedBeforeC10dIsAsked) {
   group::StoreBootstrap store(group::connection_of(client()));
   store.set("key", group::to_bytes("value"));
   host_.reset();
@@ -181,7 +181,7 @@ TEST_F(TcpStore, ALostHostIsNoticedBeforeC10dIsAsked) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
-TEST_F(TcpStore, AConnectionEndsWithItsLastUser) {
+TEST_F(TcpStore, ConnectionEndsWithItsLastUser) {
   const StorePointer store = client();
   const std::size_t before = connections();
   for (int i = 0; i < 3; ++i) {
