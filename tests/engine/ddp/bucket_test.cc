@@ -22,20 +22,19 @@ std::vector<std::vector<std::size_t>> plan(const std::vector<PlannedGradient>& g
   return result;
 }
 
-// DD-002
-TEST(PlanBuckets, OneDtypeAtItsLimitGivesOneBucketEach) {
+TEST(PlanBuckets, FullGradientGetsItsOwnBucket) {
   EXPECT_THAT(plan({floats(100), floats(100), floats(100), floats(100)}, {0, 1, 2, 3}, {400}),
               ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3)));
 }
 
-TEST(PlanBuckets, ABucketHoldsOneDtypeOnly) {
+TEST(PlanBuckets, BucketHoldsOneDtypeOnly) {
   const auto f = floats(50);
   const auto d = floats(25, at::kDouble);
   EXPECT_THAT(plan({f, d, f, d, f, d}, {0, 1, 2, 3, 4, 5}, {400}),
               ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3), ElementsAre(4), ElementsAre(5)));
 }
 
-TEST(PlanBuckets, TheFirstLimitIsForTheFirstBucketOfEachKind) {
+TEST(PlanBuckets, FirstLimitAppliesToEachKind) {
   const auto f = floats(10);
   const auto d = floats(5, at::kDouble);
   EXPECT_THAT(plan({f, d, f, d, f, d}, {0, 1, 2, 3, 4, 5}, {40, 80}),
@@ -56,20 +55,20 @@ TEST(PlanBuckets, FollowsTheOrder) {
               ElementsAre(ElementsAre(2, 0), ElementsAre(1)));
 }
 
-TEST(PlanBuckets, BucketsComeInTheOrderOfTheirLastGradient) {
+TEST(PlanBuckets, LastGradientOrdersBuckets) {
   const auto f = floats(10);
   const auto d = floats(5, at::kDouble);
-  // The doubles' bucket begins first and ends last.
+  // The bucket of doubles begins first and ends last.
   EXPECT_THAT(plan({d, f, f, d}, {0, 1, 2, 3}, {80}),
               ElementsAre(ElementsAre(1, 2), ElementsAre(0, 3)));
 }
 
-TEST(PlanBuckets, ASparseGradientTravelsAlone) {
+TEST(PlanBuckets, SparseGradientTravelsAlone) {
   EXPECT_THAT(plan({floats(10), floats(10, at::kFloat, true), floats(10)}, {0, 1, 2}, {1000}),
               ElementsAre(ElementsAre(1), ElementsAre(0, 2)));
 }
 
-TEST(PlanBuckets, RefusesABadOrderAndAnEmptyBucket) {
+TEST(PlanBuckets, RefusesBadOrdersAndLimits) {
   const auto blame = [](const std::vector<std::size_t>& order,
                         const std::vector<std::size_t>& limits) {
     try {

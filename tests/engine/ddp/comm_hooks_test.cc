@@ -11,8 +11,7 @@
 namespace weft::testing {
 namespace {
 
-// DD-021
-TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
+TEST(CommHooks, BuiltInHooksEqualTheAverage) {
   struct Case {
     const char* name;
     std::function<CommHook(ProcessGroup)> make;
@@ -47,7 +46,7 @@ TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
   }
 }
 
-TEST(CommHooks, AChainedContinuationChangesTheResultByExactlyItsFactor) {
+TEST(CommHooks, ContinuationMayScaleTheResult) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -70,7 +69,7 @@ TEST(CommHooks, AChainedContinuationChangesTheResultByExactlyItsFactor) {
   });
 }
 
-TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
+TEST(CommHooks, SeesTheBucketAndItsParameters) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -84,7 +83,8 @@ TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
         ++seen;
       }
       EXPECT_EQ(bucket.buffer().numel(), elements);
-      return Future<at::Tensor>::ready(bucket.buffer());  // no communication: local gradients stay
+      return Future<at::Tensor>::ready(
+          bucket.buffer());  // without communication the local gradients stay
     });
     const auto mine = random({2, 6}, static_cast<std::uint64_t>(group.rank()));
     ddp(mine).sum().backward();
@@ -96,7 +96,6 @@ TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
   });
 }
 
-// DD-022
 TEST(CommHooks, MisuseIsACallerError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
@@ -113,7 +112,7 @@ TEST(CommHooks, MisuseIsACallerError) {
   });
 }
 
-TEST(CommHooks, AResultOfAnotherShapeForASparseGradientIsACallerError) {
+TEST(CommHooks, WrongSparseResultIsACallerError) {
   for (const torch::Tensor& result : {torch::Tensor(), torch::ones({1}), torch::ones({2, 5})}) {
     harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
       torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
@@ -126,7 +125,7 @@ TEST(CommHooks, AResultOfAnotherShapeForASparseGradientIsACallerError) {
   }
 }
 
-TEST(CommHooks, ASparseResultForADenseBucketIsACallerError) {
+TEST(CommHooks, SparseResultNeedsASparseBucket) {
   harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
@@ -139,7 +138,6 @@ TEST(CommHooks, ASparseResultForADenseBucketIsACallerError) {
   });
 }
 
-// DD-019
 TEST(CommHooks, CompressionKeepsTheImaginaryPart) {
   struct Net : torch::nn::Module {
     torch::Tensor forward() {
@@ -160,8 +158,8 @@ TEST(CommHooks, CompressionKeepsTheImaginaryPart) {
   }
 }
 
-// One element would be repeated for all.
-TEST(CommHooks, AResultOfAnotherShapeInsideACompressionIsACallerError) {
+// Otherwise a single element would be repeated for all.
+TEST(CommHooks, CompressionChecksTheResultsShape) {
   for (const torch::Tensor& result : {torch::Tensor(), torch::ones({1}), torch::ones({})}) {
     harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
       Mlp net;
@@ -175,8 +173,8 @@ TEST(CommHooks, AResultOfAnotherShapeInsideACompressionIsACallerError) {
   }
 }
 
-// Twice as much, in memory of its own or of the bucket, whose elements lie in another order.
-TEST(CommHooks, AResultMayHaveGapsOrShareTheBucketsMemory) {
+// The result has gaps in memory of its own, or is a view of the bucket in another order.
+TEST(CommHooks, ResultMayHaveGapsOrAliasTheBucket) {
   for (const bool shares : {true, false}) {
     harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
       torch::nn::Linear net(torch::nn::LinearOptions(3, 2).bias(false));
@@ -208,7 +206,7 @@ TEST(CommHooks, CompressionTakesSparseGradients) {
   });
 }
 
-TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
+TEST(CommHooks, NextForwardReportsAFailedHook) {
   const std::vector<std::pair<CommHook, std::string>> hooks{
       {[](GradBucket&) {
          return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room")));
@@ -227,14 +225,14 @@ TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
       EXPECT_THAT(error.text(), ::testing::HasSubstr("the last backward failed on rank 0"));
       EXPECT_THAT(error.text(), ::testing::HasSubstr(why));
       net->zero_grad();
-      DistributedDataParallel again(net, group);  // while the other one lives
+      DistributedDataParallel again(net, group);  // while the other wrapper exists
       again(random({2, 6}, 1)).sum().backward();
       EXPECT_EQ(again.stats().passes, 1U);
     });
   }
 }
 
-TEST(CommHooks, AHookBehindTheFirstBackwardIsRefused) {
+TEST(CommHooks, HookAfterABackwardIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
@@ -246,7 +244,7 @@ TEST(CommHooks, AHookBehindTheFirstBackwardIsRefused) {
   });
 }
 
-TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
+TEST(CommHooks, FailedHookEndsTheBackward) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);

@@ -1,6 +1,6 @@
-// Collectives and training steps captured into CUDA graphs, on a real GPU over NCCL with one rank.
-// What the fake driver cannot show: libtorch's kernels, its allocator and autograd's threads inside
-// a capture.
+// Collectives and training steps captured into CUDA graphs, on a real GPU over NCCL with one rank:
+// the fake driver cannot show libtorch's kernels, its allocator and autograd's threads inside a
+// capture.
 #include <gtest/gtest.h>
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -34,7 +34,7 @@ class CudaGraph : public testing::Test {
                                  .device = kGpu});
   }
 
-  // Ends the capture also where the body throws, and throws then.
+  // Ends the capture even if the body throws, and rethrows then.
   static void capture(at::cuda::CUDAGraph& graph, const std::function<void()>& body) {
     torch::cuda::synchronize();
     graph.capture_begin();
@@ -47,7 +47,7 @@ class CudaGraph : public testing::Test {
     graph.capture_end();
   }
 
-  // A model with what steps it; the same for every one.
+  // A model and its optimizer; equal for every instance.
   struct Training {
     explicit Training(const ProcessGroup& group, DdpOptions options = {}) {
       torch::manual_seed(1);
@@ -74,7 +74,7 @@ class CudaGraph : public testing::Test {
   ProcessGroup group_;
 };
 
-TEST_F(CudaGraph, CN007_CollectivesChangeTheirTensorsAtLaunchesOnly) {
+TEST_F(CudaGraph, CollectivesRunAtLaunchesOnly) {
   const at::Tensor tensor = torch::ones({1 << 20}, kGpu);
   group_.all_reduce(tensor).wait();
   for (int captured = 0; captured < 10; ++captured) {
@@ -97,10 +97,10 @@ TEST_F(CudaGraph, CN007_CollectivesChangeTheirTensorsAtLaunchesOnly) {
     }
     torch::cuda::synchronize();
   }
-  group_.all_reduce(tensor).synchronize();  // the group is used as before
+  group_.all_reduce(tensor).synchronize();  // the group still works
 }
 
-TEST_F(CudaGraph, ALaunchedTrainingStepIsTheOneThatWasCaptured) {
+TEST_F(CudaGraph, LaunchedStepEqualsTheEagerStep) {
   Training eager(group_), captured(group_);
   for (int i = 0; i < 3; ++i) eager.step();
   for (int i = 0; i < 3; ++i) captured.step();
@@ -118,7 +118,7 @@ TEST_F(CudaGraph, ALaunchedTrainingStepIsTheOneThatWasCaptured) {
   }
 }
 
-TEST_F(CudaGraph, StepsThatDoSomethingOnTheHostAreRefused) {
+TEST_F(CudaGraph, StepsWithHostWorkAreRefused) {
   Training training(group_);
   at::cuda::CUDAGraph first;
   const Error early = error_of([&] { capture(first, [&] { training.step(); }); });
@@ -137,7 +137,7 @@ TEST_F(CudaGraph, StepsThatDoSomethingOnTheHostAreRefused) {
       << unused.text();
 }
 
-TEST_F(CudaGraph, TheHostDoesNotWaitForWhatIsCaptured) {
+TEST_F(CudaGraph, HostCannotSynchronizeInACapture) {
   const at::Tensor tensor = torch::ones({8}, kGpu);
   group_.all_reduce(tensor).wait();
   at::cuda::CUDAGraph graph;

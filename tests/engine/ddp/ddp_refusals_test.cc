@@ -1,5 +1,5 @@
-// DistributedDataParallel refuses models, and options, that the ranks do not have alike, and what
-// it could not average.
+// DistributedDataParallel refuses models and options that differ between ranks, and models that it
+// could not average.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// DD-017
-TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
+TEST(Ddp, ModelShapesMustAgree) {
   for (const auto as : {harness::As::Threads, harness::As::Processes}) {
     harness::run_ranks(as, 3, [](ProcessGroup group) {
       Mlp net(6, group.rank() == 2 ? 4 : 5);
@@ -35,7 +34,7 @@ TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
   }
 }
 
-TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
+TEST(Ddp, ParameterCountsMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2));
     if (group.rank() == 1) net->push_back(torch::nn::Linear(2, 2));
@@ -43,8 +42,8 @@ TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
   });
 }
 
-// A collective that the program has not called itself is said to be of whom it is.
-TEST(Ddp, AnErrorOfTheBuffersCollectiveNamesDdp) {
+// The error of a collective that the program has not called itself names its caller in Weft.
+TEST(Ddp, BufferCollectiveErrorNamesDdp) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
     DistributedDataParallel<torch::nn::SequentialImpl> ddp(net, group);
@@ -59,7 +58,7 @@ TEST(Ddp, AnErrorOfTheBuffersCollectiveNamesDdp) {
   });
 }
 
-TEST(Ddp, ComparingModelsLeavesNothingInTheStore) {
+TEST(Ddp, ComparingModelsLeavesNoStoreKeys) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
@@ -74,8 +73,7 @@ TEST(Ddp, ComparingModelsLeavesNothingInTheStore) {
   });
 }
 
-// DD-018
-TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
+TEST(Ddp, MemoryOrdersMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Conv2d net(3, 4, 3);
     if (group.rank() == 1)
@@ -84,7 +82,7 @@ TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
   });
 }
 
-TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
+TEST(Ddp, ModuleWithoutGradientsIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     for (auto& parameter : net->parameters()) parameter.set_requires_grad(false);
@@ -92,8 +90,7 @@ TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
   });
 }
 
-// DD-017
-TEST(Ddp, AnEmptyModuleIsACallerError) {
+TEST(Ddp, EmptyModuleIsRefused) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     const auto refused = [&](const auto& module) {
       EXPECT_THAT([&] { DistributedDataParallel ddp(module, group); },
@@ -104,14 +101,14 @@ TEST(Ddp, AnEmptyModuleIsACallerError) {
   });
 }
 
-// Its parameters have other accumulators then, without the hooks that see their gradients.
-TEST(Ddp, AModuleThatGetsAnotherTypeAfterwardsIsACallerErrorThatNamesItsParameters) {
+// Its parameters then have other accumulators, without the hooks that see their gradients.
+TEST(Ddp, ChangedDtypeNamesTheParameters) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 1);
     DistributedDataParallel ddp(net, group);
     ddp(torch::ones({1, 2})).sum().backward();
     net->bias.requires_grad_(false).requires_grad_(true);
-    net->to(torch::kFloat);  // which it has
+    net->to(torch::kFloat);  // the dtype that it already has
     ddp(torch::ones({1, 2})).sum().backward();
     net->to(torch::kDouble);
     EXPECT_THAT(
@@ -125,7 +122,7 @@ TEST(Ddp, AModuleThatGetsAnotherTypeAfterwardsIsACallerErrorThatNamesItsParamete
   });
 }
 
-TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
+TEST(Ddp, FrozenParametersMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     if (group.rank() == 1) net->weight.set_requires_grad(false);
@@ -135,8 +132,8 @@ TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
   });
 }
 
-// It would reduce one gradient less than the others.
-TEST(Ddp, AWeightThatIsSharedOnOneRankOnlyIsACallerErrorOnAll) {
+// That rank would reduce one gradient less than the others.
+TEST(Ddp, SharedWeightsMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear first(2, 2), second(2, 2);
     second->register_parameter("other", group.rank() == 1 ? first->weight : torch::ones({2, 2}));
@@ -147,7 +144,7 @@ TEST(Ddp, AWeightThatIsSharedOnOneRankOnlyIsACallerErrorOnAll) {
   });
 }
 
-TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
+TEST(Ddp, OptionsMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     const std::size_t bytes = group.rank() == 1 ? 8 : 16;
@@ -161,7 +158,7 @@ TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
   });
 }
 
-TEST(Ddp, ASparseBufferIsACallerErrorThatNamesIt) {
+TEST(Ddp, SparseBufferIsNamed) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     net->register_buffer("neighbours", torch::eye(2).to_sparse());
@@ -172,7 +169,7 @@ TEST(Ddp, ASparseBufferIsACallerErrorThatNamesIt) {
   });
 }
 
-TEST(Ddp, AnExpandedParameterIsACallerErrorOnAllRanks) {
+TEST(Ddp, ExpandedParameterIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(3, 2);
     net->register_parameter("wide", torch::ones({1, 3}).expand({4, 3}));

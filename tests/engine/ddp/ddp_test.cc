@@ -1,4 +1,4 @@
-// DistributedDataParallel: what it computes, whatever its options.
+// Results of DistributedDataParallel, under all of its options.
 #include <gtest/gtest.h>
 
 #include <ATen/autocast_mode.h>
@@ -35,7 +35,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
                                                torch::optim::AdamWOptions(0.01));
 }
 
-// One process on the whole batch, step for step.
+// The parameters after each step of one process that trains on the whole batch.
 std::vector<std::vector<torch::Tensor>> reference_run(const std::string& kind, int steps) {
   Mlp net;
   fill(net);
@@ -52,8 +52,7 @@ std::vector<std::vector<torch::Tensor>> reference_run(const std::string& kind, i
   return states;
 }
 
-// DD-001
-TEST_P(DdpEquality, RanksWithPartsOfTheBatchGoTheWayOfOneProcessWithTheWhole) {
+TEST_P(DdpEquality, RanksTrainLikeOneProcess) {
   constexpr int kSteps = 10;
   for (const std::string kind : {"sgd", "adamw"}) {
     const auto expected = reference_run(kind, kSteps);
@@ -61,7 +60,7 @@ TEST_P(DdpEquality, RanksWithPartsOfTheBatchGoTheWayOfOneProcessWithTheWhole) {
       harness::run_ranks(harness::As::Threads, ranks, [&](ProcessGroup group) {
         Mlp net;
         fill(net, /*seed=*/static_cast<std::uint64_t>(
-                 group.rank() == 0 ? 1 : 99));  // rank 0's values count
+                 group.rank() == 0 ? 1 : 99));  // rank 0's values are used
         DistributedDataParallel ddp(net, group, GetParam().options);
         auto optimizer = make_optimizer(kind, net->parameters());
         for (int step = 0; step < kSteps; ++step) {
@@ -106,7 +105,7 @@ TEST(Ddp, OneRankIsPlainTraining) {
   });
 }
 
-TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
+TEST(Ddp, TakesModulesOfAnySignature) {
   struct TwoImpl : torch::nn::Module {
     TwoImpl() : weight(register_parameter("weight", torch::ones({2}, torch::kDouble))) {}
     std::tuple<torch::Tensor, int> forward(const torch::Tensor& x, int factor,
@@ -133,7 +132,7 @@ TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
   });
 }
 
-// DD-024: the source is rank 0, and nothing can be left out.
+// The source is always rank 0, and no tensor can be left out.
 TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
@@ -155,7 +154,7 @@ TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
   });
 }
 
-TEST(Ddp, GradientsKeepTheMemoryOrderOfTheirParameters) {
+TEST(Ddp, GradientsKeepTheMemoryOrder) {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{25} << 20}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       torch::nn::Conv2d net(3, 4, 3);
@@ -170,8 +169,7 @@ TEST(Ddp, GradientsKeepTheMemoryOrderOfTheirParameters) {
   }
 }
 
-// DD-019
-TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
+TEST(Ddp, HalfGradientsDoNotOverflow) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() : weight(register_parameter("weight", torch::ones({4}, torch::kHalf))) {}
@@ -185,8 +183,8 @@ TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
   });
 }
 
-// Mixed precision: the forward pass computes in bfloat16, the gradients are the parameters' and are
-// averaged as such.
+// Mixed precision: the forward computes in bfloat16; gradients have the parameters' dtype and are
+// averaged in it.
 TEST(Ddp, WorksUnderAutocast) {
   struct Autocast {
     Autocast() : dtype(at::autocast::get_autocast_dtype(at::kCPU)) {
@@ -232,7 +230,7 @@ TEST(Ddp, WorksUnderAutocast) {
   });
 }
 
-TEST(Ddp, ComplexParametersKeepTheirImaginaryPart) {
+TEST(Ddp, ComplexGradientsKeepBothParts) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -257,8 +255,7 @@ TEST(Ddp, ComplexParametersKeepTheirImaginaryPart) {
   });
 }
 
-// DD-002, DD-027
-TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
+TEST(Ddp, DtypesTravelInSeparateBuckets) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() {
@@ -291,10 +288,9 @@ TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
   });
 }
 
-// DD-027
-TEST(Ddp, BucketsFollowTheOrderInWhichGradientsCameAfterTheFirstPass) {
+TEST(Ddp, BucketsFollowTheOrderOfGradients) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    // Declared first, used last: its gradient comes first.
+    // Declared first and used last, so its gradient is computed first.
     struct NetImpl : torch::nn::Module {
       NetImpl()
           : last(register_module("last", torch::nn::Linear(4, 4))),
@@ -320,8 +316,7 @@ TEST(Ddp, BucketsFollowTheOrderInWhichGradientsCameAfterTheFirstPass) {
   });
 }
 
-// DD-028
-TEST(Ddp, EvaluationOnOneRankWaitsForNobody) {
+TEST(Ddp, EvaluationNeedsNoOtherRank) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -347,8 +342,7 @@ TEST(Ddp, EvaluationOnOneRankWaitsForNobody) {
   });
 }
 
-// DD-023
-TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
+TEST(Ddp, BuffersFollowRankZero) {
   for (const bool broadcast : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
@@ -371,8 +365,7 @@ TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
   }
 }
 
-// DD-023
-TEST(Ddp, TwoForwardsThroughABatchNormHaveOneBackward) {
+TEST(Ddp, BatchNormForwardsShareABackward) {
   struct NetImpl : torch::nn::Module {
     NetImpl() : norm(register_module("norm", torch::nn::BatchNorm1d(4))) { to(torch::kDouble); }
     torch::Tensor forward(torch::Tensor x) { return norm(x); }
@@ -396,8 +389,7 @@ TEST(Ddp, TwoForwardsThroughABatchNormHaveOneBackward) {
   });
 }
 
-// DD-020
-TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
+TEST(Ddp, SparseGradientsAreAveraged) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
@@ -437,8 +429,7 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
   }
 }
 
-// DD-019, DD-020
-TEST(Ddp, SparseHalfPrecisionGradientsAreDividedBeforeTheSum) {
+TEST(Ddp, SparseHalfGradientsDoNotOverflow) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -457,8 +448,7 @@ TEST(Ddp, SparseHalfPrecisionGradientsAreDividedBeforeTheSum) {
   });
 }
 
-// DD-026
-TEST(Ddp, ACheckpointContinuesExactlyLikeTheUninterruptedRun) {
+TEST(Ddp, CheckpointResumesExactly) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto steps = [&](DistributedDataParallel<MlpImpl>& ddp, torch::optim::SGD& optimizer,
                            int from, int to) {

@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// One weight, whose gradient is the sum of the inputs.
+// A model of one weight, whose gradient is the sum of the inputs.
 torch::nn::Linear one_weight() {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   torch::nn::init::ones_(net->weight);
@@ -49,7 +49,7 @@ void with_all_options(
   }
 }
 
-TEST(Forwards, EachBackwardOfAnyForwardIsAveraged) {
+TEST(Forwards, EachForwardsBackwardIsAveraged) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     const double mine = 1 + group.rank();
     for (const bool in_order : {true, false}) {
@@ -87,7 +87,7 @@ TEST(Forwards, NoSyncBelongsToTheForward) {
       b.sum().backward();
       EXPECT_EQ(gradient_of(net->weight), 16.5);
     }
-    // The other way round: what no_sync brings waits for the next forward that synchronises.
+    // The other way round: gradients from inside no_sync wait for the next synchronising forward.
     net->zero_grad();
     torch::Tensor a;
     {
@@ -96,7 +96,7 @@ TEST(Forwards, NoSyncBelongsToTheForward) {
     }
     auto b = ddp(input(10 * mine));
     {
-      const auto quiet = ddp.no_sync();  // at a backward it changes nothing
+      const auto quiet = ddp.no_sync();  // has no effect on a backward
       b.sum().backward();
     }
     EXPECT_EQ(gradient_of(net->weight), 15);
@@ -107,7 +107,7 @@ TEST(Forwards, NoSyncBelongsToTheForward) {
   });
 }
 
-TEST(Forwards, OneOfThemInsideNoSyncAndOneOutsideHaveOneBackward) {
+TEST(Forwards, NoSyncMixesWithinOneBackward) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     const double mine = 1 + group.rank();
     auto net = one_weight();
@@ -126,7 +126,7 @@ TEST(Forwards, OneOfThemInsideNoSyncAndOneOutsideHaveOneBackward) {
   });
 }
 
-TEST(Forwards, EachBackwardOfAKeptGraphIsAveraged) {
+TEST(Forwards, KeptGraphIsAveragedEachTime) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     auto net = one_weight();
     DistributedDataParallel ddp(net, group, options);
@@ -141,7 +141,7 @@ TEST(Forwards, EachBackwardOfAKeptGraphIsAveraged) {
   });
 }
 
-struct Opaque {  // does not say what it holds
+struct Opaque {  // does not show the tensors in it
   torch::Tensor loss;
 };
 struct OpaqueNetImpl : torch::nn::Module {
@@ -150,7 +150,7 @@ struct OpaqueNetImpl : torch::nn::Module {
   torch::Tensor weight;
 };
 
-TEST(Forwards, ThatShowNoOutputsAreAveragedInAnyOrderToo) {
+TEST(Forwards, HiddenOutputsAreAveraged) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     const double mine = 1 + group.rank();
     auto net = std::make_shared<OpaqueNetImpl>();
@@ -191,7 +191,7 @@ struct TreeImpl : torch::nn::Module {
   std::vector<torch::Tensor> weights;
 };
 
-TEST(Forwards, BackwardsOfTwoHeadsOnOneTrunkAreAveragedOrRefusedByName) {
+TEST(Forwards, TwoHeadsAreAveragedOrRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto x = torch::full({1}, 1.0 + group.rank(), torch::kDouble);
     auto net = std::make_shared<TreeImpl>();
@@ -217,9 +217,9 @@ TEST(Forwards, BackwardsOfTwoHeadsOnOneTrunkAreAveragedOrRefusedByName) {
   });
 }
 
-// --- what is refused, or warned of
+// --- refusals and warnings
 
-TEST(Forwards, ABackwardThatCreatesAGraphIsRefused) {
+TEST(Forwards, CreateGraphIsRefused) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = one_weight();
@@ -233,12 +233,12 @@ TEST(Forwards, ABackwardThatCreatesAGraphIsRefused) {
   }
 }
 
-TEST(Forwards, TwoWrappersOfOneModuleInOneBackwardAreRefused) {
+TEST(Forwards, TwoWrappersInOneBackwardAreRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = one_weight();
     DistributedDataParallel one(net, group);
     DistributedDataParallel other(net, group);
-    for (auto* ddp : {&one, &other, &one}) {  // each for itself
+    for (auto* ddp : {&one, &other, &one}) {  // each in a backward of its own
       net->zero_grad();
       (*ddp)(input(1 + group.rank())).sum().backward();
       EXPECT_EQ(gradient_of(net->weight), 1.5);
@@ -250,7 +250,7 @@ TEST(Forwards, TwoWrappersOfOneModuleInOneBackwardAreRefused) {
   });
 }
 
-// Runs two ranks and returns what they log. (harness::run_ranks watches the log itself.)
+// Runs two ranks and returns their log. (harness::run_ranks watches the log itself.)
 std::string logged_by(const harness::Body& body) {
   std::mutex mutex;
   std::string text;
@@ -281,14 +281,14 @@ int count_of(const std::string& text, const std::string& what) {
   return count;
 }
 
-TEST(Forwards, TheModuleInPlaceOfTheWrapperIsWarnedOfOnce) {
+TEST(Forwards, BypassedWrapperIsWarnedOfOnce) {
   const std::string log = logged_by([](ProcessGroup& group) {
     auto net = one_weight();
     DistributedDataParallel ddp(net, group);
     ddp(input(1)).sum().backward();
     {
       const auto quiet = ddp.no_sync();
-      net(input(1)).sum().backward();  // as it should be
+      net(input(1)).sum().backward();  // legal inside no_sync
     }
     harness::meet(group);
     for (int step = 0; step < 3; ++step) net(input(1)).sum().backward();
@@ -296,7 +296,7 @@ TEST(Forwards, TheModuleInPlaceOfTheWrapperIsWarnedOfOnce) {
   EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 2) << "one on each rank:\n" << log;
 }
 
-TEST(Forwards, TwoWrappersOfOneModuleAverageInTurnsWithoutAWarning) {
+TEST(Forwards, TwoWrappersMayTakeTurns) {
   const std::string log = logged_by([](ProcessGroup& group) {
     auto net = one_weight();
     DistributedDataParallel first(net, group);
@@ -316,7 +316,7 @@ TEST(Forwards, TwoWrappersOfOneModuleAverageInTurnsWithoutAWarning) {
       << log;
 }
 
-TEST(Forwards, ALastBackwardThatLeftGradientsOutIsWarnedOf) {
+TEST(Forwards, MissingGradientsAreWarnedOf) {
   const std::string log = logged_by([](ProcessGroup& group) {
     auto net = std::make_shared<TreeImpl>();
     DistributedDataParallel<TreeImpl> ddp(net, group);
@@ -325,7 +325,7 @@ TEST(Forwards, ALastBackwardThatLeftGradientsOutIsWarnedOf) {
   EXPECT_EQ(count_of(log, "brought none for parameter 2 (b)"), 2) << log;
 }
 
-TEST(Forwards, AModuleThatHasOtherParametersIsRefused) {
+TEST(Forwards, ModuleWithNewParametersIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Sequential net(torch::nn::Linear(1, 1));
     DistributedDataParallel ddp(net, group);
@@ -339,7 +339,7 @@ TEST(Forwards, AModuleThatHasOtherParametersIsRefused) {
   });
 }
 
-TEST(Forwards, ARankThatSkipsABackwardIsToldAtTheNextBucket) {
+TEST(Forwards, SkippedBackwardIsReported) {
   for (const char* backend : {"shm", "tcp"}) {
     harness::run_ranks(harness::As::Threads, 2,
                        [](ProcessGroup group) {
@@ -360,7 +360,7 @@ TEST(Forwards, ARankThatSkipsABackwardIsToldAtTheNextBucket) {
   }
 }
 
-TEST(Forwards, ABackwardAfterTheEndOfTheWrapperIsRefused) {
+TEST(Forwards, BackwardAfterTheWrapperIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = one_weight();
     const auto x = input(1 + group.rank());
@@ -378,8 +378,8 @@ TEST(Forwards, ABackwardAfterTheEndOfTheWrapperIsRefused) {
   });
 }
 
-// As the generator and the discriminator of a GAN may be.
-TEST(Forwards, TwoModelsWhoseBackwardsAreInAnotherOrderAreAnErrorOnBothRanks) {
+// This may happen to the generator and the discriminator of a GAN.
+TEST(Forwards, BackwardsInOtherOrderAreRefused) {
   for (const char* backend : {"shm", "tcp"}) {
     harness::run_ranks(
         harness::As::Threads, 2,
@@ -400,7 +400,7 @@ TEST(Forwards, TwoModelsWhoseBackwardsAreInAnotherOrderAreAnErrorOnBothRanks) {
   }
 }
 
-TEST(Forwards, TwoModelsWhoseBuffersAreCopiedInAnotherOrderAreAnErrorOnBothRanks) {
+TEST(Forwards, BuffersInOtherOrderAreRefused) {
   harness::run_ranks(
       harness::As::Threads, 2,
       [](ProcessGroup group) {
@@ -424,7 +424,7 @@ TEST(Forwards, TwoModelsWhoseBuffersAreCopiedInAnotherOrderAreAnErrorOnBothRanks
       {.backend = "shm"});
 }
 
-TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
+TEST(Forwards, OneRankMayEvaluateOrCallGrad) {
   for (const char* backend : {"shm", "gloo"}) {
     harness::run_ranks(harness::As::Threads, 2,
                        [](ProcessGroup group) {
@@ -452,7 +452,7 @@ TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
 
 // --- frozen, thawed and loaded
 
-TEST(Forwards, WhatIsThawedIsAveraged) {
+TEST(Forwards, ThawedParametersAreAveraged) {
   for (const bool finds_unused : {false, true}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<ChainImpl>(3);
@@ -484,7 +484,7 @@ TEST(Forwards, WhatIsThawedIsAveraged) {
 
 class ChangedOnOneRankOnly : public ::testing::TestWithParam<const char*> {
  protected:
-  // `change` is given the parameters before the second forward, and after it: true.
+  // Calls `change` with the first weight before the second forward, and after it with `late` set.
   static void expect_refused(
       bool trains_first,
       const std::function<void(int rank, at::Tensor& first, bool late)>& change) {
@@ -513,25 +513,25 @@ class ChangedOnOneRankOnly : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(, ChangedOnOneRankOnly, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
 
-TEST_P(ChangedOnOneRankOnly, WhatIsThawedIsAnErrorOnBothThatNamesIt) {
+TEST_P(ChangedOnOneRankOnly, ThawedParameterIsNamedOnBoth) {
   expect_refused(false, [](int rank, at::Tensor& first, bool late) {
     if (rank == 1 && !late) first.set_requires_grad(true);
   });
 }
 
-TEST_P(ChangedOnOneRankOnly, WhatIsFrozenIsAnErrorOnBothThatNamesIt) {
+TEST_P(ChangedOnOneRankOnly, FrozenParameterIsNamedOnBoth) {
   expect_refused(true, [](int rank, at::Tensor& first, bool late) {
     if (rank == 1 && !late) first.set_requires_grad(false);
   });
 }
 
-TEST_P(ChangedOnOneRankOnly, WhatIsFrozenBehindTheForwardIsAnErrorOnBothThatNamesIt) {
+TEST_P(ChangedOnOneRankOnly, LateFreezeIsNamedOnBoth) {
   expect_refused(true, [](int rank, at::Tensor& first, bool late) {
     if (rank == 1 && late) first.set_requires_grad(false);
   });
 }
 
-TEST(Forwards, WhatAllRanksFreezeBehindTheForwardHasNoGradient) {
+TEST(Forwards, LateFreezeOnAllRanksIsAllowed) {
   harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     auto net = std::make_shared<ChainImpl>(2);
     DistributedDataParallel<ChainImpl> ddp(net, group);
@@ -546,7 +546,7 @@ TEST(Forwards, WhatAllRanksFreezeBehindTheForwardHasNoGradient) {
   });
 }
 
-TEST(Forwards, FreezingUnderAStaticGraphIsRefusedByName) {
+TEST(Forwards, StaticGraphRefusesFreezing) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ChainImpl>(2);
     DistributedDataParallel<ChainImpl> ddp(net, group, {.static_graph = true});
@@ -558,7 +558,7 @@ TEST(Forwards, FreezingUnderAStaticGraphIsRefusedByName) {
   });
 }
 
-TEST(Forwards, AModuleThatIsLoadedGoesOn) {
+TEST(Forwards, LoadedModuleIsStillAveraged) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     const harness::Folder folder;
     const std::string file = folder.path() + "/net.pt";
@@ -571,7 +571,7 @@ TEST(Forwards, AModuleThatIsLoadedGoesOn) {
       net->zero_grad();
       ddp(input(1 + group.rank())).sum().backward();
       EXPECT_EQ(gradient_of(net->weight), 1.5);
-      before.sum().backward();  // of a graph that was made before
+      before.sum().backward();  // of a graph that was made before loading
       EXPECT_EQ(gradient_of(net->weight), 16.5);
     }
   });

@@ -22,8 +22,7 @@ struct ScalarImpl : torch::nn::Module {
   torch::Tensor weight;
 };
 
-// DD-015
-TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
+TEST(Join, DividesByInitialOrActiveRanks) {
   for (const bool by_initial : {true, false}) {
     harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
       auto net = std::make_shared<ScalarImpl>();
@@ -49,7 +48,7 @@ TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
   }
 }
 
-TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
+TEST(Join, AllRanksGetTheFinalParameters) {
   for (const bool find_unused : {true, false}) {
     harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
       Mlp net;
@@ -89,7 +88,7 @@ TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
   }
 }
 
-TEST(Join, AStepInsideNoSyncIsNotReduced) {
+TEST(Join, NoSyncStepIsNotReduced) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
@@ -108,7 +107,7 @@ TEST(Join, AStepInsideNoSyncIsNotReduced) {
   });
 }
 
-TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
+TEST(Join, MirrorsSparseGradientsAndBuffers) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -130,7 +129,7 @@ TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
         ddp(torch::tensor({1, group.rank()})).sum().backward();
       }
     });
-    EXPECT_EQ(net->buffer.item<float>(), 4.0f);  // taken over from rank 1
+    EXPECT_EQ(net->buffer.item<float>(), 4.0f);  // copied from rank 1
   });
 }
 
@@ -145,8 +144,8 @@ struct NormedImpl : torch::nn::Module {
   torch::nn::BatchNorm1d norm;
 };
 
-// As one that validates when its inputs have run out; and the other way round.
-TEST(Join, AFinishedRanksOwnModeDoesNotMatter) {
+// A finished rank may validate while the others train, and the other way round.
+TEST(Join, FinishedRanksModeDoesNotMatter) {
   for (const bool others_train : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<NormedImpl>();
@@ -180,7 +179,7 @@ TEST(Join, AFinishedRanksOwnModeDoesNotMatter) {
   }
 }
 
-TEST(Join, ARankThatOnlyMirroredTheFirstPassOfAStaticGraphTrainsLater) {
+TEST(Join, StaticGraphMirrorMayTrainLater) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group, {.static_graph = true});
@@ -196,14 +195,14 @@ TEST(Join, ARankThatOnlyMirroredTheFirstPassOfAStaticGraphTrainsLater) {
   });
 }
 
-TEST(Join, ARankThatMirroredTheFirstPassOfAStaticGraphIsRefusedWhatTheOthersDoNotUse) {
+TEST(Join, LateStaticGraphUseIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
     join(ddp, [&] {
       if (group.rank() == 0) ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
     });
-    if (group.rank() == 0) {  // is not waited for by who is refused
+    if (group.rank() == 0) {  // the refused rank does not wait for this one
       group.store()->wait({"refused"}, harness::kLimit);
       return;
     }
@@ -222,8 +221,7 @@ TEST(Join, ARankThatMirroredTheFirstPassOfAStaticGraphIsRefusedWhatTheOthersDoNo
   });
 }
 
-// DD-016
-TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
+TEST(Join, ThrowsOnAllRanksAfterCommonSteps) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
@@ -247,7 +245,7 @@ TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
   });
 }
 
-TEST(Join, DisabledOneOnlyRunsTheSteps) {
+TEST(Join, DisabledJoinOnlyRunsTheSteps) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
@@ -257,7 +255,7 @@ TEST(Join, DisabledOneOnlyRunsTheSteps) {
   });
 }
 
-TEST(Join, AnExceptionOfTheUserPassesThrough) {
+TEST(Join, UsersExceptionPassesThrough) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
@@ -266,7 +264,7 @@ TEST(Join, AnExceptionOfTheUserPassesThrough) {
   });
 }
 
-TEST(Join, OneObjectInTwoScopesIsACallerError) {
+TEST(Join, NestedUseOfOneObjectIsRefused) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
@@ -276,7 +274,7 @@ TEST(Join, OneObjectInTwoScopesIsACallerError) {
   });
 }
 
-TEST(Join, ObjectsOfDifferentGroupsAndOneThatIsGivenTwiceAreCallerErrors) {
+TEST(Join, MixedGroupsOrDuplicatesAreRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto refused = [](std::vector<Joinable*> joinables) -> std::string {
       try {
@@ -305,7 +303,7 @@ TEST(Join, ObjectsOfDifferentGroupsAndOneThatIsGivenTwiceAreCallerErrors) {
   });
 }
 
-TEST(Join, CallsThatDifferBetweenRanksAreCallerErrorsOnAll) {
+TEST(Join, DifferingCallsAreRefusedOnAll) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     const bool other = group.rank() == 1;
     auto net = std::make_shared<ScalarImpl>();
@@ -327,11 +325,11 @@ TEST(Join, CallsThatDifferBetweenRanksAreCallerErrorsOnAll) {
                 HasSubstr("different values of divide_by_initial_world_size"));
     EXPECT_THAT(text_of({&ddp}, {.throw_on_early_termination = other}),
                 HasSubstr("different values of throw_on_early_termination"));
-    join(ddp, [&] { ddp(1.0).sum().backward(); });  // usable still
+    join(ddp, [&] { ddp(1.0).sum().backward(); });  // still usable
   });
 }
 
-TEST(Join, ANullPointerIsACallerError) {
+TEST(Join, NullPointerIsRefused) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);

@@ -23,7 +23,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// A chain of `layers` scalars; records when each gradient is computed.
+// A chain of `layers` scalar weights.
 struct ChainImpl : torch::nn::Module {
   explicit ChainImpl(int layers) {
     for (int i = 0; i < layers; ++i)
@@ -54,8 +54,8 @@ struct PickyImpl : torch::nn::Module {
   std::vector<torch::Tensor> weights;
 };
 
-// The same parameters on every call with the same seed. (libtorch's generator is shared by the
-// ranks of a process.)
+// Gives a module the same parameters on every call with the same seed. (The ranks of a process
+// share libtorch's generator.)
 template <class Holder>
 void fill(Holder& module, std::uint64_t seed = 1) {
   const torch::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// What a forward returns, and what the loss leaves out of it.
+// Outputs of a forward, and those that the loss leaves out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,15 +28,14 @@ struct TwoHeadsImpl : torch::nn::Module {
   torch::nn::Linear a, b;
 };
 
-// DD-011
-TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
+TEST(Graphs, UnusedOutputKeepsItsGradients) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<TwoHeadsImpl>();
       DistributedDataParallel<TwoHeadsImpl> ddp(
           net, group, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
       const auto x = torch::full({1, 2}, group.rank() + 1.0, torch::kDouble);
-      // All outputs depend on all parameters as far as forward can tell.
+      // As far as forward can tell, all outputs depend on all parameters.
       for (int step = 0; step < 3; ++step) {
         net->zero_grad();
         ddp(x)["a"].sum().backward();
@@ -47,12 +46,12 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
       (both["a"] + both["b"]).sum().backward();
       ddp(x)["a"].sum().backward();
       EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.5) << "as it was";
-      // Left out here, used there: the average of both.
+      // Left out on one rank and used on the other: the average of both.
       net->zero_grad();
       ddp(x)[group.rank() == 0 ? "a" : "b"].sum().backward();
       EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 0.5);
       EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.0);
-      // The second of two backwards brings what the first one has left out.
+      // The second of two backwards brings the gradients that the first one has left out.
       net->zero_grad();
       auto late = ddp(x);
       late["a"].sum().backward();
@@ -64,7 +63,7 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
   }
 }
 
-TEST(Graphs, TheInnerModuleMayUseWhatTheLastPassLeftOut) {
+TEST(Graphs, InnerModuleMayUseLeftOutOutputs) {
   for (const auto& options :
        {DdpOptions{.find_unused_parameters = true}, DdpOptions{.static_graph = true}}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
@@ -92,13 +91,12 @@ TEST(Graphs, TheInnerModuleMayUseWhatTheLastPassLeftOut) {
   }
 }
 
-struct Report {  // of a type that does not say what it holds
+struct Report {  // of a type that does not show its tensors
   torch::Tensor left;
   int count = 0;
 };
 
-// DD-012
-TEST(Graphs, WhatAForwardWithoutVisibleOutputsLeavesOutIsKnownAtTheEnd) {
+TEST(Graphs, HiddenOutputsAreSettledAtTheEnd) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -120,8 +118,7 @@ TEST(Graphs, WhatAForwardWithoutVisibleOutputsLeavesOutIsKnownAtTheEnd) {
   });
 }
 
-// DD-006, 010
-TEST(Graphs, ASecondBackwardOfAStaticGraphIsRefused) {
+TEST(Graphs, StaticGraphRefusesSecondBackward) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<TwoHeadsImpl>();
     DistributedDataParallel<TwoHeadsImpl> ddp(net, group, {.static_graph = true});
@@ -131,7 +128,7 @@ TEST(Graphs, ASecondBackwardOfAStaticGraphIsRefused) {
   });
 }
 
-TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
+TEST(Graphs, IgnoredOutputIsHarmless) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -142,7 +139,7 @@ TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
   });
 }
 
-// The options under which a forward's outputs are looked at.
+// The options under which DistributedDataParallel inspects a forward's outputs.
 const std::vector<DdpOptions> kLooking{{},
                                        {.find_unused_parameters = true},
                                        {.static_graph = true},
@@ -153,7 +150,7 @@ torch::Tensor grad_of(const torch::Tensor& output, const torch::Tensor& input,
   return torch::autograd::grad({output}, {input}, {}, create_graph, create_graph)[0];
 }
 
-TEST(Grad, AGradientPenaltyThroughAnOutputIsNoPassOfItsOwn) {
+TEST(Grad, GradientPenaltyIsNoSeparatePass) {
   const auto loss_of = [](auto& model, const torch::Tensor& batch) {
     const auto x = batch.clone().requires_grad_();
     const auto y = model(x);
@@ -179,7 +176,7 @@ TEST(Grad, AGradientPenaltyThroughAnOutputIsNoPassOfItsOwn) {
   }
 }
 
-// As adversarial training does.
+// Adversarial training does so.
 TEST(Grad, RanksMayCallItUnequallyOften) {
   for (const auto& options : kLooking) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
@@ -219,8 +216,7 @@ struct Pair {
   }
 };
 
-// DD-012
-TEST(Graphs, OutputsOfAnyNestingPassThroughAndAreTracked) {
+TEST(Graphs, NestedOutputsAreTracked) {
   using Nested =
       std::tuple<int, std::vector<torch::Tensor>, std::map<std::string, Pair>, std::string>;
   struct NetImpl : torch::nn::Module {

@@ -16,8 +16,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two ranks train with inputs of their own; `meddle` is called after the backward of each step.
-// Returns what was logged.
+// Two ranks train with different inputs; `meddle` is called after the backward of each step.
+// Returns the log.
 std::string train(int steps, double rate_of_rank_1,
                   const std::function<void(int rank, int step, torch::nn::Linear&)>& meddle,
                   const std::string& backend = "shm") {
@@ -43,7 +43,7 @@ std::string train(int steps, double rate_of_rank_1,
 
 void nothing(int, int, torch::nn::Linear&) {}
 
-TEST(ParameterCheck, IsSilentWhereRanksTrainAlike) {
+TEST(ParameterCheck, IsSilentIfRanksTrainAlike) {
   for (const char* backend : {"shm", "gloo"})
     EXPECT_THAT(train(9, 0.1, nothing, backend), Not(HasSubstr("parameters")));
 }
@@ -58,7 +58,7 @@ TEST(ParameterCheck, WarnsOnceOfAnotherLearningRate) {
   }
 }
 
-TEST(ParameterCheck, WarnsOfAGradientThatOneRankChanges) {
+TEST(ParameterCheck, WarnsOfAChangedGradient) {
   const auto clip = [](int rank, int step, torch::nn::Linear& net) {
     if (rank == 1 && step == 3) net->bias.mutable_grad().mul_(0.5);
   };
@@ -66,7 +66,7 @@ TEST(ParameterCheck, WarnsOfAGradientThatOneRankChanges) {
               HasSubstr("before step 4 'bias' of rank 1 differed from rank 0's"));
 }
 
-TEST(ParameterCheck, TakesAValueThatIsNoNumberForADifference) {
+TEST(ParameterCheck, CountsNanAsADifference) {
   const auto spoil = [](int rank, int step, torch::nn::Linear& net) {
     if (rank == 1 && step == 3) net->bias.mutable_grad().fill_(NAN);
   };
@@ -74,7 +74,7 @@ TEST(ParameterCheck, TakesAValueThatIsNoNumberForADifference) {
               HasSubstr("before step 4 'bias' of rank 1 differed from rank 0's"));
 }
 
-TEST(ParameterCheck, TakesRoundingForNoDifference) {
+TEST(ParameterCheck, IgnoresRoundingDifferences) {
   const auto round = [](int rank, int, torch::nn::Linear& net) {
     const at::NoGradGuard no_grad;
     if (rank == 1) net->weight.mul_(1 + 1e-7F);

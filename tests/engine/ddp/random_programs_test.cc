@@ -1,8 +1,7 @@
-// Random training programs under DistributedDataParallel against what one process computes:
+// Compares random training programs under DistributedDataParallel with the results of one process:
 // forwards inside and outside of no_sync, backwards in any order and of several forwards at once,
-// kept graphs, frozen, thawed, replaced and unused parameters, static graphs. Every gradient is
-// that of the model, or the program is refused by name; and no program ends with gradients that
-// differ from it.
+// kept graphs, frozen, thawed, replaced and unused parameters, static graphs. Every gradient equals
+// that of the model, or the program is refused by name; no program ends with other gradients.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -25,7 +24,7 @@ namespace {
 
 constexpr std::size_t kWeights = 5;
 
-// The gradient of weight i is the input of every forward that uses it.
+// The gradient of weight i is the sum of the inputs of all forwards that use it.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     for (std::size_t i = 0; i < kWeights; ++i)
@@ -39,7 +38,7 @@ struct NetImpl : torch::nn::Module {
     }
     return sum;
   }
-  // As a program does that puts another layer in the place of one.
+  // Replaces a weight, as a program does that exchanges a layer.
   void replace(std::size_t i) {
     weights[i] = parameters_["w" + std::to_string(i)] =
         torch::ones({2}, torch::kDouble).requires_grad_();
@@ -53,12 +52,12 @@ struct Forward {
 };
 
 struct Step {
-  std::optional<std::size_t> replaced;  // a weight, before its forwards
+  std::optional<std::size_t> replaced;  // weight that is replaced before the forwards
   std::vector<bool> trained;            // requires_grad
-  bool zeroes = true;                   // gradients, at its beginning
+  bool zeroes = true;                   // gradients are zeroed at the beginning
   std::vector<Forward> forwards;
   std::vector<std::vector<std::size_t>>
-      backwards;  // which forwards' sums each adds up; one may come again
+      backwards;  // the forwards whose sums each adds up; a backward may repeat
 };
 
 struct Program {
@@ -94,8 +93,8 @@ std::vector<bool> some_trained(Dice& dice) {
   return trained;
 }
 
-// One forward and one backward a step, which use the same weights each time; not the same on all
-// ranks.
+// Each step has one forward and one backward. They use the same weights every time, but not the
+// same ones on all ranks.
 Program draw_static(Dice& dice) {
   Program program;
   program.ranks = dice.once_in(3) ? 3 : 2;
@@ -145,7 +144,7 @@ Program draw(std::uint64_t seed) {
       for (int rank = 0; rank < program.ranks; ++rank) {
         std::vector<bool> uses(kWeights, true);
         for (std::size_t i = 0; leaves_out && i < kWeights; ++i) uses[i] = !dice.once_in(3);
-        // Without the search the ranks leave out the same.
+        // Without the search, all ranks leave out the same weights.
         if (!program.options.find_unused_parameters && rank > 0) uses = forward.uses.front();
         forward.uses.push_back(std::move(uses));
       }
@@ -161,13 +160,13 @@ Program draw(std::uint64_t seed) {
     if (dice.once_in(4))
       step.backwards.push_back(step.backwards[dice.below(step.backwards.size())]);
     if (dice.once_in(6))
-      step.backwards.erase(step.backwards.begin());  // nobody wants those outputs
+      step.backwards.erase(step.backwards.begin());  // these outputs get no backward
     program.steps.push_back(std::move(step));
   }
   return program;
 }
 
-// One process that knows all ranks' gradients.
+// Computes the gradients of all ranks in one process.
 class Model {
  public:
   explicit Model(const Program& program) : program_(program) {
@@ -179,12 +178,12 @@ class Model {
   void zero() {
     for (auto& rank : gradients_) rank.assign(kWeights, std::nullopt);
   }
-  // A backward has reduced some gradients and left out others: the next forward that synchronises
-  // is refused.
+  // True if a backward has reduced some gradients and left out others: then the next forward that
+  // synchronises is refused.
   bool is_unfinished() const {
     return std::find(taken_.begin(), taken_.end(), true) != taken_.end();
   }
-  // Or a frozen weight has a gradient that no pass would average.
+  // Also true if a frozen weight has a gradient that no pass would average.
   bool refuses_forward(const std::vector<bool>& trained) const {
     if (is_unfinished()) return true;
     for (std::size_t i = 0; i < kWeights; ++i) {
@@ -192,7 +191,7 @@ class Model {
     }
     return false;
   }
-  // False: it is refused.
+  // Returns false if the backward is refused.
   bool backward(std::size_t step, const std::vector<std::size_t>& forwards) {
     const Step& now = program_.steps[step];
     bool synchronizes = false;
@@ -212,7 +211,7 @@ class Model {
     if (finds_unused()) {
       if (!synchronizes) return true;
       for (std::size_t i = 0; i < kWeights; ++i) {
-        if (used_[i]) average(i);  // else by nobody: each rank keeps what it has
+        if (used_[i]) average(i);  // otherwise no rank used it, and each keeps its gradient
       }
       used_.assign(kWeights, false);
       return true;
@@ -245,21 +244,21 @@ class Model {
 
   const Program& program_;
   std::vector<std::vector<std::optional<double>>> gradients_;
-  std::vector<bool> used_;   // since the last pass
-  std::vector<bool> taken_;  // by a pass that is not finished; without
+  std::vector<bool> used_;   // used since the last pass
+  std::vector<bool> taken_;  // reduced by an unfinished pass; not used if finds_unused()
 };
 
 void apply(NetImpl& net, const std::vector<bool>& trained) {
   for (std::size_t i = 0; i < kWeights; ++i) net.weights[i].set_requires_grad(trained[i]);
 }
 
-// False: it was refused, as it had to be.
+// Returns false if the program was refused, as it had to be.
 bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
   auto net = std::make_shared<NetImpl>();
   apply(*net, program.trained_at_first);
   DistributedDataParallel<NetImpl> ddp(net, group, program.options);
   Model model(program);
-  // Whether the call is refused, which it must be if the model says so, and else must not.
+  // Expects the call to be refused exactly if `must_be`. Returns whether the program ends here.
   const auto is_refused = [&](bool must_be, const std::string& what,
                               const std::function<void()>& call) {
     std::optional<Error> error;
@@ -318,7 +317,7 @@ bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
   return !is_refused(model.refuses_forward(program.steps.back().trained), "the end", next);
 }
 
-TEST(RandomPrograms, HaveTheGradientsOfOneProcessOrAreRefusedByName) {
+TEST(RandomPrograms, MatchOneProcessOrAreRefused) {
   const char* const wanted = std::getenv("WEFT_TEST_PROGRAMS");  // FIRST or FIRST:COUNT
   std::uint64_t first = 1;
   std::uint64_t count = harness::runs_all_settings() ? 500 : 20;

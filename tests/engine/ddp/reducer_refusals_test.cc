@@ -1,4 +1,4 @@
-// What the reducer refuses, and what becomes of a backward that fails.
+// Refusals of the reducer, and the consequences of a backward that fails.
 #include <latch>
 
 #include <gmock/gmock.h>
@@ -24,8 +24,7 @@ Blame blame_of(const std::function<void()>& call) {
   return Blame::Remote;
 }
 
-// DD-005
-TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
+TEST(Unused, NextForwardNamesUnusedParameters) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group);
@@ -42,8 +41,7 @@ TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
   });
 }
 
-// DD-006
-TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
+TEST(StaticGraph, BrokenPromiseNamesTheParameter) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
@@ -65,13 +63,12 @@ TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
   });
 }
 
-// DD-025
-TEST(Failures, CN013_AnAbortFreesABackwardThatWaitsForAnotherRank) {
+TEST(Failures, AbortFreesAWaitingBackward) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
     harness::meet(group);
-    if (group.rank() == 1) {  // never comes to the backward
+    if (group.rank() == 1) {  // never runs its backward
       group.store()->wait({"begun"}, harness::kLimit);
       group.abort("enough");
       return;
@@ -83,9 +80,9 @@ TEST(Failures, CN013_AnAbortFreesABackwardThatWaitsForAnotherRank) {
   });
 }
 
-TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
+TEST(Failures, NextForwardReportsABrokenGroup) {
   std::latch begun(2);
-  std::latch tried(2);  // who leaves earlier is lost to the other
+  std::latch tried(2);  // a rank that leaves earlier is lost to the other
   harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     auto net = std::make_shared<ChainImpl>(2);
     DistributedDataParallel<ChainImpl> ddp(net, group);
@@ -98,7 +95,7 @@ TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
   });
 }
 
-TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
+TEST(Failures, FailedBackwardAllowsANewWrapper) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -119,17 +116,17 @@ TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
   });
 }
 
-TEST(Failures, AWrapperWhoseGroupBreaksInABackwardTakesNoPartInThoseOfANewOne) {
+TEST(Failures, NewWrapperReplacesABrokenOne) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     auto pair = group.new_group({0, 1});
     DistributedDataParallel old(net, pair, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-    harness::meet(group);  // both have it
+    harness::meet(group);  // both ranks have made it
     bool breaks = true;
     net->second->weight.register_hook([&](const torch::Tensor&) {
       if (std::exchange(breaks, false))
-        pair.abort("enough");  // some have been sent, the next one cannot be
+        pair.abort("enough");  // some buckets have been sent, the next one cannot be
     });
     EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)).sum().backward(); }), Blame::Cancelled);
     harness::meet(group);

@@ -1,5 +1,5 @@
-// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters,
-// static graphs. What is refused, and what fails, is in reducer_refusals_test.cc.
+// When the reducer reduces which gradients: overlap, accumulation, unused and shared parameters,
+// static graphs. Refusals and failures are in reducer_refusals_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
+TEST(Overlap, BucketStartsBeforeTheNextGradient) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     constexpr int kLayers = 4;
     auto net = std::make_shared<ChainImpl>(kLayers);
@@ -48,7 +48,7 @@ TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
   });
 }
 
-TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
+TEST(Overlap, BucketsAreLaunchedInOrder) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     // Two branches whose order of gradients differs between the passes.
     struct NetImpl : torch::nn::Module {
@@ -75,8 +75,7 @@ TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
   });
 }
 
-// DD-003 (which bucket takes what is bucket_test's)
-TEST(Unused, AdamStepsOfAModelThatIsUsedInPartAtFirst) {
+TEST(Unused, PartlyUsedModelTrainsWithAdam) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     for (const std::size_t bucket_bytes : {std::size_t{1}, std::size_t{25} << 20}) {
       const auto train = [](const auto& model, const auto& forward) {
@@ -117,8 +116,7 @@ TEST(Unused, AdamStepsOfAModelThatIsUsedInPartAtFirst) {
   });
 }
 
-// DD-008
-TEST(NoSync, AccumulatesLocallyAndTheNextPassReducesAll) {
+TEST(NoSync, AccumulatesUntilTheNextPass) {
   for (const bool as_view : {true, false}) {
     for (const bool hooked : {false, true}) {
       harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
@@ -152,7 +150,7 @@ TEST(NoSync, AccumulatesLocallyAndTheNextPassReducesAll) {
   }
 }
 
-TEST(NoSync, TheInnerModuleCalledDirectlyAccumulatesLocally) {
+TEST(NoSync, InnerModuleAccumulatesLocally) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -164,14 +162,13 @@ TEST(NoSync, TheInnerModuleCalledDirectlyAccumulatesLocally) {
   });
 }
 
-// DD-004
-TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
+TEST(Unused, ParameterKeepsItsGradient) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
       DistributedDataParallel<PickyImpl> ddp(
           net, group, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
-      // w0 by all, w1 by rank 0 only, w2 by nobody
+      // All ranks use w0, rank 0 alone uses w1, no rank uses w2.
       ddp(std::vector<bool>{true, group.rank() == 0, false}, 4.0).sum().backward();
       EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 4.0);
       ASSERT_TRUE(net->weights[1].grad().defined());
@@ -187,8 +184,7 @@ TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
   }
 }
 
-// DD-004
-TEST(Unused, AStaticGraphKeepsTheOldGradientOfWhatNobodyUsesFromTheFirstPassOn) {
+TEST(Unused, StaticGraphKeepsUnusedGradients) {
   harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group,
@@ -202,8 +198,8 @@ TEST(Unused, AStaticGraphKeepsTheOldGradientOfWhatNobodyUsesFromTheFirstPassOn) 
   });
 }
 
-// As a generator's step leaves its discriminator: the gradient goes through, to the input alone.
-TEST(Unused, ABackwardWhileAllParametersAreFrozenIsNoPass) {
+// As in a step of a generator: the gradient passes through its discriminator, to the input alone.
+TEST(Unused, BackwardWithAllFrozenIsNoPass) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ChainImpl>(2);
     DistributedDataParallel<ChainImpl> ddp(net, group);
@@ -220,7 +216,7 @@ TEST(Unused, ABackwardWhileAllParametersAreFrozenIsNoPass) {
   });
 }
 
-TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
+TEST(Unused, RankThatUsesNothingTakesPart) {
   struct NetImpl : torch::nn::Module {
     NetImpl() : weight(register_parameter("weight", torch::ones({1}, torch::kDouble))) {}
     torch::Tensor forward(const torch::Tensor& x, bool uses) { return uses ? x * weight : x * 3; }
@@ -234,7 +230,7 @@ TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
   });
 }
 
-TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
+TEST(Unused, ChangingPatternIsAveraged) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(
@@ -267,7 +263,7 @@ TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
 }
 
 // Two forwards that use different parameters, and one backward of both losses.
-TEST(Unused, ForwardsOfOneBackwardUseWhatAnyOfThemUses) {
+TEST(Unused, ForwardsOfOneBackwardAreUnited) {
   for (const std::size_t bucket_bytes : {std::size_t{1}, std::size_t{25} << 20}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
@@ -284,7 +280,7 @@ TEST(Unused, ForwardsOfOneBackwardUseWhatAnyOfThemUses) {
         EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 2.0);
         EXPECT_FALSE(net->weights[2].grad().defined());
       }
-      // One whose outputs nobody wants holds up nothing, and counts nothing.
+      // A forward without a backward delays nothing and counts as no use.
       net->zero_grad();
       ddp(std::vector<bool>{true, true, true}, 1.0);
       ddp(std::vector<bool>{false, true, group.rank() == 0}, 4.0).sum().backward();
@@ -295,7 +291,7 @@ TEST(Unused, ForwardsOfOneBackwardUseWhatAnyOfThemUses) {
   }
 }
 
-TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
+TEST(Unused, UseInsideNoSyncIsRemembered) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = true});
@@ -310,8 +306,7 @@ TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
   });
 }
 
-// DD-007
-TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
+TEST(StaticGraph, DifferentGraphsKeepRanksEqual) {
   for (const bool is_static : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
@@ -336,8 +331,7 @@ TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
   }
 }
 
-// DD-010
-TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
+TEST(Graphs, SharedWeightWorksOverTwoForwards) {
   for (const bool is_static : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
@@ -371,7 +365,7 @@ TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
   }
 }
 
-TEST(Graphs, TwoOutputsWithTwoBackwards) {
+TEST(Graphs, TwoOutputsMayHaveTwoBackwards) {
   for (const bool as_view : {true, false}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
@@ -451,8 +445,7 @@ struct RecomputedImpl : torch::nn::Module {
   torch::nn::Linear linear, head;
 };
 
-// DD-013
-TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
+TEST(Recomputation, GivesThePlainGradients) {
   for (const auto& [times, is_static] :
        std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
@@ -477,7 +470,7 @@ TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
   }
 }
 
-TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
+TEST(Recomputation, RepeatedSegmentNeedsStaticGraph) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<RecomputedImpl>(2);
     DistributedDataParallel<RecomputedImpl> ddp(net, group);

@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(DistributedSampler, DealsEveryExampleOutOnceAndRepeatsToFillUp) {
+TEST(DistributedSampler, DealsOutAllAndRepeatsToFillUp) {
   std::multiset<std::int64_t> seen;
   for (std::size_t rank = 0; rank < 3; ++rank) {
     const DistributedSampler sampler(10, 3, rank);
@@ -37,13 +37,13 @@ TEST(DistributedSampler, DropsTheRestWhenAsked) {
   EXPECT_EQ(seen.size(), 9u);
 }
 
-TEST(DistributedSampler, WithoutShufflingRankRTakesEverySizeth) {
+TEST(DistributedSampler, UnshuffledRanksTakeTurns) {
   EXPECT_THAT(DistributedSampler(7, 2, 1, {.shuffle = false}).indices(), ElementsAre(1, 3, 5, 0));
 }
 
-// torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0 / 1, shuffle=True, seed=3),
-// set_epoch(2), torch 2.11
-TEST(DistributedSampler, HasPythonsOrderForTheSameSeedAndEpoch) {
+// The expected order is that of torch.utils.data.DistributedSampler(range(10), num_replicas=2,
+// rank=0 / 1, shuffle=True, seed=3) after set_epoch(2), torch 2.11.
+TEST(DistributedSampler, MatchesPythonsOrder) {
   DistributedSampler zero(10, 2, 0, {.seed = 3});
   DistributedSampler one(10, 2, 1, {.seed = 3});
   zero.set_epoch(2);
@@ -52,7 +52,7 @@ TEST(DistributedSampler, HasPythonsOrderForTheSameSeedAndEpoch) {
   EXPECT_THAT(one.indices(), ElementsAre(4, 6, 5, 2, 7));
 }
 
-TEST(DistributedSampler, AnotherEpochIsAnotherOrder) {
+TEST(DistributedSampler, EpochChangesTheOrder) {
   DistributedSampler sampler(100, 2, 0);
   const auto first = sampler.indices();
   sampler.set_epoch(1);
@@ -75,7 +75,7 @@ TEST(DistributedSampler, IsALibtorchSampler) {
   EXPECT_THAT(*restored.next(1), ElementsAre(1));
 }
 
-TEST(DistributedSampler, ADataLoaderFollowsTheEpochsOfTheSamplerThatItWasGiven) {
+TEST(DistributedSampler, DataLoaderFollowsSamplerEpochs) {
   struct Numbers : torch::data::datasets::Dataset<Numbers, std::int64_t> {
     std::int64_t get(std::size_t index) override { return static_cast<std::int64_t>(index); }
     std::optional<std::size_t> size() const override { return 100; }
@@ -91,7 +91,7 @@ TEST(DistributedSampler, ADataLoaderFollowsTheEpochsOfTheSamplerThatItWasGiven) 
   }
 }
 
-TEST(DistributedSampler, ARankOutsideIsACallerError) {
+TEST(DistributedSampler, RankOutsideIsACallerError) {
   for (const std::size_t ranks : {2u, 0u}) {
     const Error error = harness::error_of([&] { DistributedSampler(10, ranks, ranks); });
     EXPECT_EQ(error.blame(), Blame::Caller);
@@ -100,7 +100,7 @@ TEST(DistributedSampler, ARankOutsideIsACallerError) {
   EXPECT_EQ(DistributedSampler(0, 2, 1).size(), 0u);
 }
 
-TEST(DataPartitioner, PartsAreDisjointAndOfTheGivenSizes) {
+TEST(DataPartitioner, PartsAreDisjointAndOfGivenSizes) {
   const DataPartitioner parts(101, {0.7, 0.2, 0.1}, 1234);
   EXPECT_EQ(parts.use(0).size(), 70u);
   EXPECT_EQ(parts.use(1).size(), 20u);
@@ -112,7 +112,7 @@ TEST(DataPartitioner, PartsAreDisjointAndOfTheGivenSizes) {
   EXPECT_NE(DataPartitioner(101, {0.7, 0.2, 0.1}, 1).use(1), parts.use(1));
 }
 
-TEST(DataPartitioner, RefusesFractionsThatDoNotFitAndPartsThatThereAreNot) {
+TEST(DataPartitioner, RefusesWrongFractionsAndParts) {
   const auto text_of = [](const std::function<void()>& call) {
     const Error error = harness::error_of(call);
     EXPECT_EQ(error.blame(), Blame::Caller);

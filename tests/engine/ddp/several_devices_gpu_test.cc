@@ -1,6 +1,5 @@
-// DistributedDataParallel of models that lie on more than one device of a rank: they train as the
-// same model on one does. Two ranks share the GPUs, so that they are processes, and their gradients
-// travel through host memory (gloo).
+// A model on more than one device of a rank trains like the same model on one device. Two ranks
+// share the GPUs, so they are processes, and their gradients travel through host memory (gloo).
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -20,7 +19,7 @@ const c10::Device kHost(c10::kCPU);
 const c10::Device kGpu(c10::kCUDA, 0);
 const c10::Device kSecondGpu(c10::kCUDA, 1);
 
-// Its outer layers on one device, the middle one and a buffer on another.
+// Has its outer layers on one device, the middle one and a buffer on another.
 struct SplitImpl : torch::nn::Module {
   SplitImpl(c10::Device of_outer, c10::Device of_inner) : outer(of_outer), inner(of_inner) {
     register_module("mlp", mlp);
@@ -49,7 +48,7 @@ class SeveralDevices : public ::testing::Test {
       GTEST_SKIP() << "needs " << gpus << " GPUs and libtorch's CUDA half; there are " << there;
   }
 
-  // The parameters after some steps, on the host.
+  // Returns the parameters after some steps, on the host.
   static std::vector<at::Tensor> trained(int rank, const std::string& meeting, c10::Device outer,
                                          c10::Device inner, bool compressed) {
     const auto group = init_process_group({.backend = "gloo",
@@ -94,9 +93,9 @@ class OfTwoGpus : public SeveralDevices {
   void SetUp() override { need(2); }
 };
 
-TEST_F(OfOneGpu, AModelOnAGpuAndTheHostTrainsAsOnTheHost) { expect_as_on_one_device(kGpu, kHost); }
+TEST_F(OfOneGpu, GpuAndHostTrainLikeTheHost) { expect_as_on_one_device(kGpu, kHost); }
 
-TEST_F(OfTwoGpus, AModelOnTwoGpusTrainsAsOnTheHost) { expect_as_on_one_device(kGpu, kSecondGpu); }
+TEST_F(OfTwoGpus, TwoGpusTrainLikeTheHost) { expect_as_on_one_device(kGpu, kSecondGpu); }
 
 }  // namespace
 }  // namespace weft

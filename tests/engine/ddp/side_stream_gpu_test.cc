@@ -1,6 +1,6 @@
-// DistributedDataParallel on a stream of the user's own, for which the host never waits: each pass
-// gives its own average, and no later one overwrites it too early. Two ranks share the GPU, so that
-// they are processes, and their gradients travel through host memory (gloo).
+// DistributedDataParallel on a stream of the user's own, without the host ever waiting: each pass
+// gives its own average, and no later one overwrites it too early. Two ranks share the GPU, so they
+// are processes, and their gradients travel through host memory (gloo).
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ void expect_every_average(int rank, const std::string& folder, c10::Device devic
     net->zero_grad(/*set_to_none=*/step % 2 == 0);
     ddp(numbers.narrow(0, step, 1)).sum().backward();
     const auto average = net->weight.grad().clone();
-    group.all_reduce(average).wait();  // what the others wrote back as well
+    group.all_reduce(average).wait();  // includes the other rank's write-back
     seen.push_back(average.view({1}));
   }
   const auto expected = torch::arange(kSteps).to(at::kFloat) * (kRanks + 1);
@@ -53,11 +53,9 @@ void expect_every_average(c10::Device device) {
   });
 }
 
-TEST(SideStream, DD030_TheAverageOfEachOfAThousandPassesOnTheHost) {
-  expect_every_average(at::kCPU);
-}
+TEST(SideStream, AveragesAreRightOnTheHost) { expect_every_average(at::kCPU); }
 
-TEST(SideStream, DD030_TheAverageOfEachOfAThousandPassesIsRightWithoutTheHostsWait) {
+TEST(SideStream, AveragesNeedNoHostWait) {
   if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   expect_every_average(c10::Device(at::kCUDA, 0));
 }

@@ -1,6 +1,6 @@
-// Training that goes on without a rank that is lost: the others make a group of those that live,
-// wrap the model and the parameters anew, and end with what an undisturbed run computes, as
-// docs/data-parallel.md tells a user to do.
+// Training goes on after a rank is lost, as docs/data-parallel.md tells a user to do: the others
+// make a group of the living ranks, wrap the model and the parameters again, and end with the
+// results of an undisturbed run.
 #include <csignal>
 #include <functional>
 #include <memory>
@@ -26,13 +26,13 @@ using harness::Processes;
 constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 constexpr int kSteps = 9;
-// Longer than each rank has time (harness::kLimit): nothing here comes by it.
+// Longer than each rank may run (harness::kLimit), so nothing here ends by it.
 constexpr std::chrono::seconds kForever{1000};
-// Each parameter travels by itself: where a rank dies in a backward, some have been averaged and
+// Each parameter travels by itself: if a rank dies in a backward, some have been averaged and
 // others have not.
 constexpr DdpOptions kBucketOfEach{.bucket_bytes = 1, .first_bucket_bytes = 1};
 
-// What all ranks compute together in a step, however many they are.
+// The batch that all ranks together process in a step, however many they are.
 torch::Tensor batch(int step) { return random({12, 6}, 100 + static_cast<std::uint64_t>(step)); }
 torch::Tensor loss_of(const torch::Tensor& output) { return output.pow(2).mean(); }
 
@@ -43,7 +43,7 @@ enum class Death { Exit, Kill };
   ::abort();
 }
 
-// docs/data-parallel.md has this.
+// docs/data-parallel.md shows this function.
 ProcessGroup group_of_the_living(ProcessGroup& group) {
   for (auto living = group.living_ranks();;) {
     try {
@@ -62,7 +62,7 @@ void expect_lost(const Error& error, int rank) {
       << error.text();
 }
 
-// The victim of three ranks waits until the others are in the step in which it dies: what it has
+// The victim waits until the other ranks are in the step in which it dies: messages that it has
 // sent for the step before may be lost with it.
 void come_to_the_last_step(const ProcessGroup& group, int victim) {
   const auto key_of = [](int rank) { return "in the last step/" + std::to_string(rank); };
@@ -73,7 +73,7 @@ void come_to_the_last_step(const ProcessGroup& group, int victim) {
   }
 }
 
-// All ranks have the same parameters, and those that one process computes alone.
+// Expects that all ranks have the same parameters, equal to those that one process computes.
 void expect_trained(ProcessGroup& group, const Mlp& net,
                     const std::vector<torch::Tensor>& expected) {
   EXPECT_LT(difference(net->parameters(), expected), 1e-9);
@@ -110,14 +110,14 @@ INSTANTIATE_TEST_SUITE_P(Of, Survivors,
                                   (std::get<1>(given.param) == Death::Exit ? "Exit" : "Kill");
                          });
 
-// --- DistributedDataParallel, from what is there
+// --- DistributedDataParallel, from the state of the living ranks
 
 struct Replicated {
   Replicated() { fill(net); }
   void join(ProcessGroup of) {
     group = std::move(of);
-    before =
-        std::move(ddp);  // may go before the next one is made, or later: it takes no part any more
+    before = std::move(
+        ddp);  // may be destroyed before or after the next one is made: it takes no part any more
     if (group.rank() == 0) before.reset();
     ddp = std::make_unique<DistributedDataParallel<MlpImpl>>(net, group, kBucketOfEach);
   }
@@ -136,7 +136,7 @@ struct Replicated {
   std::unique_ptr<DistributedDataParallel<MlpImpl>> before, ddp;
 };
 
-// What rank 0 has, all have then: the model by the constructor, the rest by the file.
+// Gives rank 0's state to all ranks: the constructor copies the model, the file the rest.
 void go_on_without(int lost, ProcessGroup& group, Replicated& run, const std::string& file) {
   auto rest = group_of_the_living(group);
   EXPECT_EQ(rest.ranks(), (std::vector<int>{0, 3 - lost}));
@@ -148,7 +148,7 @@ void go_on_without(int lost, ProcessGroup& group, Replicated& run, const std::st
   expect_trained(rest, run.net, trained_alone<torch::optim::SGD>(Replicated::options()));
 }
 
-TEST_P(Survivors, OfABackwardGoOnWithWhatRankZeroHas) {
+TEST_P(Survivors, OfABackwardGoOnFromRankZero) {
   const auto& [backend, death] = GetParam();
   Processes ranks(kRanks, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
@@ -169,7 +169,7 @@ TEST_P(Survivors, OfABackwardGoOnWithWhatRankZeroHas) {
   ranks.expect_success({kVictim});
 }
 
-// Two of four, one after the other: the second while the others make a group without the first.
+// Two of four ranks die, one after the other: the second while the others replace the group.
 TEST_P(Survivors, OfTwoLossesGoOn) {
   const auto& [backend, death] = GetParam();
   Processes ranks(kRanks + 1, [backend, death, file = file_](int rank) {
@@ -242,7 +242,7 @@ struct Sharded {
   std::function<void(ProcessGroup& group, const Optimizer& optimizer)> before_step;
 };
 
-TEST_P(Survivors, OfAStepOfZeroGoOnFromACheckpoint) {
+TEST_P(Survivors, OfAZeroStepGoOnFromACheckpoint) {
   const auto& [backend, death] = GetParam();
   for (const bool overlaps : {false, true}) {
     Processes ranks(kRanks, [backend, death, overlaps, folder = folder_.path()](int rank) {
@@ -263,7 +263,7 @@ TEST_P(Survivors, OfAStepOfZeroGoOnFromACheckpoint) {
   }
 }
 
-TEST_P(Survivors, OfACheckpointGoOnFromTheOneBefore) {
+TEST_P(Survivors, OfACheckpointUseTheOneBefore) {
   const auto& [backend, death] = GetParam();
   Processes ranks(kRanks, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
@@ -271,7 +271,7 @@ TEST_P(Survivors, OfACheckpointGoOnFromTheOneBefore) {
     Sharded one(file, false);
     one.before_step = [&](ProcessGroup& all, const Sharded::Optimizer&) {
       if (all.size() < kRanks || one.step != 5) return;
-      harness::meet(all);  // whose steps have ended
+      harness::meet(all);  // the steps of all ranks have ended
       if (rank == kVictim) die(death);
       checkpoint::save(file, all, {{"step", one.step}});
     };
@@ -282,7 +282,7 @@ TEST_P(Survivors, OfACheckpointGoOnFromTheOneBefore) {
   ranks.expect_success({kVictim});
 }
 
-// There is nobody any more through whom the others hear of each other.
+// No rank is left through which the others would hear of each other.
 TEST_P(Survivors, OfRankZeroEnd) {
   const auto& [backend, death] = GetParam();
   Processes ranks(kRanks, [backend, death, file = file_](int rank) {
@@ -320,7 +320,7 @@ TEST_P(SurvivorsOfAnyMoment, GoOn) {
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     group.barrier().wait();
     Processes::say("ready");
-    // Over and over until the victim has been killed; some may have begun once more by then.
+    // Repeats until the victim has been killed; some ranks may have begun another run by then.
     for (int runs = 0;; ++runs) {
       Sharded one(folder + "/" + std::to_string(runs) + ".pt", seed / 2 % 2 == 1);
       one.run(group);
