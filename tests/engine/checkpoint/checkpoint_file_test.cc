@@ -1,4 +1,5 @@
-// The file of a checkpoint is the old one or the new one, whole, whatever happens to who writes it.
+// The file of a checkpoint is whole, the old one or the new one, even if its writer is killed or
+// fails.
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-// Runs it in a process of its own, which exits with what it returns.
+// Runs `body` in a process of its own, which exits with the value that `body` returns.
 pid_t in_process(const std::function<int()>& body) {
   const pid_t process = ::fork();
   if (process == 0) ::_exit(body());
@@ -36,7 +37,7 @@ int exit_code_of(pid_t process) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// The blame of what it throws, or 100.
+// Returns the blame of the error that `call` throws, or 100.
 int blame_of(const std::function<void()>& call) {
   try {
     call();
@@ -46,7 +47,7 @@ int blame_of(const std::function<void()>& call) {
   }
 }
 
-TEST(CheckpointFile, GivesBackWhatWasWritten) {
+TEST(CheckpointFile, ReturnsTheWrittenContent) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   for (const std::string& content :
@@ -57,7 +58,7 @@ TEST(CheckpointFile, GivesBackWhatWasWritten) {
   EXPECT_EQ(files_in(folder.path()), std::set<std::string>{"a"});
 }
 
-TEST(CheckpointFile, OfWhichAByteIsMissingOrOtherwiseIsRefused) {
+TEST(CheckpointFile, AnyDamageIsRefused) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   write_file(file, "some content");
@@ -78,7 +79,7 @@ TEST(CheckpointFile, OfWhichAByteIsMissingOrOtherwiseIsRefused) {
   EXPECT_THAT(harness::error_of([&] { read_file(file); }).what(), HasSubstr("is damaged"));
 }
 
-TEST(CheckpointFile, IsTheOldOneOrTheNewOneWhenItsWriterIsKilled) {
+TEST(CheckpointFile, StaysWholeIfItsWriterIsKilled) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   const auto content = [](int i) {
@@ -97,12 +98,12 @@ TEST(CheckpointFile, IsTheOldOneOrTheNewOneWhenItsWriterIsKilled) {
     const std::string found = read_file(file);
     EXPECT_EQ(found, content(std::stoi(found.substr(300'000))));
   }
-  write_file(file, "next");  // in spite of what they have left
+  write_file(file, "next");  // although killed writers have left files
   EXPECT_EQ(read_file(file), "next");
   EXPECT_EQ(files_in(folder.path()), std::set<std::string>{"a"});
 }
 
-TEST(CheckpointFile, StaysWhereTheDiskIsFull) {
+TEST(CheckpointFile, FullDiskKeepsTheOldFile) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   write_file(file, "old");
@@ -117,7 +118,7 @@ TEST(CheckpointFile, StaysWhereTheDiskIsFull) {
   EXPECT_EQ(files_in(folder.path()), std::set<std::string>{"a"});
 }
 
-TEST(CheckpointFile, KeepsItsPermissionsAndTheLinksToIt) {
+TEST(CheckpointFile, KeepsPermissionsAndSymlinks) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   write_file(file, "old");
@@ -135,7 +136,7 @@ TEST(CheckpointFile, KeepsItsPermissionsAndTheLinksToIt) {
   EXPECT_EQ(read_file(folder.path() + "/b"), "there");
 }
 
-TEST(CheckpointFile, IsNotWrittenWhereItCannotBe) {
+TEST(CheckpointFile, UnwritablePathIsRefused) {
   const harness::Folder folder;
   fs::create_symlink("loop", folder.path() + "/loop");
   for (const std::string& file :
@@ -152,7 +153,7 @@ TEST(CheckpointFile, IsNotWrittenWhereItCannotBe) {
   EXPECT_EQ(files_in(folder.path()), std::set<std::string>{"loop"});
 }
 
-TEST(CheckpointFile, IsNotReplacedWhereItIsReadOnly) {
+TEST(CheckpointFile, ReadOnlyFileIsNotReplaced) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/a";
   write_file(file, "old");

@@ -1,4 +1,4 @@
-// What a checkpoint holds, part by part, on one rank.
+// The parts of a checkpoint, on one rank.
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ class CheckpointParts : public ::testing::Test {
   }
 };
 
-TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
+TEST_F(CheckpointParts, MissingPartsAreNamed) {
   on_one_rank([&](ProcessGroup group) {
     Mlp net;
     int epoch = 1;
@@ -61,7 +61,7 @@ TEST_F(CheckpointParts, ThatTheFileHasNotAreNamedBesideThoseThatItHas) {
   });
 }
 
-// libtorch's own archives cannot be read again with some of these.
+// libtorch's own archives cannot be read back with some of these names.
 std::vector<std::string> odd_names() {
   std::vector<std::string> names = {"a b",
                                     "0",
@@ -88,7 +88,7 @@ std::vector<std::string> odd_names() {
   return names;
 }
 
-TEST_F(CheckpointParts, NamedByAnyTextCome) {
+TEST_F(CheckpointParts, MayHaveAnyName) {
   on_one_rank([&](ProcessGroup group) {
     const std::vector<std::string> names = odd_names();
     std::vector<int> numbers(names.size());
@@ -114,7 +114,7 @@ TEST_F(CheckpointParts, NamedByAnyTextCome) {
   });
 }
 
-TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
+TEST_F(CheckpointParts, TypesMustMatchTheFile) {
   on_one_rank([&](ProcessGroup group) {
     Mlp net;
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
@@ -200,11 +200,11 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
   });
 }
 
-TEST_F(CheckpointParts, ThatAreEmptyTakeWhatTheFileHas) {
+TEST_F(CheckpointParts, EmptyOnesTakeTheFilesContent) {
   on_one_rank([&](ProcessGroup group) {
     std::vector<torch::Tensor> list;
     for (int i = 0; i < 12; ++i) list.push_back(torch::full({i % 3}, i));
-    // A small part of large memory, of which the file has no more; not contiguous.
+    // A small, non-contiguous part of large memory; the file holds only the part.
     const torch::Tensor view =
         torch::arange(1'000'000).view({1000, 1000}).narrow(0, 3, 2).narrow(1, 4, 3);
     checkpoint::save(file_, group,
@@ -220,7 +220,7 @@ TEST_F(CheckpointParts, ThatAreEmptyTakeWhatTheFileHas) {
   });
 }
 
-TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
+TEST_F(CheckpointParts, HoldAnOptimizersWholeState) {
   on_one_rank([&](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -234,7 +234,7 @@ TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
     EXPECT_EQ(used.state().size(), 0u);
     EXPECT_EQ(options.lr(), 0.25);  // the same object
 
-    // Others' files change nothing.
+    // The file of another optimizer is refused and changes nothing.
     steps(net, used, 0, 1);
     torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.125));
     steps(net, adam, 0, 1);
@@ -253,7 +253,7 @@ TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
                           checkpoint::load(file_, group, {{"optimizer", fewer}});
                         }),
                 HasSubstr("the file has the state of 6 parameters, the optimizer here 2"));
-    // One that has state from the beginning.
+    // An optimizer that has state from the beginning.
     torch::optim::Adagrad adagrad(net->parameters(), torch::optim::AdagradOptions(0.1));
     steps(net, adagrad, 0, 2);
     checkpoint::save(file_, group, {{"optimizer", adagrad}, {"model", net}});
@@ -351,7 +351,7 @@ TEST_F(CheckpointParts, MayBeTensorsOfAnyKind) {
   });
 }
 
-TEST_F(CheckpointParts, AreReadByLibtorchAlone) {
+TEST_F(CheckpointParts, LibtorchCanReadThem) {
   on_one_rank([&](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -378,8 +378,8 @@ TEST_F(CheckpointParts, AreReadByLibtorchAlone) {
   });
 }
 
-// Meta tensors stand for those of another device.
-TEST_F(CheckpointParts, GoWhereTheParametersAre) {
+// Meta tensors stand for tensors on another device.
+TEST_F(CheckpointParts, GoToTheParametersDevices) {
   on_one_rank([&](ProcessGroup group) {
     const auto made = [](torch::Device device) {
       auto net = std::make_shared<torch::nn::Module>();
@@ -409,7 +409,7 @@ TEST_F(CheckpointParts, GoWhereTheParametersAre) {
   });
 }
 
-TEST_F(CheckpointParts, ThatRequireAGradientAreLeavesOnTheDeviceThatTheyAreTakenTo) {
+TEST_F(CheckpointParts, LoadedTensorsStayLeaves) {
   torch::serialize::OutputArchive archive;
   torch::Tensor one = torch::ones({2}).requires_grad_();
   std::vector<torch::Tensor> list{torch::ones({2}).requires_grad_(), torch::ones({2})};
@@ -432,7 +432,7 @@ TEST_F(CheckpointParts, ThatRequireAGradientAreLeavesOnTheDeviceThatTheyAreTaken
   EXPECT_FALSE(list[1].requires_grad());
 }
 
-TEST_F(CheckpointParts, OfAnEmptyGroupAreRefused) {
+TEST_F(CheckpointParts, EmptyGroupIsRefused) {
   EXPECT_EQ(harness::error_of([&] { checkpoint::save(file_, ProcessGroup(), {}); }).blame(),
             Blame::Caller);
 }

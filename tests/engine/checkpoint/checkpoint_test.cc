@@ -1,5 +1,5 @@
-// Checkpoints of several ranks: that a job goes on from one as if nothing had happened, that
-// nothing is half saved or half loaded, and that all ranks hear the same.
+// Checkpoints of several ranks: a job goes on from one as if nothing had happened, nothing is half
+// saved or half loaded, and all ranks get the same error.
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(As, Checkpoint,
                          ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
-// With buffers, of another dtype too, and a parameter that is known by two names.
+// Has buffers, one of another dtype, and a parameter that has two names.
 struct NormedImpl : torch::nn::Module {
   NormedImpl()
       : body(register_module("body", Mlp())),
@@ -49,7 +49,7 @@ struct NormedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Normed);
 
-TEST_P(Checkpoint, GoesOnExactlyLikeTheUninterruptedRun) {
+TEST_P(Checkpoint, ResumesExactly) {
   run(2, [&](ProcessGroup group) {
     struct Run {
       explicit Run(ProcessGroup in, std::uint64_t seed)
@@ -106,7 +106,7 @@ TEST_P(Checkpoint, GoesOnExactlyLikeTheUninterruptedRun) {
     whole.go_on(6);
 
     Run again(group, 99);
-    again.go_on(2);  // what was there before does not show
+    again.go_on(2);  // the load overwrites this state
     const void* const memory = again.net->tied.const_data_ptr();
     checkpoint::load(file_, group, again.parts());
     EXPECT_EQ(again.net->tied.const_data_ptr(), memory);
@@ -124,7 +124,7 @@ TEST_P(Checkpoint, GoesOnExactlyLikeTheUninterruptedRun) {
   EXPECT_EQ(files_in(folder_.path()), std::set<std::string>{"run.pt"});
 }
 
-TEST_P(Checkpoint, OfAZeroOptimizerIsLoadedByAnyNumberOfRanksAndByThePlainOptimizer) {
+TEST_P(Checkpoint, ZeroStateFitsAnyNumberOfRanks) {
   using Zero = ZeroRedundancyOptimizer<torch::optim::Adam>;
   const auto options = torch::optim::AdamOptions(0.01).amsgrad(true);
   run(2, [&](ProcessGroup group) {
@@ -148,7 +148,7 @@ TEST_P(Checkpoint, OfAZeroOptimizerIsLoadedByAnyNumberOfRanksAndByThePlainOptimi
     checkpoint::load(file_, group, {{"model", net}, {"optimizer", zero}});
     steps(net, zero, 4, 7);
     goes_on(net);
-    // And what a plain one has saved goes into this.
+    // The state that a plain optimizer has saved fits as well.
     Mlp plain;
     fill(plain);
     torch::optim::Adam optimizer(plain->parameters(), options);
@@ -167,7 +167,7 @@ TEST_P(Checkpoint, OfAZeroOptimizerIsLoadedByAnyNumberOfRanksAndByThePlainOptimi
   });
 }
 
-TEST_P(Checkpoint, TravelsByTheOwnTransportsToo) {
+TEST_P(Checkpoint, WorksOverWeftsTransports) {
   for (const char* backend : {"shm", "tcp"}) {
     run(3,
         [&](ProcessGroup group) {
@@ -177,7 +177,7 @@ TEST_P(Checkpoint, TravelsByTheOwnTransportsToo) {
                                                            torch::optim::AdamOptions(0.01));
           steps(net, zero, 0, 1);
           if (group.rank() != 0) fill(net, 99);
-          const auto large = torch::arange(3 << 20, torch::kInt);  // of several pieces
+          const auto large = torch::arange(3 << 20, torch::kInt);  // travels in several pieces
           checkpoint::save(file_, group, {{"model", net}, {"optimizer", zero}, {"large", large}});
           Mlp other;
           torch::Tensor arrived;
@@ -193,7 +193,7 @@ TEST_P(Checkpoint, TravelsByTheOwnTransportsToo) {
   }
 }
 
-TEST_P(Checkpoint, ThatDoesNotFitOnOneRankChangesNothingOnAny) {
+TEST_P(Checkpoint, MisfitOnOneRankChangesNothing) {
   run(2, [&](ProcessGroup group) {
     Mlp saved;
     fill(saved);
@@ -231,13 +231,13 @@ TEST_P(Checkpoint, ThatDoesNotFitOnOneRankChangesNothingOnAny) {
     EXPECT_EQ(optimizer.state().size(), states);
     EXPECT_EQ(options.lr(), 0.5);
     EXPECT_EQ(&options, &optimizer.param_groups()[0].options());
-    // The next one of both finds the group in step.
+    // The ranks are in step for the next load.
     checkpoint::load(file_, group, {{"epoch", epoch}});
     EXPECT_EQ(epoch, 7);
   });
 }
 
-TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
+TEST_P(Checkpoint, DamagedFileIsRefusedOnAllRanks) {
   run(2, [&](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -264,7 +264,7 @@ TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
       EXPECT_THAT(text,
                   AllOf(HasSubstr("the checkpoint '" + file_ + "' is "), Not(HasSubstr("miniz"))));
     }
-    // One of libtorch's own, one that is not there, a folder.
+    // A file of libtorch's own, a missing file, a folder.
     if (group.rank() == 0) torch::save(net, file_);
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
@@ -282,7 +282,7 @@ TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
                           checkpoint::load(folder_.path(), group, {{"model", net}});
                         }),
                 HasSubstr("is not a regular file"));
-    // Whole, and of something else.
+    // A whole file with other content.
     if (group.rank() == 0) write_file(file_, "no archive");
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
@@ -293,7 +293,7 @@ TEST_P(Checkpoint, ThatIsDamagedOrNoneIsRefusedOnAllRanks) {
   });
 }
 
-TEST_P(Checkpoint, ThatCannotBeWrittenIsAnErrorOnAllRanksAndLeavesTheOldOne) {
+TEST_P(Checkpoint, FailedWriteKeepsTheOldFile) {
   run(2, [&](ProcessGroup group) {
     int epoch = 1;
     checkpoint::save(file_, group, {{"epoch", epoch}});
@@ -320,19 +320,19 @@ TEST_P(Checkpoint, ThatCannotBeWrittenIsAnErrorOnAllRanksAndLeavesTheOldOne) {
   EXPECT_EQ(files_in(folder_.path()), std::set<std::string>{"run.pt"});
 }
 
-TEST_P(Checkpoint, IsThereForAllRanksOrForNone) {
+TEST_P(Checkpoint, ExistsForAllRanksOrNone) {
   run(2, [&](ProcessGroup group) {
     EXPECT_FALSE(checkpoint::exists(file_, group));
     EXPECT_FALSE(checkpoint::exists(folder_.path() + "/missing/run.pt", group));
     harness::meet(group);
     checkpoint::save(file_, group, {});
     EXPECT_TRUE(checkpoint::exists(file_, group));
-    // Rank 0's alone is looked for.
+    // Only rank 0 looks for its file.
     EXPECT_TRUE(checkpoint::exists(group.rank() == 0 ? file_ : "elsewhere", group));
   });
 }
 
-TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
+TEST_P(Checkpoint, DifferentPartsAreRefused) {
   run(3, [&](ProcessGroup group) {
     int a = 1;
     EXPECT_THAT(refused(group, Blame::Caller,
@@ -383,8 +383,8 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
   EXPECT_TRUE(files_in(folder_.path()).empty());
 }
 
-// Whichever rank it is, and whenever: the others hear of it, and a whole file is there.
-TEST(CheckpointKilled, WithARankTheOthersThrowAndTheFileIsWhole) {
+// Whichever rank is killed, and whenever: the others get an error, and a whole file remains.
+TEST(CheckpointKilled, OthersThrowAndFileStaysWhole) {
   for (int seed = 0; seed < 6; ++seed) {
     const harness::Folder folder;
     const std::string file = folder.path() + "/run.pt";

@@ -1,4 +1,4 @@
-// What the tests of checkpoints share.
+// Helpers for the tests of checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -58,7 +58,7 @@ inline void expect_equal(const std::vector<torch::Tensor>& a, const std::vector<
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
 }
 
-// Every rank throws it, and returns its text.
+// Expects that `call` throws on every rank; returns the text of this rank's error.
 inline std::string refused(ProcessGroup& group, Blame blame, const std::function<void()>& call) {
   const Error error = harness::error_of(call);
   EXPECT_EQ(error.blame(), blame) << error.what();

@@ -11,21 +11,21 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(Partition, TheLargestGoesFirstToTheRankThatHasLeast) {
+TEST(Partition, LargestGoesToTheLeastLoaded) {
   std::vector<std::size_t> loads(2);
   const std::size_t sizes[] = {5, 1, 4, 2, 3};
   EXPECT_THAT(deal_balanced(sizes, loads), ElementsAre(0, 0, 1, 0, 1));
   EXPECT_THAT(loads, ElementsAre(8, 7));
 }
 
-TEST(Partition, WhatWasDealtBeforeCounts) {
+TEST(Partition, EarlierLoadsCount) {
   std::vector<std::size_t> loads{10, 0, 9};
   const std::size_t sizes[] = {1, 8};
   EXPECT_THAT(deal_balanced(sizes, loads), ElementsAre(1, 1));
   EXPECT_THAT(loads, ElementsAre(10, 9, 9));
 }
 
-TEST(Partition, NoRankHasMoreThanTheEvenShareAndOneItem) {
+TEST(Partition, LoadsStayNearTheEvenShare) {
   std::mt19937 random(1);
   for (int run = 0; run < 200; ++run) {
     std::vector<std::size_t> loads(1 + random() % 8);

@@ -1,6 +1,6 @@
-// ZeroRedundancyOptimizer::overlap_with on a GPU: the same, bit for bit, as backward and step() one
-// after the other. Two ranks share the GPU, so that they are processes, and gradients and values
-// travel through host memory (gloo).
+// ZeroRedundancyOptimizer::overlap_with on a GPU gives bit for bit the results of backward followed
+// by step(). Two ranks share the GPU, so they are processes, and gradients and values travel
+// through host memory (gloo).
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kSteps = 6;
 
-// The parameters after some steps, on the host.
+// Returns the parameters after some steps, on the host.
 std::vector<at::Tensor> trained(int rank, const std::string& meeting, bool overlapped,
                                 bool as_view) {
   const c10::Device gpu(c10::kCUDA, 0);
@@ -47,7 +47,7 @@ std::vector<at::Tensor> trained(int rank, const std::string& meeting, bool overl
   return result;
 }
 
-TEST(ZeroOverlapOnGpu, StepsBitForBitAsWithoutIt) {
+TEST(ZeroOverlapOnGpu, MatchesPlainStepsBitForBit) {
   if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   harness::run_again(kRanks, [](int rank, const std::string& folder) {
     harness::run_threads(1, [&](int) {

@@ -1,5 +1,5 @@
-// ZeroRedundancyOptimizer::overlap_with: that it computes bit for bit what backward and step() do
-// one after the other, that it does so while backward computes, and how it fails.
+// ZeroRedundancyOptimizer::overlap_with gives bit for bit the results of backward followed by
+// step(), works while backward computes, and fails on all ranks.
 #include <functional>
 #include <future>
 
@@ -63,8 +63,8 @@ bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>&
   return all;
 }
 
-// With gradients that are accumulated, learning rates that change, and buckets that are built anew
-// after the first pass.
+// Covers accumulated gradients, changing learning rates, and buckets that are rebuilt after the
+// first pass.
 template <class Optimizer, class Options>
 void expect_the_same(ProcessGroup& group, const DdpOptions& ddp_options, ZeroOptions zero_options,
                      const Options& options,
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(As, ZeroOverlap,
 
 constexpr DdpOptions kSmallBuckets{.bucket_bytes = 100, .first_bucket_bytes = 1};
 
-TEST_P(ZeroOverlap, StepsBitForBitAsWithoutIt) {
+TEST_P(ZeroOverlap, MatchesPlainStepsBitForBit) {
   for (const int ranks : {1, 2, 3}) {
     harness::run_ranks(GetParam(), ranks, [](ProcessGroup group) {
       for (const bool gradients_are_views : {true, false}) {
@@ -134,7 +134,7 @@ TEST_P(ZeroOverlap, StepsBitForBitAsWithoutIt) {
   }
 }
 
-TEST_P(ZeroOverlap, StepsBitForBitAsWithoutItOverTheOwnTransports) {
+TEST_P(ZeroOverlap, MatchesPlainStepsOverTransports) {
   for (const char* backend : {"shm", "tcp"}) {
     harness::run_ranks(GetParam(), 3,
                        [](ProcessGroup group) {
@@ -149,7 +149,7 @@ TEST_P(ZeroOverlap, StepsBitForBitAsWithoutItOverTheOwnTransports) {
   }
 }
 
-TEST_P(ZeroOverlap, GoesOnWithWhatACommHookBrings) {
+TEST_P(ZeroOverlap, UsesTheCommHooksResult) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto fp16 = [](ProcessGroup of) { return comm_hooks::fp16_compress(std::move(of)); };
     const auto at_once = [](ProcessGroup) -> CommHook {
@@ -176,7 +176,7 @@ struct SparingImpl : MlpImpl {
 };
 TORCH_MODULE(Sparing);
 
-TEST_P(ZeroOverlap, LeavesAParameterThatNoRankUsesAsItIs) {
+TEST_P(ZeroOverlap, LeavesUnusedParametersAlone) {
   for (const bool static_graph : {false, true}) {
     harness::run_ranks(GetParam(), 2, [&](ProcessGroup group) {
       const auto options = AdamOptions(0.05).weight_decay(0.1);
@@ -228,7 +228,7 @@ struct WithTableImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithTable);
 
-TEST_P(ZeroOverlap, StepsSparseAndFrozenParametersWithStep) {
+TEST_P(ZeroOverlap, StepsSparseAndFrozenParameters) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto make = [&] {
       WithTable net;
@@ -251,7 +251,7 @@ TEST_P(ZeroOverlap, StepsSparseAndFrozenParametersWithStep) {
   });
 }
 
-TEST_P(ZeroOverlap, WithoutStepNothingOfALaterPassIsMissedAndAddedGroupsTakePart) {
+TEST_P(ZeroOverlap, HandlesNoSyncAndAddedGroups) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto make = [&] {
       Mlp net;
@@ -282,7 +282,7 @@ TEST_P(ZeroOverlap, WithoutStepNothingOfALaterPassIsMissedAndAddedGroupsTakePart
   });
 }
 
-TEST_P(ZeroOverlap, EitherMayGoFirst) {
+TEST_P(ZeroOverlap, WrapperOrOptimizerMayEndFirst) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -291,12 +291,12 @@ TEST_P(ZeroOverlap, EitherMayGoFirst) {
       ZeroRedundancyOptimizer<SGD> gone(net->parameters(), group, SGDOptions(0.1));
       gone.overlap_with(*ddp);
       (*ddp)(random({2, 6}, 1)).sum().backward();
-      gone.step();  // else what is under way would change parameters during the next pass
+      gone.step();  // otherwise the work in progress would change parameters during the next pass
     }
     (*ddp)(random({2, 6}, 1)).sum().backward();
     ZeroRedundancyOptimizer<SGD> zero(net->parameters(), group, SGDOptions(0.1));
     zero.overlap_with(*ddp);
-    zero.overlap_with(*ddp);  // once more
+    zero.overlap_with(*ddp);  // a second call is allowed
     (*ddp)(random({2, 6}, 1)).sum().backward();
     ddp.reset();
     zero.step();
@@ -304,9 +304,9 @@ TEST_P(ZeroOverlap, EitherMayGoFirst) {
   });
 }
 
-// --- what goes on beside what
+// --- concurrency
 
-// Calls what its rank's thread has set when its backward comes.
+// If set, backward calls it on the thread of its rank.
 thread_local std::function<void()> in_backward;
 struct Here : torch::autograd::Function<Here> {
   static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) {
@@ -326,7 +326,7 @@ struct StoppingImpl : MlpImpl {
 };
 TORCH_MODULE(Stopping);
 
-TEST_P(ZeroOverlap, TheLastLayersNewValuesAreOnAllRanksBeforeTheFirstLayersBackward) {
+TEST_P(ZeroOverlap, LateLayersUpdateDuringBackward) {
   for (const char* backend : {"gloo", "shm", "tcp"}) {
     for (const bool as_view : {true, false}) {
       harness::run_ranks(
@@ -335,8 +335,8 @@ TEST_P(ZeroOverlap, TheLastLayersNewValuesAreOnAllRanksBeforeTheFirstLayersBackw
             Stopping net;
             fill(net);
             DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-            // With a big shard_bytes the owner of two parameters would have to wait for the first
-            // layer's.
+            // With a larger shard_bytes, the owner of two parameters would have to wait for the
+            // first layer's gradients.
             ZeroRedundancyOptimizer<SGD> zero(
                 net->parameters(), group, SGDOptions(0.1),
                 {.shard_bytes = 1, .parameters_as_bucket_view = as_view});
@@ -350,8 +350,8 @@ TEST_P(ZeroOverlap, TheLastLayersNewValuesAreOnAllRanksBeforeTheFirstLayersBackw
               bool came = false;
               torch::Tensor seen;
               in_backward = [&] {
-                // One for "may change from now on", one where a broadcast writes the parameter
-                // itself, and one when it has changed.
+                // The version rises once when the parameter may change from now on, once where a
+                // broadcast writes the parameter itself, and once when it has changed.
                 const int steps = as_view || zero.owner(last) == group.rank() ? 2 : 3;
                 came = harness::comes_true([&] { return last._version() >= version + steps; });
                 seen = last.detach().clone();
@@ -373,7 +373,7 @@ TEST_P(ZeroOverlap, TheLastLayersNewValuesAreOnAllRanksBeforeTheFirstLayersBackw
   }
 }
 
-// A step of the third layer's weight waits until the gate is open.
+// Steps the third layer's weight only once the gate is open.
 struct GatedStep : SGD {
   using SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override {
@@ -384,7 +384,7 @@ struct GatedStep : SGD {
 };
 std::shared_future<void> GatedStep::opened;
 
-TEST(ZeroOverlapOrder, AStepHoldsUpNeitherTheNextBucketNorBackward) {
+TEST(ZeroOverlapOrder, StepDelaysNoBucketOrBackward) {
   for (const char* backend : {"gloo", "shm"}) {
     std::promise<void> gate;
     GatedStep::opened = gate.get_future();
@@ -398,7 +398,7 @@ TEST(ZeroOverlapOrder, AStepHoldsUpNeitherTheNextBucketNorBackward) {
                                                   {.shard_bytes = 1});
           zero.overlap_with(ddp);
           ddp.register_comm_hook([&, average = comm_hooks::all_reduce(group)](GradBucket& bucket) {
-            const bool is_next = bucket.index() == 2;  // behind the third layer's bias and weight
+            const bool is_next = bucket.index() == 2;  // follows the third layer's bias and weight
             return average(bucket).then([&, is_next](at::Tensor averaged) {
               if (is_next && group.rank() == zero.owner(net->third->weight)) gate.set_value();
               return averaged;
@@ -411,7 +411,7 @@ TEST(ZeroOverlapOrder, AStepHoldsUpNeitherTheNextBucketNorBackward) {
   }
 }
 
-TEST(ZeroOverlapOrder, AGraphThatIsUsedOnceMoreFailsByItsVersions) {
+TEST(ZeroOverlapOrder, ReusedGraphFailsByItsVersions) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -432,7 +432,7 @@ TEST(ZeroOverlapOrder, AGraphThatIsUsedOnceMoreFailsByItsVersions) {
 
 // --- failures
 
-// The step of the parameter with so many elements throws once its gradient is large.
+// The step of the parameter with this many elements throws once its gradient is large.
 std::int64_t breaking_elements = 0;
 struct BreakingStep : SGD {
   using SGD::SGD;
@@ -444,11 +444,12 @@ struct BreakingStep : SGD {
   }
 };
 
-TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
+TEST_P(ZeroOverlap, ThrowingStepFailsOnAllRanks) {
   for (const bool in_the_middle : {true, false}) {
     breaking_elements =
-        in_the_middle ? 15
-                      : 30;  // the third layer's weight, whose gradient comes early; or the first's
+        in_the_middle
+            ? 15
+            : 30;  // the third layer's weight, whose gradient is early; or the first layer's
     harness::run_ranks(GetParam(), 3, [&](ProcessGroup group) {
       auto meeting = group.new_group({0, 1, 2});
       Mlp net;
@@ -462,7 +463,8 @@ TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
         zero.step();
       };
       step(1);
-      meeting.barrier().synchronize();  // who aborts takes with it what others have not completed
+      meeting.barrier()
+          .synchronize();  // an abort also ends operations that other ranks have not completed
       const int owner = zero.owner(in_the_middle ? net->third->weight : net->first->weight);
       if (group.rank() == owner) {
         EXPECT_THROW(step(1e12), std::out_of_range);
@@ -477,19 +479,19 @@ TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
   }
 }
 
-// Called by ranks 0 and 1 once they have their errors: neither ends, and is lost as well, before
-// the other has its own.
+// Ranks 0 and 1 call this once they have their errors: neither may end, and be lost as well, before
+// the other has its own error.
 void stay_until_seen(const ProcessGroup& group) {
   const auto seen_by = [](int rank) { return "seen by " + std::to_string(rank); };
   group.store()->set(seen_by(group.rank()), std::vector<std::uint8_t>{1});
   if (group.rank() == 0) return group.store()->wait({seen_by(1)});
   try {
     group.store()->wait({seen_by(0)});
-  } catch (const std::exception&) {  // rank 0, which has its error, has ended with the store
+  } catch (const std::exception&) {  // rank 0 has its error and has ended, and the store with it
   }
 }
 
-TEST_P(ZeroOverlap, AHookThatFailsOnOneRankEndsTheOthersToo) {
+TEST_P(ZeroOverlap, FailedHookEndsTheOtherRanks) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -517,7 +519,7 @@ TEST_P(ZeroOverlap, AHookThatFailsOnOneRankEndsTheOthersToo) {
   });
 }
 
-TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
+TEST_P(ZeroOverlap, RankLeavingInABackwardIsNamed) {
   harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
     Stopping net;
     fill(net);
@@ -546,7 +548,7 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
   });
 }
 
-// --- what is refused
+// --- refusals
 
 void expect_refused(const std::function<void()>& call, const std::string& text) {
   const auto error = harness::error_of(call);
@@ -554,7 +556,7 @@ void expect_refused(const std::function<void()>& call, const std::string& text) 
   EXPECT_THAT(error.what(), HasSubstr(text));
 }
 
-TEST(ZeroOverlapMisuse, WhatDoesNotBelongTogetherIsRefused) {
+TEST(ZeroOverlapMisuse, MismatchedPairsAreRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto other_group = group.new_group({0, 1});
     Mlp net;
@@ -573,7 +575,7 @@ TEST(ZeroOverlapMisuse, WhatDoesNotBelongTogetherIsRefused) {
   });
 }
 
-TEST(ZeroOverlapMisuse, BetweenBackwardAndStepLittleIsAllowed) {
+TEST(ZeroOverlapMisuse, CallsBeforeStepAreRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group, kSmallBuckets);
@@ -591,7 +593,7 @@ TEST(ZeroOverlapMisuse, BetweenBackwardAndStepLittleIsAllowed) {
   });
 }
 
-TEST(ZeroOverlapMisuse, InsideOfJoinItIsRefused) {
+TEST(ZeroOverlapMisuse, InsideJoinIsRefused) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);

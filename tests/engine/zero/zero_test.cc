@@ -1,5 +1,5 @@
-// ZeroRedundancyOptimizer: that it computes what the optimizer on one rank does, who holds what,
-// and what travels when.
+// ZeroRedundancyOptimizer: equality with the optimizer on one rank, owners of parameters and
+// states, and the order of messages.
 #include <future>
 #include <set>
 #include <sstream>
@@ -29,7 +29,7 @@ class Zero : public ::testing::TestWithParam<harness::As> {};
 INSTANTIATE_TEST_SUITE_P(As, Zero, ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
-// The same gradients on every rank. Parameter 2 has none in every third step.
+// Sets the same gradients on every rank. Parameter 2 has none in every third step.
 void set_gradients(const std::vector<torch::Tensor>& parameters, int step) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto parameter = parameters[i];
@@ -51,7 +51,7 @@ void load_file(torch::optim::Optimizer& optimizer, const std::string& file) {
   torch::load(optimizer, stream);
 }
 
-// The same steps of both, which agree after each.
+// Makes the same steps with both; expects equal parameters after each.
 template <class Optimizer>
 void step_both(ZeroRedundancyOptimizer<Optimizer>& zero, const Mlp& net, Optimizer& plain_optimizer,
                const Mlp& plain, int first, int steps) {
@@ -76,7 +76,7 @@ void expect_equal_to_plain(ProcessGroup& group, const Options& optimizer_options
   step_both(zero, net, plain_optimizer, plain, 0, 7);
 }
 
-TEST_P(Zero, EveryOptimizerStepsAsItDoesOnOneRank) {
+TEST_P(Zero, EveryOptimizerMatchesOneRank) {
   for (const int ranks : {1, 2, 3}) {
     harness::run_ranks(GetParam(), ranks, [](ProcessGroup group) {
       for (const ZeroOptions options :
@@ -96,7 +96,7 @@ TEST_P(Zero, EveryOptimizerStepsAsItDoesOnOneRank) {
   }
 }
 
-TEST_P(Zero, ShardsAndStatesTravelByTheOwnTransportsToo) {
+TEST_P(Zero, ShardsAndStatesUseTransports) {
   for (const char* backend : {"shm", "tcp"}) {
     harness::run_ranks(GetParam(), 3,
                        [](ProcessGroup group) {
@@ -116,7 +116,7 @@ TEST_P(Zero, ShardsAndStatesTravelByTheOwnTransportsToo) {
   }
 }
 
-TEST_P(Zero, EveryParametersStateIsOnItsOwnerOnly) {
+TEST_P(Zero, StateIsOnItsOwnerOnly) {
   harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
     Mlp net;
     ZeroRedundancyOptimizer<torch::optim::Adam> zero(
@@ -138,7 +138,7 @@ TEST_P(Zero, EveryParametersStateIsOnItsOwnerOnly) {
   });
 }
 
-TEST_P(Zero, OwnersDecideWhatAllRanksHoldAfterAStep) {
+TEST_P(Zero, OwnersDecideTheNewValues) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     std::vector<torch::Tensor> parameters;
     for (const std::int64_t elements : {3, 2, 1}) {
@@ -157,7 +157,7 @@ TEST_P(Zero, OwnersDecideWhatAllRanksHoldAfterAStep) {
   });
 }
 
-TEST_P(Zero, UnderDistributedDataParallelItGoesTheWayOfOneProcessWithTheWholeBatch) {
+TEST_P(Zero, WithDdpMatchesTheWholeBatch) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;
     fill(net, group.rank() == 0 ? 1 : 99);
@@ -182,7 +182,7 @@ TEST_P(Zero, UnderDistributedDataParallelItGoesTheWayOfOneProcessWithTheWholeBat
   });
 }
 
-TEST_P(Zero, ChannelsLastAndExpandedParametersArriveInTheirOwnOrder) {
+TEST_P(Zero, MemoryOrdersArePreserved) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     for (const bool as_view : {false, true}) {
       std::vector<torch::Tensor> parameters;
@@ -206,7 +206,7 @@ TEST_P(Zero, ChannelsLastAndExpandedParametersArriveInTheirOwnOrder) {
   });
 }
 
-// A step of the shard whose parameters have kGated elements waits until the gate is open.
+// The step of the shard whose parameters have kGated elements waits until the gate is open.
 constexpr std::int64_t kGated = 5;
 struct Gated : torch::optim::SGD {
   using torch::optim::SGD::SGD;
@@ -220,7 +220,7 @@ struct Gated : torch::optim::SGD {
 };
 std::unique_ptr<std::promise<void>> Gated::gate;
 
-TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
+TEST(ZeroOrder, ShardArrivesDuringTheNextStep) {
   Gated::gate = std::make_unique<std::promise<void>>();
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     std::vector<torch::Tensor> parameters;
@@ -232,11 +232,11 @@ TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
                                         {.shard_bytes = 1});
     ASSERT_EQ(zero.owner(parameters[1]), 0);
     ASSERT_EQ(zero.owner(parameters[0]), 1);
-    ASSERT_EQ(zero.owner(parameters[2]), 1);  // this rank steps the shard of 8, then the gated one
+    ASSERT_EQ(zero.owner(parameters[2]), 1);  // rank 1 steps the shard of 8, then the gated one
     if (group.rank() == 1) {
       zero.step();
     } else {
-      // By hand what a step receives, so that it can be seen when.
+      // Receives the messages of a step by hand, to see when they arrive.
       std::vector<torch::Tensor> arrived;
       for (const auto& parameter : parameters)
         arrived.push_back(torch::zeros_like(parameter).detach());
@@ -250,7 +250,7 @@ TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
   });
 }
 
-TEST(ZeroState, WhatIsSavedThePlainOptimizerLoadsAndGoesOn) {
+TEST(ZeroState, PlainOptimizerLoadsItsState) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     const auto options = torch::optim::AdamOptions(0.01).amsgrad(true);
     Mlp net;
@@ -281,7 +281,7 @@ TEST(ZeroState, WhatIsSavedThePlainOptimizerLoadsAndGoesOn) {
   });
 }
 
-TEST(ZeroState, AGroupOfAnotherSizeLoadsAndGoesOn) {
+TEST(ZeroState, AnotherGroupSizeLoadsItsState) {
   const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
   std::string file;
   std::vector<torch::Tensor> values;
@@ -323,7 +323,7 @@ TEST(ZeroState, AGroupOfAnotherSizeLoadsAndGoesOn) {
   });
 }
 
-TEST(ZeroState, SavingWithoutConsolidationIsACallerErrorThatSaysWhatToDo) {
+TEST(ZeroState, SavingNeedsConsolidation) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group,
@@ -347,7 +347,7 @@ TEST(ZeroState, SavingWithoutConsolidationIsACallerErrorThatSaysWhatToDo) {
   });
 }
 
-// An optimizer that may refuse what it is given.
+// An optimizer whose constructor throws once `accepted` is used up.
 struct Picky : torch::optim::SGD {
   Picky(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions options)
       : SGD(std::move(groups), options) {
@@ -357,7 +357,7 @@ struct Picky : torch::optim::SGD {
   inline static int accepted = 100;
 };
 
-TEST(ZeroGroups, ThatTheirOptimizerRefusesAreNotThereInPart) {
+TEST(ZeroGroups, RefusedGroupIsNotAddedInPart) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net, plain;
     fill(net);
@@ -366,7 +366,7 @@ TEST(ZeroGroups, ThatTheirOptimizerRefusesAreNotThereInPart) {
     ZeroRedundancyOptimizer<Picky> zero(net->first->parameters(), group, options,
                                         ZeroOptions{.shard_bytes = 1});
     const auto before = zero.local_optimizers().size();
-    Picky::accepted = 1;  // of two shards
+    Picky::accepted = 1;  // accepts one of two shards
     EXPECT_THROW(zero.add_param_group({net->second->parameters()}), std::invalid_argument);
     Picky::accepted = 100;
     EXPECT_EQ(zero.param_groups().size(), 1U);
@@ -382,7 +382,7 @@ TEST(ZeroGroups, ThatTheirOptimizerRefusesAreNotThereInPart) {
   });
 }
 
-TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
+TEST_P(Zero, ParameterGroupsKeepTheirOptions) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto option = [](double lr) {
       return std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(lr).momentum(0.5));
@@ -406,11 +406,11 @@ TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
     plain_optimizer.add_param_group({some(plain, 4, 6), option(0.3)});
     EXPECT_EQ(zero.owner(net->parameters()[0]), owner_before);
     step_both(zero, net, plain_optimizer, plain, 2, 3);
-    // A parameter that is here already.
+    // A parameter that is in a group already.
     EXPECT_EQ(harness::error_of([&] { zero.add_param_group({some(net, 0, 1)}); }).blame(),
               Blame::Caller);
     step_both(zero, net, plain_optimizer, plain, 5, 2);
-    // As libtorch's schedulers change it.
+    // Changes the learning rate through libtorch's schedulers.
     for (auto* optimizer :
          std::initializer_list<torch::optim::Optimizer*>{&zero, &plain_optimizer}) {
       torch::optim::StepLR schedule(*optimizer, 1, 0.1);
@@ -420,7 +420,7 @@ TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
   });
 }
 
-TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
+TEST(ZeroMisuse, ShapesMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto error = harness::error_of([&] {
       ZeroRedundancyOptimizer<torch::optim::SGD> zero(
@@ -431,8 +431,8 @@ TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
   });
 }
 
-// A program may have taken the list out of a hash map of pointers, for example.
-TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
+// For example, a program may have taken the list from a hash map of pointers.
+TEST(ZeroMisuse, DifferentOrderIsWarnedOf) {
   for (const bool is_swapped : {true, false}) {
     std::string logged;
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
@@ -453,7 +453,7 @@ TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
   }
 }
 
-TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
+TEST(ZeroMisuse, OptionsMustAgree) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     for (const std::size_t theirs : {std::size_t{16}, std::size_t{0}}) {
       const ZeroOptions options{.shard_bytes = group.rank() == 0 ? std::size_t{32} : theirs};
@@ -467,7 +467,7 @@ TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
   });
 }
 
-TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
+TEST(ZeroMisuse, OutsideChangesAreCallerErrors) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
     ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, 0.1,
@@ -500,7 +500,7 @@ TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
   });
 }
 
-// Of the rank whose thread it is.
+// Set for the rank that this thread is.
 thread_local bool step_breaks = false;
 struct Breaking : torch::optim::SGD {
   using SGD::SGD;
@@ -510,7 +510,7 @@ struct Breaking : torch::optim::SGD {
   }
 };
 
-TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
+TEST_P(Zero, ThrowingStepFailsOnAllRanks) {
   harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
     auto meeting = group.new_group({0, 1, 2});
     Mlp net;
@@ -519,7 +519,8 @@ TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
                                            {.shard_bytes = 1});
     set_gradients(net->parameters(), 0);
     zero.step();
-    meeting.barrier().synchronize();  // who aborts takes with it what others have not completed
+    meeting.barrier()
+        .synchronize();  // an abort also ends operations that other ranks have not completed
     step_breaks = group.rank() == 1;
     if (group.rank() == 1) {
       try {
@@ -541,7 +542,7 @@ TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
   });
 }
 
-TEST_P(Zero, AClosureRunsOnceWithGradientsBeforeTheStep) {
+TEST_P(Zero, ClosureRunsOnceWithGradients) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     auto x = torch::ones({1}, torch::kDouble).requires_grad_();
     ZeroRedundancyOptimizer<torch::optim::SGD> zero(std::vector<torch::Tensor>{x}, group, 0.5);
@@ -568,7 +569,7 @@ struct WithSpareImpl : MlpImpl {
 };
 TORCH_MODULE(WithSpare);
 
-TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
+TEST_P(Zero, JoinedRankStepsItsOwnParameters) {
   for (const bool find_unused : {false, true}) {
     harness::run_ranks(GetParam(), 3, [&](ProcessGroup group) {
       WithSpare net;
@@ -605,7 +606,8 @@ TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
         plain_optimizer.step();
       }
       EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-9);
-      EXPECT_TRUE(torch::equal(net->spare, plain->spare));  // no gradient anywhere: no decay
+      EXPECT_TRUE(
+          torch::equal(net->spare, plain->spare));  // no rank has a gradient, so there is no decay
     });
   }
 }
@@ -622,7 +624,7 @@ struct TakingTurnsImpl : torch::nn::Module {
   std::vector<torch::Tensor> turns;
 };
 
-TEST_P(Zero, InJoinARankThatHasRunOutLeavesParametersThatAStepDoesNotUse) {
+TEST_P(Zero, JoinedRankSkipsUnusedParameters) {
   harness::run_ranks(GetParam(), 2, [&](ProcessGroup group) {
     auto net = std::make_shared<TakingTurnsImpl>();
     auto plain = std::make_shared<TakingTurnsImpl>();
