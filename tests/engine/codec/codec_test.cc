@@ -42,7 +42,7 @@ struct Wider {
   WEFT_FIELDS(name, numbers, more)
 };
 
-// Names that the macros use themselves.
+// Fields whose names the macros use themselves.
 struct Named {
   int object = 0;
   int packer = 0;
@@ -81,7 +81,7 @@ TEST(Codec, KeepsPlainValues) {
   expect_kept(std::chrono::system_clock::now());
 }
 
-TEST(Codec, KeepsTheBitsOfFloatingPointNumbers) {
+TEST(Codec, KeepsTheBitsOfFloats) {
   const auto arrived = [](const auto& value) {
     return decode<std::decay_t<decltype(value)>>(encode(value));
   };
@@ -113,7 +113,7 @@ TEST(Codec, KeepsContainers) {
   expect_kept(std::variant<int, std::string, std::monostate>(-3));
 }
 
-TEST(Codec, KeepsWhatCannotBeCopiedInAnOptional) {
+TEST(Codec, KeepsMoveOnlyOptionals) {
   std::optional<Owning> sent;
   EXPECT_FALSE(decode<std::optional<Owning>>(encode(sent)).has_value());
   sent.emplace(Owning{std::make_unique<int>(4)});
@@ -122,19 +122,19 @@ TEST(Codec, KeepsWhatCannotBeCopiedInAnOptional) {
   EXPECT_EQ(*got->number, 4);
 }
 
-// Machines differ in what it is.
+// The format of a long double differs between machines.
 static_assert(!codec::Travels<long double>::value);
 static_assert(!codec::Travels<std::vector<std::chrono::duration<long double>>>::value);
 static_assert(codec::Travels<std::chrono::duration<double>>::value);
 
-TEST(Codec, AnArrayOfAnotherLengthThrows) {
+TEST(Codec, WrongArrayLengthThrows) {
   const auto bytes = encode(std::vector<int>{1, 2});
   EXPECT_EQ((decode<std::array<int, 2>>(bytes)), (std::array<int, 2>{1, 2}));
   EXPECT_THROW((decode<std::array<int, 1>>(bytes)), Error);
   EXPECT_THROW((decode<std::array<int, 3>>(bytes)), Error);
 }
 
-// A message with the tensor, as another program may send it.
+// Encodes the tensor with other sizes and strides, as another program may send it.
 std::vector<std::byte> forged(const at::Tensor& tensor, const std::vector<std::uint64_t>& sizes,
                               const std::vector<std::uint64_t>& strides) {
   const auto bytes = encode(tensor);
@@ -157,7 +157,7 @@ std::vector<std::byte> forged(const at::Tensor& tensor, const std::vector<std::u
   return codec::join(message);
 }
 
-TEST(Codec, ATensorThatReachesBeyondItsStorageThrowsHoweverItIsCounted) {
+TEST(Codec, TensorBeyondItsStorageThrows) {
   const at::Tensor bytes = at::ones({4}, at::kByte), floats = at::ones({8});
   EXPECT_TRUE(decode<at::Tensor>(forged(bytes, {2, 2}, {2, 1})).equal(bytes.view({2, 2})));
   constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -178,7 +178,7 @@ void expect_exact_bytes() {
       << "it is not read behind its end";
 }
 
-TEST(Codec, AnArrayOfBytesOfAnotherLengthThrows) {
+TEST(Codec, WrongByteArrayLengthThrows) {
   expect_exact_bytes<char>();
   expect_exact_bytes<unsigned char>();
   expect_exact_bytes<std::byte>();
@@ -193,7 +193,7 @@ struct Any {
   WEFT_FIELDS(values)
 };
 
-TEST(Codec, AFieldThatIsAnArrayTakesExactlyAsMany) {
+TEST(Codec, ArrayFieldsNeedTheExactLength) {
   const auto two = decode<Two>(encode(Any{{3, 4}}));
   EXPECT_EQ(two.values[0], 3);
   EXPECT_EQ(two.values[1], 4);
@@ -225,8 +225,8 @@ TEST(Codec, KeepsLibtorchsSmallValues) {
   EXPECT_EQ(decode<c10::Device>(encode(c10::Device(c10::kCUDA, 3))), c10::Device(c10::kCUDA, 3));
 }
 
-// Which have no default to be decoded into.
-TEST(Codec, KeepsDevicesAndWhatHoldsThemInEveryContainer) {
+// Devices have no default value to be decoded into.
+TEST(Codec, KeepsDevicesInEveryContainer) {
   const c10::Device cpu("cpu");
   const c10::Device gpu("cuda:3");
   using Pair = std::pair<c10::Device, c10::Device>;
@@ -254,7 +254,7 @@ TEST(Codec, KeepsDevicesAndWhatHoldsThemInEveryContainer) {
   expect_kept(std::array<Either, 2>{gpu, 7});
 }
 
-TEST(Codec, OfDevicesAnotherNumberOrAnotherKindThrows) {
+TEST(Codec, WrongDeviceContainersThrow) {
   const c10::Device gpu("cuda:3");
   const auto bytes = encode(std::vector<c10::Device>{gpu, gpu});
   EXPECT_THROW((decode<std::array<c10::Device, 1>>(bytes)), Error);
@@ -271,7 +271,7 @@ TEST(Codec, OfDevicesAnotherNumberOrAnotherKindThrows) {
   }
 }
 
-TEST(Codec, KeepsNothingWithinNothing) {
+TEST(Codec, KeepsNestedEmptyOptionals) {
   using Inside = std::optional<int>;
   expect_kept(std::optional<Inside>());
   expect_kept(std::optional<Inside>(Inside()));
@@ -287,7 +287,7 @@ TEST(Codec, KeepsNothingWithinNothing) {
   EXPECT_EQ(*there_and_back(std::make_unique<Inside>()), Inside());
 }
 
-TEST(Codec, ATypeOrLayoutThatLibtorchDoesNotHaveIsRefused) {
+TEST(Codec, UnknownEnumValuesAreRefused) {
   expect_kept(at::kFloat);
   expect_kept(at::kSparseCsr);
   expect_kept(at::MemoryFormat::ChannelsLast);
@@ -309,7 +309,7 @@ TEST(Codec, KeepsTensorsOfAllDtypes) {
     expect_same(there_and_back(at::arange(6).reshape({2, 3}).to(type)),
                 at::arange(6).reshape({2, 3}).to(type));
   }
-  // libtorch compares none of these; their bytes do.
+  // libtorch cannot compare tensors of these dtypes, so their bytes are compared.
   for (const auto type :
        {at::kComplexHalf, at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu}) {
     SCOPED_TRACE(c10::toString(type));
@@ -333,7 +333,7 @@ TEST(Codec, KeepsShapesStridesAndFlags) {
   EXPECT_FALSE(there_and_back(at::Tensor()).defined());
 }
 
-TEST(Codec, StorageSharedInOneValueStaysShared) {
+TEST(Codec, SharedStorageStaysShared) {
   const auto base = at::zeros({8});
   auto got = there_and_back(std::vector<at::Tensor>{base, base.slice(0, 4), base});
   got[0][5] = 3;
@@ -342,14 +342,14 @@ TEST(Codec, StorageSharedInOneValueStaysShared) {
   EXPECT_LT(encode(std::vector<at::Tensor>(10, at::zeros({1000}))).size(), 2 * 4000U);
 }
 
-TEST(Codec, OnlyTheUsedPartOfAStorageIsWritten) {
+TEST(Codec, OnlyUsedStorageIsWritten) {
   const auto large = at::zeros({1 << 20});
   EXPECT_LT(encode(large.slice(0, 5000, 6024)).size(), 1024 * 4 + 200U);
   expect_same(there_and_back(large.slice(0, 5000, 6024)), large.slice(0, 5000, 6024));
 }
 
-// What lies between them is not the receiver's to see.
-TEST(Codec, RangesOfOneStorageThatDoNotMeetTravelApart) {
+// The receiver must not see the memory between them.
+TEST(Codec, DisjointRangesTravelApart) {
   const auto large = at::zeros({1 << 10, 1 << 10});
   const auto first = large.select(0, 0).fill_(1);
   const auto last = large.select(0, 1023).fill_(2);
@@ -365,8 +365,8 @@ TEST(Codec, RangesOfOneStorageThatDoNotMeetTravelApart) {
   EXPECT_EQ(got[2][23].item<float>(), 3);
 }
 
-// The number of a part is written before it is known what it will be.
-TEST(Codec, ATensorBetweenTwoOthersMakesThemOne) {
+// The number of a part is written before its final value is known.
+TEST(Codec, BridgingTensorJoinsTwoRanges) {
   const auto base = at::zeros({1000});
   const auto other = at::ones({3});
   const auto got = there_and_back(std::vector<at::Tensor>{
@@ -380,7 +380,7 @@ TEST(Codec, ATensorBetweenTwoOthersMakesThemOne) {
   EXPECT_TRUE(at::equal(got[4], at::full({3}, 5.0)));
 }
 
-TEST(Codec, ColumnsThatInterleaveStayShared) {
+TEST(Codec, InterleavedColumnsStayShared) {
   const auto base = at::arange(40, at::kFloat).reshape({10, 4});
   const auto got = there_and_back(std::vector<at::Tensor>{
       base.select(1, 3), base.select(1, 0), base.slice(1, 2, 4), base.slice(0, 9).select(1, 1)});
@@ -393,8 +393,8 @@ TEST(Codec, ColumnsThatInterleaveStayShared) {
   EXPECT_TRUE(at::equal(got[2].select(1, 1), at::full({10}, -1.0)));
 }
 
-// Numbers of one, two and three bytes, all of which become smaller.
-TEST(Codec, ManyTensorsOfFewRangesKeepTheirStorages) {
+// The numbers of parts take one, two and three bytes, and all of them become smaller.
+TEST(Codec, ManyTensorsShareFewStorages) {
   const auto base = at::arange(5000, at::kLong);
   std::vector<at::Tensor> sent;
   for (std::int64_t i = 0; i < 5000; ++i)
@@ -407,7 +407,7 @@ TEST(Codec, ManyTensorsOfFewRangesKeepTheirStorages) {
   EXPECT_TRUE(got[0].is_alias_of(got[4999]));
 }
 
-TEST(Codec, OfMoreRangesThanTravelApartTheSmallestGapsTravelToo) {
+TEST(Codec, SmallestGapsTravelOverTheLimit) {
   const auto base = at::zeros({4000, 64});
   std::vector<at::Tensor> sent;
   for (std::int64_t i = 0; i < 300; ++i)
@@ -425,7 +425,7 @@ TEST(Codec, OfMoreRangesThanTravelApartTheSmallestGapsTravelToo) {
   EXPECT_EQ(got.back().storage().nbytes(), 64 * 4U);
 }
 
-TEST(Codec, MixedElementSizesOfOneStorageKeepTheirPlaces) {
+TEST(Codec, MixedElementSizesKeepTheirPlaces) {
   const auto bytes = at::arange(64, at::kByte);
   const auto odd = bytes.slice(0, 1, 5);
   const auto words = bytes.view(at::kInt).slice(0, 3, 6);
@@ -444,7 +444,7 @@ TEST(Codec, ModulesTravelAsTheirState) {
   EXPECT_THROW(state_of(one).load_into(*narrow), Error);
 }
 
-TEST(Codec, RefusesWhatCannotTravelByName) {
+TEST(Codec, UnsupportedTensorsAreNamed) {
   const auto quantized = at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8);
   try {
     encode(quantized);
@@ -455,7 +455,7 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
   }
   EXPECT_THROW(encode(at::empty({2}, at::TensorOptions().device(at::kMeta))), Error);
   const auto freed = at::ones({4});
-  freed.storage().set_nbytes(8);  // as who frees a parameter between its uses does
+  freed.storage().set_nbytes(8);  // as programs do that free parameters between their uses
   try {
     encode(freed);
     FAIL();
@@ -468,16 +468,16 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
       << "what is left of it travels";
 }
 
-// libtorch gives them for gradients that are known to be zero: they have no memory until somebody
-// computes with them.
+// libtorch uses them for gradients that are known to be zero: they have no memory until a
+// computation uses them.
 TEST(Codec, ZerosWithoutMemoryTravelAsZeros) {
   const auto zeros = at::_efficientzerotensor({2, 3}, at::kDouble);
   const auto kept = decode<at::Tensor>(encode(zeros));
   EXPECT_TRUE(at::equal(kept, at::zeros({2, 3}, at::kDouble)));
 }
 
-TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
-  const std::string headers(100, '\x91');  // of arrays, in a text
+TEST(Codec, TooDeepNestingIsRefusedBySender) {
+  const std::string headers(100, '\x91');  // array headers, inside a string
   expect_kept(headers);
   constexpr int kDeepestTree = codec::kDeepest / 2;
   EXPECT_EQ(harness::levels_of(decode<harness::Tree>(encode(harness::grown(kDeepestTree)))),
@@ -490,13 +490,13 @@ TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
     EXPECT_NE(std::string(error.what()).find("more than 64 containers"), std::string::npos)
         << error.what();
   }
-  // Not how many there are side by side.
+  // The number of containers side by side is not limited.
   EXPECT_EQ(
       decode<std::vector<std::vector<int>>>(encode(std::vector<std::vector<int>>(500))).size(),
       500U);
 }
 
-TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {
+TEST(Codec, WrongTypeOrFieldCountThrows) {
   EXPECT_THROW(decode<int>(encode(std::string("x"))), Error);
   EXPECT_THROW(decode<Wider>(encode(Inner{"n", {1}})), Error);
   EXPECT_THROW(decode<Inner>(encode(Wider{"n", {1}, 2})), Error);
@@ -504,7 +504,7 @@ TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {
   EXPECT_THROW((decode<std::variant<int>>(encode(std::pair<int, int>(4, 4)))), Error);
 }
 
-TEST(Codec, ShortBytesThrowWhereverTheyAreCut) {
+TEST(Codec, TruncatedBytesThrow) {
   const auto whole = encode(
       Outer{{"in", {7, 8, 9}}, {{"w", at::ones({5})}, {"v", at::ones({3}, at::kByte)}}, 1.5});
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
@@ -515,8 +515,8 @@ TEST(Codec, ShortBytesThrowWhereverTheyAreCut) {
   EXPECT_THROW(decode<Outer>(longer), Error);
 }
 
-// Every byte changed to every kind of other value: either an Error, or some value that can be used.
-TEST(Codec, ForeignBytesThrowOrGiveAValueNeverMore) {
+// Up to three random bytes get random values: decoding throws an Error or gives a usable value.
+TEST(Codec, ForeignBytesThrowOrGiveAValue) {
   const auto whole = encode(Outer{{"in", {7}}, {{"w", at::ones({2, 3})}}, 1.5});
   std::mt19937 random(1);
   int thrown = 0;

@@ -1,4 +1,4 @@
-// Values and tensors that have been encoded and decoded.
+// Encodes and decodes values and tensors, and compares the results.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Sparse tensors: libtorch believes their indices and values.
+// Sparse tensors, whose indices and values libtorch does not check.
 #include <filesystem>
 #include <optional>
 #include <thread>
@@ -26,8 +26,8 @@ TEST(Codec, KeepsSparseTensors) {
   expect_same(there_and_back(dense.to_sparse_bsr({2, 2})), dense.to_sparse_bsr({2, 2}));
 }
 
-// As the bytes of a peer may have it: libtorch would believe them.
-TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
+// A peer's bytes may hold such tensors, and libtorch would not check them.
+TEST(Codec, CooIndicesMustBeInRangeAndOrder) {
   const auto unchecked = [](const at::Tensor& indices, const at::Tensor& values,
                             at::IntArrayRef sizes, bool coalesced) {
     return encode(at::_sparse_coo_tensor_unsafe(indices, values, sizes)._coalesced_(coalesced));
@@ -51,7 +51,7 @@ TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
   EXPECT_EQ(blame_of(unchecked(at({0, 0, 2}, {0, 3, 1}), three, {3, 4}, true)), std::nullopt);
   EXPECT_EQ(blame_of(unchecked(at({0, 0, 2}, {3, 0, 1}), three, {3, 4}, true)), Blame::Caller);
   EXPECT_EQ(blame_of(unchecked(at({0, 2, 2}, {3, 1, 1}), three, {3, 4}, true)), Blame::Caller);
-  // Entries that lie in one place, and such as have none.
+  // Several entries in one place, no sparse dimensions, no entries.
   const auto one = at({1}, {2}).expand({2, 2});
   EXPECT_EQ(blame_of(unchecked(one, two, {3, 4}, false)), std::nullopt);
   EXPECT_EQ(blame_of(unchecked(one, two, {3, 2}, false)), Blame::Caller);
@@ -62,15 +62,15 @@ TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
             std::nullopt);
 }
 
-// Where threads outnumber processors, libtorch's wait long for each other.
-TEST(Codec, ReadingACooTensorStartsNoThreadsOfLibtorch) {
+// Where threads outnumber processors, libtorch's threads wait long for each other.
+TEST(Codec, ReadingCooStartsNoThreads) {
   const auto threads = [] {
     const std::filesystem::directory_iterator all("/proc/self/task");
     return std::distance(begin(all), end(all));
   };
   const auto coalesced = (at::eye(50) * 2).to_sparse();
   const auto bytes = {encode(coalesced), encode(at::cat({coalesced, coalesced}))};
-  // A thread that has run nothing in parallel has no others yet.
+  // A thread that has run nothing in parallel has started no others yet.
   std::thread([&] {
     const int before = at::get_num_threads();
     at::set_num_threads(4);
@@ -81,8 +81,8 @@ TEST(Codec, ReadingACooTensorStartsNoThreadsOfLibtorch) {
   }).join();
 }
 
-// libtorch reads them as if they were in order.
-TEST(Codec, ValuesOfACompressedTensorLieInOrderWhenTheyHaveCome) {
+// libtorch reads the values as if they were contiguous.
+TEST(Codec, CompressedValuesAreContiguous) {
   const auto rows = at::arange(4), columns = at::zeros({3}, at::kLong);
   for (const auto& values :
        {at::ones({1}).expand({3}), at::arange(6, at::kFloat).slice(0, 0, 6, 2)}) {
@@ -94,8 +94,8 @@ TEST(Codec, ValuesOfACompressedTensorLieInOrderWhenTheyHaveCome) {
   }
 }
 
-// What was validated is not changed by what is done to another tensor of the message.
-TEST(Codec, IndicesOfASparseTensorAreInNoOtherTensorsMemory) {
+// A write to another tensor of the message must not change validated indices.
+TEST(Codec, SparseIndicesOwnTheirMemory) {
   const auto indices = at::zeros({1, 2}, at::kLong);
   const auto sent = std::pair(indices, at::sparse_coo_tensor(indices, at::ones({2}), {4}));
   auto got = there_and_back(sent);

@@ -1,4 +1,4 @@
-// A value of containers in one another, as deep as one wants.
+// A value of nested containers, of any depth.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Futures whose values lie on GPUs, over the fake driver. Rows CU-032 … 034, 038 of the behaviours.
+// Futures whose values are on GPUs, over the fake driver.
 #include <map>
 #include <thread>
 
@@ -54,7 +54,7 @@ class CudaFuture : public testing::Test {
     cuda_ = std::make_unique<FakeTorchCuda>(*driver_);
   }
 
-  // Streams that a test looks at no more may have to wait yet for what it has released.
+  // Streams that a test no longer looks at may still have to wait for work that it has released.
   void TearDown() override {
     const Deadline patience = Deadline::in(std::chrono::seconds(20));
     while (driver_ && driver_->pending() > 0 && !patience.passed())
@@ -76,7 +76,7 @@ class CudaFuture : public testing::Test {
   static void synchronize(const cuda::StreamRef& stream) {
     EXPECT_TRUE(cuda::record(stream).synchronize(Deadline::in(std::chrono::seconds(20))));
   }
-  // On the current stream, and so behind what that waits for.
+  // Enqueues on the current stream, and so after the work that this stream waits for.
   void fill(const at::Tensor& tensor, unsigned char byte) {
     cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor), byte);
   }
@@ -84,8 +84,8 @@ class CudaFuture : public testing::Test {
     return *static_cast<const unsigned char*>(tensor.const_data_ptr());
   }
 
-  // A promise is set on a stream that has not come to write its value yet; whoever takes it, on
-  // another one, sees it written.
+  // Sets a promise on a stream that has not written the value yet; a reader on another stream must
+  // see it written.
   template <class T>
   void expect_ordered(const T& value) {
     const at::Tensor tensor = tensor_in(value);
@@ -117,7 +117,7 @@ class CudaFuture : public testing::Test {
   std::unique_ptr<FakeTorchCuda> cuda_;
 };
 
-TEST_F(CudaFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt) {
+TEST_F(CudaFuture, ReaderWaitsForTheWritingStream) {
   expect_ordered(zeros());
   expect_ordered(std::vector<at::Tensor>{at::Tensor(), zeros()});
   expect_ordered(Parcel{1, {zeros()}});
@@ -129,7 +129,7 @@ TEST_F(CudaFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt)
   expect_ordered(std::tuple<int, std::array<at::Tensor, 1>>(3, {zeros()}));
 }
 
-TEST_F(CudaFuture, CU032_AFutureThatIsReadyAtOnceCarriesItsStreamToo) {
+TEST_F(CudaFuture, ReadyFutureCarriesItsStream) {
   const at::Tensor tensor = zeros();
   const c10::Stream writing = cuda_->new_stream();
   driver_->hold(cuda_->view(writing));
@@ -147,20 +147,20 @@ TEST_F(CudaFuture, CU032_AFutureThatIsReadyAtOnceCarriesItsStreamToo) {
   synchronize(cuda_->view(reading));
 }
 
-TEST_F(CudaFuture, ValuesWithoutGpusWaitForNothing) {
+TEST_F(CudaFuture, ValuesWithoutGpusNeedNoWait) {
   EXPECT_EQ(Future<int>::ready(1).device_work(), nullptr);
   EXPECT_EQ(Future<at::Tensor>::ready(at::empty({2})).device_work(), nullptr);
   EXPECT_EQ(Future<at::Tensor>::ready(at::Tensor()).device_work(), nullptr);
   EXPECT_EQ(Future<std::vector<std::string>>::ready({"a"}).device_work(), nullptr);
 }
 
-TEST_F(CudaFuture, CU034_AContinuationThatUsesAnotherGpuIsOrderedOnBoth) {
+TEST_F(CudaFuture, ContinuationMayUseAnotherGpu) {
   const at::Tensor here = zeros(0), there = zeros(1), seen = zeros(1);
   const c10::Stream writing = cuda_->new_stream(0);
   driver_->hold(cuda_->view(writing));
   Promise<at::Tensor> promise;
   const auto child = promise.future().then([&](const at::Tensor& value) {
-    // On GPU 1's current stream, behind the stream that has waited for the value.
+    // Runs on GPU 1's current stream, behind the stream that has waited for the value.
     EXPECT_NE(cuda_->current(0).id(), 0) << "a stream of the pool";
     c10::Event read(c10::kCUDA);
     read.record(cuda_->current(0));
@@ -185,7 +185,7 @@ TEST_F(CudaFuture, CU034_AContinuationThatUsesAnotherGpuIsOrderedOnBoth) {
   EXPECT_EQ(first_byte(seen), 9);
 }
 
-TEST_F(CudaFuture, CU034_AContinuationOfAValueWithoutGpusMayMakeOneThatHasThem) {
+TEST_F(CudaFuture, ContinuationMayMakeAGpuValue) {
   const at::Tensor made = zeros(1);
   const c10::Stream writing = cuda_->new_stream(1);
   driver_->hold(cuda_->view(writing));
@@ -207,7 +207,7 @@ TEST_F(CudaFuture, CU034_AContinuationOfAValueWithoutGpusMayMakeOneThatHasThem) 
   EXPECT_EQ(first_byte(made), 4);
 }
 
-TEST_F(CudaFuture, CU038_AValueMayBeChangedOrReplacedOnceItIsThere) {
+TEST_F(CudaFuture, ValueMayBeChangedOrReplaced) {
   const auto tensors = std::make_shared<std::vector<at::Tensor>>(std::vector<at::Tensor>{zeros()});
   Promise<std::shared_ptr<std::vector<at::Tensor>>> shared;
   shared.set(tensors);
@@ -224,8 +224,8 @@ TEST_F(CudaFuture, CU038_AValueMayBeChangedOrReplacedOnceItIsThere) {
   EXPECT_EQ(promise.future().get().device().index(), 0);
 }
 
-// What a backward pass keeps of them is read by optimizers and functions on streams of their own.
-TEST_F(CudaFuture, CU044_WhoTakesAGradientWaitsForTheStreamThatComputesIt) {
+// Optimizers and functions read the gradients of a backward pass on streams of their own.
+TEST_F(CudaFuture, GradientReaderWaitsForItsStream) {
   const c10::Stream writing = cuda_->new_stream(), reading = cuda_->new_stream();
   const auto parameter = cuda_->empty({64}, at::kByte, 0);
   const at::Tensor seen = zeros();

@@ -1,4 +1,4 @@
-// Errors that futures are given, and what they give back.
+// Errors for futures, and the texts of errors that they throw.
 #pragma once
 
 #include <exception>

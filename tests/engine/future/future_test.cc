@@ -17,7 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::ElementsAre;
 
-TEST(Future, GivesItsValueToEveryCopyEveryTime) {
+TEST(Future, GivesItsValueToEveryCopy) {
   Promise<std::string> promise;
   const auto a = promise.future();
   const auto b = a;  // NOLINT(performance-unnecessary-copy-initialization): the copy is the point
@@ -41,7 +41,7 @@ TEST(Future, ThrowsItsErrorEveryTime) {
   }
 }
 
-TEST(Future, WaitRunsOutOfTimeAndMayBeRepeated) {
+TEST(Future, TimedOutWaitMayBeRepeated) {
   Promise<int> promise;
   const auto future = promise.future();
   try {
@@ -64,13 +64,13 @@ TEST(Future, GetBlocksUntilAnotherThreadSets) {
   setter.join();
 }
 
-TEST(Future, OneWithoutAStateIsACallerError) {
+TEST(Future, EmptyFutureIsACallerError) {
   const Future<int> future;
   EXPECT_THROW(future.done(), Error);
   EXPECT_THROW(future.get(), Error);
 }
 
-TEST(Promise, RE014_ASecondSetIsACallerError) {
+TEST(Promise, SecondSetIsACallerError) {
   Promise<int> promise;
   promise.set(1);
   EXPECT_THROW(promise.set(2), Error);
@@ -78,7 +78,7 @@ TEST(Promise, RE014_ASecondSetIsACallerError) {
   EXPECT_EQ(promise.future().get(), 1);
 }
 
-TEST(Promise, ANullErrorIsACallerErrorAndLeavesTheFutureAsItIs) {
+TEST(Promise, NullErrorIsACallerError) {
   Promise<std::string> promise;
   const auto future = promise.future();
   EXPECT_THAT(text_of([&] { promise.set_error(std::exception_ptr()); }),
@@ -90,7 +90,7 @@ TEST(Promise, ANullErrorIsACallerErrorAndLeavesTheFutureAsItIs) {
   EXPECT_EQ(future.get(), "value");
 }
 
-TEST(Promise, DroppedUnsetItCancelsItsFuture) {
+TEST(Promise, DroppedPromiseCancelsItsFuture) {
   Future<int> future;
   {
     const Promise<int> promise;
@@ -104,7 +104,7 @@ TEST(Promise, DroppedUnsetItCancelsItsFuture) {
   }
 }
 
-TEST(Then, RB022_EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
+TEST(Then, RunsEachContinuationOnce) {
   Promise<int> promise;
   const auto future = promise.future();
   std::vector<Future<int>> results;
@@ -119,10 +119,10 @@ TEST(Then, RB022_EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
   promise.set(2);
   for (int i = 0; i < 10; ++i) EXPECT_EQ(results[static_cast<std::size_t>(i)].get(), 2 * i);
   EXPECT_EQ(runs, 10);
-  EXPECT_EQ(future.then([](int value) { return value + 1; }).get(), 3);  // attached afterwards
+  EXPECT_EQ(future.then([](int value) { return value + 1; }).get(), 3);  // attached after the value
 }
 
-TEST(Then, RB023_AChainOfTwentyAddsTwenty) {
+TEST(Then, ChainOfTwentyAddsTwenty) {
   Promise<int> promise;
   auto future = promise.future();
   for (int i = 0; i < 20; ++i) future = future.then([](int value) { return value + 1; });
@@ -130,15 +130,14 @@ TEST(Then, RB023_AChainOfTwentyAddsTwenty) {
   EXPECT_EQ(future.get(), 21);
 }
 
-constexpr int kLongChain =
-    100'000;  // of links whose calls, one inside the other, no stack would hold
+constexpr int kLongChain = 100'000;  // links; as nested calls, they would overflow any stack
 
 Future<int> long_chain(Future<int> future) {
   for (int i = 0; i < kLongChain; ++i) future = future.then([](int value) { return value + 1; });
   return future;
 }
 
-TEST(Then, AChainOfAnyLengthNeedsABoundedStack) {
+TEST(Then, LongChainNeedsABoundedStack) {
   const Promise<int> promise;
   const auto end = long_chain(promise.future());
   promise.set(1);
@@ -146,7 +145,7 @@ TEST(Then, AChainOfAnyLengthNeedsABoundedStack) {
   EXPECT_EQ(end.get(), kLongChain + 1);
 }
 
-TEST(Then, AChainOfAnyLengthMayBeCompletedByAnotherThread) {
+TEST(Then, AnotherThreadMayCompleteAChain) {
   const Promise<int> promise;
   const auto end = long_chain(promise.future());
   std::thread setter([&promise] { promise.set(1); });
@@ -154,7 +153,7 @@ TEST(Then, AChainOfAnyLengthMayBeCompletedByAnotherThread) {
   setter.join();
 }
 
-TEST(Then, AnErrorPassesThroughAChainOfAnyLengthAlsoOneThatIsDropped) {
+TEST(Then, ErrorPassesThroughALongChain) {
   const Promise<int> promise;
   const auto failed = long_chain(promise.future());
   promise.set_error(failure("the first"));
@@ -163,8 +162,8 @@ TEST(Then, AnErrorPassesThroughAChainOfAnyLengthAlsoOneThatIsDropped) {
   EXPECT_EQ(text_of([&] { dropped.get(); }), "the promise was dropped without a value");
 }
 
-// Of futures that continuations return, as a loop that is written with then().
-TEST(Then, AChainOfReturnedFuturesOfAnyLengthNeedsABoundedStack) {
+// A chain of futures that continuations return, as in a loop that is written with then().
+TEST(Then, ReturnedFuturesNeedABoundedStack) {
   const Promise<int> promise;
   Future<int> future = promise.future();
   std::vector<Promise<int>> inner(kLongChain);
@@ -177,7 +176,7 @@ TEST(Then, AChainOfReturnedFuturesOfAnyLengthNeedsABoundedStack) {
   EXPECT_EQ(future.get(), 7);
 }
 
-TEST(Then, AChainKeepsTheOrderOfItsBranches) {
+TEST(Then, ChainKeepsTheOrderOfBranches) {
   constexpr int kLinks = 1000;
   const Promise<void> promise;
   auto link = promise.future();
@@ -193,8 +192,8 @@ TEST(Then, AChainKeepsTheOrderOfItsBranches) {
   for (const auto& order : orders) ASSERT_THAT(order, ElementsAre(1, 2, 3));
 }
 
-// However deep in a chain: it would wait for ever for what is to run after it.
-TEST(Then, AContinuationMayWaitForWhatItCompletes) {
+// At any depth of a chain: otherwise it would wait forever for a continuation that runs after it.
+TEST(Then, MayWaitForItsOwnCompletions) {
   constexpr int kLinks = 100;
   const Promise<int> promise;
   auto future = promise.future();
@@ -211,7 +210,7 @@ TEST(Then, AContinuationMayWaitForWhatItCompletes) {
   EXPECT_EQ(future.get(), kLinks);
 }
 
-TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
+TEST(Then, ErrorSkipsValueContinuations) {
   Promise<int> promise;
   bool ran = false;
   const auto skipped = promise.future().then([&ran](int value) {
@@ -226,7 +225,7 @@ TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
   EXPECT_EQ(seen.get(), "broken");
 }
 
-TEST(Then, AFunctionMayTakeTheFutureAsAnRvalue) {
+TEST(Then, MayTakeTheFutureAsAnRvalue) {
   const auto doubled =
       Future<int>::ready(4).then([](Future<int>&& future) { return 2 * future.get(); });
   EXPECT_EQ(doubled.get(), 8);
@@ -242,13 +241,13 @@ TEST(Then, GenericLambdasGetTheFuture) {
   EXPECT_EQ(result.get(), 2);
 }
 
-TEST(Then, WhatAContinuationThrowsBecomesTheError) {
+TEST(Then, ExceptionBecomesTheError) {
   const auto result =
       Future<int>::ready(1).then([](int) -> int { throw std::out_of_range("far"); });
   EXPECT_THROW(result.get(), std::out_of_range);
 }
 
-TEST(Then, AReturnedFutureIsFlattened) {
+TEST(Then, ReturnedFutureIsFlattened) {
   Promise<int> outer;
   Promise<std::string> inner;
   const Future<std::string> result = outer.future().then([&](int) { return inner.future(); });
@@ -258,7 +257,7 @@ TEST(Then, AReturnedFutureIsFlattened) {
   EXPECT_EQ(result.get(), "inner");
 }
 
-TEST(Then, OfVoidTakesNothing) {
+TEST(Then, VoidFutureGivesNoArgument) {
   Promise<void> promise;
   const auto result = promise.future().then([] { return 4; });
   const auto nothing = result.then([](int) {});
@@ -268,7 +267,7 @@ TEST(Then, OfVoidTakesNothing) {
   nothing.get();
 }
 
-TEST(Then, MayAttachAndWaitInsideAContinuation) {
+TEST(Then, MayAttachAndWaitInside) {
   Promise<int> promise;
   const auto result = promise.future().then([future = promise.future()](int value) {
     return value + future.then([](int again) { return again; }).get();
@@ -289,7 +288,7 @@ TEST(WhenAll, GivesAllValuesInOrder) {
   EXPECT_THAT(when_all({a.future(), b.future()}).get(), ElementsAre(1, 2));
 }
 
-// Counts who waits.
+// Counts its waits.
 class SomeWork final : public detail::DeviceWork {
  public:
   explicit SomeWork(std::atomic<int>& waits) : waits_(waits) {}
@@ -303,7 +302,7 @@ class SomeWork final : public detail::DeviceWork {
   std::atomic<int>& waits_;
 };
 
-TEST(WhenAll, WaitsOnceForWhatEachValueIsEnqueuedBehind) {
+TEST(WhenAll, WaitsOnceForEachValuesWork) {
   constexpr int kValues = 1000;
   std::atomic<int> waits{0};
   const std::vector<Promise<void>> promises(kValues);
@@ -317,7 +316,7 @@ TEST(WhenAll, WaitsOnceForWhatEachValueIsEnqueuedBehind) {
   EXPECT_EQ(waits, kValues);
 }
 
-TEST(WhenAll, TheFirstErrorWinsAtOnce) {
+TEST(WhenAll, FirstErrorWinsAtOnce) {
   Promise<int> never;
   Promise<int> a;
   Promise<int> b;
@@ -328,7 +327,7 @@ TEST(WhenAll, TheFirstErrorWinsAtOnce) {
   EXPECT_EQ(text_of([&] { all.get(); }), "first");
 }
 
-TEST(WhenAll, OfDifferentTypesGivesATuple) {
+TEST(WhenAll, DifferentTypesGiveATuple) {
   const auto all =
       when_all(Future<int>::ready(1), Future<std::string>::ready("two"), Future<void>::ready());
   EXPECT_EQ(std::get<0>(all.get()), 1);
@@ -338,7 +337,7 @@ TEST(WhenAll, OfDifferentTypesGivesATuple) {
       "void");
 }
 
-TEST(WhenAll, OfVoidsIsAVoid) {
+TEST(WhenAll, VoidsGiveAVoid) {
   Promise<void> a;
   const Future<void> vector =
       when_all(std::vector<Future<void>>{a.future(), Future<void>::ready()});
@@ -371,7 +370,7 @@ TEST(Coroutine, AwaitsAndReturns) {
   checked.get();
 }
 
-TEST(Coroutine, ErrorsAndExceptionsReachItsFuture) {
+TEST(Coroutine, ErrorsReachItsFuture) {
   Promise<int> promise;
   const auto sum = add_one(promise.future());
   promise.set_error(failure("awaited"));
@@ -398,7 +397,7 @@ Future<T> hold_until(Future<T> value, bool& is_held) {
   }
 }
 
-TEST(Coroutine, ItsValueIsThereOnceItsLocalVariablesHaveEnded) {
+TEST(Coroutine, LocalsEndBeforeItsValueIsSet) {
   bool is_held = false;
   const auto check = [&](const auto& promise, const auto& set) {
     const auto held = hold_until(promise.future(), is_held);
@@ -424,14 +423,14 @@ struct ThrowsWhenMoved {
   int left;
 };
 
-TEST(Coroutine, WhatItsValueThrowsWhileItIsMovedIsItsError) {
+TEST(Coroutine, ThrowingMoveBecomesItsError) {
   const auto give = [](int times) -> Future<ThrowsWhenMoved> { co_return ThrowsWhenMoved(times); };
   int times = 1;
   for (; give(times).failed(); ++times) EXPECT_THROW(give(times).get(), std::out_of_range);
   EXPECT_GT(times, 3) << "in co_return, and behind it";
 }
 
-TEST(Then, TakesACopyOfWhatAReferenceIsReturnedTo) {
+TEST(Then, CopiesFromAReturnedReference) {
   const std::vector<std::string> names{"a", "b"};
   const auto name = Future<int>::ready(1).then(
       [&](int i) -> const std::string& { return names[static_cast<std::size_t>(i)]; });
@@ -473,8 +472,8 @@ TEST(Future, ManyThreadsSetAndContinue) {
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(values[static_cast<std::size_t>(i)], i + 1);
 }
 
-// Who has waited may drop promise and future while the other thread is still inside set().
-TEST(Future, MayGoAsSoonAsItsValueIsSeen) {
+// A thread that has waited may drop promise and future while the other is still inside set().
+TEST(Future, MayEndOnceItsValueIsSeen) {
   std::atomic<Promise<int>*> next{nullptr};
   std::atomic<bool> is_over{false};
   std::thread setter([&] {
@@ -501,7 +500,7 @@ struct Uncopied {
   Uncopied(Uncopied&&) = default;
 };
 
-TEST(Future, WhatThrowsWhenItIsCopiedFailsWhoNeedsACopy) {
+TEST(Future, ThrowingCopyFailsItsReceiver) {
   Promise<Uncopied> one, other;
   const auto all = when_all(std::vector{one.future(), other.future()});
   const auto flattened = Future<int>::ready(1).then([&](int) { return one.future(); });

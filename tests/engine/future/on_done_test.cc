@@ -1,4 +1,4 @@
-// What is attached to futures runs in order, each once, and where the future's executor says.
+// Continuations of a future run in order, each once, on the future's executor.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -23,7 +23,7 @@ Future<int> one_more(Future<int> future) {
   co_return value + 1;
 }
 
-TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
+TEST(OnDone, RunsInTheOrderOfRegistration) {
   Promise<int> promise;
   std::vector<std::string> order;
   promise.future().on_done([&] { order.emplace_back("plain"); });
@@ -35,8 +35,8 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
   EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
 }
 
-// A executor whose loop and threads are this one: what must not run inside a turn waits until
-// somebody blocks or calls next().
+// An executor whose loop and threads are this thread: tasks that must not run inside a turn wait
+// until a caller blocks or calls next().
 class OneThread final : public detail::Executor {
  public:
   const char* name() const override { return "one thread"; }
@@ -70,7 +70,7 @@ class OneThread final : public detail::Executor {
   std::deque<Task> tasks_;
 };
 
-TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
+TEST(OnDone, LateOneWaitsForThoseBefore) {
   const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise(executor);
   std::vector<std::string> order;
@@ -86,7 +86,7 @@ TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
   EXPECT_FALSE(executor->next());
 }
 
-TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
+TEST(OnDone, BlockingOneLetsOthersRun) {
   for (const std::shared_ptr<OneThread>& executor :
        {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
     const Promise<int> promise(executor);
@@ -106,7 +106,7 @@ TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
   }
 }
 
-TEST(OnDone, ThoseThatTheHomeDropsAreCancelledAndHoldNobodyUp) {
+TEST(OnDone, DroppedTasksAreCancelled) {
   const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise(executor);
   const auto dropped = promise.future().then([](int value) { return value; });
@@ -125,7 +125,7 @@ TEST(OnDone, ThoseThatTheHomeDropsAreCancelledAndHoldNobodyUp) {
   EXPECT_EQ(promise.future().then([](int value) { return value + 1; }).get(), 2);
 }
 
-TEST(OnDone, RB026_HoldsWhileSeveralThreadsRegister) {
+TEST(OnDone, OrderHoldsWithSeveralThreads) {
   for (int round = 0; round < 200; ++round) {
     const Promise<int> promise;
     std::vector<std::atomic<int>> seen(4);
@@ -147,7 +147,7 @@ TEST(OnDone, RB026_HoldsWhileSeveralThreadsRegister) {
   }
 }
 
-TEST(OnDone, WhatItThrowsIsLogged) {
+TEST(OnDone, ExceptionsAreLogged) {
   std::vector<std::string> errors;
   const log::Capture capture([&](LogLevel level, std::string_view text) {
     if (level == LogLevel::Error) errors.emplace_back(text);
@@ -157,8 +157,8 @@ TEST(OnDone, WhatItThrowsIsLogged) {
   EXPECT_THAT(errors[0], testing::HasSubstr("lost"));
 }
 
-// The other way to set it came first, and whoever completes the future has no part in that.
-TEST(OnDone, ForwardingToAPromiseThatIsSetByThenIsLoggedAndHoldsNobodyUp) {
+// The promise was set in another way before, which is not the completing thread's fault.
+TEST(OnDone, ForwardingToASetPromiseIsLogged) {
   const auto executor = std::make_shared<OneThread>();
   const std::shared_ptr<OneThread> none;
   for (const auto& [from, to] :
@@ -193,8 +193,8 @@ class SomeCall final : public detail::ExecutionContext {
   const std::shared_ptr<detail::Executor> executor_;
 };
 
-// What a call's function completes may be what somebody else waits for.
-TEST(OnDone, WhatWasRegisteredOutsideOfCallsRunsOutsideOfThem) {
+// A call's function may complete a future that is waited for outside of the call.
+TEST(OnDone, KeepsItsOwnExecutionContext) {
   const Promise<void> promise;
   const auto of_none = promise.future().then([] { return detail::execution_context() == nullptr; });
   const auto call = std::make_shared<SomeCall>();
@@ -209,21 +209,21 @@ TEST(OnDone, WhatWasRegisteredOutsideOfCallsRunsOutsideOfThem) {
   EXPECT_TRUE(of_call.get());
 }
 
-TEST(OnDone, TakesTheValueWhereThereIsOne) {
+TEST(OnDone, TakesTheValueIfThereIsOne) {
   int seen = 0;
   Future<int>::ready(3).on_done([&](int value) { seen += value; });
   Future<int>::failed(failure("none")).on_done([&](int value) { seen += value; });
   EXPECT_EQ(seen, 3);
 }
 
-TEST(OnDone, RE012_AnEmptyFunctionIsRefused) {
+TEST(OnDone, EmptyFunctionIsRefused) {
   const Promise<int> promise;
   EXPECT_THROW(promise.future().then(std::function<int(int)>()), Error);
   EXPECT_THROW(promise.future().on_done(std::function<void()>()), Error);
   EXPECT_THROW(promise.future().then(static_cast<int (*)(int)>(nullptr)), Error);
 }
 
-TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
+TEST(Coroutine, DroppedCoroutineIsCancelled) {
   const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise(executor);
   const auto sum = one_more(promise.future());
@@ -233,8 +233,8 @@ TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
   EXPECT_EQ(text_of([&] { sum.get(); }), "the promise was dropped without a value");
 }
 
-// The turns that it drives bring what it waits for, and run it all, however deep in a chain it is.
-TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
+// The turns that it drives complete its future and run all tasks, at any depth of a chain.
+TEST(OnDone, ContinuationMayDriveALoop) {
   constexpr int kLinks = 100;
   const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise;
@@ -243,7 +243,7 @@ TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
     future = future.then([executor](int value) {
       const Promise<int> reply(executor);
       const auto both =
-          when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
+          when_all({reply.future(), Future<int>::ready(1)});  // light: runs in the turn itself
       executor->run(
           Task([executor, reply, value] { executor->in_a_turn([&] { reply.set(value); }); }));
       both.wait(std::chrono::seconds(20));
@@ -254,9 +254,9 @@ TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
   EXPECT_EQ(future.get(), kLinks);
 }
 
-// A loop's turn must not be blocked by what waits for a future of which only a part comes from
-// there.
-TEST(OnDone, NothingRunsInATurnBehindAFutureWithoutAHome) {
+// If a loop completes only a part of a future, continuations of the future must not run in the
+// loop's turn, which they could block.
+TEST(OnDone, MixedFuturesRunOutsideTheTurn) {
   const auto executor = std::make_shared<OneThread>();
   const Promise<int> promise(executor);
   const auto ready = Future<int>::ready(1);

@@ -28,7 +28,7 @@ class CudaDevices : public testing::Test {
     if (fake_) fake_->run();
   }
 
-  // Enqueues the writing of a byte over the whole tensor.
+  // Enqueues a write of a byte over the whole tensor.
   void fill(const c10::Stream& stream, const at::Tensor& tensor, unsigned char byte) {
     cuda::fill(torch_->view(stream), tensor::slice_of(tensor), byte);
   }
@@ -42,7 +42,7 @@ class CudaDevices : public testing::Test {
   const c10::Device gpu_{c10::kCUDA, 0};
 };
 
-TEST_F(CudaDevices, ReadyPassesAfterWhatTheCurrentStreamHolds) {
+TEST_F(CudaDevices, ReadyFollowsTheCurrentStream) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
   const c10::Stream side = torch_->new_stream();
   fake_->run();
@@ -59,11 +59,11 @@ TEST_F(CudaDevices, ReadyPassesAfterWhatTheCurrentStreamHolds) {
   EXPECT_TRUE(ready.query());
 }
 
-TEST_F(CudaDevices, ReadyOfTheCpuHasPassed) {
+TEST_F(CudaDevices, CpuIsAlwaysReady) {
   EXPECT_TRUE(devices_->ready(c10::Device(c10::kCPU)).query());
 }
 
-TEST_F(CudaDevices, StreamThatWaitsHoldsBackItsLaterWork) {
+TEST_F(CudaDevices, WaitDelaysLaterWorkOfTheStream) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
   const c10::Stream writer = torch_->new_stream();
   const c10::Stream reader = torch_->new_stream();
@@ -91,7 +91,7 @@ TEST_F(CudaDevices, UnknownDeviceIsRefused) {
 
 // --- futures whose value is still being written
 
-TEST_F(CudaDevices, FutureIsDoneBeforeItsValueIsWritten) {
+TEST_F(CudaDevices, FutureIsDoneBeforeTheWrite) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
   const c10::Stream writer = torch_->new_stream();
   fake_->run();
@@ -111,7 +111,7 @@ TEST_F(CudaDevices, FutureIsDoneBeforeItsValueIsWritten) {
   EXPECT_EQ(fake_->host_blocks(), 0);
 }
 
-TEST_F(CudaDevices, ThenRunsOnAStreamThatHasWaitedAndPassesItsOwnWorkOn) {
+TEST_F(CudaDevices, ThenRunsOnAWaitingStream) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
   const c10::Stream writer = torch_->new_stream();
   fake_->run();
@@ -131,7 +131,7 @@ TEST_F(CudaDevices, ThenRunsOnAStreamThatHasWaitedAndPassesItsOwnWorkOn) {
   EXPECT_FALSE(inside == writer);
   const at::Tensor copy = torch_->empty({4}, at::kByte);
   cuda::copy(torch_->view(outside), tensor::slice_of(copy), tensor::slice_of(next.get()));
-  // Whatever order the streams are given time in.
+  // In any order in which the streams make progress.
   fake_->run(torch_->view(outside));
   fake_->run(torch_->view(inside));
   EXPECT_NE(byte_of(tensor), 6) << "the continuation's stream did not wait";
@@ -139,7 +139,7 @@ TEST_F(CudaDevices, ThenRunsOnAStreamThatHasWaitedAndPassesItsOwnWorkOn) {
   EXPECT_EQ(byte_of(copy), 6);
 }
 
-TEST_F(CudaDevices, AllOfSeveralFuturesAreWaitedFor) {
+TEST_F(CudaDevices, WhenAllWaitsForEveryFuture) {
   const at::Tensor tensor = torch_->empty({4}, at::kByte);
   const c10::Stream one = torch_->new_stream();
   const c10::Stream other = torch_->new_stream();
@@ -173,13 +173,13 @@ TEST_F(CudaDevices, FailedFutureMakesNoStreamWait) {
   EXPECT_EQ(future.device_work(), nullptr);
 }
 
-TEST_F(CudaDevices, WhatCannotBeCapturedIsRefusedWhileTheCurrentStreamIs) {
+TEST_F(CudaDevices, RefusesWorkDuringCapture) {
   const c10::Stream side = torch_->new_stream();
   fake_->run();
   FakeDriver::Graph graph;
   devices_->refuse_capture(gpu_, "this", "of a reason");
   ASSERT_EQ(fake_->begin_capture(torch_->view(side)), CUDA_SUCCESS);
-  devices_->refuse_capture(gpu_, "this", "of a reason");  // another stream is
+  devices_->refuse_capture(gpu_, "this", "of a reason");  // another stream is being captured
   const c10::StreamGuard current(side);
   devices_->refuse_capture(c10::Device(c10::kCPU), "this", "of a reason");
   try {

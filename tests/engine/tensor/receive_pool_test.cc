@@ -47,7 +47,7 @@ TEST(ReceivePool, EverySizeFits) {
   EXPECT_THROW(pool->allocate(~std::size_t{0} / 2), std::bad_alloc);
 }
 
-TEST(ReceivePool, KeepsNoMoreThanItMay) {
+TEST(ReceivePool, KeepsNoMoreThanItsLimit) {
   const auto pool = std::make_shared<ReceivePool>(4 * kMiB);
   {
     std::vector<c10::DataPtr> blocks;
@@ -55,11 +55,11 @@ TEST(ReceivePool, KeepsNoMoreThanItMay) {
     const c10::DataPtr large = pool->allocate(8 * kMiB);
   }
   EXPECT_EQ(pool->idle_bytes(), 4 * kMiB);
-  { const c10::DataPtr other = pool->allocate(3 * kMiB); }  // pushes three of the old ones out
+  { const c10::DataPtr other = pool->allocate(3 * kMiB); }  // evicts three of the old blocks
   EXPECT_EQ(pool->idle_bytes(), 4 * kMiB);
 }
 
-TEST(ReceivePool, WhatItGaveOutMayOutliveIt) {
+TEST(ReceivePool, BlocksMayOutliveIt) {
   auto pool = std::make_shared<ReceivePool>();
   c10::DataPtr block = pool->allocate(kMiB);
   pool.reset();
