@@ -1,6 +1,5 @@
-// A program written against the public API of distributed autograd and its optimizers as it is
-// specified: each spelling once, with what it has to give. Where this does not compile, users'
-// programs do not.
+// A program that uses each spelling of the public API of distributed autograd and its optimizers
+// once, and checks the result. Where this does not compile, users' programs do not either.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -72,7 +71,7 @@ class AutogradContract : public testing::Test {
   static rpc::Options options(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
     return {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}};
   }
-  // Two workers of one process. `body` is the first one's program; the second serves.
+  // Two workers of one process: worker0 runs `body`, worker1 serves.
   static void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     std::thread other([&] {
@@ -114,7 +113,7 @@ class AutogradContract : public testing::Test {
   }
 };
 
-TEST_F(AutogradContract, GradientsLieInTheContextWhereTheirParametersAre) {
+TEST_F(AutogradContract, GradientsLieAtTheirParameters) {
   run([](rpc::Agent& agent) {
     const RRef<LayerImpl> layer = agent.remote<LayerImpl>("worker1");
     const at::Tensor x = filled(5).requires_grad_(), other = filled(5).requires_grad_();
@@ -137,7 +136,7 @@ TEST_F(AutogradContract, GradientsLieInTheContextWhereTheirParametersAre) {
   });
 }
 
-TEST_F(AutogradContract, OptionsOfAPass) {
+TEST_F(AutogradContract, PassesTakeOptions) {
   run([](rpc::Agent& agent) {
     const RRef<LayerImpl> layer = agent.remote<LayerImpl>("worker1");
     const at::Tensor x = filled(5).requires_grad_();
@@ -147,7 +146,7 @@ TEST_F(AutogradContract, OptionsOfAPass) {
     context.backward({loss}, {.retain_graph = true});
     EXPECT_TRUE(context.gradient(x).equal(filled(6)));
     const at::Tensor unused = layer.sync<&LayerImpl::forward>(x);
-    agent.set_timeout(200ms);  // of a pass as well
+    agent.set_timeout(200ms);  // also limits a pass
     EXPECT_EQ(error_of([&] {
                 context.backward({loss}, {.retain_graph = true, .mode = BackwardMode::Fast});
               }).blame(),
@@ -159,7 +158,7 @@ TEST_F(AutogradContract, OptionsOfAPass) {
   });
 }
 
-TEST_F(AutogradContract, AFailedPassLeavesNothingAndTheRetainedGraphRunsAgain) {
+TEST_F(AutogradContract, FailedPassLeavesNothing) {
   run([](rpc::Agent& agent) {
     const at::Tensor x = filled(5).requires_grad_();
     AutogradContext context(agent);
@@ -177,7 +176,7 @@ TEST_F(AutogradContract, AFailedPassLeavesNothingAndTheRetainedGraphRunsAgain) {
   });
 }
 
-TEST_F(AutogradContract, AReleaseFromAnotherThreadCancelsThePassThatRuns) {
+TEST_F(AutogradContract, ReleaseCancelsARunningPass) {
   run([](rpc::Agent& agent) {
     const RRef<LayerImpl> layer = agent.remote<LayerImpl>("worker1");
     const at::Tensor x = filled(5).requires_grad_();
@@ -193,7 +192,7 @@ TEST_F(AutogradContract, AReleaseFromAnotherThreadCancelsThePassThatRuns) {
   });
 }
 
-TEST_F(AutogradContract, AnOptimizerStepsWhereTheParametersAre) {
+TEST_F(AutogradContract, OptimizerStepsAtTheParameters) {
   run([](rpc::Agent& agent) {
     const RRef<LayerImpl> layer = agent.remote<LayerImpl>("worker1");
     const at::Tensor own = filled(5).requires_grad_();
@@ -222,7 +221,7 @@ TEST_F(AutogradContract, AnOptimizerStepsWhereTheParametersAre) {
   });
 }
 
-TEST_F(AutogradContract, ErrorsOfSeveralOwnersAreOneThatListsThem) {
+TEST_F(AutogradContract, ErrorListsAllFailedOwners) {
   run([](rpc::Agent& agent) {
     const RRef<LayerImpl> layer = agent.remote<LayerImpl>("worker1");
     const at::Tensor own = filled(5).requires_grad_();
@@ -238,7 +237,7 @@ TEST_F(AutogradContract, ErrorsOfSeveralOwnersAreOneThatListsThem) {
   });
 }
 
-TEST_F(AutogradContract, DistributedDataParallelPutsItsAveragesIntoTheContext) {
+TEST_F(AutogradContract, DdpAveragesIntoTheContext) {
   run_both([](rpc::Agent& agent, ProcessGroup group) {
     torch::nn::Linear model(2, 1);
     DistributedDataParallel ddp(model, group, DdpOptions{});
@@ -249,7 +248,7 @@ TEST_F(AutogradContract, DistributedDataParallelPutsItsAveragesIntoTheContext) {
   });
 }
 
-TEST_F(AutogradContract, OptimizersOfAGroup) {
+TEST_F(AutogradContract, GroupOptimizersMatchPlainOnes) {
   run_both([](rpc::Agent&, ProcessGroup group) {
     const auto model = std::make_shared<LayerImpl>(), plain_model = std::make_shared<LayerImpl>();
     ZeroRedundancyOptimizer<torch::optim::Adam> zero(model->parameters(), group,

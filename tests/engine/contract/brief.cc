@@ -1,8 +1,8 @@
 // Mistakes of everyday use. compile_test.py compiles each "#ifdef NAME  // says: SENTENCE" in a
-// namespace of its own, behind a copy of what all of them use, and finds the sentence in at most 15
-// lines of output, which name a line of the mistake. "FIRST | SECOND": either is found, where
-// compilers have words of their own. "in 20 lines": a limit of its own, where compilers show both
-// overloads of remote(), or the macro that says a thing twice.
+// namespace of its own, after a copy of the declarations that all of them share. It expects the
+// sentence in at most 15 lines of output, which name a line of the mistake. "FIRST | SECOND"
+// accepts either, where compilers word an error differently. "in 20 lines" sets another limit,
+// where compilers show both overloads of remote(), or where a macro makes them say a thing twice.
 #include <functional>
 #include <map>
 #include <memory>
@@ -61,7 +61,7 @@ struct Settings {
   double rate = 0.1;
 };
 
-// ---- Calls of functions: what is given.
+// ---- Calls of functions: arguments.
 
 #ifdef TOO_FEW_ARGUMENTS  // says: the function takes another number of arguments
 at::Tensor sum(const Agent& agent, const at::Tensor& x) { return agent.sync<&add>("worker1", x); }
@@ -113,7 +113,7 @@ int value(const Agent& agent) {
 }
 #endif
 
-// ---- Calls of functions: what they take and return.
+// ---- Calls of functions: parameters and results.
 
 #ifdef POINTER_PARAMETER  // says: cannot take a view or a pointer
 double total(const double* numbers, int) { return *numbers; }
@@ -173,7 +173,7 @@ Fixed make() { return {}; }
 void call(const Agent& agent) { agent.remote<&make>("worker1"); }
 #endif
 
-// ---- What is called.
+// ---- The function that is called.
 
 #ifdef LAMBDA  // says: a lambda or function object has no name
 int call(const Agent& agent) {

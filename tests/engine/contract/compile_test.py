@@ -24,7 +24,8 @@ build, check = sys.argv[1:3]
 source = str(Path(sys.argv[3]).resolve())
 MODEL = "tests/engine/contract/rpc_contract_test.cc"
 MOST_LINES = 15  # of a mistake's output
-# Words of the build's command, and how many, that only its own compiler understands; and -Werror, since warnings differ.
+# Options of the build's command that only its own compiler understands, with the number of their
+# words; and -Werror, since warnings differ.
 COMPILERS_OWN = (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
 
 
@@ -176,12 +177,12 @@ def brief():
             file.write_text(f"namespace {mistake.name} {{\n{shared}\n{mistake.text}\n}}\n")
         together.write_text("".join([*includes, *(f'#include "{file}"\n' for file in files)]))
         result = compiled([*words[:-1], "-Wno-unknown-warning-option", limit, str(together)], folder)
-        # Without the lines that a mistake would not have in a program of its own.
+        # Leaves out lines that a mistake would not cause in a program of its own.
         included = re.compile(rf"In file included from {re.escape(str(together))}:(\d+):$")
         last = None
         for lines in with_includes(messages(result.stderr)):
             names = re.findall(rf"{re.escape(place)}/(\w+)\.cc:", "\n".join(lines))
-            # The first error in an instantiation says where it comes from, those behind it do not.
+            # The first error in an instantiation names its place; the errors after it do not.
             last = next((by_name[name] for name in reversed(names) if name in by_name), last)
             if last is None:
                 sys.exit("what all mistakes share does not compile:\n" + "\n".join(lines))

@@ -1,6 +1,5 @@
-// A program written against the public API of process groups and data parallel training as it is
-// specified: each spelling once, with what it has to give. Where this does not compile, users'
-// programs do not.
+// A program that uses each spelling of the public API of process groups and data-parallel training
+// once, and checks the result. Where this does not compile, users' programs do not either.
 #include <chrono>
 #include <numeric>
 #include <optional>
@@ -15,7 +14,7 @@
 
 #include <weft/weft.h>
 
-// What users' warnings say to options of which only some are named.
+// Users may have this warning on; options of which only some are named must not cause it.
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
 
 namespace group_contract {
@@ -61,7 +60,7 @@ class GroupContract : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(GroupContract, Collectives) {
+TEST_P(GroupContract, CollectivesWorkAsSpecified) {
   run([](ProcessGroup group) {
     const int rank = group.rank();
     const int size = group.size();
@@ -152,7 +151,7 @@ TEST_P(GroupContract, Collectives) {
   });
 }
 
-TEST_P(GroupContract, DataParallel) {
+TEST_P(GroupContract, DataParallelWorksAsSpecified) {
   run([](ProcessGroup group) {
     torch::manual_seed(group.rank());
     Net net;

@@ -1,6 +1,6 @@
-// What must not compile. compile_test.py compiles this and finds, for each line with "refused: …"
-// at its end, an error of that line's that says so. Each line has types of its own, for the
-// compiler says a sentence once for each type.
+// Code that must not compile. compile_test.py compiles this file and expects, for each line that
+// ends with "refused: …", an error at that line with that text. Each line has types of its own,
+// because the compiler reports an error once for each type.
 #include <array>
 #include <map>
 #include <span>
@@ -81,7 +81,7 @@ struct Pointing {
   WEFT_FIELDS(numbers)  // refused: a value that is sent cannot hold a view or a pointer
 };
 
-// RE-004, RE-035: before anything is sent; what a foreign program sends is in rpc/errors_test.cc.
+// All of these are refused before anything is sent; rpc/errors_test.cc covers foreign programs.
 void calls(rpc::Agent& agent, const Future<int>& later) {
   agent.sync<&plus>(1, 1, 2, 3);    // refused: the function takes another number of arguments
   agent.async<&plus>(1, 1);         // refused: the function takes another number of arguments
@@ -112,8 +112,7 @@ void parameters(rpc::Agent& agent) {
   agent.async<&points>(
       1, nullptr);  // refused: cannot take a view or a pointer, nor a container of them
   agent.async<&views_in_a_container>(1, Texts());  // refused: nor a container of them
-  // RE-015, in all modes. What returns a Future answers later; another result is one at once
-  // (RE-017).
+  // In all modes. Only a result may be a Future: then the function answers later.
   agent.async<&awaits>(1, Future<std::int8_t>());            // refused: a Future cannot be sent
   agent.sync<&awaits_too>(1, Future<std::int16_t>());        // refused: a Future cannot be sent
   agent.remote<&awaits_as_well>(1, Future<std::int64_t>());  // refused: a Future cannot be sent
@@ -146,7 +145,7 @@ void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
       bytes);  // refused: a value that is sent cannot hold a view or a pointer
 }
 
-// RR-021 in all modes.
+// Calls of methods, in all modes.
 void references(rpc::Agent& agent, const RRef<Counter>& counter) {
   counter.sync<&Counter::add>();       // refused: the method takes another number of arguments
   counter.async<&Counter::add>(1, 2);  // refused: the method takes another number of arguments

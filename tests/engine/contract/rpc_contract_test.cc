@@ -1,6 +1,5 @@
-// A program written against the public API of RPC, RRef, Future and the codec as it is specified:
-// each spelling once, with what it has to give. Where this does not compile, users' programs do
-// not.
+// A program that uses each spelling of the public API of RPC, RRef, Future and the codec once, and
+// checks the result. Where this does not compile, users' programs do not either.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -23,7 +22,7 @@
 
 #include <weft/weft.h>
 
-// What users' warnings say to options of which only some are named.
+// Users may have this warning on; options of which only some are named must not cause it.
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
 
 namespace rpc_contract {
@@ -131,7 +130,7 @@ std::string called_by() {
 
 class RpcContract : public testing::Test {
  protected:
-  // Two workers of one process. `body` is the first one's program; the second serves.
+  // Two workers of one process: worker0 runs `body`, worker1 serves.
   static void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     std::thread other([&] {
@@ -163,7 +162,7 @@ class RpcContract : public testing::Test {
   }
 };
 
-TEST_F(RpcContract, CallsByNameRankAndHandle) {
+TEST_F(RpcContract, CallsTakeNameRankOrHandle) {
   run([](rpc::Agent& agent) {
     const rpc::WorkerInfo other = agent.worker("worker1");
     EXPECT_EQ(other, agent.worker(1));
@@ -191,7 +190,7 @@ TEST_F(RpcContract, CallsByNameRankAndHandle) {
   });
 }
 
-TEST_F(RpcContract, ProgramsExposeWhatOthersCall) {
+TEST_F(RpcContract, ProgramsExposeFunctions) {
   rpc::expose<&add>();
   rpc::expose<&doubled<int>>();
   rpc::expose<&make_here>();
@@ -204,7 +203,7 @@ TEST_F(RpcContract, ProgramsExposeWhatOthersCall) {
   rpc::expose<&NetImpl::forward>();
 }
 
-TEST_F(RpcContract, Values) {
+TEST_F(RpcContract, ValuesTravelUnchanged) {
   run([](rpc::Agent& agent) {
     const Everything value{
         true,   -3,         ~0ULL,  0.5F,     0.25, Colour::Green, "text", {1, 2},
@@ -238,7 +237,7 @@ TEST_F(RpcContract, Values) {
   });
 }
 
-TEST_F(RpcContract, Errors) {
+TEST_F(RpcContract, ErrorsCarryTheirDetails) {
   run([](rpc::Agent& agent) {
     try {
       agent.sync<&throws>("worker1", "two\nlines");
@@ -263,7 +262,7 @@ TEST_F(RpcContract, Errors) {
   });
 }
 
-TEST_F(RpcContract, ObjectsThatLiveElsewhere) {
+TEST_F(RpcContract, ObjectsMayLiveElsewhere) {
   run([](rpc::Agent& agent) {
     RRef<Accumulator> m = agent.remote<Accumulator>("worker1", 5, "text");
     EXPECT_EQ(m.sync<&Accumulator::add>(2), 7);
@@ -302,7 +301,7 @@ TEST_F(RpcContract, ObjectsThatLiveElsewhere) {
   });
 }
 
-TEST_F(RpcContract, FuturesAndDeferredReplies) {
+TEST_F(RpcContract, FuturesAndDeferredRepliesWork) {
   run([](rpc::Agent& agent) {
     const auto ones = torch::ones({2, 2});
     EXPECT_TRUE(agent.sync<&async_add>("worker1", agent.self(), ones, ones, ones).equal(ones * 3));
