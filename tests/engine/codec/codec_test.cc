@@ -163,7 +163,7 @@ TEST(Codec, TensorBeyondItsStorageThrows) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
   EXPECT_THROW(decode<at::Tensor>(forged(bytes, {5}, {1})), Error);
   EXPECT_THROW(decode<at::Tensor>(forged(bytes, {4}, {~std::uint64_t{0} / 3})), Error)
-      << "2^64 - 1 to the last";
+      << "the last element is at offset 2^64 - 1";
   EXPECT_THROW(decode<at::Tensor>(forged(floats, {2, 2, 2}, {1, kMost, kMost})), Error);
 }
 
@@ -175,7 +175,7 @@ void expect_exact_bytes() {
   EXPECT_THROW((decode<std::array<Byte, 1>>(bytes)), Error);
   EXPECT_THROW((decode<std::array<Byte, 3>>(bytes)), Error);
   EXPECT_THROW((decode<std::array<Byte, 4096>>(encode(std::string("x")))), Error)
-      << "it is not read behind its end";
+      << "nothing is read beyond its end";
 }
 
 TEST(Codec, WrongByteArrayLengthThrows) {
@@ -465,7 +465,7 @@ TEST(Codec, UnsupportedTensorsAreNamed) {
         << error.what();
   }
   EXPECT_EQ(decode<at::Tensor>(encode(freed.slice(0, 0, 2))).numel(), 2)
-      << "what is left of it travels";
+      << "the rest of it can be sent";
 }
 
 // libtorch uses them for gradients that are known to be zero: they have no memory until a

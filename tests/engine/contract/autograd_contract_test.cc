@@ -217,7 +217,8 @@ TEST_F(AutogradContract, OptimizerStepsAtTheParameters) {
     EXPECT_TRUE(
         at::allclose(parameter_rrefs[0].to_here(), filled(2.75 - 0.05 * (4.85 + 0.5 * 2.75))));
     EXPECT_TRUE(at::allclose(own, filled(4.85 - 0.05 * (2.75 + 0.5 * 4.85))));
-    EXPECT_TRUE(parameter_rrefs[1].to_here().equal(filled(1))) << "it has no gradient: no decay";
+    EXPECT_TRUE(parameter_rrefs[1].to_here().equal(filled(1)))
+        << "without a gradient there is no decay";
   });
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compiles without output, with the flags that the build has for the contract's test.
 
-usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails, and says what FILE's comments say
+usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails with the errors that FILE's comments name
        compile_test.py BUILD_FOLDER accepted FILE CXX …        succeeds
        compile_test.py BUILD_FOLDER accepted_in_all FILE CXX …   the same, with WEFT_ALL_SETTINGS in the environment only
        compile_test.py BUILD_FOLDER brief FILE CXX …          fails in each of FILE's mistakes, briefly
@@ -55,7 +55,7 @@ def compiled(words, folder):
 
 
 def errors_by_line(output, name):
-    """(line of the file, text) of every error: where it is, and where what it is in was instantiated from."""
+    """(line of the file, text) of every error: the line that it is in, and the lines that instantiate the code around it."""
     here = re.compile(rf"(?:^|/){re.escape(name)}:(\d+):\d+:")
     lines = set()
     for text in output.splitlines():
@@ -84,7 +84,7 @@ def refused():
         expected += 1
         said = [error for line, error in errors if line == number]
         if not any(wanted[1] in error for error in said):
-            missing.append(f"{source}:{number}: nobody says \"{wanted[1]}\", but\n  " + "\n  ".join(said))
+            missing.append(f"{source}:{number}: no error says \"{wanted[1]}\", but\n  " + "\n  ".join(said))
     if missing or expected == 0:
         sys.exit("\n".join(missing) + f"\n{result.stderr[-6000:]}")
     print(f"{expected} refused")
@@ -107,21 +107,21 @@ class Mistake:
     said: list = field(default_factory=list)  # lines of the compiler's output
 
     def what_is_wrong(self):
-        """What is wrong with what the compiler says; "" if nothing is."""
+        """What is wrong with the compiler's output; "" if nothing is."""
         text = "\n".join(self.said)
         if ": error: " not in text:
             return f"{self.name} compiles\n"
         if not any(one.strip() in text for one in self.sentence.split(" | ")):
-            return f"{self.name}: nobody says \"{self.sentence}\", but\n{text[:6000]}\n"
+            return f"{self.name}: no error says \"{self.sentence}\", but\n{text[:6000]}\n"
         if f"/{self.name}.cc:" not in text:
-            return f"{self.name}: nobody says in which line it is, but\n{text[:6000]}\n"
+            return f"{self.name}: no error names its line, but\n{text[:6000]}\n"
         if len(self.said) > self.most_lines:
             return f"{self.name}: {len(self.said)} lines, more than {self.most_lines}:\n{text[:6000]}\n"
         return ""
 
 
 def read_mistakes():
-    """What FILE includes, what all of its mistakes use, and the mistakes."""
+    """The includes of FILE, the declarations that all mistakes share, and the mistakes."""
     head, *blocks = re.split(r"^(?=#ifdef )", Path(source).read_text(), flags=re.M)
     includes = re.findall(r"^#include.*\n", head, flags=re.M)
     mistakes = []
@@ -151,7 +151,7 @@ def messages(output):
 
 
 def with_includes(found):
-    """The messages, each with the files by which its file was included, which compilers print for a file's first only."""
+    """Yields each message with the includes of its file, which compilers print only for the first message of a file."""
     is_include = re.compile(r"In file included from |\s+from ")
     place = re.compile(r"(\S+?):(\d+:\d+:| In instantiation of )")
     includes = {}
@@ -185,7 +185,7 @@ def brief():
             # The first error in an instantiation names its place; the errors after it do not.
             last = next((by_name[name] for name in reversed(names) if name in by_name), last)
             if last is None:
-                sys.exit("what all mistakes share does not compile:\n" + "\n".join(lines))
+                sys.exit("the declarations that all mistakes share do not compile:\n" + "\n".join(lines))
             for line in lines:
                 by = included.match(line)
                 if by is None or int(by[1]) <= len(includes):
@@ -194,7 +194,7 @@ def brief():
     for mistake in mistakes:
         print(f"{len(mistake.said):4} lines: {mistake.name}")
     if wrong or not mistakes:
-        sys.exit("\n".join(wrong) + f"\n{len(wrong)} of {len(mistakes)} mistakes are not answered as they should be")
+        sys.exit("\n".join(wrong) + f"\n{len(wrong)} of {len(mistakes)} mistakes do not give the expected output")
 
 
 def accepted_in_all():

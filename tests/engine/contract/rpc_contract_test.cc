@@ -153,9 +153,9 @@ class RpcContract : public testing::Test {
       };
       const auto limit = std::chrono::steady_clock::now() + 20s;
       while (counted() > 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
-      EXPECT_EQ(counted(), 0U) << "what the body held ends while the agent lives";
+      EXPECT_EQ(counted(), 0U) << "all that the body held ends while the agent lives";
       agent.shutdown(rpc::Graceful{.timeout = 10min});
-      EXPECT_EQ(counted(), 0U) << "what the shutdown itself asks as well";
+      EXPECT_EQ(counted(), 0U) << "the shutdown's own calls end as well";
       EXPECT_THROW(agent.sync<&plus>("worker1", 1, 2), Error);
     }
     other.join();

@@ -473,7 +473,7 @@ TEST(Forwards, ThawedParametersAreAveraged) {
       for (int step = 0; step < 3; ++step) {
         ddp(torch::full({1}, 1.0 + group.rank(), torch::kDouble)).sum().backward();
         EXPECT_EQ(gradient_of(net->weights[1]), 7 + group.rank())
-            << "a frozen one keeps what it has";
+            << "a frozen parameter keeps its gradient";
         net->weights[0].mutable_grad() = net->weights[2].mutable_grad() = at::Tensor();
       }
       net->weights[1].set_requires_grad(true);

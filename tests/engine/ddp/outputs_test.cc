@@ -40,12 +40,12 @@ TEST(Graphs, UnusedOutputKeepsItsGradients) {
         net->zero_grad();
         ddp(x)["a"].sum().backward();
         EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 1.5) << "the average";
-        EXPECT_FALSE(net->b->weight.grad().defined()) << "it had none";
+        EXPECT_FALSE(net->b->weight.grad().defined()) << "it had no gradient";
       }
       auto both = ddp(x);
       (both["a"] + both["b"]).sum().backward();
       ddp(x)["a"].sum().backward();
-      EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.5) << "as it was";
+      EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.5) << "unchanged";
       // Left out on one rank and used on the other: the average of both.
       net->zero_grad();
       ddp(x)[group.rank() == 0 ? "a" : "b"].sum().backward();
@@ -78,10 +78,11 @@ TEST(Graphs, InnerModuleMayUseLeftOutOutputs) {
         EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 3.0);
         net->forward(x)["b"].sum().backward();
         EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), group.rank() + 1.0)
-            << "step " << step << ", this rank's";
+            << "step " << step << ", this rank's own gradient";
         if (options.static_graph) continue;
         outputs["b"].sum().backward();
-        EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 3.0) << "and what was local before";
+        EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 3.0)
+            << "with the earlier local gradient";
       }
       if (!options.static_graph) return;
       auto outputs = ddp(x);

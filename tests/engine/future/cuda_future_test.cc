@@ -99,7 +99,7 @@ class CudaFuture : public testing::Test {
       fill(tensor, 7);
       promise.set(value);
     }
-    ASSERT_TRUE(future.done()) << "that the host has enqueued it is enough";
+    ASSERT_TRUE(future.done()) << "it is enough that the host has enqueued the write";
     const int uses = cuda_->recorded_uses();
     {
       const c10::StreamGuard on(reading);
@@ -142,7 +142,8 @@ TEST_F(CudaFuture, ReadyFutureCarriesItsStream) {
   const c10::Stream reading = cuda_->new_stream();
   const c10::StreamGuard on(reading);
   future->wait();
-  EXPECT_EQ(driver_->pending(cuda_->view(reading)), 1u) << "it waits, for all that comes behind";
+  EXPECT_EQ(driver_->pending(cuda_->view(reading)), 1u)
+      << "the stream waits, and with it its later work";
   driver_->release(cuda_->view(writing));
   synchronize(cuda_->view(reading));
 }

@@ -427,7 +427,7 @@ TEST(Coroutine, ThrowingMoveBecomesItsError) {
   const auto give = [](int times) -> Future<ThrowsWhenMoved> { co_return ThrowsWhenMoved(times); };
   int times = 1;
   for (; give(times).failed(); ++times) EXPECT_THROW(give(times).get(), std::out_of_range);
-  EXPECT_GT(times, 3) << "in co_return, and behind it";
+  EXPECT_GT(times, 3) << "it throws in co_return and after it";
 }
 
 TEST(Then, CopiesFromAReturnedReference) {
@@ -507,7 +507,7 @@ TEST(Future, ThrowingCopyFailsItsReceiver) {
   bool was_called = false;
   one.future().on_done([&](const Future<Uncopied>&) { was_called = true; });
   one.set(Uncopied());
-  EXPECT_TRUE(was_called) << "the next one is served all the same";
+  EXPECT_TRUE(was_called) << "the next continuation still runs";
   EXPECT_THROW(all.get(), std::runtime_error);
   EXPECT_THROW(flattened.wait(), std::runtime_error);
 }

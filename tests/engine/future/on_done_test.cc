@@ -117,7 +117,7 @@ TEST(OnDone, DroppedTasksAreCancelled) {
   for (const auto& future : {dropped, late}) {
     try {
       future.get();
-      ADD_FAILURE() << "nobody ran it";
+      ADD_FAILURE() << "the executor did not run it";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Cancelled);
     }

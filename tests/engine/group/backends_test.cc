@@ -29,7 +29,7 @@ TEST(ParseBackends, RefusesMalformedLists) {
                            "tpu:gloo", "gloo,nccl", ","}) {
     try {
       parse_backends(text);
-      ADD_FAILURE() << "'" << text << "' was taken";
+      ADD_FAILURE() << "'" << text << "' was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_NE(error.text().find("backend '" + std::string(text) + "'"), std::string::npos)

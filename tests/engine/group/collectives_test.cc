@@ -418,7 +418,7 @@ TEST_P(Collectives, EmptyTensorsAreLegalEverywhere) {
     group.all_to_all(two, {none, none}).wait();
     const auto tensor = torch::ones({1});
     group.all_reduce(tensor).wait();
-    EXPECT_EQ(tensor.item<float>(), 2) << "the group goes on behind them";
+    EXPECT_EQ(tensor.item<float>(), 2) << "the group works afterwards";
   });
 }
 
@@ -546,7 +546,7 @@ TEST_P(Collectives, AreNumberedFromOneInEachGroup) {
     both(group);
     auto pair = group.new_group({0, 2});
     if (pair) both(pair);
-    EXPECT_EQ(last_number(group), 3U) << "others' collectives count for themselves";
+    EXPECT_EQ(last_number(group), 3U) << "other groups' collectives do not count here";
     // A rank that skips a collective is one number behind.
     auto other = group.new_group({2, 1});
     if (group.rank() == 2) static_cast<void>(other.broadcast(tensor, 0));

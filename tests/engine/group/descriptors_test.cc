@@ -50,7 +50,7 @@ TEST_P(WithoutDescriptors, JoiningFailsAtOnceAndSaysWhy) {
                        .rank = 0,
                        .world_size = 1,
                        .store = c10::make_intrusive<c10d::HashStore>()}))
-      << "what is opened once in a process is open";
+      << "joining alone opens what a process opens once";
   bool has_joined = false;
   for (int left = 0; left < 200 && !has_joined; left += 3) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -156,7 +156,7 @@ TEST(WithoutLoopback, RankZeroReportsThatLoopbackIsDown) {
   if (child == 0) ::_exit(enter() ? 0 : 1);
   int status = 0;
   ::waitpid(child, &status, 0);
-  if (status != 0) GTEST_SKIP() << "this process may make no network namespace";
+  if (status != 0) GTEST_SKIP() << "this process may not create a network namespace";
   Processes processes(1, [&](int) {
     ASSERT_TRUE(enter());
     const auto error = joined({.backend = "tcp",

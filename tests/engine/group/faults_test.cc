@@ -230,7 +230,7 @@ TEST_P(LostRank, FailsReceivesAfterRankZeroLeft) {
     EXPECT_NE(next.text().find("let it leave last"), std::string::npos) << next.what();
   });
   for (const int rank : {1, 2}) processes.wait_for(rank, "met");
-  EXPECT_THROW(processes.next_word(0), Error) << "it ends";
+  EXPECT_THROW(processes.next_word(0), Error) << "rank 0 has ended";
   processes.signal(1, SIGKILL);
   processes.expect_success({1});
 }

@@ -48,7 +48,7 @@ TEST_P(Handle, ReportsNoErrorWithoutAFailure) {
                 static_cast<void>(group.all_reduce(torch::ones({2, 2}).t()));
               }).blame(),
               Blame::Caller);
-    EXPECT_FALSE(group.error()) << "a call that was refused breaks nothing";
+    EXPECT_FALSE(group.error()) << "a refused call breaks nothing";
     group.barrier().wait();
     EXPECT_EQ(error_of([] { static_cast<void>(ProcessGroup().error()); }).blame(), Blame::Caller);
   });
@@ -65,7 +65,7 @@ TEST_P(Handle, ReportsAnAbort) {
     EXPECT_THAT(error.text(), HasSubstr("enough"));
     EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).text(), error.text())
         << "the next call throws it";
-    EXPECT_EQ(other.error()->text(), error.text()) << "asking takes nothing away";
+    EXPECT_EQ(other.error()->text(), error.text()) << "asking does not clear the error";
     EXPECT_FALSE(group.error());
     group.barrier().wait();
   });
@@ -225,7 +225,7 @@ TEST_P(Handle, LeavingNamesTheRankItWaitsFor) {
                   HasSubstr("rank 1"));  // Gloo's send has not ended; other backends' have
       EXPECT_THAT(error.ranks(), ElementsAre(1));
       EXPECT_EQ(error_of([&] { static_cast<void>(other.barrier()); }).blame(), Blame::Caller)
-          << "it has left all the same";
+          << "this rank has left nevertheless";
     } else if (group.rank() == 2) {
       other.leave(seconds(30));
     }

@@ -45,7 +45,7 @@ TEST(Ledger, AnswersALeaverAfterItsCollectives) {
   EXPECT_EQ(fixture.answers(), 0);
   ledger.complete_collective(first);
   ASSERT_EQ(fixture.answers(), 1);
-  EXPECT_EQ(fixture.sent.back().number, 5u) << "it is for the leaver, by its rank in the job";
+  EXPECT_EQ(fixture.sent.back().number, 5u) << "the answer names the leaver by its rank in the job";
 }
 
 // Otherwise the leaver's connections would close while this rank is still joining.
@@ -62,7 +62,7 @@ TEST(Ledger, AnswersALeaverAfterItsMessages) {
   fixture.ledger.begin_recv(1);
   fixture.ledger.begin_recv(-1);
   fixture.leaving(5, 0, "2 0 0 ");
-  EXPECT_FALSE(fixture.ledger.left_behind()) << "both still come";
+  EXPECT_FALSE(fixture.ledger.left_behind()) << "both messages may still arrive";
   fixture.ledger.complete_recv(1, 1);
   EXPECT_EQ(fixture.answers(), 0);
   fixture.ledger.complete_recv(-1, 1);
@@ -153,7 +153,7 @@ TEST(Ledger, LastLeaverStrandsAnySourceReceives) {
 TEST(Ledger, NamesTheRanksThatLeft) {
   Fixture fixture;
   EXPECT_EQ(fixture.ledger.who_left(), "");
-  EXPECT_TRUE(fixture.ledger.has_left(1)) << "no member";
+  EXPECT_TRUE(fixture.ledger.has_left(1)) << "not a member";
   EXPECT_FALSE(fixture.ledger.has_left(5));
   fixture.leaving(5, 0);
   EXPECT_TRUE(fixture.ledger.has_left(5));

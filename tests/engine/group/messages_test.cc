@@ -91,7 +91,7 @@ TEST_P(Messages, AnySourceReceiveGivesTheSender) {
     for (int i = 0; i < 3; ++i) {
       const auto tensor = torch::zeros({1}, at::kInt);
       Work work = group.recv(tensor, kAnySource, 5);
-      EXPECT_TRUE(work.source_rank() == -1 || work.query()) << "nobody, before it is done";
+      EXPECT_TRUE(work.source_rank() == -1 || work.query()) << "no sender before it is done";
       work.wait();
       EXPECT_EQ(work.source_rank(), tensor.item<int>());
       sources.insert(work.source_rank());

@@ -121,7 +121,7 @@ TEST_P(Objects, RefusesWrongArguments) {
     EXPECT_EQ(root.blame(), Blame::Caller);
     EXPECT_THAT(root.text(), HasSubstr("gather_object: root"));
     EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2}))
-        << "all are in step";
+        << "all ranks are in step";
   });
 }
 
@@ -154,7 +154,7 @@ TEST_P(Objects, TypeMismatchNamesRankAndTypes) {
                             "values of type int"));
     }
     EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2}))
-        << "all are in step";
+        << "all ranks are in step";
   });
 }
 

@@ -163,7 +163,7 @@ TEST_P(Subgroups, OptionsDoNotAffectTheParent) {
     auto made = group.new_group({0, 1}, {.backend = "tcp", .timeout = std::chrono::seconds(2)});
     auto half = made.split(0, 0);
     EXPECT_EQ(made.backend(cpu), "tcp");
-    EXPECT_EQ(half.backend(cpu), "tcp") << "as its parent";
+    EXPECT_EQ(half.backend(cpu), "tcp") << "inherited from its parent";
     EXPECT_EQ(group.backend(cpu), "weft");
     EXPECT_EQ(group.split(0, 0).backend(cpu), "weft");
     EXPECT_EQ(group.new_group({0, 1}).backend(cpu), "weft");

@@ -46,7 +46,7 @@ class WaitLog {
   void await(std::size_t lines) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, 30s, [&] { return lines_.size() >= lines; }))
-      ADD_FAILURE() << "nobody said that it waits";
+      ADD_FAILURE() << "no rank reported that it waits";
   }
   std::vector<std::string> lines() {
     std::lock_guard lock(mutex_);
@@ -309,7 +309,7 @@ TEST_P(WaitsOver, TimeoutNamesTheAbsentRanks) {
       }
       EXPECT_THAT(error_of([&] { group.barrier().wait(); }).text(),
                   HasSubstr("rank 2 has not come"))
-          << "and all later ones";
+          << "later calls name it as well";
       store_->set("late", "");
     } else {
       store_->wait({"late"}, 30s);
@@ -436,7 +436,7 @@ TEST_P(WaitsOver, LeavingWarnsOfUnreceivedMessages) {
     group.barrier().wait();
   });
   if (GetParam() == std::string("gloo")) {
-    EXPECT_THAT(log_.lines(), IsEmpty()) << "it does not know";
+    EXPECT_THAT(log_.lines(), IsEmpty()) << "Gloo does not know";
     return;
   }
   EXPECT_THAT(log_.lines(),
@@ -679,7 +679,7 @@ TEST(WaitAnswer, MalformedTextIsRefused) {
     EXPECT_FALSE(decode_wait_answer(text)) << "'" << text << "'";
   }
   EXPECT_EQ(decode_wait_answer("1 0 5 " + std::string(100'000, 'x'))->progress.last.size(), 300u)
-      << "what is printed is short";
+      << "printed text is short";
 }
 
 }  // namespace

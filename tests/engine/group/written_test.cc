@@ -225,7 +225,8 @@ TEST(BackwardThrough, ReducedLossIsWarnedOfOnce) {
         group.barrier().wait();
         if (rank == 0) {
           std::lock_guard lock(mutex);
-          EXPECT_EQ(log, "") << "a report of a loss, and one whose backward has not come yet";
+          EXPECT_EQ(log, "")
+              << "a loss reduced for a report, and one whose backward is still to come";
         }
         group.barrier().wait();
         if (before) loss.backward();

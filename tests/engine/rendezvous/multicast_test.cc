@@ -48,7 +48,7 @@ void expect_whole(ProcessGroup& group, int size) {
 
 // Runs first in this process, because its children must not find the environment read already.
 TEST(Multicast, ReachesAnotherNetworkNamespace) {
-  if (::geteuid() != 0) GTEST_SKIP() << "making network namespaces takes root";
+  if (::geteuid() != 0) GTEST_SKIP() << "creating network namespaces needs root";
   const int allowed = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   const std::string place = "tcp://[239.77.7.8]:47000";
   Processes processes(2, [=](int rank) {
@@ -67,7 +67,7 @@ TEST(Multicast, ReachesAnotherNetworkNamespace) {
   });
   for (int rank = 0; rank < 2; ++rank) {
     if (processes.next_word(rank) != "alone")
-      GTEST_SKIP() << "this container may not make network namespaces";
+      GTEST_SKIP() << "this container may not create network namespaces";
   }
   const auto inside = [&](int rank, const std::string& command) {
     return "nsenter -t " + std::to_string(processes.process(rank)) + " -n ip " + command;

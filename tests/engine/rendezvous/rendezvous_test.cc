@@ -195,7 +195,7 @@ TEST(Env, RetryMeetsInTheSamePlace) {
   };
   const Error first = why_not();
   EXPECT_EQ(first.blame(), Blame::Timeout) << first.what();
-  EXPECT_EQ(why_not().text(), first.text()) << "the file's name";
+  EXPECT_EQ(why_not().text(), first.text()) << "both name the same file";
 }
 
 TEST(Env, LaunchedRankIsKnownBeforeJoining) {
@@ -310,7 +310,7 @@ TEST(Tcp, RankZeroPublishesNoLoopback) {
   const std::string host = name;
   if (group::outward_address().empty()) GTEST_SKIP() << "this machine has no network";
   if (host.starts_with("localhost") || !group::is_this_machine(host))
-    GTEST_SKIP() << "its name is not its own: " << host;
+    GTEST_SKIP() << "the host name does not name this machine: " << host;
   const std::string url = "tcp://" + host + ":" + std::to_string(launch::free_port());
   const auto place = group::rendezvous({.init_method = url, .rank = 0, .world_size = 1},
                                        environment({}), Deadline::in(seconds(20)));
@@ -528,7 +528,7 @@ TEST(File, RanksFollowTheOrderOfArrival) {
     expect_whole(group, 4);
   });
   processes.expect_success();
-  EXPECT_FALSE(fs::exists(folder.file())) << "the last one to leave removes it";
+  EXPECT_FALSE(fs::exists(folder.file())) << "the last rank to leave removes it";
 }
 
 TEST(File, KeepsGivenRanks) {
@@ -603,10 +603,10 @@ TEST(File, MissingKeyWaitsForTheGroupsLimit) {
                                    .world_size = 1,
                                    .timeout = std::chrono::milliseconds(300)});
   EXPECT_EQ(group.store()->getTimeout(), std::chrono::milliseconds(300))
-      << "not what joining has left of it";
+      << "not only the time that joining has left of it";
   EXPECT_ANY_THROW(group.store()->get("missing"));
   group.store()->set("there", std::string("yes"));
-  EXPECT_EQ(group.store()->get("there").size(), 3U) << "and goes on";
+  EXPECT_EQ(group.store()->get("there").size(), 3U) << "the store still works";
 }
 
 TEST(File, LeftoverOfAKilledJobIsReported) {

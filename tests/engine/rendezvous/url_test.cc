@@ -31,7 +31,7 @@ TEST(Url, RefusesInvalidText) {
         "tcp://[::1", "tcp://[::1]x", "env://?rank", "env://?color=3"}) {
     try {
       Url::parse(text);
-      ADD_FAILURE() << "'" << text << "' was taken";
+      ADD_FAILURE() << "'" << text << "' was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller) << text;
     }
@@ -55,13 +55,14 @@ TEST(Address, KnowsMulticastAddresses) {
 TEST(Address, LoopbackIsForLoopbackJobsOnly) {
   for (const char* loopback : {"127.0.0.1", "127.0.1.1", "::1"}) {
     EXPECT_EQ(address_for_others("node1", loopback, "10.0.0.7"), "10.0.0.7") << loopback;
-    EXPECT_EQ(address_for_others("node1", loopback, ""), loopback) << "there is no other";
+    EXPECT_EQ(address_for_others("node1", loopback, ""), loopback) << "there is no other address";
     for (const char* host : {"localhost", "localhost.localdomain", "a.localhost", "ip6-localhost",
                              "127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"}) {
       EXPECT_EQ(address_for_others(host, loopback, "10.0.0.7"), loopback) << host;
     }
   }
-  EXPECT_EQ(address_for_others("node1", "10.0.0.6", "10.0.0.7"), "10.0.0.6") << "the route there";
+  EXPECT_EQ(address_for_others("node1", "10.0.0.6", "10.0.0.7"), "10.0.0.6")
+      << "the address of the route";
   EXPECT_EQ(address_for_others("node1", "", "10.0.0.7"), "") << "no route";
 }
 
@@ -69,7 +70,7 @@ TEST(Address, OutwardIsThisMachinesNotLoopback) {
   const std::string outward = outward_address();
   if (outward.empty()) GTEST_SKIP() << "this machine has no network";
   EXPECT_TRUE(is_this_machine(outward)) << outward;
-  EXPECT_EQ(address_for_others("node1", outward, "10.0.0.7"), outward) << "no loopback";
+  EXPECT_EQ(address_for_others("node1", outward, "10.0.0.7"), outward) << "not a loopback address";
 }
 
 TEST(Address, InterfaceIsFoundByName) {

@@ -17,7 +17,7 @@ TEST(Backoff, LongWaitsAskSeldomAndHearSoon) {
       EXPECT_LE(next, waited > 10s ? waited / 20 : 500ms);
       waited += next;
     }
-    EXPECT_LT(asked, 2600) << "every 250 ms, but for the first seconds";
+    EXPECT_LT(asked, 2600) << "about every 250 ms after the first seconds";
   }
 }
 

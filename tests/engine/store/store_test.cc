@@ -94,7 +94,8 @@ TEST_F(TcpStore, GroupsAndAgentsShareAConnection) {
                             .transports = {"shm"}});
     for (ProcessGroup& group : groups) group.monitored_barrier(seconds(20));
     if (rank == 0)
-      EXPECT_EQ(connections(), before + 4) << "of each rank one, and the one beside it";
+      EXPECT_EQ(connections(), before + 4)
+          << "for each rank one, and a second one that notices its end";
     for (ProcessGroup& group : groups) group.barrier().wait();
     agent.shutdown();
   });
@@ -155,8 +156,9 @@ TEST_F(TcpStore, PrefixesShareTheStoresConnection) {
   EXPECT_NE(innermost(shared), store);
   EXPECT_EQ(innermost(shared), innermost(again));
   EXPECT_EQ(bare, innermost(shared));
-  EXPECT_EQ(innermost(group::connection_of(shared)), bare) << "of one that is shared already";
-  EXPECT_NE(innermost(group::connection_of(client())), bare) << "of another store object";
+  EXPECT_EQ(innermost(group::connection_of(shared)), bare) << "a shared connection is its own";
+  EXPECT_NE(innermost(group::connection_of(client())), bare)
+      << "another store object has another connection";
   outer->set("key", std::string("value"));
   EXPECT_EQ(shared->get_to_str("key"), "value");
   shared->set("key", std::string("other"));
@@ -186,7 +188,7 @@ TEST_F(TcpStore, ConnectionEndsWithItsLastUser) {
   const std::size_t before = connections();
   for (int i = 0; i < 3; ++i) {
     const auto shared = group::connection_of(store);
-    EXPECT_TRUE(comes_to(before + 2)) << "with the one beside it";
+    EXPECT_TRUE(comes_to(before + 2)) << "with the second one that notices its end";
   }
   EXPECT_TRUE(comes_to(before));
 }

@@ -54,7 +54,7 @@ TEST_F(CudaDevices, ReadyFollowsTheCurrentStream) {
   }
   EXPECT_FALSE(ready.query());
   fake_->run(torch_->view(torch_->current()));
-  EXPECT_FALSE(ready.query()) << "it is recorded on another stream than the one that was current";
+  EXPECT_FALSE(ready.query()) << "it is not recorded on the stream that was current";
   fake_->run(torch_->view(side));
   EXPECT_TRUE(ready.query());
 }

@@ -538,7 +538,7 @@ TEST_P(Zero, ThrowingStepFailsOnAllRanks) {
     }
     step_breaks = false;
     EXPECT_THAT(harness::error_of([&] { zero.step(); }).what(), HasSubstr("the step broke"))
-        << "the group is of no use";
+        << "the group cannot be used any more";
   });
 }
 
