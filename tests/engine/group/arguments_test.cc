@@ -249,7 +249,7 @@ std::vector<Wrong> wrong_calls() {
 
 TEST(Arguments, AreCheckedBeforeAnythingIsSent) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    // Rank 1 takes part in none of these calls: the calls below would miss anything they had sent.
+    // Rank 1 takes part in none of these calls; had one sent anything, the calls below would fail.
     if (group.rank() == 0) {
       for (const Wrong& wrong : wrong_calls()) {
         const auto error = error_of([&] { wrong.call(group); });
@@ -314,7 +314,7 @@ TEST(Arguments, UnknownBackendErrorListsKnownOnes) {
   });
 }
 
-// A rank that arrives after rank 0 has failed for this reason, and closed the store, needs it too.
+// Otherwise a rank that arrives after rank 0 has failed for this reason would wait for its store.
 TEST(Arguments, UnknownBackendNeedsNoRankZero) {
   const auto error = error_of([] {
     init_process_group({.backend = "cpu:carrier-pigeon",

@@ -445,8 +445,8 @@ TEST_P(Collectives, TakeTensorsWithoutDimensions) {
   });
 }
 
-// A thousand calls of each kind at a time, with the roots in turn. Rank r's number in call c is 3 c
-// + r.
+// A thousand calls of each kind at a time, with the roots in turn. In call c, the number of rank r
+// is 3 c + r.
 TEST_P(Collectives, ManyCallsInFlightKeepTheirResults) {
   on_ranks(3, [](ProcessGroup& group) {
     constexpr int kCalls = harness::kSanitized ? 100 : 1000;

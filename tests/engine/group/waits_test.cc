@@ -177,7 +177,7 @@ TEST_P(WaitsOver, DifferentCallsAreRefused) {
   EXPECT_THAT(log_.lines(), IsEmpty());
 }
 
-// The last rank to come finds the mismatch and tells rank 2, which waits for neither of the others.
+// The last rank to come finds the mismatch. Rank 2, which waits for rank 0 alone, hears of it.
 TEST_P(WaitsOver, AnyLastRankFindsDifferentCalls) {
   for (int last = 0; last < 3; ++last) {
     const std::string name = std::to_string(last);
