@@ -1,5 +1,5 @@
 // ZeroRedundancyOptimizer::overlap_with gives bit for bit the results of backward followed by
-// step(), works while backward computes, and fails on all ranks.
+// step() and works while backward computes; if it fails on one rank, it fails on all.
 #include <functional>
 #include <future>
 
