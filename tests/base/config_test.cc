@@ -16,28 +16,28 @@ Config from(const std::map<std::string, std::string>& variables) {
   });
 }
 
-TEST(Config, CC009_HasQuietDefaults) {
+TEST(Config, DefaultsAreQuiet) {
   const Config config = from({});
   EXPECT_EQ(config.log, LogLevel::Warn);
   EXPECT_EQ(config.debug, DebugLevel::Off);
   EXPECT_TRUE(config.socket_interfaces.empty());
 }
 
-TEST(Config, KnowsWhichVariablesWeftDoesNotRead) {
+TEST(Config, FindsUnknownVariables) {
   const char* const environment[] = {"PATH=/bin",      "WEFT_LOG=warn",   "WEFT_LOGG=debug",
                                      "WEFT_TIMEOUT=5", "MY_WEFT_LOG=off", "WEFT_BENCH_PYTHON=py3",
                                      nullptr};
   EXPECT_THAT(unknown_variables(environment), testing::ElementsAre("WEFT_LOGG", "WEFT_TIMEOUT"));
 }
 
-TEST(Config, CC009_LevelsAreCaseInsensitive) {
+TEST(Config, LevelsAreCaseInsensitive) {
   EXPECT_EQ(from({{"WEFT_DEBUG", "DeTail"}}).debug, DebugLevel::Detail);
   EXPECT_EQ(from({{"WEFT_DEBUG", "info"}}).debug, DebugLevel::Info);
   EXPECT_EQ(from({{"WEFT_LOG", "OFF"}}).log, LogLevel::Off);
   EXPECT_EQ(from({{"WEFT_DEBUG", ""}}).debug, DebugLevel::Off);
 }
 
-TEST(Config, CC009_AnUnknownLevelIsACallerErrorThatListsTheLevels) {
+TEST(Config, UnknownLevelErrorListsTheLevels) {
   try {
     from({{"WEFT_DEBUG", "verbose"}});
     FAIL() << "no error";
@@ -48,7 +48,7 @@ TEST(Config, CC009_AnUnknownLevelIsACallerErrorThatListsTheLevels) {
   }
 }
 
-TEST(Config, FilesAndAddressesAreTakenAsTheyAre) {
+TEST(Config, FilesAndAddressesStayUnchanged) {
   const Config config =
       from({{"WEFT_TIMELINE", "Run.json"}, {"WEFT_DUMP_DIR", "d"}, {"WEFT_METRICS", ":9400"}});
   EXPECT_EQ(config.timeline_file, "Run.json");
@@ -69,7 +69,7 @@ TEST(Config, SplitsLists) {
               testing::ElementsAre("eth0", "lo"));
 }
 
-TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {
+TEST(Config, BadNumberErrorStatesTheRange) {
   EXPECT_EQ(from({}).ib_gid_index, std::nullopt);
   EXPECT_EQ(from({{"WEFT_IB_GID_INDEX", "3"}}).ib_gid_index, 3);
   for (const char* text : {"16", "-1", "4x", "0x4", " 4"}) {
@@ -83,7 +83,7 @@ TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {
   }
 }
 
-TEST(Config, ALaneOverTcpHasOneSocketOrUpToSixteen) {
+TEST(Config, TcpConnectionHas1To16Sockets) {
   EXPECT_EQ(from({}).tcp_sockets, 1);
   EXPECT_EQ(from({{"WEFT_TCP_SOCKETS", "16"}}).tcp_sockets, 16);
   for (const char* text : {"0", "17", "four"}) {
@@ -97,7 +97,7 @@ TEST(Config, ALaneOverTcpHasOneSocketOrUpToSixteen) {
   }
 }
 
-TEST(Config, HowMemoryOfGpusIsRegisteredIsOneOfFourWords) {
+TEST(Config, GpuDirectTakesFourWords) {
   EXPECT_EQ(from({}).gpu_direct, GpuDirect::Auto);
   EXPECT_EQ(from({{"WEFT_GPUDIRECT", "PeerMem"}}).gpu_direct, GpuDirect::PeerMemory);
   EXPECT_EQ(from({{"WEFT_GPUDIRECT", "dmabuf"}}).gpu_direct, GpuDirect::DmaBuf);

@@ -36,10 +36,10 @@ constexpr bool kSymbols = false;
 
 struct Ended {
   int status = 0;
-  std::string text;  // on stderr
+  std::string text;  // its stderr
 };
 
-// In a process of its own, which leaves no core dump.
+// Runs `body` in a child process that leaves no core dump.
 Ended run(const std::function<void()>& body) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/stderr";
@@ -86,7 +86,7 @@ class Crash : public testing::Test {
   }
 };
 
-TEST_F(Crash, NamesTheFunctionsOfTheThreadThatCrashed) {
+TEST_F(Crash, NamesFunctionsOfTheCrashedThread) {
   const auto ended = run([] {
     ::setenv("RANK", "7", 1);
     crash::report_crashes();
@@ -135,7 +135,7 @@ TEST_F(Crash, IsReportedForEachSignal) {
   }
 }
 
-TEST_F(Crash, SaysWhoSentTheSignal) {
+TEST_F(Crash, NamesTheSenderOfTheSignal) {
   const pid_t sender = ::getpid();
   std::array<int, 2> ready{};
   ASSERT_EQ(::pipe2(ready.data(), O_CLOEXEC), 0);
@@ -155,7 +155,7 @@ TEST_F(Crash, SaysWhoSentTheSignal) {
   EXPECT_THAT(ended.text, HasSubstr(", sent by process " + std::to_string(sender) + "\n"));
 }
 
-TEST_F(Crash, IsReportedWhereTheStackHasOverflowed) {
+TEST_F(Crash, IsReportedAfterAStackOverflow) {
   for (const bool in_thread : {false, true}) {
     const auto ended = run([=] {
       crash::report_crashes();
@@ -183,9 +183,9 @@ TEST_F(Crash, NamesTheCallerOfANullFunction) {
   EXPECT_THAT(ended.text, ContainsRegex("#1 .*" + frame("call\\(int \\(\\*\\)\\(\\)\\)")));
 }
 
-// What malloc() keeps beside blocks is overwritten: it notices, and ends the process while it holds
-// its own lock.
-TEST_F(Crash, IsReportedWhereTheHeapIsDamaged) {
+// The test overwrites malloc()'s bookkeeping beside a block. malloc() notices, and ends the process
+// while it holds its own lock.
+TEST_F(Crash, IsReportedWithADamagedHeap) {
   const auto ended = run([] {
     crash::report_crashes();
     std::thread([] {}).join();  // from here on malloc() locks
@@ -203,7 +203,7 @@ TEST_F(Crash, IsReportedWhereTheHeapIsDamaged) {
   EXPECT_THAT(ended.text, Not(HasSubstr("could not be read")));
 }
 
-TEST_F(Crash, IsReportedOnceWhereSeveralThreadsCrash) {
+TEST_F(Crash, SeveralThreadsGiveOneReport) {
   const auto ended = run([] {
     crash::report_crashes();
     std::array<std::thread, 8> threads;
@@ -216,8 +216,8 @@ TEST_F(Crash, IsReportedOnceWhereSeveralThreadsCrash) {
   EXPECT_EQ(ended.text.find("crashed in thread", first + 1), std::string::npos) << ended.text;
 }
 
-TEST_F(Crash, EndsTheProcessAsItWouldHaveEnded) {
-  // With a core dump, where the system writes one.
+TEST_F(Crash, KeepsTheProcessExitStatus) {
+  // The status says whether the system wrote a core dump.
   const auto ended = [](bool with_report) {
     const pid_t process = ::fork();
     if (process == 0) {
@@ -234,7 +234,7 @@ TEST_F(Crash, EndsTheProcessAsItWouldHaveEnded) {
   EXPECT_EQ(ended(true), ended(false));
 }
 
-TEST_F(Crash, IsLeftToAProgramThatHandlesTheSignal) {
+TEST_F(Crash, LeavesHandledSignalsAlone) {
   const auto own = [](int) { ::_exit(9); };
   const auto before = run([=] {
     std::signal(SIGSEGV, own);
@@ -257,7 +257,7 @@ TEST_F(Crash, IsLeftToAProgramThatHandlesTheSignal) {
   for (const auto& ended : {before, after, ignored}) EXPECT_EQ(ended.text, "");
 }
 
-TEST_F(Crash, IsNotReportedWhereThatIsOff) {
+TEST_F(Crash, IsNotReportedWhenTurnedOff) {
   for (const bool asked : {false, true}) {
     const auto ended = run([=] {
       ::setenv("WEFT_CRASH_TRACE", "off", 1);
@@ -269,7 +269,7 @@ TEST_F(Crash, IsNotReportedWhereThatIsOff) {
   }
 }
 
-TEST_F(Crash, WritesWhatElseThereIsAndSaysWhereThatFails) {
+TEST_F(Crash, RunsItsHookAndReportsTheHooksCrash) {
   const auto written = run([] {
     crash::report_crashes();
     crash::at_crash(

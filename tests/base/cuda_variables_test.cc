@@ -16,14 +16,14 @@ class CudaVariables : public testing::Test {
   }
 };
 
-TEST_F(CudaVariables, AreSetAndNamedWhereTheEnvironmentLacksThem) {
+TEST_F(CudaVariables, MissingOnesAreSetAndNamed) {
   EXPECT_EQ(set_cuda_variables(), "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER");
   EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
   EXPECT_STREQ(std::getenv("CUDA_MODULE_LOADING"), "EAGER");
   EXPECT_EQ(set_cuda_variables(), "");
 }
 
-TEST_F(CudaVariables, KeepTheValuesOfTheUser) {
+TEST_F(CudaVariables, KeepTheUsersValues) {
   ::setenv("CUDA_MODULE_LOADING", "LAZY", 1);
   EXPECT_EQ(set_cuda_variables(), "CUDA_DEVICE_MAX_CONNECTIONS=32");
   EXPECT_STREQ(std::getenv("CUDA_MODULE_LOADING"), "LAZY");

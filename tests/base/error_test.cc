@@ -21,7 +21,7 @@ TEST(Error, SaysBlameAndPlace) {
   EXPECT_EQ(error.text(), "send to rank 3: connection reset");
 }
 
-TEST(Error, KeepsBlamePlaceAndCodeWithinAContext) {
+TEST(Error, ContextKeepsBlamePlaceAndCode) {
   const Error inner = system_error(Blame::Busy, "open", ENOMEM);
   const Error outer = inner.within("joining group 'a'");
   EXPECT_EQ(outer.blame(), Blame::Busy);
@@ -30,7 +30,7 @@ TEST(Error, KeepsBlamePlaceAndCodeWithinAContext) {
   EXPECT_EQ(outer.text(), "joining group 'a': open: Cannot allocate memory");
 }
 
-TEST(Error, OfACaughtExceptionKeepsAnErrorAndWrapsOthers) {
+TEST(Error, ConversionKeepsErrorsAndWrapsOthers) {
   const auto caught = [](auto thrown) {
     return to_error(std::make_exception_ptr(thrown), Blame::Remote);
   };
@@ -61,7 +61,7 @@ TEST(Result, HoldsAValueOrThrowsItsError) {
   EXPECT_THROW(bad.value(), Error);
 }
 
-TEST(Error, HasTheTextOfWhateverWasThrown) {
+TEST(Error, DescribesAnyThrownObject) {
   struct NoText : std::exception {
     const char* what() const noexcept override { return nullptr; }
   };
@@ -87,7 +87,7 @@ TEST(Error, HasTheTextOfWhateverWasThrown) {
   }
 }
 
-TEST(Deadline, NeverDoesNotPassAndLongOnesDoNotOverflow) {
+TEST(Deadline, NeitherPassesEarlyNorOverflows) {
   EXPECT_FALSE(Deadline::never().passed());
   EXPECT_EQ(Deadline::never().remaining(), milliseconds::max());
   EXPECT_TRUE(Deadline::in(std::chrono::nanoseconds::max()).is_never());
@@ -101,7 +101,7 @@ TEST(Deadline, NeverDoesNotPassAndLongOnesDoNotOverflow) {
   EXPECT_EQ(Deadline::sooner(Deadline::never(), Deadline::in(milliseconds(1))).is_never(), false);
 }
 
-TEST(Deadline, ReadsAsAPersonWouldWriteIt) {
+TEST(Deadline, IsDescribedInReadableUnits) {
   EXPECT_EQ(describe(milliseconds(300)), "300 ms");
   EXPECT_EQ(describe(milliseconds(1500)), "1.5 s");
   EXPECT_EQ(describe(std::chrono::minutes(30)), "30 min");

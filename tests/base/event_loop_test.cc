@@ -35,7 +35,7 @@ void flush(EventLoop& loop) {
   reached.get_future().wait();
 }
 
-TEST(EventLoop, RunsPostedTasksOfOneThreadInOrder) {
+TEST(EventLoop, OneThreadsTasksRunInOrder) {
   EventLoop loop("test");
   std::vector<int> order;
   for (int i = 0; i < 100; ++i) loop.post([&order, i] { order.push_back(i); });
@@ -44,11 +44,12 @@ TEST(EventLoop, RunsPostedTasksOfOneThreadInOrder) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
 }
 
-// Who looks for more at once saves the other side a wake-up, after a long turn most of all.
-TEST(EventLoop, SpinsAfterALongTurnToo) {
+// A loop that looks for more work at once saves the other side a wake-up, most of all after a long
+// turn.
+TEST(EventLoop, SpinsAfterALongTurn) {
   if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "with one processor nobody spins";
   EventLoop loop("test", EventLoop::Thread::Given);
-  int looks = 0;  // since the turn that took long
+  int looks = 0;  // since the long turn
   bool worked = false, parked = false;
   const auto poller = loop.poll(
       [&] {
@@ -66,8 +67,8 @@ TEST(EventLoop, SpinsAfterALongTurnToo) {
         return false;
       });
   ASSERT_TRUE(loop.drive([&] { return parked; }, patience()));
-  // The clock is looked at every 16 turns: a loop that counts the long turn as idle parks at the
-  // next of these looks.
+  // The loop reads the clock every 16 turns. If it counted the long turn as idle time, it would
+  // park at the next reading.
   EXPECT_GT(looks, 16);
 }
 
@@ -79,7 +80,7 @@ TEST(EventLoop, HandlersAreInside) {
   EXPECT_TRUE(inside.get_future().get());
 }
 
-TEST(EventLoop, TimersRunInOrderOfTheirDeadlines) {
+TEST(EventLoop, TimersRunInDeadlineOrder) {
   EventLoop loop("test");
   std::vector<int> order;
   std::promise<void> last;
@@ -91,7 +92,7 @@ TEST(EventLoop, TimersRunInOrderOfTheirDeadlines) {
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
 }
 
-TEST(EventLoop, ST015_ADestroyedTimerDoesNotRunAndReleasesItsTask) {
+TEST(EventLoop, DestroyedTimerDropsItsTaskUnrun) {
   EventLoop loop("test");
   auto owned = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = owned;
@@ -105,15 +106,15 @@ TEST(EventLoop, ST015_ADestroyedTimerDoesNotRunAndReleasesItsTask) {
   EXPECT_FALSE(ran);
 }
 
-// What a handler owns may own the loop, which nobody else will wake then.
-TEST(EventLoop, WhatAHandlerOwnsGoesWithItsRegistrationThoughTheLoopSleeps) {
+// A handler's captures may own the loop, and then nothing else would wake it.
+TEST(EventLoop, SleepingLoopFreesEndedHandlers) {
   for (const bool inside : {false, true}) {
     EventLoop loop("test");
     auto owned = std::make_shared<int>(0);
     const std::weak_ptr<int> watch = owned;
     auto timer = loop.at(Deadline::in(seconds(3600)), [owned = std::move(owned)] {});
     flush(loop);
-    std::this_thread::sleep_for(milliseconds(5));  // so that it sleeps; else this proves less
+    std::this_thread::sleep_for(milliseconds(5));  // so that the loop sleeps; else it proves less
     if (inside) {
       loop.post([&] { timer.reset(); });
     } else {
@@ -126,8 +127,7 @@ TEST(EventLoop, WhatAHandlerOwnsGoesWithItsRegistrationThoughTheLoopSleeps) {
   }
 }
 
-// TP-022
-TEST(EventLoop, ReportsWhatADescriptorHas) {
+TEST(EventLoop, ReportsReadableDescriptors) {
   EventLoop loop("test");
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -145,7 +145,7 @@ TEST(EventLoop, ReportsWhatADescriptorHas) {
   close(ends[1]);
 }
 
-TEST(EventLoop, NoHandlerRunsOnceAWatchIsGone) {
+TEST(EventLoop, EndedWatchRunsNoHandler) {
   EventLoop loop("test");
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -155,7 +155,7 @@ TEST(EventLoop, NoHandlerRunsOnceAWatchIsGone) {
   loop.post([&] {
     watch = loop.watch(ends[0], EPOLLIN, [&](std::uint32_t) {
       if (++calls == 1) first.set_value();
-      watch.reset();  // level-triggered and never read: would come for ever
+      watch.reset();  // level-triggered and never read, so it would fire for ever
     });
   });
   ASSERT_EQ(write(ends[1], "x", 1), 1);
@@ -167,7 +167,7 @@ TEST(EventLoop, NoHandlerRunsOnceAWatchIsGone) {
   close(ends[1]);
 }
 
-TEST(EventLoop, WatchingABadDescriptorIsACallerError) {
+TEST(EventLoop, BadDescriptorIsACallerError) {
   EventLoop loop("test");
   try {
     auto watch = loop.watch(-1, EPOLLIN, [](std::uint32_t) {});
@@ -177,7 +177,7 @@ TEST(EventLoop, WatchingABadDescriptorIsACallerError) {
   }
 }
 
-TEST(EventLoop, RunsATaskBehindAFlagOnTheLoop) {
+TEST(EventLoop, RunsATaskAfterAFlagPasses) {
   EventLoop loop("test");
   auto flag = std::make_shared<HostFlag>();
   std::promise<bool> inside;
@@ -190,7 +190,7 @@ TEST(EventLoop, RunsATaskBehindAFlagOnTheLoop) {
   EXPECT_TRUE(inside.get_future().get());
 }
 
-// A fence that calls nobody back, as an event of a device.
+// A fence that cannot call back, like an event of a device.
 class Silent : public Fence::Source {
  public:
   bool query() const noexcept override { return passed; }
@@ -200,7 +200,7 @@ class Silent : public Fence::Source {
   std::atomic<bool> passed{false};
 };
 
-TEST(EventLoop, PollsAFenceThatCallsNobodyBack) {
+TEST(EventLoop, PollsFencesWithoutCallbacks) {
   EventLoop loop("test");
   auto source = std::make_shared<Silent>();
   std::promise<bool> inside;
@@ -210,7 +210,7 @@ TEST(EventLoop, PollsAFenceThatCallsNobodyBack) {
   EXPECT_TRUE(inside.get_future().get());
 }
 
-TEST(EventLoop, AFenceThatPassesAfterTheLoopIsGoneDoesNoHarm) {
+TEST(EventLoop, FenceMayPassAfterTheLoopIsGone) {
   auto flag = std::make_shared<HostFlag>();
   bool ran = false;
   {
@@ -221,11 +221,11 @@ TEST(EventLoop, AFenceThatPassesAfterTheLoopIsGoneDoesNoHarm) {
   EXPECT_FALSE(ran);
 }
 
-TEST(EventLoop, ABlockedCallerTurnsTheLoopItself) {
+TEST(EventLoop, BlockedCallerDrivesTheLoop) {
   EventLoop loop("test");
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> done{false};
-  // Goes round until it runs on the caller's thread.
+  // Posts itself again until it runs on the caller's thread.
   std::function<void()> step = [&] {
     if (std::this_thread::get_id() == caller) {
       done = true;
@@ -255,11 +255,11 @@ TEST(EventLoop, DrivingFromInsideIsACallerError) {
   EXPECT_EQ(blame.get_future().get(), Blame::Caller);
 }
 
-TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
+TEST(EventLoop, ServesManyDriversAndPosters) {
   EventLoop loop("test");
   constexpr int kThreads = 4;
   constexpr int kRounds = 500;
-  int total = 0;  // touched on the loop only: the sanitizer would see a second turner
+  int total = 0;  // used only on the loop: a sanitizer would report a second driver
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
@@ -279,13 +279,13 @@ TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
   EXPECT_EQ(total, kThreads * kRounds);
 }
 
-// Threads that each wait for something of their own, while another one turns the loop.
+// Threads that each wait for their own condition while another thread drives the loop.
 class Waiting {
  public:
   Waiting(EventLoop& loop, int threads) : loop_(loop), ones_(static_cast<std::size_t>(threads)) {
     turner_ = std::thread(
         [this] { EXPECT_TRUE(loop_.drive([this] { return turner_leaves_.load(); }, patience())); });
-    flush(loop_);  // it turns
+    flush(loop_);  // returns once the turner drives
     for (One& one : ones_) {
       one.thread = std::thread([this, &one] {
         const auto done = [&one] {
@@ -333,30 +333,30 @@ class Waiting {
   std::thread turner_;
 };
 
-TEST(EventLoop, WakesAWaitingThreadForWhatItAwaitsAlone) {
+TEST(EventLoop, RecallWakesOnlyTheNamedThread) {
   EventLoop loop("test", EventLoop::Thread::Given);
   Waiting waiting(loop, 8);
   for (int turn = 0; turn < 500; ++turn) flush(loop);
   waiting.bring(3);
   while (!waiting.has_left(3)) std::this_thread::yield();
   for (std::size_t i = 0; i < 8; ++i) {
-    EXPECT_LE(waiting.asked(i), 3) << i;  // when it came, and when it was called
+    EXPECT_LE(waiting.asked(i), 3) << i;  // on arrival and when recalled
     EXPECT_EQ(waiting.has_left(i), i == 3) << i;
   }
 }
 
-TEST(EventLoop, AWaitingThreadTurnsOnceTheOneThatTurnedHasLeft) {
+TEST(EventLoop, WaitingThreadTakesOverDriving) {
   EventLoop loop("test", EventLoop::Thread::Given);
   Waiting waiting(loop, 8);
   for (std::size_t i = 0; i < 8; ++i) {
     waiting.let_turner_leave();
-    flush(loop);  // would hang if nobody turned
+    flush(loop);  // would hang if no thread drove the loop
     waiting.bring(i);
     while (!waiting.has_left(i)) std::this_thread::yield();
   }
 }
 
-TEST(EventLoop, AThreadThatNamesNothingLeavesOnceItIsDone) {
+TEST(EventLoop, UnnamedWaiterLeavesOnceDone) {
   EventLoop loop("test", EventLoop::Thread::Given);
   Waiting waiting(loop, 2);
   std::atomic<int> turns{0};
@@ -370,8 +370,8 @@ TEST(EventLoop, AThreadThatNamesNothingLeavesOnceItIsDone) {
   EXPECT_FALSE(waiting.has_left(0));
 }
 
-// Its thread leaves it to callers, where there are some, and still comes for it.
-TEST(EventLoop, WhatIsPostedSoonRunsWithACallerAndWithout) {
+// The loop's thread leaves such tasks to callers, and runs them itself where there are none.
+TEST(EventLoop, PostSoonRunsWithAndWithoutCaller) {
   EventLoop loop("test");
   for (int i = 0; i < 100; ++i) {
     EXPECT_TRUE(loop.drive([] { return true; }));
@@ -384,7 +384,7 @@ TEST(EventLoop, WhatIsPostedSoonRunsWithACallerAndWithout) {
   EXPECT_EQ(reached.get_future().wait_until(patience().point()), std::future_status::ready);
 }
 
-TEST(EventLoop, PostedTasksKeepTheirOrderWhicheverIsPostedSoon) {
+TEST(EventLoop, PostAndPostSoonKeepTheirOrder) {
   EventLoop loop("test");
   std::vector<int> order;
   for (int i = 0; i < 100; ++i) {
@@ -397,32 +397,33 @@ TEST(EventLoop, PostedTasksKeepTheirOrderWhicheverIsPostedSoon) {
   for (int i = 0; i < 200; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
 }
 
-TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
+TEST(EventLoop, RunsOnAfterADriverHasLeft) {
   EventLoop loop("test");
   EXPECT_TRUE(loop.drive([] { return true; }));
   EXPECT_FALSE(loop.drive([] { return false; }, Deadline::in(milliseconds(2))));
-  flush(loop);  // would hang if nobody turned
+  flush(loop);  // would hang if no thread drove the loop
 }
 
-// The loop's thread would wake 2000 times a second, and take the processor from those who compute.
-TEST(EventLoop, ItsThreadSleepsWhileACallerStays) {
+// Otherwise the loop's thread would wake 2000 times a second and take the processor from threads
+// that compute.
+TEST(EventLoop, ThreadSleepsWhileACallerDrives) {
   EventLoop loop("test");
   const auto switches = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return usage.ru_nvcsw;
   };
-  for (int i = 0; i < 20; ++i) {  // so that it makes way for the caller
+  for (int i = 0; i < 20; ++i) {  // so that the loop's thread makes way for the caller
     flush(loop);
     EXPECT_TRUE(loop.drive([] { return true; }));
   }
   const auto before = switches();
   EXPECT_FALSE(loop.drive([] { return false; }, Deadline::in(milliseconds(400))));
   EXPECT_LT(switches() - before, 100);
-  flush(loop);  // and comes when that one has left
+  flush(loop);  // its thread drives again when the caller has left
 }
 
-TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
+TEST(EventLoop, RecallReachesServeAtAnyMoment) {
   EventLoop loop("test", EventLoop::Thread::Given);
   std::atomic<int> wanted{0}, seen{0};
   std::atomic<bool> over{false};
@@ -439,7 +440,7 @@ TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
     loop.recall();
     while (seen < i && !end.passed()) std::this_thread::yield();
     for (int spins = 0; spins < i % 300; ++spins)
-      static_cast<void>(seen.load());  // at another moment each time
+      static_cast<void>(seen.load());  // varies the moment of the next recall
   }
   EXPECT_EQ(seen, 60000);
   over = true;
@@ -448,15 +449,15 @@ TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
   caller.join();
 }
 
-// A producer on another thread, and a loop that looks for what it makes: as two processes do
-// through shared memory.
+// A producer on another thread and a loop that polls for its products, like two processes with
+// shared memory.
 struct Mailroom {
   EventLoop& loop;
   std::atomic<int> made{0};
   std::atomic<bool> parked{false};
   const int wakeup = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   std::atomic<int> taken{0};
-  std::function<void()> on_taken;  // on the loop
+  std::function<void()> on_taken;  // runs on the loop
   std::atomic<int> looks{0};
   std::atomic<int> parks{0};
   EventLoop::Registration poller;
@@ -472,7 +473,7 @@ struct Mailroom {
   ~Mailroom() {
     watch.reset();
     poller.reset();
-    flush(loop);  // a handler may run, and reads it
+    flush(loop);  // a running handler may still read `wakeup`
     ::close(wakeup);
   }
 
@@ -497,7 +498,7 @@ struct Mailroom {
   }
 };
 
-TEST(EventLoop, AParkedPollerIsWokenForEverythingThatComes) {
+TEST(EventLoop, ParkedPollerMissesNoArrival) {
   EventLoop loop("test");
   Mailroom room(loop);
   for (int i = 1; i <= 200; ++i) {
@@ -510,7 +511,7 @@ TEST(EventLoop, AParkedPollerIsWokenForEverythingThatComes) {
   EXPECT_GE(room.parks, 4);
 }
 
-// This thread, and those that it starts meanwhile, on one processor.
+// Binds this thread, and the threads that it starts meanwhile, to one processor.
 class OnOneProcessor {
  public:
   OnOneProcessor() {
@@ -526,7 +527,7 @@ class OnOneProcessor {
   cpu_set_t before_;
 };
 
-TEST(EventLoop, DoesNotSpinOnTheProcessorOfTheOneThatCalledIt) {
+TEST(EventLoop, DoesNotSpinOnItsCallersProcessor) {
   const OnOneProcessor here;
   EventLoop loop("test");
   Mailroom room(loop);
@@ -540,7 +541,7 @@ TEST(EventLoop, DoesNotSpinOnTheProcessorOfTheOneThatCalledIt) {
   }
 }
 
-TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
+TEST(EventLoop, ServesAllSourcesAfterADriverLeft) {
   EventLoop loop("test");
   Mailroom room(loop);
   while (!room.parked) std::this_thread::yield();  // the loop's thread sleeps, or is about to
@@ -554,7 +555,7 @@ TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
       set = true;
     });
     ASSERT_TRUE(
-        loop.drive([&] { return set.load(); }, patience()));  // this thread turns, and leaves
+        loop.drive([&] { return set.load(); }, patience()));  // this thread drives, and leaves
     room.make();
     ASSERT_EQ(rang.get_future().wait_for(seconds(60)), std::future_status::ready);
     ASSERT_EQ(taken.get_future().wait_for(seconds(60)), std::future_status::ready);
@@ -562,7 +563,7 @@ TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
   }
 }
 
-// Runs in a forked child; returns what `body` does.
+// Runs `body` in a forked child and returns the child's exit code, or -1 after a signal.
 int exit_code_of_child(const std::function<int()>& body) {
   const pid_t child = fork();
   if (child == 0) _exit(body());
@@ -571,7 +572,7 @@ int exit_code_of_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(EventLoop, ClosesInAChildWhatItWatchesAndNothingElse) {
+TEST(EventLoop, ChildClosesOnlyWatchedDescriptors) {
   EventLoop loop("test");
   int watched[2], other[2];
   ASSERT_EQ(pipe2(watched, O_CLOEXEC), 0);
@@ -584,7 +585,7 @@ TEST(EventLoop, ClosesInAChildWhatItWatchesAndNothingElse) {
               loop.close_inherited();
               if (is_open(watched[0])) return 1;
               if (!is_open(watched[1]) || !is_open(other[0]) || !is_open(other[1])) return 2;
-              const int again = dup(other[0]);  // it has the number of one that was closed
+              const int again = dup(other[0]);  // reuses the number of a closed descriptor
               loop.close_inherited();
               return is_open(again) ? 0 : 3;
             }),
@@ -594,7 +595,7 @@ TEST(EventLoop, ClosesInAChildWhatItWatchesAndNothingElse) {
   for (const int descriptor : {watched[0], watched[1], other[0], other[1]}) close(descriptor);
 }
 
-TEST(MadeIn, IsInheritedInAChildAndInItsChildrenAlone) {
+TEST(MadeIn, IsInheritedOnlyByDescendants) {
   const MadeIn here;
   EXPECT_FALSE(here.is_inherited());
   EXPECT_EQ(exit_code_of_child([&] {
@@ -618,8 +619,8 @@ TEST(MadeIn, IsInheritedInAChildAndInItsChildrenAlone) {
             std::string::npos);
 }
 
-TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {
-  const int lowest = dup(STDERR_FILENO);  // of those that are free
+TEST(EventLoop, LackOfDescriptorsIsBusyAndLeaksNone) {
+  const int lowest = dup(STDERR_FILENO);  // the lowest free number
   ASSERT_EQ(close(lowest), 0);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -641,7 +642,7 @@ TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {
   EXPECT_EQ(refused->native_code(), EMFILE);
 }
 
-TEST(EventLoop, ThatGetsNoThreadIsRefusedWithBusy) {
+TEST(EventLoop, LackOfThreadsIsBusy) {
   std::optional<Error> refused;
   {
     const harness::NoMoreThreads no_more;
@@ -672,7 +673,7 @@ TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
   EXPECT_FALSE(later);
 }
 
-TEST(EventLoop, ST015_AnEndedLoopLetsGoOfWhatItWatched) {
+TEST(EventLoop, EndedLoopFreesHandlersAndTasks) {
   struct Owner {
     EventLoop::Registration registration;
   };
@@ -707,7 +708,7 @@ TEST(EventLoop, RegistrationsMayOutliveTheLoop) {
   SUCCEED();
 }
 
-TEST(EventLoop, DropsPostedWorkWhenItEnds) {
+TEST(EventLoop, DropsPendingWorkWhenItEnds) {
   auto owned = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = owned;
   {

@@ -41,7 +41,7 @@ TEST(HostFlag, WakesEveryBlockedThread) {
   EXPECT_EQ(passed, 4);
 }
 
-TEST(HostFlag, RunsEachTaskOnceWhetherRegisteredBeforeOrAfter) {
+TEST(HostFlag, RunsEarlyAndLateTasksOnce) {
   HostFlag flag;
   int before = 0;
   int after = 0;
@@ -69,12 +69,12 @@ TEST(HostFlag, TaskMayRegisterAnother) {
   EXPECT_TRUE(inner);
 }
 
-// A flag on a word that somebody else owns, as cuda::FlagPool hands them out.
+// A flag on a word with another owner, like the flags of cuda::FlagPool.
 struct SharedWordFlag : HostFlag {
   SharedWordFlag(std::atomic<std::uint32_t>& word, std::uint32_t value) : HostFlag(&word, value) {}
 };
 
-TEST(HostFlag, OfASharedWordPassesAtItsOwnValueAndEveryLaterOne) {
+TEST(HostFlag, SharedWordPassesAtItsValueAndLater) {
   std::atomic<std::uint32_t> word{0xfffffffe};
   SharedWordFlag last(word, 0xffffffff);
   SharedWordFlag wrapped(word, 0);
@@ -89,7 +89,7 @@ TEST(HostFlag, OfASharedWordPassesAtItsOwnValueAndEveryLaterOne) {
   EXPECT_TRUE(last.query()) << "a later value must not take back an earlier flag";
 }
 
-TEST(HostFlag, OfASharedWordWakesWhoSleepsOnIt) {
+TEST(HostFlag, SharedWordWakesItsSleeper) {
   std::atomic<std::uint32_t> word{6};
   SharedWordFlag flag(word, 7);
   std::thread sleeper(

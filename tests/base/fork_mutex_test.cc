@@ -17,11 +17,10 @@ namespace {
 
 constinit ForkMutex outer(ForkOrder::Engine);
 constinit ForkMutex inner(ForkOrder::Log);
-int half_of_pair = 0;  // with the other half the same, unless somebody holds `outer`
+int half_of_pair = 0;  // equals other_half, unless a thread holds `outer`
 int other_half = 0;
 
-// Forks while other threads run `work` over and over; each child runs `in_child`, and has 20 s for
-// it.
+// Forks again and again while other threads run `work`. Each child runs `in_child` and has 20 s.
 void fork_beside(const std::function<void()>& work, const std::function<bool()>& in_child) {
   std::atomic<bool> is_over{false};
   std::array<std::thread, 2> others;
@@ -33,7 +32,7 @@ void fork_beside(const std::function<void()>& work, const std::function<bool()>&
   for (int round = 0; round < 50; ++round) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(20);  // it would block for ever
+      ::alarm(20);  // ends a child that blocks for ever
       ::_exit(in_child() ? 0 : 1);
     }
     int status = 0;
@@ -45,7 +44,7 @@ void fork_beside(const std::function<void()>& work, const std::function<bool()>&
   for (std::thread& other : others) other.join();
 }
 
-TEST(ForkMutex, IsFreeInAChildAndWhatItGuardsIsWhole) {
+TEST(ForkMutex, IsFreeInAChildWithWholeData) {
   fork_beside(
       [] {
         const std::lock_guard lock(outer);
@@ -76,7 +75,7 @@ TEST(ForkMutex, IsFreeInAGrandchild) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(Log, IsWrittenByAProcessThatIsForkedWhileOthersWrite) {
+TEST(Log, ForkedChildCanWrite) {
   const int nothing = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   const int before = ::dup(STDERR_FILENO);
   ::dup2(nothing, STDERR_FILENO);
@@ -90,7 +89,7 @@ TEST(Log, IsWrittenByAProcessThatIsForkedWhileOthersWrite) {
   ::close(nothing);
 }
 
-TEST(Log, IsCapturedByAProcessThatIsForkedWhileOthersWrite) {
+TEST(Log, ForkedChildCanCapture) {
   std::atomic<int> lines{0};
   const log::Capture capture([&](LogLevel, std::string_view) { ++lines; });
   fork_beside([] { log::info("one of the parent's"); },

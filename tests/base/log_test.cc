@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-TEST(Log, CaptureSeesEveryLevelAndThenNothing) {
+TEST(Log, CaptureSeesAllLevelsUntilItEnds) {
   std::vector<std::pair<LogLevel, std::string>> seen;
   {
     const log::Capture capture(

@@ -10,11 +10,11 @@ namespace {
 
 Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
 
-TEST(LoopFlag, WhoBlocksOnItTurnsTheLoop) {
+TEST(LoopFlag, BlockedCallerDrivesTheLoop) {
   const auto loop = std::make_shared<EventLoop>("test");
   const auto flag = std::make_shared<LoopFlag>(loop);
   const auto caller = std::this_thread::get_id();
-  // Goes round until it runs on the caller's thread, which is blocked on the flag.
+  // Posts itself again until it runs on the caller's thread, which is blocked on the flag.
   std::function<void()> step = [&] {
     if (std::this_thread::get_id() == caller) {
       flag->raise();
@@ -26,8 +26,8 @@ TEST(LoopFlag, WhoBlocksOnItTurnsTheLoop) {
   EXPECT_TRUE(Fence(flag).synchronize(patience()));
 }
 
-// As where one thread handles the message that another one waits for.
-TEST(LoopFlag, RaisedOutsideTheLoopItWakesWhoDrivesThat) {
+// This happens where one thread handles the message that another one waits for.
+TEST(LoopFlag, RaiseOutsideTheLoopWakesDrivers) {
   for (int blocked = 1; blocked <= 2; ++blocked) {
     const auto loop = std::make_shared<EventLoop>("test");
     const auto flag = std::make_shared<LoopFlag>(loop);
@@ -51,7 +51,7 @@ TEST(LoopFlag, GivesUpAtTheDeadline) {
                    .synchronize(Deadline::in(std::chrono::milliseconds(5))));
 }
 
-TEST(LoopFlag, BlocksAsAnyFlagWhenTheLoopIsGone) {
+TEST(LoopFlag, StillWorksWhenTheLoopIsGone) {
   auto loop = std::make_shared<EventLoop>("test");
   const auto flag = std::make_shared<LoopFlag>(loop);
   loop.reset();
@@ -61,7 +61,7 @@ TEST(LoopFlag, BlocksAsAnyFlagWhenTheLoopIsGone) {
   raiser.join();
 }
 
-TEST(LoopFlag, InsideTheLoopItSaysAtOnceThatItHasNotPassed) {
+TEST(LoopFlag, SynchronizeInsideItsLoopReturns) {
   const auto loop = std::make_shared<EventLoop>("test");
   const auto flag = std::make_shared<LoopFlag>(loop);
   std::promise<bool> before;

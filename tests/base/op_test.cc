@@ -26,7 +26,7 @@ TEST(Op, HoldsItsPinUntilDone) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST(Op, FailedOnePassesItsFenceAndReleasesItsPin) {
+TEST(Op, FailurePassesFenceAndReleasesPin) {
   auto memory = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = memory;
   Completion completion{Pin(std::move(memory))};
@@ -56,7 +56,7 @@ TEST(Op, ErrorIsSetBeforeTheFencePasses) {
   EXPECT_TRUE(seen);
 }
 
-TEST(Op, TellsWhoAskedWhenItEnds) {
+TEST(Op, RunsItsEndCallbackOnce) {
   Completion completion{Pin()};
   int told = 0;
   completion.op().on_ended([&, op = completion.op()] {
@@ -71,7 +71,7 @@ TEST(Op, TellsWhoAskedWhenItEnds) {
   EXPECT_EQ(told, 1);
 }
 
-TEST(Op, ThreadsKnowThatTheyAreEndingOne) {
+TEST(Op, EndingIsTrueWhileOneEnds) {
   Completion completion{Pin()};
   bool inside = false;
   completion.op().on_ended(
@@ -81,14 +81,14 @@ TEST(Op, ThreadsKnowThatTheyAreEndingOne) {
   EXPECT_FALSE(Op::ending());
 }
 
-TEST(Op, ThatHasEndedTellsAtOnce) {
+TEST(Op, EndedOneRunsCallbacksAtOnce) {
   int told = 0;
   Op().on_ended([&] { ++told; });
   Op::failed(Error(Blame::Caller, "no")).on_ended([&] { ++told; });
   EXPECT_EQ(told, 2);
 }
 
-TEST(Op, OfAnEventTellsWhenItsProducerKnowsNotWhenTheEventPasses) {
+TEST(Op, EndsByItsProducerNotByItsEvent) {
   const auto event = std::make_shared<HostFlag>();
   Completion completion{Pin(), Fence(event)};
   bool told = false;
@@ -102,7 +102,7 @@ TEST(Op, OfAnEventTellsWhenItsProducerKnowsNotWhenTheEventPasses) {
   EXPECT_TRUE(told);
 }
 
-TEST(Op, OfAnEventReleasesItsPinOnFinishAndKeepsTheGivenFence) {
+TEST(Op, FinishReleasesPinAndKeepsTheFence) {
   auto event = std::make_shared<HostFlag>();
   auto memory = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = memory;
@@ -115,7 +115,7 @@ TEST(Op, OfAnEventReleasesItsPinOnFinishAndKeepsTheGivenFence) {
   EXPECT_TRUE(completion.op().done().query());
 }
 
-TEST(Op, FailedAtOnce) {
+TEST(Op, CanFailAtOnce) {
   const Op op = Op::failed(Error(Blame::Unsupported, "no"));
   EXPECT_TRUE(op.done().query());
   EXPECT_EQ(op.error()->blame(), Blame::Unsupported);

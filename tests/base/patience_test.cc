@@ -8,7 +8,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Patience::Clock;
 
-TEST(Patience, IsOverOnceForEachOfItsTimes) {
+TEST(Patience, IsOverOnceForEachTime) {
   Patience fresh({1h, 2h});
   EXPECT_FALSE(fresh.is_over());
   Patience one({1h, 2h}, Clock::now() - 90min);
@@ -19,7 +19,7 @@ TEST(Patience, IsOverOnceForEachOfItsTimes) {
   EXPECT_FALSE(both.is_over()) << "two times that have passed are one report";
 }
 
-TEST(Patience, KnowsWhenTheNextOfItsTimesIs) {
+TEST(Patience, KnowsItsNextTime) {
   const auto since = Clock::now() - 90min;
   Patience patience({1h, 2h}, since);
   EXPECT_EQ(patience.next().point(), since + 1h);

@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-TEST(Version, LibraryAndHeaderStateTheProjectsVersion) {
+TEST(Version, LibraryAndHeaderMatchTheProject) {
   EXPECT_EQ(version(), WEFT_VERSION);
   EXPECT_STREQ(WEFT_VERSION, WEFT_TEST_PROJECT_VERSION)
       << "CMakeLists.txt reads another version from base/version.h";
