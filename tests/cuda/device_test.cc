@@ -32,7 +32,7 @@ TEST_F(TwoDevices, AreCountedAndOpenedByIndex) {
   EXPECT_THAT(error.text(), AllOf(HasSubstr("no cuda:2"), HasSubstr("sees 2 GPU")));
 }
 
-TEST_F(TwoDevices, ShareThePrimaryContextOfADeviceAndReleaseItWithTheLast) {
+TEST_F(TwoDevices, ShareOnePrimaryContextPerDevice) {
   auto again = Device::open(fake.driver(), 1);
   EXPECT_EQ(again->context(), other->context());
   again.reset();
@@ -41,7 +41,7 @@ TEST_F(TwoDevices, ShareThePrimaryContextOfADeviceAndReleaseItWithTheLast) {
   EXPECT_EQ(fake.alive().contexts, 1u);
 }
 
-TEST_F(TwoDevices, GuardMakesTheContextCurrentAndRestoresTheFormerOne) {
+TEST_F(TwoDevices, GuardSetsAndRestoresTheContext) {
   EXPECT_EQ(current(), nullptr);
   {
     DeviceGuard outer(*device);
@@ -57,7 +57,7 @@ TEST_F(TwoDevices, GuardMakesTheContextCurrentAndRestoresTheFormerOne) {
   EXPECT_EQ(current(), nullptr);
 }
 
-TEST_F(TwoDevices, GuardRestoresWhenSomethingIsThrown) {
+TEST_F(TwoDevices, GuardRestoresAfterAnException) {
   DeviceGuard outer(*device);
   EXPECT_THROW(
       {
@@ -68,14 +68,14 @@ TEST_F(TwoDevices, GuardRestoresWhenSomethingIsThrown) {
   EXPECT_EQ(current(), device->context());
 }
 
-TEST_F(TwoDevices, GuardSetsNothingWhereTheContextIsCurrent) {
+TEST_F(TwoDevices, GuardSkipsACurrentContext) {
   DeviceGuard outer(*device);
   const int before = fake.calls(&Driver::ctx_set_current);
   { DeviceGuard inner(*device); }
   EXPECT_EQ(fake.calls(&Driver::ctx_set_current), before);
 }
 
-TEST_F(TwoDevices, GuardThatCannotRestoreLogsAndDoesNotThrow) {
+TEST_F(TwoDevices, GuardLogsAFailedRestore) {
   {
     DeviceGuard guard(*device);
     fake.fail(&Driver::ctx_set_current, CUDA_ERROR_UNKNOWN);
@@ -108,7 +108,7 @@ TEST_F(OneDevice, RemembersThatItsContextEnded) {
   EXPECT_THAT(take_logged(), testing::IsEmpty()) << "said once";
 }
 
-TEST_F(OneDevice, LearnsOfALostContextFromAnyCall) {
+TEST_F(OneDevice, AnyCallDetectsALostContext) {
   Stream stream(*device);
   fake.lose_context(0);
   EXPECT_EQ(error_from([&] { stream.query(); }).blame(), Blame::Device);
@@ -116,13 +116,13 @@ TEST_F(OneDevice, LearnsOfALostContextFromAnyCall) {
   take_logged();
 }
 
-TEST_F(OneDevice, ClosingWithRetiredThingsWarns) {
+TEST_F(OneDevice, ClosingWithRetiredMemoryWarns) {
   device->retirement().retire(Fence(), [] {});
   device.reset();
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("1 retired allocation(s) never reclaimed")));
 }
 
-TEST_F(OneDevice, StaysAsLongAsAStreamOfIt) {
+TEST_F(OneDevice, LivesAsLongAsItsStreams) {
   auto stream = std::make_unique<Stream>(*device);
   device.reset();
   EXPECT_EQ(fake.alive().contexts, 1u);
@@ -130,8 +130,8 @@ TEST_F(OneDevice, StaysAsLongAsAStreamOfIt) {
   EXPECT_EQ(fake.alive().contexts, 0u);
 }
 
-// The driver also says so of a single call, and goes on.
-TEST_F(OneDevice, AnUnknownErrorEndsTheContextOnlyIfThatSaysSo) {
+// The driver also returns CUDA_ERROR_UNKNOWN for a single failed call and keeps working.
+TEST_F(OneDevice, UnknownErrorIsLossIfTheProbeFails) {
   const Stream stream(*device);
   fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
   EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(),
@@ -145,7 +145,7 @@ TEST_F(OneDevice, AnUnknownErrorEndsTheContextOnlyIfThatSaysSo) {
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
 }
 
-TEST_F(OneDevice, ADriverThatSaysNothingElseEndsItAtOnce) {
+TEST_F(OneDevice, ProbeThatCannotStartIsLoss) {
   const Stream stream(*device);
   fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
   fake.fail(&Driver::ctx_get_current, CUDA_ERROR_UNKNOWN, 2);
@@ -155,7 +155,7 @@ TEST_F(OneDevice, ADriverThatSaysNothingElseEndsItAtOnce) {
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
 }
 
-// A program's last objects may go when the driver has shut down already.
+// A program's last objects may be destroyed after the driver has shut down.
 TEST_F(OneDevice, OutlivesTheDriverQuietly) {
   auto stream = std::make_unique<Stream>(*device);
   fake.fail(&Driver::ctx_get_current, CUDA_ERROR_DEINITIALIZED);

@@ -21,8 +21,8 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// to[i] = value for i < count. PTX of an old version, which every driver that Weft accepts compiles
-// for its GPU.
+// Sets to[i] = value for i < count. The PTX version is so old that every driver that Weft accepts
+// compiles it for its GPU.
 constexpr char kFillPtx[] = R"(.version 7.8
 .target sm_80
 .address_size 64
@@ -88,7 +88,7 @@ TEST_P(DriverClaims, FencePassesOnlyAfterRecordedWork) {
   EXPECT_TRUE(done.query());
 }
 
-TEST_P(DriverClaims, StreamWaitsForTheFenceBeforeItReads) {
+TEST_P(DriverClaims, StreamReadsOnlyAfterTheFence) {
   Stream producer(*device);
   Stream consumer(*device);
   const DeviceMemory memory(producer, kBytes);
@@ -106,7 +106,7 @@ TEST_P(DriverClaims, StreamWaitsForTheFenceBeforeItReads) {
   EXPECT_THAT(words(), Each(0x11111111u));
 }
 
-TEST_P(DriverClaims, EventGivenUpEarlyStillHoldsBackTheStreamThatWaits) {
+TEST_P(DriverClaims, ReusedEventStillHoldsBackWaiters) {
   Stream producer(*device);
   Stream consumer(*device);
   Stream elsewhere(*device);
@@ -132,7 +132,7 @@ TEST_P(DriverClaims, LegacyDefaultStreamCanBeViewed) {
   EXPECT_TRUE(done.synchronize(soon()));
 }
 
-TEST_P(DriverClaims, FlagOfTheHostReleasesEveryStreamThatWaits) {
+TEST_P(DriverClaims, HostFlagReleasesAllWaitingStreams) {
   std::vector<Stream> streams;
   for (int i = 0; i < 4; ++i) streams.emplace_back(*device);
   const auto flag = flags->make();
@@ -146,7 +146,7 @@ TEST_P(DriverClaims, FlagOfTheHostReleasesEveryStreamThatWaits) {
   for (const Fence& fence : passed) EXPECT_TRUE(fence.synchronize(soon()));
 }
 
-TEST_P(DriverClaims, SlotServesAgainAtOnceAndALateStreamStillPasses) {
+TEST_P(DriverClaims, LateStreamPassesAReusedSlot) {
   Stream late(*device);
   const auto closed = gate(late);
   {
@@ -161,7 +161,7 @@ TEST_P(DriverClaims, SlotServesAgainAtOnceAndALateStreamStillPasses) {
   EXPECT_TRUE(record(late).synchronize(soon()));
 }
 
-TEST_P(DriverClaims, FlagOfAStreamPassesWhenItsWorkHasRun) {
+TEST_P(DriverClaims, StreamFlagPassesAfterItsWork) {
   Stream stream(*device);
   const DeviceMemory memory(stream, kBytes);
   const auto closed = gate(stream);
@@ -174,7 +174,7 @@ TEST_P(DriverClaims, FlagOfAStreamPassesWhenItsWorkHasRun) {
   EXPECT_THAT(words(), Each(0x22222222u)) << "what was copied is visible when the flag is";
 }
 
-TEST_P(DriverClaims, FailedOpPassesItsFenceAndTheStreamDrains) {
+TEST_P(DriverClaims, FailedOpReleasesTheStream) {
   Stream stream(*device);
   auto flag = flags->make();
   auto memory = std::make_shared<DeviceMemory>(stream, kBytes);
@@ -191,7 +191,7 @@ TEST_P(DriverClaims, FailedOpPassesItsFenceAndTheStreamDrains) {
   EXPECT_EQ(op.error()->blame(), Blame::PeerLost);
 }
 
-TEST_P(DriverClaims, BatchOfMemoryOperationsRunsInOrderAcrossTheSplit) {
+TEST_P(DriverClaims, SplitMemOpBatchRunsInOrder) {
   Stream stream(*device);
   auto* word = static_cast<volatile std::uint32_t*>(host.slice().data);
   MemOpBatch batch;
@@ -204,14 +204,14 @@ TEST_P(DriverClaims, BatchOfMemoryOperationsRunsInOrderAcrossTheSplit) {
   EXPECT_EQ(*word, 300u);
 }
 
-TEST_P(DriverClaims, DefaultCompareIsCyclicGreaterOrEqual) {
+TEST_P(DriverClaims, DefaultCompareIsCyclic) {
   Stream stream(*device);
   write_value(stream, host.address(), 1);
   wait_value(stream, host.address(), 0xffffffff);
   EXPECT_TRUE(record(stream).synchronize(soon())) << "1 comes after 2^32 - 1";
 }
 
-TEST_P(DriverClaims, MemoryOfAPoolIsFreedAndAllocatedBehindAClosedGate) {
+TEST_P(DriverClaims, PoolAllocatesOnABlockedStream) {
   Stream stream(*device);
   MemoryPool memory_pool(*device);
   { const DeviceMemory warm(stream, kBytes, memory_pool); }
@@ -229,7 +229,7 @@ TEST_P(DriverClaims, MemoryOfAPoolIsFreedAndAllocatedBehindAClosedGate) {
   EXPECT_THAT(words(), Each(0x33333333u));
 }
 
-TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
+TEST_P(DriverClaims, DmaBufExportMatchesTheProperties) {
   const ShareableMemory memory(*device, (1 << 20) + 1);
   const auto address = reinterpret_cast<CUdeviceptr>(memory.slice().data);
   std::optional<DmaBuf> exported;
@@ -250,7 +250,7 @@ TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
 
 // --- virtual addresses
 
-TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
+TEST_P(DriverClaims, EachSegmentIsItsOwnAllocation) {
   const VirtualMemory memory(*device, 3);
   const std::size_t bytes = VirtualMemory::kSegmentBytes;
   for (std::size_t i = 0; i < 3; ++i) {
@@ -268,7 +268,7 @@ TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
   EXPECT_FALSE(*first == *second);
 }
 
-TEST_P(DriverClaims, WhatIsMappedAnewIsToldFromWhatIsHeld) {
+TEST_P(DriverClaims, NewMappingDiffersFromTheOldOne) {
   VirtualMemory memory(*device, 1);
   const auto before = PhysicalMemory::at(*device, memory.address(0));
   memory.unmap(0);
@@ -279,7 +279,7 @@ TEST_P(DriverClaims, WhatIsMappedAnewIsToldFromWhatIsHeld) {
   EXPECT_FALSE(*before == *after);
 }
 
-TEST_P(DriverClaims, NothingIsMappedInMemoryOfTheAllocators) {
+TEST_P(DriverClaims, OrdinaryMemoryIsNotMappedMemory) {
   Stream stream(*device);
   const ShareableMemory plain(*device, kBytes);
   const DeviceMemory pooled(stream, kBytes);
@@ -289,7 +289,7 @@ TEST_P(DriverClaims, NothingIsMappedInMemoryOfTheAllocators) {
   }
 }
 
-TEST_P(DriverClaims, MemoryThatWasSharedByDescriptorIsTheSameBytesAndOutlivesItsMapping) {
+TEST_P(DriverClaims, SharedMemoryOutlivesItsMapping) {
   Stream stream(*device);
   auto memory = std::make_unique<VirtualMemory>(*device, 1);
   const Descriptor descriptor = PhysicalMemory::at(*device, memory->address(0))->share();
@@ -305,7 +305,7 @@ TEST_P(DriverClaims, MemoryThatWasSharedByDescriptorIsTheSameBytesAndOutlivesIts
   EXPECT_THAT(words(), Each(0x77777777u));
 }
 
-TEST_P(DriverClaims, MemoryThatWasNotMadeForItIsNotSharedAndWhatIsNoDescriptorOfItNotOpened) {
+TEST_P(DriverClaims, PrivateMemoryAndBadDescriptorsFail) {
   const VirtualMemory own(*device, 1, VirtualMemory::Kind::Private), shared(*device, 1);
   EXPECT_FALSE(PhysicalMemory::at(*device, own.address(0))->share());
   const Descriptor descriptor = PhysicalMemory::at(*device, shared.address(0))->share();
@@ -317,7 +317,7 @@ TEST_P(DriverClaims, MemoryThatWasNotMadeForItIsNotSharedAndWhatIsNoDescriptorOf
   EXPECT_TRUE(device->probe());
 }
 
-TEST_P(DriverClaims, ACopySpansSegments) {
+TEST_P(DriverClaims, CopySpansSegments) {
   Stream stream(*device);
   const VirtualMemory memory(*device, 2);
   const Slice across = memory.slice().part(VirtualMemory::kSegmentBytes - kBytes / 2, kBytes);
@@ -327,7 +327,7 @@ TEST_P(DriverClaims, ACopySpansSegments) {
   EXPECT_THAT(words(), Each(0x66666666u));
 }
 
-TEST_P(DriverClaims, ACopyThatIsWaitedForIsThere) {
+TEST_P(DriverClaims, CopyAndWaitMovesTheBytes) {
   Stream stream(*device);
   DeviceMemory memory(stream, kBytes);
   ASSERT_TRUE(record(stream).synchronize(soon()));
@@ -337,7 +337,7 @@ TEST_P(DriverClaims, ACopyThatIsWaitedForIsThere) {
   EXPECT_EQ(back, there);
 }
 
-TEST_P(DriverClaims, CopyOfPageableMemoryIsRefused) {
+TEST_P(DriverClaims, PageableCopyIsRefused) {
   Stream stream(*device);
   const DeviceMemory memory(stream, 16);
   std::array<char, 16> pageable{};
@@ -350,7 +350,7 @@ TEST_P(DriverClaims, CopyOfPageableMemoryIsRefused) {
   }
 }
 
-TEST_P(DriverClaims, PreloadedKernelIsLaunchedBehindAClosedGate) {
+TEST_P(DriverClaims, PreloadedKernelLaunchDoesNotWait) {
   Stream stream(*device);
   const DeviceMemory memory(stream, kBytes);
   Library library(*device, std::as_bytes(std::span(kFillPtx)));
@@ -371,7 +371,7 @@ TEST_P(DriverClaims, PreloadedKernelIsLaunchedBehindAClosedGate) {
   EXPECT_THROW(library.kernel("no_such_kernel"), Error);
 }
 
-TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
+TEST_P(DriverClaims, DestructorsDoNotBlock) {
   auto flag = flags->make();
   {
     PinnedPool another(*device);
@@ -387,7 +387,7 @@ TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
 
 // --- graphs
 
-TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
+TEST_P(DriverClaims, GraphLaunchesKeepTheFencesOrder) {
   Stream stream(*device), other(*device);
   const DeviceMemory memory(stream, kBytes);
   fill(stream, memory.slice(), 0x11);
@@ -396,7 +396,7 @@ TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
   fill(stream, memory.slice(), 0x55);
   const Fence filled = record(stream);
   EXPECT_TRUE(is_captured(filled));
-  filled.wait(other);  // which becomes a part of the capture
+  filled.wait(other);  // `other` becomes a part of the capture
   EXPECT_TRUE(other.is_capturing());
   copy(other, host.slice(), memory.slice());
   const Fence copied = record(other);
@@ -417,7 +417,7 @@ TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
   }
 }
 
-TEST_P(DriverClaims, WhatTheHostAsksAndAllocatesMeanwhileBreaksNoCapture) {
+TEST_P(DriverClaims, HostCallsBreakNoCapture) {
   Stream stream(*device), other(*device);
   const VirtualMemory memory(*device, 1);
   const auto closed = gate(other);
@@ -449,7 +449,7 @@ TEST_P(DriverClaims, WhatTheHostAsksAndAllocatesMeanwhileBreaksNoCapture) {
   EXPECT_EQ(graphs->end(stream), CUDA_SUCCESS);
 }
 
-TEST_P(DriverClaims, ACapturedStreamCannotWaitForWhatWasEnqueuedOutsideAndHasNotRun) {
+TEST_P(DriverClaims, CaptureCannotWaitForOutsideWork) {
   Stream stream(*device), other(*device);
   const auto closed = gate(other);
   const Fence outside = record(other);

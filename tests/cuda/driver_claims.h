@@ -1,9 +1,8 @@
-// The claims that Weft makes of a CUDA driver, for the real one (driver_claims_gpu.cc) and for the
-// fake with threads (driver_claims_fake.cc) alike: what passes on both is what the other tests may
-// rely on.
+// Claims about a CUDA driver, tested on the real one (driver_claims_gpu.cc) and on the fake with
+// threads (driver_claims_fake.cc). The other tests may rely on behaviour that passes on both.
 //
-// A stream is held back by a gate: a flag that the host has not raised yet. What would make the
-// host wait while a gate is closed hangs the test, so passing is the proof that nothing does.
+// A stream is held back by a gate: a flag that the host has not raised yet. A call that made the
+// host wait while a gate is closed would hang the test, so passing proves that none does.
 #pragma once
 
 #include <cstring>
@@ -25,24 +24,24 @@ namespace weft::cuda {
 inline constexpr std::size_t kWords = 1 << 16;
 inline constexpr std::size_t kBytes = kWords * sizeof(std::uint32_t);
 
-// What a program calls around Weft to capture and launch graphs.
+// Calls that a program makes around Weft to capture and launch graphs.
 class Graphs {
  public:
   virtual ~Graphs() = default;
   virtual CUresult begin(
       const StreamRef& stream) = 0;  // in the driver's default mode, the strictest
-  // Ends the capture, which becomes the graph that launch() launches.
+  // Ends the capture and makes it the graph that launch() launches.
   virtual CUresult end(const StreamRef& stream) = 0;
   virtual CUresult launch(const StreamRef& stream) = 0;
-  // What was refused so far was meant to be: the fake complains of it as well.
+  // Drops the fake's complaints about calls that the test expected to be refused.
   virtual void forgive() {}
 };
 
-// The driver to be tested. The error of open() is the reason to skip.
+// The driver under test. If open() fails, its error is the reason to skip.
 struct DriverSource {
   const char* name;
   Result<std::shared_ptr<const Driver>> (*open)();
-  std::unique_ptr<Graphs> (*graphs)();  // of what open() gave last
+  std::unique_ptr<Graphs> (*graphs)();  // for the driver that open() returned last
   friend std::ostream& operator<<(std::ostream& out, const DriverSource& source) {
     return out << source.name;
   }
@@ -58,7 +57,7 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
     device = Device::open(driver, 0);
     pool = std::make_unique<PinnedPool>(*device);
     flags = std::make_unique<FlagPool>(*device);
-    host = pool->allocate(kBytes);  // pinning may wait for the device, so it comes before any gate
+    host = pool->allocate(kBytes);  // pinning may wait for the device, so it precedes any gate
     std::memset(host.slice().data, 0, kBytes);
     warm_up();
   }
@@ -74,7 +73,7 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
     EXPECT_FALSE(device->lost());
   }
 
-  // The driver loads its own kernels at their first use as well.
+  // Makes the driver load its own kernels, which it does at their first use.
   void warm_up() {
     Stream stream(*device);
     const DeviceMemory memory(stream, kBytes);

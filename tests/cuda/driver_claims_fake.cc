@@ -22,7 +22,7 @@ class FakeGraphs final : public Graphs {
 
 std::unique_ptr<Graphs> fake_graphs() { return std::make_unique<FakeGraphs>(); }
 
-// The fake ends with the last user of its table, and says then what it has to complain of.
+// The fake is destroyed with the last user of its table, and then reports its complaints.
 Result<std::shared_ptr<const Driver>> open_fake() {
   auto fake = std::make_shared<harness::FakeDriver>(harness::FakeDriver::Options{.threads = true});
   fake->define_kernel<std::uint32_t*, std::uint32_t, std::uint32_t>(

@@ -35,7 +35,7 @@ class RealGraphs final : public Graphs {
   }
 
  private:
-  // A function of cuda.h by its name in the library, which the program is not linked with.
+  // Calls a function of cuda.h by its name in libcuda, to which the program is not linked.
   template <class Function, class... Arguments>
   static CUresult call(const char* symbol, Arguments... arguments) {
     static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -7,7 +7,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-TEST(Driver, WithoutLibraryIsUnsupportedAndNamesIt) {
+TEST(Driver, MissingLibraryIsUnsupported) {
   const auto driver = Driver::open("libnothing-like-cuda.so.1");
   ASSERT_FALSE(driver.ok());
   EXPECT_EQ(driver.error().blame(), Blame::Unsupported);
@@ -15,14 +15,14 @@ TEST(Driver, WithoutLibraryIsUnsupportedAndNamesIt) {
                                            HasSubstr("cannot open shared object")));
 }
 
-TEST(Driver, WithoutAFunctionIsUnsupportedAndNamesIt) {
+TEST(Driver, MissingFunctionIsUnsupported) {
   const auto driver = Driver::open("libc.so.6");
   ASSERT_FALSE(driver.ok());
   EXPECT_EQ(driver.error().blame(), Blame::Unsupported);
   EXPECT_THAT(driver.error().text(), AllOf(HasSubstr("libc.so.6 has no cu"), HasSubstr("12.4")));
 }
 
-TEST(Driver, FindsEveryFunctionUnderTheNameOfItsPrototype) {
+TEST(Driver, FindsEveryFunctionByItsName) {
   const std::string stub = WEFT_CUDA_STUB;
   if (stub.empty()) GTEST_SKIP() << "this CUDA toolkit has no stub of libcuda";
   const auto driver = Driver::open(stub.c_str());
@@ -34,7 +34,7 @@ TEST(Driver, FindsEveryFunctionUnderTheNameOfItsPrototype) {
 
 using Check = FakeCuda;
 
-TEST_F(Check, SortsErrorsByWhatTheCallerShouldDo) {
+TEST_F(Check, SortsErrorsIntoBlames) {
   const Driver& driver = device->driver();
   EXPECT_NO_THROW(check(driver, CUDA_SUCCESS, "fine"));
   const auto blame = [&](CUresult result) { return error_of(driver, result, "call").blame(); };
@@ -45,7 +45,7 @@ TEST_F(Check, SortsErrorsByWhatTheCallerShouldDo) {
   EXPECT_EQ(blame(CUDA_ERROR_LAUNCH_FAILED), Blame::Device);
 }
 
-TEST_F(Check, TextNamesTheCallTheErrorAndThePlace) {
+TEST_F(Check, NamesCallErrorAndPlace) {
   const Error error =
       error_from([&] { check(device->driver(), CUDA_ERROR_INVALID_VALUE, "cuSomething"); });
   EXPECT_EQ(error.text(), "cuSomething: CUDA_ERROR_INVALID_VALUE (invalid argument)");
@@ -53,7 +53,7 @@ TEST_F(Check, TextNamesTheCallTheErrorAndThePlace) {
   EXPECT_THAT(error.place().file, HasSubstr("driver_test.cc"));
 }
 
-TEST_F(Check, KeepsACodeThatTheDriverCannotName) {
+TEST_F(Check, KeepsUnknownErrorCodes) {
   const Error error = error_of(device->driver(), static_cast<CUresult>(1001), "cuSomething");
   EXPECT_EQ(error.text(), "cuSomething: CUDA error 1001");
   EXPECT_EQ(error.blame(), Blame::Device);

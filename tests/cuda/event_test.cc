@@ -9,7 +9,7 @@ using testing::HasSubstr;
 
 using Events = FakeCuda;
 
-TEST_F(Events, PassBeforeTheFirstRecordAndMakeNobodyWait) {
+TEST_F(Events, UnrecordedOnesHoldNothingBack) {
   Event event(*device);
   Stream stream(*device);
   EXPECT_TRUE(event.query());
@@ -33,7 +33,7 @@ class EventsOfTwo : public FakeCuda {
   EventsOfTwo() : FakeCuda({.devices = 2}) {}
 };
 
-TEST_F(EventsOfTwo, AreRecordedOnTheirOwnDeviceAndAwaitedOnAny) {
+TEST_F(EventsOfTwo, RecordOnTheirDeviceAndWaitOnAny) {
   auto other = Device::open(fake.driver(), 1);
   Event event(*device);
   Stream here(*device);
@@ -59,7 +59,7 @@ TEST_F(Events, PassWhenTheContextEnds) {
   take_logged();
 }
 
-TEST_F(Events, OfThePoolAreUsedAgain) {
+TEST_F(Events, PooledOnesAreReused) {
   EventPool& pool = device->events();
   const CUevent native = [&] {
     Event event = pool.acquire();
@@ -76,7 +76,7 @@ TEST_F(Events, OfThePoolAreUsedAgain) {
   EXPECT_EQ(fake.calls(&Driver::event_create), made + 1);
 }
 
-TEST_F(Events, ReservedOnesCostNoDriverCallLater) {
+TEST_F(Events, ReservedOnesCostNoDriverCall) {
   device->events().reserve(3);
   EXPECT_EQ(device->events().idle(), 3u);
   const int made = fake.calls(&Driver::event_create);

@@ -1,5 +1,5 @@
-// What the tests of cuda/ start from: a fake driver, a device, and a sink that fails the test for
-// errors nobody expected.
+// The fixture for the tests of cuda/: a fake driver, a device, and a log sink that fails the test
+// at unexpected errors.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace weft::cuda {
 
-// The error that a call throws; fails the test if it throws none.
+// Returns the error that `call` throws; fails the test if it throws none.
 template <class Call>
 Error error_from(const Call& call) {
   try {
@@ -39,14 +39,14 @@ class FakeCuda : public testing::Test {
     for (const std::string& text : take_logged()) ADD_FAILURE() << "unexpected: " << text;
   }
 
-  // The errors and warnings logged so far, which count as expected then.
+  // Returns the errors and warnings logged so far; from then on they count as expected.
   std::vector<std::string> take_logged() {
     std::lock_guard lock(mutex_);
     return std::exchange(logged_, {});
   }
 
  private:
-  std::mutex mutex_;  // of logged_
+  std::mutex mutex_;  // guards logged_
   std::vector<std::string> logged_;
   log::Capture capture_{[this](LogLevel level, std::string_view text) {
     if (level != LogLevel::Error && level != LogLevel::Warn) return;

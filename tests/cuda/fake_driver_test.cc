@@ -1,5 +1,5 @@
-// The fake driver itself: that it does what the driver's documentation says, and complains of what
-// the driver would punish.
+// Tests that the fake driver does what the driver's documentation says, and complains of misuse
+// that a real driver would punish.
 #include <array>
 #include <thread>
 
@@ -26,7 +26,7 @@ class Fake : public FakeCuda {
   explicit Fake(harness::FakeDriver::Options options = {}) : FakeCuda(options), guard(*device) {}
 
   const Driver& driver = device->driver();
-  DeviceGuard guard;  // most calls here are the driver's own
+  DeviceGuard guard;  // most tests here call the driver directly
 };
 
 TEST_F(Fake, IsAloneAndFillsTheWholeTable) {
@@ -62,7 +62,7 @@ TEST_F(Fake, FailsTheNthCallOnce) {
   EXPECT_EQ(driver.stream_query(nullptr), CUDA_SUCCESS);
 }
 
-TEST_F(Fake, HoldsBackOneFunctionAndNothingElse) {
+TEST_F(Fake, HoldsBackOnlyOneFunction) {
   Stream a(*device);
   Stream b(*device);
   DeviceMemory memory(a, 4);
@@ -85,7 +85,7 @@ TEST_F(Fake, DelaysOperationsOfAFunction) {
   EXPECT_TRUE(fence.query());
 }
 
-TEST_F(Fake, ListsWhatWasEnqueuedAndWhatRan) {
+TEST_F(Fake, ListsEnqueuedAndExecutedCalls) {
   Stream a(*device);
   Stream b(*device);
   record(a);
@@ -112,7 +112,7 @@ TEST_F(Fake, WaitKeepsTheRecordItWasGiven) {
   EXPECT_TRUE(fake.step(waiter));
 }
 
-TEST_F(Fake, DestroyedEventStillHoldsBackWhoWaits) {
+TEST_F(Fake, DestroyedEventHoldsBackWaiters) {
   Stream first(*device);
   Stream waiter(*device);
   {
@@ -125,7 +125,7 @@ TEST_F(Fake, DestroyedEventStillHoldsBackWhoWaits) {
   EXPECT_TRUE(fake.step(waiter));
 }
 
-TEST_F(Fake, HostFunctionRunsInOrderAndMustNotCallCuda) {
+TEST_F(Fake, HostFunctionMustNotCallCuda) {
   Stream stream(*device);
   struct Seen {
     const Driver* driver;
@@ -143,7 +143,7 @@ TEST_F(Fake, HostFunctionRunsInOrderAndMustNotCallCuda) {
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("inside a host function")));
 }
 
-TEST_F(Fake, SynchronizingRunsWhatIsEnqueuedAndCounts) {
+TEST_F(Fake, SynchronizingRunsAllAndIsCounted) {
   Stream stream(*device);
   const Fence fence = record(stream);
   EXPECT_EQ(driver.stream_synchronize(stream.native()), CUDA_SUCCESS);
@@ -157,7 +157,7 @@ class Impatient : public Fake {
   Impatient() : Fake({.longest_block = milliseconds(20)}) {}
 };
 
-TEST_F(Impatient, SynchronizingWithWhatNeverEndsIsAnErrorThatNamesIt) {
+TEST_F(Impatient, EndlessSynchronizeNamesItsCause) {
   Stream stream(*device);
   fake.hold(stream);
   record(stream);
@@ -169,7 +169,7 @@ TEST_F(Impatient, SynchronizingWithWhatNeverEndsIsAnErrorThatNamesIt) {
   fake.run();
 }
 
-TEST_F(Impatient, FreeingPinnedMemoryWaitsForTheDevice) {
+TEST_F(Impatient, FreeingPinnedMemoryWaits) {
   Stream stream(*device);
   void* memory = nullptr;
   ASSERT_EQ(
@@ -184,7 +184,7 @@ TEST_F(Impatient, FreeingPinnedMemoryWaitsForTheDevice) {
   EXPECT_EQ(fake.pending(stream), 0u) << "it has waited";
 }
 
-TEST_F(Fake, CopyOfPageableMemoryMakesTheHostWait) {
+TEST_F(Fake, PageableCopyBlocksTheHost) {
   Stream stream(*device);
   DeviceMemory memory(stream, 4);
   const std::array<char, 4> pageable{1, 2, 3, 4};
@@ -195,7 +195,7 @@ TEST_F(Fake, CopyOfPageableMemoryMakesTheHostWait) {
   EXPECT_EQ(static_cast<const char*>(memory.slice().data)[3], 4);
 }
 
-TEST_F(Fake, ComplainsOfUseBeforeTheAllocation) {
+TEST_F(Fake, ComplainsOfUseBeforeAllocation) {
   Stream owner(*device);
   Stream hasty(*device);
   DeviceMemory memory(owner, 4);
@@ -207,7 +207,7 @@ TEST_F(Fake, ComplainsOfUseBeforeTheAllocation) {
   take_logged();
 }
 
-TEST_F(Fake, ComplainsOfUseAfterTheFreeing) {
+TEST_F(Fake, ComplainsOfUseAfterFree) {
   Stream owner(*device);
   Stream late(*device);
   DeviceMemory other(late, 4);
@@ -222,7 +222,7 @@ TEST_F(Fake, ComplainsOfUseAfterTheFreeing) {
   take_logged();
 }
 
-TEST_F(Fake, ComplainsOfRunningOverTheEnd) {
+TEST_F(Fake, ComplainsOfOverruns) {
   Stream stream(*device);
   DeviceMemory memory(stream, 4);
   EXPECT_EQ(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(memory.slice().data), 0, 5,
@@ -231,7 +231,8 @@ TEST_F(Fake, ComplainsOfRunningOverTheEnd) {
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("runs over the end")));
 }
 
-// Asks the kernel, which answers where a touch would end the test.
+// True if the byte at `address` can be read. Asks the kernel, because a direct read could crash the
+// test.
 bool readable(const void* address) {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return false;
@@ -241,7 +242,7 @@ bool readable(const void* address) {
   return copied;
 }
 
-TEST_F(Fake, FreedMemoryAndWhatLiesBehindAnAllocationCannotBeTouched) {
+TEST_F(Fake, FreedAndAdjacentMemoryIsProtected) {
   Stream stream(*device);
   const std::byte* data = nullptr;
   {
@@ -257,7 +258,7 @@ TEST_F(Fake, FreedMemoryAndWhatLiesBehindAnAllocationCannotBeTouched) {
   EXPECT_FALSE(readable(data));
 }
 
-TEST_F(Fake, MemoryOfVirtualAddressesLivesAsLongAsAnybodyHoldsIt) {
+TEST_F(Fake, VirtualMemoryLivesWhileHeld) {
   const std::size_t bytes = VirtualMemory::kSegmentBytes;
   CUmemGenericAllocationHandle held = 0;
   {
@@ -280,7 +281,7 @@ TEST_F(Fake, MemoryOfVirtualAddressesLivesAsLongAsAnybodyHoldsIt) {
   EXPECT_EQ(fake.alive().physical_memories, 0u);
 }
 
-TEST_F(Fake, HandlesOfVirtualMemoryComeAgainWhenNobodyHoldsThem) {
+TEST_F(Fake, UnheldMemoryHandlesAreReused) {
   VirtualMemory memory(*device, 1);
   const auto handle_now = [&] {
     CUmemGenericAllocationHandle handle = 0;
@@ -294,7 +295,7 @@ TEST_F(Fake, HandlesOfVirtualMemoryComeAgainWhenNobodyHoldsThem) {
   EXPECT_EQ(handle_now(), first) << "so who compares them must hold them";
 }
 
-TEST_F(Fake, ComplainsOfMisuseOfVirtualAddresses) {
+TEST_F(Fake, ComplainsOfVirtualMemoryMisuse) {
   const std::size_t bytes = VirtualMemory::kSegmentBytes;
   Stream stream(*device);
   VirtualMemory memory(*device, 3);
@@ -344,7 +345,7 @@ TEST_F(Fake, ComplainsOfFreeingTwice) {
   fake.run();
 }
 
-TEST_F(Fake, ComplainsOfStaleHandlesAndMissingContexts) {
+TEST_F(Fake, ComplainsOfStaleHandlesAndNoContext) {
   const CUstream stale = Stream(*device).native();
   EXPECT_EQ(driver.stream_query(stale), CUDA_ERROR_INVALID_HANDLE);
   driver.ctx_set_current(nullptr);
@@ -354,14 +355,14 @@ TEST_F(Fake, ComplainsOfStaleHandlesAndMissingContexts) {
               ElementsAre(HasSubstr("after it was destroyed"), HasSubstr("without one")));
 }
 
-TEST_F(Fake, RefusesStreamsThatSynchroniseWithTheLegacyOne) {
+TEST_F(Fake, RefusesLegacySynchronizingStreams) {
   CUstream stream = nullptr;
   EXPECT_EQ(driver.stream_create_with_priority(&stream, CU_STREAM_DEFAULT, 0),
             CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("legacy default stream")));
 }
 
-TEST(FakeHang, IsComplainedOfWhenNobodyCanEndItAnyMore) {
+TEST(FakeHang, IsReportedWhenNothingCanEndIt) {
   harness::FakeDriver fake;
   auto device = Device::open(fake.driver(), 0);
   {
@@ -379,7 +380,7 @@ TEST(FakeHang, IsComplainedOfWhenNobodyCanEndItAnyMore) {
               ElementsAre(HasSubstr("hangs for ever at cuStreamWaitValue32 wait")));
 }
 
-TEST_F(Fake, LostContextDropsWhatIsEnqueuedAndAnswersEveryCallWithTheCause) {
+TEST_F(Fake, LostContextDropsWorkAndFailsCalls) {
   Stream stream(*device);
   int ran = 0;
   driver.launch_host_func(
@@ -398,7 +399,7 @@ class ThreadedFake : public Fake {
   ThreadedFake() : Fake({.threads = true}) {}
 };
 
-TEST_F(ThreadedFake, StreamsRunByThemselvesAndWaitForEachOther) {
+TEST_F(ThreadedFake, StreamsRunAndWaitForEachOther) {
   Stream a(*device);
   Stream b(*device);
   DeviceMemory memory(a, 4096);
@@ -424,7 +425,7 @@ TEST_F(ThreadedFake, SynchronizingWaitsForTheThreads) {
   EXPECT_EQ(ran, 50);
 }
 
-TEST_F(Fake, ACaptureMustJoinItsStreamsAgain) {
+TEST_F(Fake, CaptureMustRejoinItsStreams) {
   Stream stream(*device), other(*device);
   DeviceMemory memory(stream, 16);
   fake.run();
@@ -438,7 +439,7 @@ TEST_F(Fake, ACaptureMustJoinItsStreamsAgain) {
   EXPECT_EQ(fake.pending(), 0u) << "nothing of it runs";
 }
 
-TEST_F(Fake, ACaptureIsBrokenByWhatNoLaunchWouldRepeat) {
+TEST_F(Fake, UnrepeatableCallsBreakACapture) {
   Stream stream(*device);
   Event outside(*device), inside(*device);
   harness::FakeDriver::Graph graph;
@@ -462,7 +463,7 @@ TEST_F(Fake, ACaptureIsBrokenByWhatNoLaunchWouldRepeat) {
     CUdeviceptr address = 0;
     EXPECT_EQ(driver.mem_alloc(&address, 16), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   });
-  // This one also with the mode that spares captures.
+  // This call breaks a capture even in the relaxed mode.
   breaks([&] {
     const RelaxedCapture relaxed(driver);
     EXPECT_EQ(driver.event_query(inside.native()), CUDA_ERROR_CAPTURED_EVENT);
@@ -475,7 +476,7 @@ TEST_F(Fake, ACaptureIsBrokenByWhatNoLaunchWouldRepeat) {
   EXPECT_EQ(fake.end_capture(stream, graph), CUDA_SUCCESS);
 }
 
-TEST_F(Fake, BranchesOfAGraphRunAtOnceAndMeetWhereTheyWaited) {
+TEST_F(Fake, GraphBranchesForkAndJoin) {
   Stream stream(*device), other(*device);
   std::vector<int> order;
   harness::FakeDriver::Graph graph;

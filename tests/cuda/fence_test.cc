@@ -27,7 +27,7 @@ TEST_F(EventFences, PassOnlyAfterRecordedWork) {
   EXPECT_FALSE(stream.query()) << "what was enqueued after the record does not count";
 }
 
-TEST_F(EventFences, StayPassedAndAskTheDriverNoMore) {
+TEST_F(EventFences, PassedOnesAskTheDriverNoMore) {
   Stream stream(*device);
   const Fence ready = record(stream);
   fake.run();
@@ -38,7 +38,7 @@ TEST_F(EventFences, StayPassedAndAskTheDriverNoMore) {
   EXPECT_EQ(fake.calls(&Driver::event_query), asked);
 }
 
-TEST_F(EventFences, MakeAStreamWaitAndNotTheHost) {
+TEST_F(EventFences, HoldBackStreamsNotTheHost) {
   Stream producer(*device);
   Stream consumer(*device);
   DeviceMemory from(producer, 4);
@@ -55,7 +55,7 @@ TEST_F(EventFences, MakeAStreamWaitAndNotTheHost) {
   EXPECT_EQ(*static_cast<const unsigned char*>(to.slice().data), 9);
 }
 
-TEST_F(EventFences, AreWaitedForWithoutAskingTheDriverAndNotAtAllOnceItIsKnownThatTheyHavePassed) {
+TEST_F(EventFences, WaitQueriesNoDriverAndSkipsPassedFences) {
   Stream producer(*device);
   Stream consumer(*device);
   const Fence ready = record(producer);
@@ -69,7 +69,7 @@ TEST_F(EventFences, AreWaitedForWithoutAskingTheDriverAndNotAtAllOnceItIsKnownTh
   EXPECT_EQ(fake.calls(&Driver::stream_wait_event), 1);
 }
 
-TEST_F(EventFences, OfAContextThatHasEndedHoldNoStreamBack) {
+TEST_F(EventFences, LostContextHoldsNoStreamBack) {
   Stream producer(*device);
   Stream consumer(*device);
   const Fence ready = record(producer);
@@ -79,7 +79,7 @@ TEST_F(EventFences, OfAContextThatHasEndedHoldNoStreamBack) {
   EXPECT_THAT(take_logged(), testing::ElementsAre(testing::HasSubstr("cuda:0 is lost")));
 }
 
-TEST_F(EventFences, KeepTheirEventUntilTheLastCopyIsGone) {
+TEST_F(EventFences, LastCopyReleasesTheEvent) {
   Stream stream(*device);
   Fence first = record(stream);
   const Fence copy = first;
@@ -91,7 +91,7 @@ TEST_F(EventFences, KeepTheirEventUntilTheLastCopyIsGone) {
   EXPECT_FALSE(other.query()) << "the second fence must not have taken the first one's event";
 }
 
-TEST_F(EventFences, GivenUpUnpassedStillHoldBackTheStreamsThatWait) {
+TEST_F(EventFences, DroppedOnesStillHoldBackWaiters) {
   Stream producer(*device);
   Stream consumer(*device);
   Stream elsewhere(*device);
@@ -122,7 +122,7 @@ TEST_F(EventFences, SynchronizeGivesUpAtTheDeadline) {
       << "it polls, because the driver's call has no deadline";
 }
 
-TEST_F(EventFences, SynchronizeReturnsWhenTheWorkIsDone) {
+TEST_F(EventFences, SynchronizeReturnsAfterTheWork) {
   Stream stream(*device);
   const Fence ready = record(stream);
   std::thread runner([&] { fake.run(); });
@@ -130,7 +130,7 @@ TEST_F(EventFences, SynchronizeReturnsWhenTheWorkIsDone) {
   runner.join();
 }
 
-TEST_F(EventFences, OfALostDevicePassWithTheErrorOnTheDevice) {
+TEST_F(EventFences, LostDevicePassesWithItsError) {
   Stream stream(*device);
   const Fence ready = record(stream);
   fake.lose_context(0);
@@ -140,7 +140,7 @@ TEST_F(EventFences, OfALostDevicePassWithTheErrorOnTheDevice) {
   take_logged();
 }
 
-TEST_F(EventFences, FailedRecordLeavesNoFenceAndNoEventBehind) {
+TEST_F(EventFences, FailedRecordLeavesNothingBehind) {
   Stream stream(*device);
   fake.fail(&Driver::event_record, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(error_from([&] { record(stream); }).blame(), Blame::Busy);
@@ -148,7 +148,7 @@ TEST_F(EventFences, FailedRecordLeavesNoFenceAndNoEventBehind) {
   EXPECT_EQ(fake.alive().events, 1u) << "only the device's own probe";
 }
 
-TEST_F(EventFences, ArePolledByALoop) {
+TEST_F(EventFences, ArePolledByAnEventLoop) {
   Stream stream(*device);
   const Fence ready = record(stream);
   EventLoop loop("fences");
@@ -159,7 +159,7 @@ TEST_F(EventFences, ArePolledByALoop) {
   EXPECT_TRUE(flag->synchronize(Deadline::in(std::chrono::seconds(30))));
 }
 
-TEST_F(EventFences, OutliveStreamPoolAndWhoeverOpenedTheDevice) {
+TEST_F(EventFences, OutliveStreamAndDeviceHandle) {
   Fence ready;
   {
     Stream stream(*device);

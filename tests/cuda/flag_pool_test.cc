@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 using Flags = FakeCuda;
 
-TEST_F(Flags, RaisedByTheHostReleaseTheStreamsThatWait) {
+TEST_F(Flags, HostRaiseReleasesWaitingStreams) {
   FlagPool flags(*device);
   Stream a(*device);
   Stream b(*device);
@@ -28,7 +28,7 @@ TEST_F(Flags, RaisedByTheHostReleaseTheStreamsThatWait) {
   EXPECT_EQ(fake.host_blocks(), blocks);
 }
 
-TEST_F(Flags, ThatHavePassedEnqueueNothing) {
+TEST_F(Flags, PassedOnesEnqueueNothing) {
   FlagPool flags(*device);
   Stream stream(*device);
   const auto flag = flags.make();
@@ -37,7 +37,7 @@ TEST_F(Flags, ThatHavePassedEnqueueNothing) {
   EXPECT_EQ(fake.pending(stream), 0u);
 }
 
-TEST_F(Flags, WakeTheHostAsHostFlagsDo) {
+TEST_F(Flags, WakeTheHostLikeHostFlags) {
   FlagPool flags(*device);
   const auto flag = flags.make();
   bool told = false;
@@ -49,8 +49,8 @@ TEST_F(Flags, WakeTheHostAsHostFlagsDo) {
   EXPECT_TRUE(flag->synchronize(Deadline::never()));
 }
 
-// The rule of the pool: a stream may reach its wait when the slot already serves a later flag.
-TEST_F(Flags, SlotServesAgainAtOnceAndALateStreamStillPasses) {
+// The pool's rule: a stream may reach its wait when the slot already serves a later flag.
+TEST_F(Flags, LateStreamPassesAReusedSlot) {
   FlagPool flags(*device);
   Stream late(*device);
   const std::size_t free = flags.usage().free;
@@ -67,7 +67,7 @@ TEST_F(Flags, SlotServesAgainAtOnceAndALateStreamStillPasses) {
   EXPECT_EQ(fake.run(late), 1u) << "the late stream hangs on a slot that was reset";
 }
 
-TEST_F(Flags, StreamThatComesAfterManyUsesOfTheSlotStillPasses) {
+TEST_F(Flags, LateStreamPassesAfterManyReuses) {
   FlagPool flags(*device);
   Stream late(*device);
   for (std::size_t use = 0; use < 3 * flags.usage().slots; ++use) {
@@ -91,7 +91,7 @@ TEST_F(Flags, AreIndependentOfEachOther) {
   EXPECT_TRUE(fake.step(stream));
 }
 
-TEST_F(Flags, DroppedUnraisedReleaseTheirStreamsAndSaySo) {
+TEST_F(Flags, DroppedUnraisedOnesReleaseAndWarn) {
   FlagPool flags(*device);
   Stream stream(*device);
   flags.make()->wait(stream);
@@ -110,7 +110,7 @@ TEST_F(Flags, GrowByAPageWhenAllAreTaken) {
   EXPECT_EQ(fake.calls(&Driver::mem_host_alloc), 2);
 }
 
-TEST_F(Flags, RaisedByAStreamPassWhenItsWorkHasRun) {
+TEST_F(Flags, StreamRaisePassesAfterItsWork) {
   FlagPool flags(*device);
   Stream stream(*device);
   DeviceMemory memory(stream, 4);
@@ -126,7 +126,7 @@ TEST_F(Flags, RaisedByAStreamPassWhenItsWorkHasRun) {
   EXPECT_EQ(fake.calls(&Driver::event_query), calls) << "polling is a load";
 }
 
-TEST_F(Flags, RaisedByAStreamReleaseAnotherStream) {
+TEST_F(Flags, StreamRaiseReleasesAnotherStream) {
   FlagPool flags(*device);
   Stream producer(*device);
   Stream consumer(*device);
@@ -137,7 +137,7 @@ TEST_F(Flags, RaisedByAStreamReleaseAnotherStream) {
   EXPECT_TRUE(fake.step(consumer));
 }
 
-TEST_F(Flags, GivenUpBeforeTheStreamRaisedThemKeepTheirSlotUntilThen) {
+TEST_F(Flags, DroppedOnesKeepTheirSlotUntilRaised) {
   FlagPool flags(*device);
   Stream slow(*device);
   fake.hold(slow);
@@ -153,7 +153,7 @@ TEST_F(Flags, GivenUpBeforeTheStreamRaisedThemKeepTheirSlotUntilThen) {
   for (const auto& flag : all) EXPECT_TRUE(flag->query()) << "a late write took back a flag";
 }
 
-TEST_F(Flags, OfAFailedSignalLeaveTheirSlotFree) {
+TEST_F(Flags, FailedSignalFreesItsSlot) {
   FlagPool flags(*device);
   Stream stream(*device);
   const std::size_t free = flags.usage().free;
@@ -162,7 +162,7 @@ TEST_F(Flags, OfAFailedSignalLeaveTheirSlotFree) {
   EXPECT_EQ(flags.usage().free, free);
 }
 
-TEST_F(Flags, RaisedByAStreamPassWhenTheContextEnds) {
+TEST_F(Flags, StreamRaisePassesOnContextLoss) {
   FlagPool flags(*device);
   Stream stream(*device);
   const Fence done = flags.signal(stream);
@@ -178,7 +178,7 @@ class FlagsOfTwo : public FakeCuda {
   FlagsOfTwo() : FakeCuda({.devices = 2}) {}
 };
 
-TEST_F(FlagsOfTwo, ReleaseStreamsOfAnotherDeviceEvenWhenTheRaisersContextEnds) {
+TEST_F(FlagsOfTwo, ReleaseOtherDevicesOnContextLoss) {
   FlagPool flags(*device);
   auto other = Device::open(fake.driver(), 1);
   Stream here(*device);
@@ -197,7 +197,7 @@ TEST_F(FlagsOfTwo, ReleaseStreamsOfAnotherDeviceEvenWhenTheRaisersContextEnds) {
   take_logged();
 }
 
-TEST_F(FlagsOfTwo, PagesAreFreedOnlyWhenNoStreamOfAnyDeviceCanLook) {
+TEST_F(FlagsOfTwo, PagesOutliveWaitsOfAllDevices) {
   auto other = Device::open(fake.driver(), 1);
   Stream there(*other);
   {
@@ -215,8 +215,8 @@ TEST_F(FlagsOfTwo, PagesAreFreedOnlyWhenNoStreamOfAnyDeviceCanLook) {
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);
 }
 
-// A pool is gone, and a stream has not come to its wait.
-TEST_F(Flags, PagesStayWhereDrainingFailsAndAreFreedByALaterReclaim) {
+// The pool is destroyed before a stream has reached its wait.
+TEST_F(Flags, PagesStayUntilDrainingSucceeds) {
   Stream late(*device);
   {
     FlagPool flags(*device);
@@ -235,7 +235,7 @@ TEST_F(Flags, PagesStayWhereDrainingFailsAndAreFreedByALaterReclaim) {
   EXPECT_EQ(device->retirement().pending(), 0u);
 }
 
-TEST_F(Flags, PagesAreFreedWithoutHarmToACapture) {
+TEST_F(Flags, FreeingPagesBreaksNoCapture) {
   Stream captured(*device);
   { FlagPool flags(*device); }
   FakeDriver::Graph graph;

@@ -13,7 +13,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr std::array<std::byte, 64> kImage{};  // the fake takes any
+constexpr std::array<std::byte, 64> kImage{};  // the fake accepts any image
 
 struct Pair {
   std::int32_t first;
@@ -39,7 +39,7 @@ class Libraries : public FakeCuda {
   Stream stream{*device};
 };
 
-TEST_F(Libraries, KernelsTakeTheirArgumentsByValueAtTheLaunch) {
+TEST_F(Libraries, LaunchCopiesItsArguments) {
   Library library = load();
   library.preload(*device);
   DeviceMemory memory(stream, 4 * sizeof(float));
@@ -67,7 +67,7 @@ TEST_F(Libraries, KernelsTakeStructs) {
   EXPECT_EQ(stored.second, 0.5);
 }
 
-TEST_F(Libraries, GridBlockAndSharedBytesArriveUnchanged) {
+TEST_F(Libraries, LaunchShapeArrivesUnchanged) {
   Library library = load();
   library.preload(*device);
   launch(stream, library.kernel("shape"), {3, 4, 5}, {32, 2, 1}, 1024);
@@ -77,7 +77,7 @@ TEST_F(Libraries, GridBlockAndSharedBytesArriveUnchanged) {
   EXPECT_EQ(launched.shared_bytes, 1024u);
 }
 
-TEST_F(Libraries, ArgumentsThatDoNotFitAreTheCallersError) {
+TEST_F(Libraries, WrongArgumentsAreACallerError) {
   Library library = load();
   library.preload(*device);
   const Kernel scale = library.kernel("scale");
@@ -99,7 +99,7 @@ TEST_F(Libraries, UnknownKernelIsNamed) {
   EXPECT_THAT(error.text(), HasSubstr("'no_such'"));
 }
 
-TEST_F(Libraries, LaunchThatTheDriverRefusesNamesKernelAndDevice) {
+TEST_F(Libraries, RefusedLaunchNamesKernelAndDevice) {
   Library library = load();
   library.preload(*device);
   const Error error = error_from([&] { launch(stream, library.kernel("shape"), {1}, {2048}, 0); });
@@ -111,14 +111,14 @@ TEST_F(Libraries, EmptyImageIsRefused) {
   EXPECT_EQ(error_from([&] { Library(*device, {}); }).blame(), Blame::Caller);
 }
 
-TEST_F(Libraries, ImageWithoutCodeForTheGpuIsUnsupported) {
+TEST_F(Libraries, ImageForOtherGpusIsUnsupported) {
   fake.fail(&Driver::library_load_data, CUDA_ERROR_NO_BINARY_FOR_GPU);
   EXPECT_EQ(error_from([&] { load(); }).blame(), Blame::Unsupported);
 }
 
-// The trap of reference/gpu.md, section 5: a first launch waits for a device whose streams may wait
-// for this thread.
-TEST_F(Libraries, PreloadedKernelsNeverMakeALaunchWait) {
+// Without preload() a kernel's first launch waits for the device, whose streams may be waiting for
+// this thread.
+TEST_F(Libraries, PreloadedKernelsLaunchAtOnce) {
   Library library = load();
   library.preload(*device);
   EXPECT_EQ(fake.calls(&Driver::func_load), 4)
@@ -134,7 +134,7 @@ TEST_F(Libraries, PreloadedKernelsNeverMakeALaunchWait) {
   fake.run();
 }
 
-TEST_F(Libraries, WithoutPreloadTheFirstLaunchBlocksTheHost) {
+TEST_F(Libraries, FirstLaunchBlocksWithoutPreload) {
   Library library = load();
   const Kernel shape = library.kernel("shape");
   const int blocks = fake.host_blocks();
@@ -145,7 +145,7 @@ TEST_F(Libraries, WithoutPreloadTheFirstLaunchBlocksTheHost) {
   fake.run();
 }
 
-TEST_F(Libraries, CrashOfAKernelEndsTheContext) {
+TEST_F(Libraries, KernelCrashEndsTheContext) {
   Library library = load();
   library.preload(*device);
   launch(stream, library.kernel("crash"), {1}, {1}, 0);
@@ -157,7 +157,7 @@ TEST_F(Libraries, CrashOfAKernelEndsTheContext) {
   take_logged();
 }
 
-TEST_F(Libraries, AreUnloadedOnceAndMove) {
+TEST_F(Libraries, AreMovableAndUnloadedOnce) {
   {
     Library first = load();
     const Kernel shape = first.kernel("shape");

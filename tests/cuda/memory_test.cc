@@ -19,7 +19,7 @@ class Memory : public FakeCuda {
   Stream stream{*device};
 };
 
-TEST_F(Memory, IsAllocatedAndFreedInTheOrderOfTheStream) {
+TEST_F(Memory, AllocatesAndFreesInStreamOrder) {
   {
     DeviceMemory memory(stream, 64);
     EXPECT_EQ(memory.slice().bytes, 64u);
@@ -33,7 +33,7 @@ TEST_F(Memory, IsAllocatedAndFreedInTheOrderOfTheStream) {
   EXPECT_EQ(fake.alive().device_allocations, 0u);
 }
 
-TEST_F(Memory, IsFreedOnTheStreamThatItWasMovedTo) {
+TEST_F(Memory, IsFreedOnItsLastStream) {
   Stream last(*device);
   {
     DeviceMemory memory(stream, 64);
@@ -47,7 +47,7 @@ TEST_F(Memory, IsFreedOnTheStreamThatItWasMovedTo) {
               ElementsAre("cuStreamWaitEvent", "cuMemsetD8Async", "cuMemFreeAsync"));
 }
 
-TEST_F(Memory, OfNoBytesAsksNothingOfTheDriver) {
+TEST_F(Memory, ZeroBytesNeedNoDriverCall) {
   DeviceMemory memory(stream, 0);
   EXPECT_FALSE(memory);
   EXPECT_EQ(memory.slice().bytes, 0u);
@@ -56,7 +56,7 @@ TEST_F(Memory, OfNoBytesAsksNothingOfTheDriver) {
   EXPECT_EQ(fake.pending(), 0u);
 }
 
-TEST_F(Memory, MovesWithOneOwner) {
+TEST_F(Memory, MoveKeepsOneOwner) {
   DeviceMemory first(stream, 64);
   DeviceMemory second = std::move(first);
   EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move)
@@ -67,7 +67,7 @@ TEST_F(Memory, MovesWithOneOwner) {
   EXPECT_EQ(fake.alive().device_allocations, 1u);
 }
 
-TEST_F(Memory, FromAPoolOutlivesIt) {
+TEST_F(Memory, OutlivesItsPool) {
   auto pool = std::make_unique<MemoryPool>(*device);
   const DeviceMemory memory(stream, 64, *pool);
   pool.reset();
@@ -77,7 +77,7 @@ TEST_F(Memory, FromAPoolOutlivesIt) {
   EXPECT_EQ(*static_cast<const unsigned char*>(memory.slice().data), 5);
 }
 
-TEST_F(Memory, PoolThatCannotBeSetUpIsDestroyed) {
+TEST_F(Memory, FailedSetupDestroysThePool) {
   fake.fail(&Driver::mem_pool_set_attribute, CUDA_ERROR_INVALID_VALUE, 2);
   EXPECT_THROW(MemoryPool(*device).native(), Error);
   EXPECT_EQ(fake.alive().pools, 0u);
@@ -112,7 +112,7 @@ TEST_F(Memory, CopiesBetweenHostAndDevice) {
   EXPECT_EQ(fake.host_blocks(), blocks);
 }
 
-TEST_F(Memory, CopiesOfPageableMemoryAreRefusedBecauseTheHostWouldWait) {
+TEST_F(Memory, PageableCopiesAreRefused) {
   std::array<char, 16> pageable{};
   const Slice host{pageable.data(), pageable.size(), weft::Device::host()};
   const DeviceMemory memory(stream, 16);
@@ -125,7 +125,7 @@ TEST_F(Memory, CopiesOfPageableMemoryAreRefusedBecauseTheHostWouldWait) {
   EXPECT_EQ(fake.calls(&Driver::memcpy_async) + fake.host_blocks(), 0);
 }
 
-TEST_F(Memory, CopiesOfDifferentSizesAreRefused) {
+TEST_F(Memory, UnequalCopiesAreRefused) {
   const DeviceMemory a(stream, 16);
   const DeviceMemory b(stream, 8);
   const Error error = error_from([&] { copy(stream, a.slice(), b.slice()); });
@@ -148,7 +148,7 @@ TEST_F(MemoryOfTwo, StaysOnItsDevice) {
   EXPECT_EQ(error_from([&] { DeviceMemory(there, 16, pool); }).blame(), Blame::Caller);
 }
 
-TEST_F(MemoryOfTwo, IsCopiedFromOneToTheOther) {
+TEST_F(MemoryOfTwo, IsCopiedBetweenDevices) {
   Stream there(*other);
   DeviceMemory from(stream, 16);
   DeviceMemory to(there, 16);
@@ -164,7 +164,7 @@ class NoPools : public Memory {
   NoPools() : Memory({.memory_pools = false}) {}
 };
 
-TEST_F(NoPools, AreUnsupportedByName) {
+TEST_F(NoPools, UnsupportedErrorNamesTheGpu) {
   const Error error = error_from([&] { MemoryPool pool(*device); });
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("cuda:0 (fake GPU) has no memory pools"));

@@ -1,6 +1,6 @@
-// The rules of the whole design, on a transport as small as can be: a data call (Slice, Pin, Fence
-// ready) -> Op on a communication stream of its own, with host code ("the network") in the middle
-// that finishes it.
+// Tests the design's ordering rules on a minimal transport. A data call (Slice, Pin, Fence ready)
+// -> Op runs on a communication stream of its own, and host code ("the network") in the middle
+// finishes it.
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -15,8 +15,8 @@
 namespace weft::cuda {
 namespace {
 
-// Sends device memory "to a peer", which is another device buffer: device to pinned memory on the
-// stream, a hop by the host, and from pinned memory to the destination, released by a flag.
+// Sends device memory "to a peer", which is another device buffer. The stream copies it to pinned
+// memory, the host forwards it by raising a flag, and the stream then copies it to the destination.
 class Wire {
  public:
   explicit Wire(Device& device) : stream_(device), pool_(device), flags_(device) {}
@@ -37,14 +37,14 @@ class Wire {
     return op;
   }
 
-  // The network's turn: passes on what has left the device, or fails it. Returns whether something
-  // moved.
+  // Runs the network once: forwards the bytes that have left the device, or fails them. True if
+  // anything moved.
   bool poll(const std::optional<Error>& failure = std::nullopt) {
     bool moved = false;
     for (Hop& hop : hops_) {
       if (!hop.arrived->query() && (failure || hop.left.query())) {
         hop.failure = failure;
-        hop.arrived->raise();  // also when it failed: the stream must go on
+        hop.arrived->raise();  // also after a failure: the stream must go on
         moved = true;
       }
     }
@@ -84,7 +84,7 @@ class Ordering : public FakeCuda {
   void SetUp() override {
     source = std::make_shared<DeviceMemory>(compute, 64);
     target = std::make_shared<DeviceMemory>(compute, 64);
-    // The pools' first slabs are set-up.
+    // The first send allocates the pools' first slabs, which may block.
     settle(wire.send(target->slice(), source->slice(), nullptr, record(compute)));
     blocks = fake.host_blocks();
   }
@@ -106,7 +106,7 @@ class Ordering : public FakeCuda {
   int blocks = 0;
 };
 
-TEST_F(Ordering, StreamWaitsForTheFenceBeforeItReads) {
+TEST_F(Ordering, StreamReadsOnlyAfterTheFence) {
   fill(compute, source->slice(), 1);
   const Op op = wire.send(target->slice(), source->slice(), source, record(compute));
   EXPECT_EQ(fake.run(wire.stream()), 0u) << "the bytes are not ready";
@@ -116,7 +116,7 @@ TEST_F(Ordering, StreamWaitsForTheFenceBeforeItReads) {
   EXPECT_FALSE(op.error());
 }
 
-TEST_F(Ordering, WorkEnqueuedAfterTheFenceIsNotWaitedFor) {
+TEST_F(Ordering, LaterWorkIsNotWaitedFor) {
   fill(compute, source->slice(), 1);
   const Fence ready = record(compute);
   const Op op = wire.send(target->slice(), source->slice(), source, ready);
@@ -132,7 +132,7 @@ TEST_F(Ordering, WorkEnqueuedAfterTheFenceIsNotWaitedFor) {
   fake.run();
 }
 
-TEST_F(Ordering, ConsumerWaitsForTheOpAndTheHostForNothing) {
+TEST_F(Ordering, OnlyTheConsumerWaitsForTheOp) {
   fill(compute, source->slice(), 3);
   const Op op = wire.send(target->slice(), source->slice(), source, record(compute));
   const auto result = std::make_shared<DeviceMemory>(compute, 64);
@@ -162,7 +162,7 @@ TEST_F(Ordering, PinIsHeldUntilTheOpIsDone) {
   EXPECT_EQ(fake.alive().device_allocations, 1u) << "freed once, in the order of its stream";
 }
 
-TEST_F(Ordering, FailedOpPassesItsFenceAndTheStreamDrains) {
+TEST_F(Ordering, FailedOpReleasesTheStream) {
   const std::weak_ptr<DeviceMemory> watch = source;
   const Slice from = source->slice();
   const Op lost = wire.send(target->slice(), from, std::move(source), record(compute));
@@ -185,7 +185,7 @@ TEST_F(Ordering, FailedOpPassesItsFenceAndTheStreamDrains) {
   EXPECT_EQ(fake.host_blocks(), blocks);
 }
 
-TEST_F(Ordering, LostDeviceFailsTheOpInsteadOfHangingIt) {
+TEST_F(Ordering, LostDeviceFailsTheOp) {
   const Op op = wire.send(target->slice(), source->slice(), source, record(compute));
   fake.lose_context(0);
   wire.poll();
@@ -195,7 +195,7 @@ TEST_F(Ordering, LostDeviceFailsTheOpInsteadOfHangingIt) {
   take_logged();
 }
 
-TEST_F(Ordering, DestructorsOfEverythingInFlightDoNotBlock) {
+TEST_F(Ordering, DestructorsDoNotBlock) {
   {
     Wire another(*device);
     Stream stream(*device);
@@ -208,7 +208,7 @@ TEST_F(Ordering, DestructorsOfEverythingInFlightDoNotBlock) {
   fake.run();
 }
 
-// The same under real threads: a thread for each stream, one for the network, and the caller's.
+// The same with real threads: one for each stream, and the caller's, which runs the network.
 class ThreadedOrdering : public Ordering {
  protected:
   ThreadedOrdering() : Ordering({.threads = true}) {}
@@ -218,7 +218,7 @@ class ThreadedOrdering : public Ordering {
   }
 };
 
-TEST_F(ThreadedOrdering, ManyOpsInFlightArriveWholeAndInOrder) {
+TEST_F(ThreadedOrdering, ManyOpsArriveWholeAndInOrder) {
   constexpr int kRounds = 100;
   std::vector<Op> ops;
   std::vector<std::shared_ptr<DeviceMemory>> results;

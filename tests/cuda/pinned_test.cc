@@ -9,7 +9,7 @@ namespace {
 
 using Pinned = FakeCuda;
 
-TEST_F(Pinned, BlocksHaveTheBytesAskedForAndAnAddress) {
+TEST_F(Pinned, BlocksHaveTheirSizeAndAnAddress) {
   PinnedPool pool(*device);
   const PinnedMemory block = pool.allocate(1000);
   EXPECT_EQ(block.slice().bytes, 1000u);
@@ -25,7 +25,7 @@ TEST_F(Pinned, BlocksDoNotOverlap) {
   for (std::size_t bytes : {1, 256, 257, 4000, 4096, 20000, 70000, 100000, 3, 16384})
     blocks.push_back(pool.allocate(bytes));
   for (int i = 0; i < 20; ++i)
-    blocks.push_back(pool.allocate(10'000));  // more than one slab has room for
+    blocks.push_back(pool.allocate(10'000));  // more than fit into one slab
   unsigned char mark = 0;
   for (const auto& block : blocks) std::memset(block.slice().data, ++mark, block.slice().bytes);
   mark = 0;
@@ -36,7 +36,7 @@ TEST_F(Pinned, BlocksDoNotOverlap) {
   }
 }
 
-TEST_F(Pinned, BlocksAreUsedAgainWithoutTheDriver) {
+TEST_F(Pinned, ReusedBlocksNeedNoDriverCall) {
   PinnedPool pool(*device);
   void* first = nullptr;
   {
@@ -62,7 +62,7 @@ TEST_F(Pinned, UsageCountsSlabsAndBlocks) {
   EXPECT_EQ(pool.usage().pinned_bytes, (1u << 16) + (1u << 20)) << "slabs are kept";
 }
 
-TEST_F(Pinned, AtMostAFifthOfALargeBlockIsUnused) {
+TEST_F(Pinned, LargeBlocksWasteAtMostAFifth) {
   PinnedPool pool(*device);
   for (std::size_t bytes = 256; bytes < 200'000; bytes += 997) {
     const PinnedMemory block = pool.allocate(bytes);
@@ -72,7 +72,7 @@ TEST_F(Pinned, AtMostAFifthOfALargeBlockIsUnused) {
   }
 }
 
-TEST_F(Pinned, SlabsAreRetiredWhenPoolAndBlocksAreGone) {
+TEST_F(Pinned, LastBlockRetiresTheSlab) {
   auto pool = std::make_unique<PinnedPool>(*device);
   auto block = std::make_unique<PinnedMemory>(pool->allocate(100));
   pool.reset();
@@ -86,7 +86,7 @@ TEST_F(Pinned, SlabsAreRetiredWhenPoolAndBlocksAreGone) {
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);
 }
 
-TEST_F(Pinned, NoRoomOnTheHostIsBusy) {
+TEST_F(Pinned, FullHostMemoryIsBusy) {
   PinnedPool pool(*device);
   fake.fail(&Driver::mem_host_alloc, CUDA_ERROR_OUT_OF_MEMORY);
   const Error error = error_from([&] { pool.allocate(100); });
@@ -97,7 +97,7 @@ TEST_F(Pinned, NoRoomOnTheHostIsBusy) {
   EXPECT_TRUE(later.slice().data);
 }
 
-TEST_F(Pinned, SlabThatCannotBeMappedIsFreed) {
+TEST_F(Pinned, UnmappableSlabIsFreed) {
   PinnedPool pool(*device);
   fake.fail(&Driver::mem_host_get_device_pointer, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(pool.allocate(100), Error);

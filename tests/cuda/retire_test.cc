@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 using Retired = FakeCuda;
 
-TEST_F(Retired, TasksRunOnlyWhenReclaimedAndTheirFencesHavePassed) {
+TEST_F(Retired, ReclaimRunsTasksOfPassedFences) {
   Stream stream(*device);
   Retirement& retirement = device->retirement();
   std::vector<int> freed;
@@ -37,7 +37,7 @@ TEST_F(Retired, TasksKeepTheirOrder) {
   EXPECT_THAT(freed, ElementsAre(0, 1, 2, 3, 4));
 }
 
-TEST_F(Retired, ReclaimingAllWaitsForTheFencesUntilTheDeadline) {
+TEST_F(Retired, ReclaimAllWaitsUntilItsDeadline) {
   Stream stream(*device);
   int freed = 0;
   device->retirement().retire(record(stream), [&] { ++freed; });
@@ -48,7 +48,7 @@ TEST_F(Retired, ReclaimingAllWaitsForTheFencesUntilTheDeadline) {
   EXPECT_EQ(freed, 1);
 }
 
-TEST_F(Retired, OneThatFailsDoesNotKeepTheOthers) {
+TEST_F(Retired, FailedTaskDoesNotStopOthers) {
   int freed = 0;
   device->retirement().retire(Fence(), [] { throw std::runtime_error("stuck"); });
   device->retirement().retire(Fence(), [&] { ++freed; });
@@ -57,7 +57,7 @@ TEST_F(Retired, OneThatFailsDoesNotKeepTheOthers) {
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("stuck")));
 }
 
-TEST_F(Retired, OneThatFailsAndComesAgainIsNotTriedForEver) {
+TEST_F(Retired, FailingTaskIsNotRetriedForEver) {
   Retirement& retirement = device->retirement();
   bool fails = true;
   int freed = 0;

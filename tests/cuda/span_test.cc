@@ -10,7 +10,7 @@ namespace {
 using trace::timeline::DeviceSpan;
 using namespace std::chrono_literals;
 
-TEST(TimedEvents, SayHowMuchTimeLiesBetweenThem) {
+TEST(TimedEvents, MeasureTheTimeBetweenThem) {
   harness::FakeDriver fake({.threads = true});
   const auto device = Device::open(fake.driver(), 0);
   const Stream stream(*device);
@@ -32,7 +32,7 @@ TEST(TimedEvents, SayHowMuchTimeLiesBetweenThem) {
 
 class Spans : public ThreadedCuda {};
 
-TEST_F(Spans, AreNothingWithoutATimeline) {
+TEST_F(Spans, CostNothingWithoutATimeline) {
   const Stream stream(*device);
   const int events = fake.calls(&Driver::event_create);
   Span span = Span::begin(stream, "pack", trace::Layer::Kernels);
@@ -41,7 +41,7 @@ TEST_F(Spans, AreNothingWithoutATimeline) {
   EXPECT_EQ(fake.pending(stream), 0u);
 }
 
-TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStated) {
+TEST_F(Spans, LieWithinTheStatedClockError) {
   harness::DeviceTimeline timeline;
   const Stream stream(*device);
   std::vector<std::pair<std::int64_t, std::int64_t>> bounds;
@@ -70,7 +70,7 @@ TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStat
   }
 }
 
-TEST_F(Spans, ThatNobodyEndsAreNotShown) {
+TEST_F(Spans, UnendedOnesAreNotShown) {
   harness::DeviceTimeline timeline;
   const Stream stream(*device);
   {
@@ -83,7 +83,7 @@ TEST_F(Spans, ThatNobodyEndsAreNotShown) {
   EXPECT_EQ(timeline.ended(1).size(), 1u);
 }
 
-TEST_F(Spans, OfAStreamThatIsLostAreLeftOut) {
+TEST_F(Spans, LostDeviceShowsNone) {
   harness::DeviceTimeline timeline;
   const Stream stream(*device);
   Span span = Span::begin(stream, "pack", trace::Layer::Kernels);
@@ -96,8 +96,9 @@ TEST_F(Spans, OfAStreamThatIsLostAreLeftOut) {
   take_logged();
 }
 
-// What waits in line is enqueued by another thread than the one that brought it about.
-TEST_F(Spans, AnArrowComesFromTheRangeAroundThemOrFromWhereTheCallerSays) {
+// Queued work is enqueued by another thread than the one that caused it, so a caller can give the
+// arrow's start.
+TEST_F(Spans, ArrowStartsAtRangeOrGivenPoint) {
   constinit static trace::Name bucket{trace::Layer::User, "bucket"},
       gradient{trace::Layer::User, "gradient"};
   harness::DeviceTimeline timeline;

@@ -29,7 +29,7 @@ class MemOps : public FakeCuda {
   PinnedMemory memory;
 };
 
-TEST_F(MemOps, WaitHoldsTheStreamUntilTheWordCompares) {
+TEST_F(MemOps, WaitHoldsUntilTheWordCompares) {
   wait_value(stream, address(), 5);
   word() = 4;
   EXPECT_FALSE(fake.step(stream));
@@ -37,7 +37,7 @@ TEST_F(MemOps, WaitHoldsTheStreamUntilTheWordCompares) {
   EXPECT_TRUE(fake.step(stream));
 }
 
-TEST_F(MemOps, DefaultCompareIsCyclicGreaterOrEqual) {
+TEST_F(MemOps, DefaultCompareIsCyclic) {
   word() = 7;
   wait_value(stream, address(), 5);
   EXPECT_TRUE(fake.step(stream)) << "a later value of a counter satisfies an earlier wait";
@@ -51,7 +51,7 @@ TEST_F(MemOps, DefaultCompareIsCyclicGreaterOrEqual) {
   EXPECT_TRUE(fake.step(stream));
 }
 
-TEST_F(MemOps, EqualAndAnyBitCompareWhatTheySay) {
+TEST_F(MemOps, EqualAndAnyBitCompareCorrectly) {
   word() = 7;
   wait_value(stream, address(), 5, Compare::Equal);
   EXPECT_FALSE(fake.step(stream));
@@ -63,7 +63,7 @@ TEST_F(MemOps, EqualAndAnyBitCompareWhatTheySay) {
   EXPECT_TRUE(fake.step(stream));
 }
 
-TEST_F(MemOps, WriteRunsInTheOrderOfTheStream) {
+TEST_F(MemOps, WriteRunsInStreamOrder) {
   fake.hold(stream);
   write_value(stream, address(), 3);
   EXPECT_EQ(word(), 0u);
@@ -81,7 +81,7 @@ TEST_F(MemOps, OneStreamReleasesAnother) {
   EXPECT_TRUE(fake.step(other));
 }
 
-TEST_F(MemOps, BatchesOfMoreThan255AreSplitInOrder) {
+TEST_F(MemOps, BatchesOver255AreSplitInOrder) {
   MemOpBatch batch;
   for (std::uint32_t i = 1; i <= 300; ++i) {
     batch.write(address(), i);
@@ -97,7 +97,7 @@ TEST_F(MemOps, BatchesOfMoreThan255AreSplitInOrder) {
   EXPECT_EQ(word(), 300u);
 }
 
-TEST_F(MemOps, BatchOf255IsOneCallAndAnEmptyOneIsNone) {
+TEST_F(MemOps, BatchUpTo255IsAtMostOneCall) {
   MemOpBatch batch;
   batch.submit(stream);
   EXPECT_EQ(fake.calls(&Driver::stream_batch_mem_op), 0);
@@ -108,7 +108,7 @@ TEST_F(MemOps, BatchOf255IsOneCallAndAnEmptyOneIsNone) {
   fake.run();
 }
 
-TEST_F(MemOps, BatchThatFailsInTheMiddleSaysHowFarItCame) {
+TEST_F(MemOps, FailedBatchSaysHowMuchIsEnqueued) {
   MemOpBatch batch;
   for (std::uint32_t i = 0; i < 300; ++i) batch.write(address(), i);
   fake.fail(&Driver::stream_batch_mem_op, CUDA_ERROR_OUT_OF_MEMORY, 2);
@@ -118,7 +118,7 @@ TEST_F(MemOps, BatchThatFailsInTheMiddleSaysHowFarItCame) {
   EXPECT_EQ(fake.run(), 255u);
 }
 
-TEST_F(MemOps, UnalignedWordIsTheCallersError) {
+TEST_F(MemOps, UnalignedWordIsACallerError) {
   EXPECT_EQ(error_from([&] { wait_value(stream, address() + 2, 1); }).blame(), Blame::Caller);
   fake.take_complaints();
 }
@@ -128,7 +128,7 @@ class NoMemOps : public MemOps {
   NoMemOps() : MemOps({.stream_mem_ops = false}) {}
 };
 
-TEST_F(NoMemOps, AreUnsupportedAndSayWhatToUse) {
+TEST_F(NoMemOps, UnsupportedErrorSaysWhatToUse) {
   MemOpBatch batch;
   batch.wait(address(), 1);
   for (const Error& error : {error_from([&] { wait_value(stream, address(), 1); }),
@@ -145,7 +145,7 @@ class NoFlush : public MemOps {
   NoFlush() : MemOps({.flush_remote_writes = false}) {}
 };
 
-TEST_F(NoFlush, OfRemoteWritesIsUnsupportedBeforeTheDriverIsAsked) {
+TEST_F(NoFlush, IsRefusedBeforeTheDriverCall) {
   MemOpBatch batch;
   batch.wait(address(), 1, Compare::GreaterOrEqual, Flush::RemoteWrites);
   EXPECT_EQ(error_from([&] { batch.submit(stream); }).blame(), Blame::Unsupported);

@@ -10,7 +10,7 @@ using testing::ElementsAre;
 
 using Streams = FakeCuda;
 
-TEST_F(Streams, RunWhatIsEnqueuedInOrderAndOnlyThen) {
+TEST_F(Streams, RunEnqueuedWorkInOrder) {
   Stream stream(*device);
   DeviceMemory memory(stream, 4);
   fill(stream, memory.slice(), 1);
@@ -28,7 +28,7 @@ TEST_F(Streams, RunWhatIsEnqueuedInOrderAndOnlyThen) {
               ElementsAre("cuMemAllocAsync", "cuMemsetD8Async", "cuMemsetD8Async"));
 }
 
-TEST_F(Streams, DestroyedOneStillDoesItsWorkAndNobodyWaits) {
+TEST_F(Streams, DestroyedOnesFinishWithoutAWait) {
   Stream longer(*device);
   DeviceMemory memory;
   {
@@ -44,7 +44,7 @@ TEST_F(Streams, DestroyedOneStillDoesItsWorkAndNobodyWaits) {
   EXPECT_EQ(fake.alive().streams, 1u);
 }
 
-TEST_F(Streams, MoveTheirHandleAndDestroyItOnce) {
+TEST_F(Streams, MoveAndDestroyTheirHandleOnce) {
   Stream first(*device);
   const CUstream native = first.native();
   Stream second = std::move(first);
@@ -56,7 +56,7 @@ TEST_F(Streams, MoveTheirHandleAndDestroyItOnce) {
   EXPECT_EQ(fake.calls(&Driver::stream_destroy), 1);
 }
 
-TEST_F(Streams, ViewASliceOfTheOwnerAndAnyNativeHandle) {
+TEST_F(Streams, ViewsCompareByNativeHandle) {
   Stream stream(*device);
   const StreamRef view = stream;
   EXPECT_EQ(view, StreamRef(*device, stream.native()));
@@ -64,7 +64,7 @@ TEST_F(Streams, ViewASliceOfTheOwnerAndAnyNativeHandle) {
 }
 
 // libtorch's current stream is the legacy default stream unless the user chose another.
-TEST_F(Streams, ViewTheLegacyDefaultStreamOfTheirDevice) {
+TEST_F(Streams, CanViewTheLegacyDefaultStream) {
   const StreamRef legacy(*device, nullptr);
   Stream stream(*device);
   const Fence ready = record(legacy);
@@ -81,7 +81,7 @@ class StreamsOfTwo : public FakeCuda {
   StreamsOfTwo() : FakeCuda({.devices = 2}) {}
 };
 
-TEST_F(StreamsOfTwo, SetTheirDeviceWhateverIsCurrent) {
+TEST_F(StreamsOfTwo, SetTheirOwnDevice) {
   auto other = Device::open(fake.driver(), 1);
   Stream stream(*other);
   DeviceGuard guard(*device);

@@ -1,5 +1,5 @@
-// Virtual addresses of a GPU with memory behind them, segment by segment, as libtorch's expandable
-// segments have it.
+// A range of virtual GPU addresses to which memory is mapped segment by segment, as in libtorch's
+// expandable segments.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace weft::cuda {
 
 class VirtualMemory {
  public:
-  static constexpr std::size_t kSegmentBytes = 2 << 20;  // the least that a GPU maps
+  static constexpr std::size_t kSegmentBytes = 2 << 20;  // the smallest mapping of a GPU
 
-  // Same: all segments are the same memory, at several addresses.
+  // Same maps the same memory at every segment.
   enum class Kind { Shareable, Private, Same };
   VirtualMemory(Device& device, std::size_t segments, Kind kind = Kind::Shareable)
       : device_(device), mapped_(segments, false) {
@@ -43,7 +43,7 @@ class VirtualMemory {
   }
   CUdeviceptr address(std::size_t segment) const { return base_ + segment * kSegmentBytes; }
 
-  // New memory, which goes with its mapping.
+  // Maps new memory, which is freed when it is unmapped; for Kind::Same, the common memory.
   void map(std::size_t segment, bool is_shareable = true) {
     const DeviceGuard guard(device_);
     const Driver& driver = device_.driver();
