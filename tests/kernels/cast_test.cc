@@ -58,15 +58,15 @@ TEST_P(SixteenBits, NarrowAsInLibtorch) {
               values.to(scalar_type(GetParam())));
 }
 
-TEST_P(SixteenBits, NarrowFromDoubleByWayOfFloatAsInLibtorch) {
+TEST_P(SixteenBits, NarrowDoublesViaFloatAsLibtorch) {
   const at::Tensor values = all_kinds_of_float().to(at::kDouble) * (1 + 0x1p-40);
   expect_same(cast_with_weft(values, Dtype::Float64, GetParam()),
               values.to(scalar_type(GetParam())));
 }
 
-// The processor's own conversions run over groups of eight; what is left over, and every machine
-// without them, takes the integer arithmetic. Both must agree.
-TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
+// The processor's own conversions run over groups of eight. The remainder, and machines without
+// these conversions, use integer arithmetic. Both must agree.
+TEST_P(SixteenBits, SingleElementsGiveTheSame) {
   const Dtype dtype = GetParam();
   const at::Tensor values = all_kinds_of_float();
   const at::Tensor narrowed = cast_with_weft(values, Dtype::Float32, dtype);
@@ -96,7 +96,7 @@ TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Types, SixteenBits, testing::Values(Dtype::Float16, Dtype::BFloat16),
                          case_name);
 
-TEST(Cast, ScalesInTheWiderTypeAndRoundsOnce) {
+TEST(Cast, ScalesInWiderTypeAndRoundsOnce) {
   const double scale = 1.0 / 3;
   const at::Tensor values = at::randn({1001}, at::kDouble) * 100;
   for (const Dtype from : kFloatTypes) {
@@ -118,7 +118,7 @@ TEST(Cast, ComplexScalesBothParts) {
               values.to(at::kComplexFloat));
 }
 
-TEST(Cast, OfEveryTypeToItselfKeepsTheBytes) {
+TEST(Cast, ToTheSameTypeKeepsTheBytes) {
   for (const Dtype dtype : kAllTypes) {
     SCOPED_TRACE(name(dtype));
     const auto elements = static_cast<std::int64_t>(33 * size_of(dtype));
@@ -131,7 +131,7 @@ TEST(Cast, OfEveryTypeToItselfKeepsTheBytes) {
   }
 }
 
-TEST(Cast, RefusesWhatHasNoConversion) {
+TEST(Cast, RefusesMissingConversions) {
   const at::Tensor values = at::zeros({4}, at::kInt);
   const auto refusal = [&](Dtype from, Dtype to, double scale) -> std::string {
     const Slice slice = slice_of(values);

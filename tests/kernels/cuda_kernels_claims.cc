@@ -23,8 +23,8 @@ constexpr std::pair<Dtype, Dtype> kOptimizerTypes[] = {
     {Dtype::Float32, Dtype::Float32}, {Dtype::Float64, Dtype::Float64},
     {Dtype::Float32, Dtype::Float16}, {Dtype::Float32, Dtype::BFloat16}};
 
-// Around every border: nothing, one element, vectors, chunks, more chunks than one; and small ones
-// between.
+// Returns sizes around every boundary (none, one element, a vector, a chunk, several chunks),
+// followed by small ones.
 std::vector<std::size_t> sizes(std::size_t tensors) {
   std::vector<std::size_t> result = {0, 1, 3, 4, 8, 255, 1024, 4096, 4097, 16384, 20001};
   for (std::size_t i = 0; result.size() < tensors; ++i)
@@ -62,7 +62,7 @@ TEST_P(CudaKernelsClaims, PackAndUnpackGiveTheSameBits) {
   }
 }
 
-TEST_P(CudaKernelsClaims, PackOfTheSameTypeCopiesAnyType) {
+TEST_P(CudaKernelsClaims, PackCopiesAnyTypeToItself) {
   for (const Dtype dtype : kAllTypes) {
     for (const std::size_t skew : {0, 1}) check_pack(dtype, dtype, 1, sizes(15), skew);
   }
@@ -73,7 +73,7 @@ TEST_P(CudaKernelsClaims, PackTakesThousandsOfTensors) {
   check_pack(Dtype::Float32, Dtype::Float32, 1, std::vector<std::size_t>(3000, 1), 1);
 }
 
-TEST_P(CudaKernelsClaims, CastFillsSlotsAndScaleWorksInPlace) {
+TEST_P(CudaKernelsClaims, CastAndScaleGiveTheSameBits) {
   const auto from = add(Dtype::ComplexFloat64, sizes(12), 1);
   const auto to = add(Dtype::ComplexFloat32, sizes(12));
   const Part values = add(Dtype::BFloat16, {5001})[0];
@@ -111,7 +111,7 @@ TEST_P(CudaKernelsClaims, ReduceGivesTheSameBits) {
   }
 }
 
-TEST_P(CudaKernelsClaims, ANanWinsOnEitherSide) {
+TEST_P(CudaKernelsClaims, NanWinsOnEitherSide) {
   for (const ReduceOp op : {ReduceOp::Min, ReduceOp::Max}) {
     for (const Dtype dtype : kFloatTypes) {
       const Part a = add(dtype, {1000})[0];
@@ -166,7 +166,7 @@ void CudaKernelsClaims::check_adamw(Dtype dtype, Dtype gradient_dtype,
   const auto parameters = add(dtype, sizes(40));
   const auto gradients = add(gradient_dtype, sizes(40));
   const auto exp_avg = add(dtype, sizes(40), 1);
-  // Squares of Float16 values below 1; any bits but those of negative numbers would do.
+  // Bytes of 0 or 1 give no negative value in any type, and these values must not be negative.
   const auto exp_avg_sq =
       add(Dtype::Bool, std::vector<std::size_t>(1, sum(sizes(40)) * size_of(dtype)))[0];
   const auto max_exp_avg_sq =

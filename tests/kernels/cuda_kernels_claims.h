@@ -1,6 +1,6 @@
-// The claim that CudaKernels makes: the bits of the CPU implementation. For the fake driver, where
-// the kernels' own code runs on the host (cuda_kernels_claims_fake.cc), and for the machine's GPU
-// (cuda_kernels_claims_gpu.cc) alike.
+// Claims that CudaKernels gives the same bits as the CPU implementation. Tested on the fake driver,
+// which runs the kernels' own code on the host (cuda_kernels_claims_fake.cc), and on the machine's
+// GPU (cuda_kernels_claims_gpu.cc).
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace weft::kernels {
 
 using Bytes = std::vector<std::byte>;
 
-// Ordinary values of a type: no NaN, whose payload is not defined.
+// Returns random values of a type, without NaNs, because a NaN's payload is not defined.
 inline Bytes random_values(Dtype dtype, std::size_t elements) {
   static std::mt19937 random(3);
   const bool is_complex = dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
@@ -47,15 +47,15 @@ inline Bytes random_values(Dtype dtype, std::size_t elements) {
   return bytes;
 }
 
-// A part of a piece of memory.
+// A range of bytes in the fixture's memory.
 struct Part {
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
 
-// One piece of host memory and a piece of the device with the same contents. An operation is run on
-// both, over the same parts of them, and they must be equal afterwards: what it should write and
-// what it must leave alone.
+// Holds host memory and device memory with the same contents. A test runs an operation on the same
+// parts of both. Afterwards all bytes must be equal, also those that the operation must leave
+// alone.
 class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
  protected:
   void SetUp() override {
@@ -76,8 +76,8 @@ class CudaKernelsClaims : public testing::TestWithParam<cuda::DriverSource> {
     EXPECT_TRUE(device_->retirement().reclaim_all(Deadline::in(std::chrono::seconds(60))));
   }
 
-  // Adds arrays of random values of so many elements, each `skew` elements off a multiple of 64
-  // bytes, with a gap between.
+  // Adds one array of random values for each number in `elements`. Each array starts `skew`
+  // elements off a multiple of 64 bytes, after a gap.
   std::vector<Part> add(Dtype dtype, const std::vector<std::size_t>& elements,
                         std::size_t skew = 0) {
     std::vector<Part> parts;

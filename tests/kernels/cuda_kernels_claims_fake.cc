@@ -4,7 +4,7 @@
 namespace weft::kernels {
 namespace {
 
-// The fake ends with the last user of its table, and says then what it has to complain of.
+// The fake is destroyed with the last user of its table, and then reports its complaints.
 Result<std::shared_ptr<const cuda::Driver>> open_fake() {
   auto fake = std::make_shared<harness::FakeDriver>(harness::FakeDriver::Options{.threads = true});
   define_kernels(*fake);

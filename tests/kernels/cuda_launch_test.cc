@@ -1,5 +1,5 @@
-// What CudaKernels enqueues: how many launches, of which kernels and grids, and that the host never
-// waits. Over the fake driver, whose streams this test steps.
+// Tests how many launches CudaKernels enqueues, of which kernels, and that the host never waits.
+// Runs on the fake driver, whose streams the test steps.
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
@@ -36,7 +36,7 @@ class CudaLaunch : public cuda::FakeCuda {
     EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(60))));
   }
 
-  // So many tensors of so many floats in the device's memory.
+  // Returns `count` tensors of `floats` elements each in the device's memory.
   std::vector<Slice> tensors(std::size_t count, std::size_t floats) const {
     std::vector<Slice> slices;
     for (std::size_t i = 0; i < count; ++i)
@@ -44,7 +44,7 @@ class CudaLaunch : public cuda::FakeCuda {
     return slices;
   }
 
-  // What was enqueued since the last time.
+  // Returns what was enqueued since the previous call.
   std::vector<std::string> enqueued() {
     auto all = fake.enqueued();
     std::vector<std::string> since(all.begin() + static_cast<std::ptrdiff_t>(before_), all.end());
@@ -58,7 +58,7 @@ class CudaLaunch : public cuda::FakeCuda {
   std::size_t before_ = 0;
 };
 
-TEST_F(CudaLaunch, OneForABucket) {
+TEST_F(CudaLaunch, BucketTakesOneLaunch) {
   const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
   kernels_->pack(tensors(20, 50), Dtype::Float32, flat, Dtype::BFloat16, 0.5, *stream_);
   EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float32_bfloat16"));
@@ -70,7 +70,7 @@ TEST_F(CudaLaunch, OneForABucket) {
   EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_bit_or_uint8"));
 }
 
-TEST_F(CudaLaunch, AsManyAsTheParameterNeeds) {
+TEST_F(CudaLaunch, SplitsAtTheParameterLimit) {
   const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
   const std::size_t fit = ManyLaunch<Cast<float, Half>>::kSegments;
   kernels_->pack(tensors(fit, 1), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
@@ -81,7 +81,7 @@ TEST_F(CudaLaunch, AsManyAsTheParameterNeeds) {
                                       "cuLaunchKernel weft_cast_float32_float16"));
 }
 
-TEST_F(CudaLaunch, NoneForNothing) {
+TEST_F(CudaLaunch, EmptyInputLaunchesNothing) {
   const Slice flat = memory_.slice();
   kernels_->pack({}, Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
   kernels_->pack(tensors(3, 0), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
@@ -91,7 +91,7 @@ TEST_F(CudaLaunch, NoneForNothing) {
   EXPECT_THAT(enqueued(), ElementsAre());
 }
 
-TEST_F(CudaLaunch, OptimizersGroupTensorsByTheirState) {
+TEST_F(CudaLaunch, OptimizersGroupTensorsByState) {
   const auto slices = tensors(4, 10);
   std::vector<SgdTensor> sgd;
   std::vector<AdamWTensor> adamw;
@@ -108,7 +108,7 @@ TEST_F(CudaLaunch, OptimizersGroupTensorsByTheirState) {
   EXPECT_EQ(enqueued(), std::vector<std::string>(3, "cuLaunchKernel weft_adam_float32"));
 }
 
-TEST_F(CudaLaunch, TheHostNeverWaits) {
+TEST_F(CudaLaunch, HostNeverWaits) {
   fake.hold(*stream_);
   const int blocks = fake.host_blocks();
   const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
@@ -151,7 +151,7 @@ TEST_F(CudaLaunch, RefusesBeforeAnythingIsEnqueued) {
 #if WEFT_TRACE_ENABLED
 class CudaLaunchInATimeline : public cuda::ThreadedCuda {};
 
-TEST_F(CudaLaunchInATimeline, IsOneSpanForACallWithAnArrowFromWhatBroughtItAbout) {
+TEST_F(CudaLaunchInATimeline, CallIsOneSpanWithAnArrow) {
   constinit static trace::Name gradient{trace::Layer::User, "gradient"};
   define_kernels(fake);
   const CudaKernels kernels(device);
@@ -176,7 +176,7 @@ TEST_F(CudaLaunchInATimeline, IsOneSpanForACallWithAnArrowFromWhatBroughtItAbout
 }
 #endif
 
-TEST_F(CudaLaunch, CodeIsUnloadedLaterNotInTheDestructor) {
+TEST_F(CudaLaunch, DestructorRetiresTheCode) {
   EXPECT_EQ(fake.alive().libraries, 1u);
   kernels_.reset();
   EXPECT_EQ(fake.alive().libraries, 1u);
@@ -184,8 +184,8 @@ TEST_F(CudaLaunch, CodeIsUnloadedLaterNotInTheDestructor) {
   EXPECT_EQ(fake.alive().libraries, 0u);
 }
 
-// The driver takes 4096 bytes of parameters from every kernel, and 32764 since CUDA 12.1.
-TEST(LaunchParameters, FitWhatTheDriverTakes) {
+// The driver accepts 4096 bytes of parameters per kernel, and 32764 since CUDA 12.1.
+TEST(LaunchParameters, FitTheDriversLimit) {
 #define WEFT_EXPECT_FITS(name, ...)                          \
   EXPECT_LE(sizeof(FewLaunch<__VA_ARGS__>), 4096u) << #name; \
   EXPECT_LE(sizeof(ManyLaunch<__VA_ARGS__>), 32764u) << #name;
@@ -193,7 +193,7 @@ TEST(LaunchParameters, FitWhatTheDriverTakes) {
   WEFT_OPTIMIZER_KERNELS(WEFT_EXPECT_FITS)
 }
 
-// The numbers that cuda_kernels.h promises.
+// cuda_kernels.h promises these numbers.
 TEST(LaunchParameters, HoldThePromisedNumberOfTensors) {
   EXPECT_EQ((ManyLaunch<Cast<float, BFloat16>>::kSegments), 1168u);
   EXPECT_EQ((ManyLaunch<Sgd<float, float>>::kSegments), 1168u);

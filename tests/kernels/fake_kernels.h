@@ -1,12 +1,12 @@
-// Weft's own kernels for the fake driver: each runs the code of its .cu on the host, every block
-// and thread of the grid, over the parameter that was launched.
+// Weft's own kernels for the fake driver. Each runs the code of its .cu on the host, for every
+// block and thread of the grid, with the launch's parameter.
 #pragma once
 
 #include <weft/tests/harness/fake_driver.h>
 
 namespace weft::kernels {
 
-// Before CudaKernels is made.
+// Must be called before CudaKernels is made.
 void define_kernels(harness::FakeDriver& fake);
 
 }  // namespace weft::kernels

@@ -40,8 +40,8 @@ Operation with_scalars() {
   return operation;
 }
 
-// Positive, finite values below 2 of every floating-point type, and small integers: their upper
-// bytes.
+// Fills memory with positive, finite values below 2 of every floating-point type and with small
+// integers, by limiting each element's upper byte.
 template <class T>
 void fill(Memory& memory) {
   static std::mt19937 random(5);

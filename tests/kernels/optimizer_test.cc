@@ -1,4 +1,4 @@
-// The optimizer steps against torch::optim, with gradients that change every step.
+// Compares the optimizer steps with torch::optim, with gradients that change every step.
 
 #include <memory>
 
@@ -19,10 +19,9 @@ namespace {
 
 constexpr int kSteps = 25;
 
-// What every test runs on: parameters of odd sizes, a copy of them for libtorch, and gradients. Of
-// a 16-bit type, libtorch's copies are fp32: it rounds after every operation there, while Weft and
-// libtorch's own fused kernels compute in fp32; so the expected result is fp32's, rounded when
-// stored.
+// Parameters of odd sizes, a copy of them for libtorch, and gradients. For 16-bit types libtorch's
+// copies are fp32: libtorch rounds 16-bit tensors after every operation, while Weft and libtorch's
+// own fused kernels compute in fp32. So the expected result is the fp32 one, rounded when stored.
 struct Model {
   Model(Dtype of_parameters, Dtype of_gradients)
       : dtype(of_parameters), gradient_dtype(of_gradients) {
@@ -34,8 +33,7 @@ struct Model {
     }
   }
 
-  // New gradients, the same for both sides; those of parameters for which `skip` is true are left
-  // out.
+  // Draws new gradients, the same for both sides, except for parameters whose `skip` is true.
   void draw_gradients(bool maximize, const std::vector<bool>& skip) {
     gradients.assign(parameters.size(), {});
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -44,17 +42,17 @@ struct Model {
       gradients[i] = at::randn(parameters[i].sizes(), at::kDouble).to(scalar_type(gradient_dtype));
       const at::Tensor reference = gradients[i].to(references[i].scalar_type(), false, true);
       references[i].mutable_grad() =
-          maximize ? reference.neg() : reference;  // torch.optim's meaning; C++ has no such option
+          maximize ? reference.neg() : reference;  // as in torch.optim; C++ has no such option
     }
   }
 
-  // What storing in a 16-bit type does to libtorch's copy.
+  // Rounds libtorch's copy as storing it in a 16-bit type would.
   void round(const at::Tensor& tensor) const {
     if (is_16_bit && tensor.defined()) tensor.copy_(tensor.to(scalar_type(dtype)));
   }
 
-  // Within the difference that fused multiply-adds make over so many steps; for 16-bit types, that
-  // they make where a value lies at a rounding tie.
+  // Allows the difference that fused multiply-adds make over kSteps steps; for 16-bit types, the
+  // one that they make where a value lies at a rounding tie.
   void expect_equal() const {
     const double tolerance = dtype == Dtype::Float64 ? 1e-13 : dtype == Dtype::Float32 ? 2e-6 : 0;
     const double last_place = dtype == Dtype::Float16    ? 0x1p-10
@@ -141,12 +139,13 @@ TEST(SgdStep, Takes16BitParametersAndGradients) {
   run_sgd(Dtype::Float32, Dtype::Float16, {.lr = 0.05, .weight_decay = 0.1});
 }
 
-TEST(SgdStep, StateOfSkippedParametersRests) {
+TEST(SgdStep, SkippedParametersKeepTheirState) {
   run_sgd(Dtype::Float64, Dtype::Float64,
           {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.01}, true);
 }
 
-// libtorch's optimizer for the options: Adam where the decay is L2, AdamW where it is decoupled.
+// Makes libtorch's optimizer for the options: Adam where the decay is L2, AdamW where it is
+// decoupled.
 template <class Optimizer, class Options>
 std::unique_ptr<torch::optim::Optimizer> make_adam(const std::vector<at::Tensor>& parameters,
                                                    const AdamWOptions& options) {
@@ -264,7 +263,7 @@ class OptimizerRefuses : public testing::Test {
   Slice slice_ = slice_of(values_);
 };
 
-TEST_F(OptimizerRefuses, WhatTorchRefuses) {
+TEST_F(OptimizerRefuses, OptionsThatTorchRefuses) {
   const auto with = [&](const SgdOptions& options) {
     return refusal([&] { sgd_step({}, Dtype::Float32, Dtype::Float32, options); });
   };
@@ -292,7 +291,7 @@ TEST_F(OptimizerRefuses, MissingOrUnequalState) {
               testing::HasSubstr("step of parameter 0"));
 }
 
-TEST_F(OptimizerRefuses, OtherTypes) {
+TEST_F(OptimizerRefuses, UnsupportedTypes) {
   EXPECT_THAT(refusal([&] { sgd_step({}, Dtype::Float16, Dtype::Float32, {}); }),
               testing::HasSubstr("parameters of float16 with gradients of float32"));
   EXPECT_THAT(refusal([&] { adamw_step({}, Dtype::Int32, Dtype::Int32, {}); }),

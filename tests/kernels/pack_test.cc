@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Odd sizes, empty tensors and single elements, in numbers as a large model has them.
+// Returns tensors of odd sizes, empty ones and single elements.
 std::vector<at::Tensor> scattered(at::ScalarType type, int tensors) {
   std::mt19937 random(7);
   std::vector<at::Tensor> result;
@@ -27,7 +27,7 @@ std::vector<at::Tensor> scattered(at::ScalarType type, int tensors) {
 
 class Pack : public testing::TestWithParam<Dtype> {};
 
-TEST_P(Pack, EqualsConcatenatingScalingAndCasting) {
+TEST_P(Pack, EqualsCatScaleAndCast) {
   const Dtype from = GetParam();
   const auto tensors = scattered(scalar_type(from), 3000);
   const at::Tensor whole = at::cat(tensors);
@@ -43,7 +43,7 @@ TEST_P(Pack, EqualsConcatenatingScalingAndCasting) {
   }
 }
 
-TEST_P(Pack, UnpackBringsItBack) {
+TEST_P(Pack, UnpackRestoresTheTensors) {
   const Dtype from = GetParam();
   const auto tensors = scattered(scalar_type(from), 300);
   for (const Dtype to : kFloatTypes) {
@@ -53,7 +53,8 @@ TEST_P(Pack, UnpackBringsItBack) {
     for (const at::Tensor& tensor : tensors)
       back.push_back(at::zeros(tensor.sizes(), tensor.scalar_type()));
     unpack(slice_of(flat), to, slices_of(back), from, 0.25);
-    // Rounded to the flat buffer's type and back; the powers of two lose nothing.
+    // Values are rounded to the flat buffer's type and back; scaling by powers of two loses
+    // nothing.
     const at::Tensor expected =
         (at::cat(tensors).to(at::kDouble) * 4).to(scalar_type(to)).to(at::kDouble) * 0.25;
     SCOPED_TRACE("by way of " + std::string(name(to)));
@@ -63,7 +64,7 @@ TEST_P(Pack, UnpackBringsItBack) {
 
 INSTANTIATE_TEST_SUITE_P(Types, Pack, testing::ValuesIn(kFloatTypes), case_name);
 
-TEST(PackBuffer, MayStartAndEndAnywhereAndKeepsTheRest) {
+TEST(PackBuffer, MayStartAnywhereAndKeepsTheRest) {
   const auto tensors = scattered(at::kFloat, 20);
   const at::Tensor whole = at::cat(tensors);
   for (const std::size_t skipped : {1, 2, 3, 5, 7}) {
@@ -79,7 +80,7 @@ TEST(PackBuffer, MayStartAndEndAnywhereAndKeepsTheRest) {
   }
 }
 
-TEST(PackBuffer, TakesNothing) {
+TEST(PackBuffer, AcceptsEmptyInput) {
   const at::Tensor flat = at::zeros({3}, at::kFloat);
   pack({}, Dtype::Float32, slice_of(flat), Dtype::Float32);
   unpack(Slice(), Dtype::Float32, {}, Dtype::Float16, 2);
@@ -114,7 +115,7 @@ class PackRefuses : public testing::Test {
   at::Tensor flat_ = at::zeros({8}, at::kHalf);
 };
 
-TEST_F(PackRefuses, ATooSmallBuffer) {
+TEST_F(PackRefuses, TooSmallBuffer) {
   EXPECT_THAT(refusal({slice_of(values_), slice_of(values_)}, slice_of(flat_).part(0, 14)),
               HasSubstr("pack: the slices have 8 elements, the flat buffer has 7 of float16"));
 }

@@ -131,7 +131,7 @@ TEST(ReduceHalf, AddsInFp32AndRoundsOnce) {
   EXPECT_EQ(a[8].item<float>(), 2050);
 }
 
-TEST(ReduceUnaligned, WorksAtEveryElement) {
+TEST(ReduceUnaligned, WorksAtEveryOffset) {
   const at::Tensor a = at::randn({100}, at::kFloat);
   const at::Tensor b = at::randn({100}, at::kFloat);
   for (std::int64_t skipped = 0; skipped < 8; ++skipped) {
@@ -145,7 +145,7 @@ TEST(ReduceUnaligned, WorksAtEveryElement) {
   }
 }
 
-TEST(ReduceRefuses, OperandsOfAnotherSize) {
+TEST(ReduceRefuses, OperandsOfDifferentSizes) {
   const at::Tensor a = at::randn({4}, at::kFloat);
   const at::Tensor b = at::randn({5}, at::kFloat);
   try {

@@ -1,4 +1,4 @@
-// libtorch tensors as this layer sees memory, and comparisons with them.
+// Slices of libtorch tensors, and comparisons between tensors.
 #pragma once
 
 #include <algorithm>
