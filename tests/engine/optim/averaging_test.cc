@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(As, Averaging,
                          ::testing::Values(harness::As::Threads, harness::As::Processes),
                          [](const auto& as) { return harness::name(as.param); });
 
-TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
+TEST_P(Averaging, LeavesTheMeanOnEveryRank) {
   for (const char* backend : {"gloo", "shm", "tcp"}) {
     harness::run_ranks(GetParam(), 3,
                        [](ProcessGroup group) {
@@ -45,7 +45,7 @@ TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
   }
 }
 
-TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
+TEST_P(Averaging, BadParameterErrorNamesItsIndex) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     for (const auto& wrong :
          {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2}),
@@ -59,7 +59,7 @@ TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
   });
 }
 
-// What this thread allocates and frees in host memory.
+// Counts the host memory that this thread allocates and frees.
 struct Allocated : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
                          c10::Device) override {
@@ -71,7 +71,7 @@ struct Allocated : c10::MemoryReportingInfoBase {
   std::int64_t most = 0;
 };
 
-TEST(AveragingOfALargeModel, DoesNotNeedItsMemoryOnceMore) {
+TEST(AveragingOfALargeModel, NeedsLessExtraMemoryThanItsSize) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     constexpr std::int64_t kPiece = 25 << 20;
     std::vector<torch::Tensor> parameters;
@@ -83,13 +83,13 @@ TEST(AveragingOfALargeModel, DoesNotNeedItsMemoryOnceMore) {
       average_parameters(parameters, group);
     }
     EXPECT_GE(allocated->most, kPiece);
-    EXPECT_LT(allocated->most, 7 * kPiece);  // what others free for this thread is not seen
+    EXPECT_LT(allocated->most, 7 * kPiece);  // other threads' frees are not counted
     for (int i = 0; i < 8; ++i)
       EXPECT_TRUE(torch::all(parameters[static_cast<std::size_t>(i)] == i + 1).item<bool>());
   });
 }
 
-TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {
+TEST_P(Averaging, EqualsOneProcessWithTheWholeBatch) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
@@ -112,7 +112,7 @@ TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {
   });
 }
 
-TEST(AveragingInASubgroup, WhoIsNotInTheGroupKeepsItsValues) {
+TEST(AveragingInASubgroup, OutsidersKeepTheirValues) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     const auto pair = group.new_group({0, 2});
     const auto value = torch::full({1}, 1.0 + group.rank());
@@ -121,7 +121,7 @@ TEST(AveragingInASubgroup, WhoIsNotInTheGroupKeepsItsValues) {
   });
 }
 
-TEST(PeriodicAverager, AveragesInEveryPeriodThStepAfterTheWarmUp) {
+TEST(PeriodicAverager, AveragesEachPeriodAfterTheWarmUp) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     PeriodicAverager averager(group, {.period = 3, .warmup_steps = 2});
     std::vector<int> averaged;
@@ -136,7 +136,7 @@ TEST(PeriodicAverager, AveragesInEveryPeriodThStepAfterTheWarmUp) {
   });
 }
 
-TEST(PeriodicAverager, APeriodBelowOneIsACallerError) {
+TEST(PeriodicAverager, PeriodBelowOneIsACallerError) {
   EXPECT_EQ(harness::error_of([] { PeriodicAverager({}, {.period = 0}); }).blame(), Blame::Caller);
   EXPECT_EQ(
       harness::error_of([] { PeriodicAverager({}, {.period = 1, .warmup_steps = -1}); }).blame(),

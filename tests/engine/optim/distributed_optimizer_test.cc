@@ -1,5 +1,5 @@
-// DistributedOptimizer: group DO of the behaviours. Of the optimizers that upstream tests,
-// libtorch's C++ has no Adamax, Adadelta and Rprop.
+// Tests DistributedOptimizer. Of the optimizers in PyTorch's own tests, libtorch's C++ has no
+// Adamax, Adadelta or Rprop.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -31,7 +31,7 @@ struct Layer {
   at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
   RRef<at::Tensor> parameter() { return RRef<at::Tensor>(weight); }
   at::Tensor value() { return weight.detach().clone(); }
-  void move() { weight.set_data(weight.detach().clone()); }  // within its worker's memory
+  void move() { weight.set_data(weight.detach().clone()); }  // to other memory of its worker
   void widen() { weight.set_data(weight.detach().to(at::kDouble)); }
   bool grad_is_empty() { return !weight.grad().defined(); }
   at::Tensor weight;
@@ -46,7 +46,7 @@ struct ThrowsOnConstruction : torch::optim::SGD {
     throw std::runtime_error("the constructor broke");
   }
 };
-// How many parameters the last step of its worker found to have state, or gave one.
+// Number of parameters with state after the last step on this worker.
 std::atomic<std::size_t> states{0};
 std::size_t states_of_last_step() { return states; }
 template <class O>
@@ -58,7 +58,8 @@ struct TellsItsState : O {
     return loss;
   }
 };
-// Stays in a step until another is inside as well, or for so long. What has been is counted.
+// A step of Meets stays until another step is inside as well, or for limit_ms. Meeting counts how
+// many were inside at once.
 struct Meeting {
   std::mutex mutex;
   std::condition_variable changed;
@@ -83,7 +84,7 @@ int begin_to_meet(int limit_ms) {
   Meets::limit_ms = limit_ms;
   return std::exchange(meeting.most_inside, 0);
 }
-// A small convolutional network, whole on a parameter server.
+// A small convolutional network that lies whole on a parameter server.
 struct Net : torch::nn::Module {
   Net()
       : conv(register_module("conv",
@@ -104,7 +105,7 @@ struct Net : torch::nn::Module {
   torch::nn::Linear out;
 };
 
-// As when its worker has lost whoever made it.
+// Releases a context as its worker does after it has lost the context's creator.
 void give_up(std::uint64_t context) {
   rpc::current_call("give_up()")
       .autograd::contexts_of(*core())
@@ -134,7 +135,8 @@ struct Two {
   RRef<Layer> first, second;
 };
 
-// To rounding; O: there, as Local here.
+// Expects that O on the workers gives the same weights, except for rounding, as Local in one
+// process.
 template <class Local, class O = Local, class Options>
 void equals_local(rpc::Agent& agent, const Options& options) {
   const auto one = at::rand({3, 3}), two = at::rand({3, 3}), x = at::rand({2, 3});
@@ -149,7 +151,7 @@ void equals_local(rpc::Agent& agent, const Options& options) {
     AutogradContext context(agent);
     context.backward({model.forward(x).sum()});
     optimizer.step(context);
-    // A weight may come close to 0, where allclose() would have it exact.
+    // A weight may come close to 0, where allclose() would demand exact equality.
     EXPECT_LT((model.first.template sync<&Layer::value>() - local_one.value())
                   .abs()
                   .max()
@@ -165,7 +167,7 @@ void equals_local(rpc::Agent& agent, const Options& options) {
   }
 }
 
-TEST_P(DistributedSteps, DO001_002_SgdEqualsLocal) {
+TEST_P(DistributedSteps, SgdEqualsLocal) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     equals_local<torch::optim::SGD>(agent, torch::optim::SGDOptions(0.05));
     equals_local<torch::optim::SGD>(
@@ -173,7 +175,7 @@ TEST_P(DistributedSteps, DO001_002_SgdEqualsLocal) {
   });
 }
 
-TEST_P(DistributedSteps, DO003_004_OptimizersWithStateEqualLocal) {
+TEST_P(DistributedSteps, OptimizersWithStateEqualLocal) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     equals_local<torch::optim::Adagrad>(agent, torch::optim::AdagradOptions(0.05));
     equals_local<torch::optim::Adam>(agent, torch::optim::AdamOptions(0.01).amsgrad(true));
@@ -182,7 +184,7 @@ TEST_P(DistributedSteps, DO003_004_OptimizersWithStateEqualLocal) {
   });
 }
 
-TEST_P(DistributedSteps, DO001_003_FusedOptimizersEqualLocal) {
+TEST_P(DistributedSteps, FusedOptimizersEqualLocal) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     equals_local<torch::optim::SGD, FusedSGD>(agent, torch::optim::SGDOptions(0.05));
     equals_local<torch::optim::SGD, FusedSGD>(
@@ -192,7 +194,7 @@ TEST_P(DistributedSteps, DO001_003_FusedOptimizersEqualLocal) {
   });
 }
 
-// Of a worker's two parameters, one is used.
+// The forward uses one of the worker's two parameters.
 template <class O, class Options>
 void leaves_no_state(rpc::Agent& agent, const Options& options) {
   const auto start = at::rand({3, 3});
@@ -210,7 +212,7 @@ void leaves_no_state(rpc::Agent& agent, const Options& options) {
   EXPECT_FALSE(at::equal(used.template sync<&Layer::value>(), start));
 }
 
-TEST_P(DistributedSteps, ParametersWithoutGradientGetNoState) {
+TEST_P(DistributedSteps, UnusedParametersGetNoState) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto sgd = torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1);
@@ -222,7 +224,7 @@ TEST_P(DistributedSteps, ParametersWithoutGradientGetNoState) {
   });
 }
 
-TEST_P(DistributedSteps, ParametersWithoutGradientAreLeftAsTheyAre) {
+TEST_P(DistributedSteps, UnusedParametersStayUnchanged) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::rand({3, 3});
     const Two model(agent, one, one);
@@ -238,10 +240,12 @@ TEST_P(DistributedSteps, ParametersWithoutGradientAreLeftAsTheyAre) {
   });
 }
 
-// Once, for the retries of what is dropped take their time; no transport has a part in it.
-TEST(DistributedStep, ThatFindsItsGradientsGoneSaysSo) {
+// Runs with one transport only: the retries of the dropped messages take time, and the transport
+// does not matter.
+TEST(DistributedStep, MissingGradientsAreReported) {
   rpc::Options options;
-  options.faults.drop.insert(rpc::MessageKind::ContextCleanup);  // the trainer's own context stays
+  options.faults.drop.insert(
+      rpc::MessageKind::ContextCleanup);  // the trainer keeps its own context
   run_workers(
       {As::Threads, "inproc", 2},
       [](rpc::Agent& agent) {
@@ -260,7 +264,7 @@ TEST(DistributedStep, ThatFindsItsGradientsGoneSaysSo) {
       options);
 }
 
-TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
+TEST_P(DistributedSteps, ErrorsOfAllOwnersArriveAsOne) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const Two model(agent, at::rand({3, 3}), at::rand({3, 3}));
     const auto parameters = model.parameters();
@@ -290,7 +294,7 @@ TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
   });
 }
 
-TEST_P(DistributedSteps, LearningRatesChangeAndStateIsSavedAndLoadedOnAllOwners) {
+TEST_P(DistributedSteps, LearningRateAndStateReachAllOwners) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::rand({3, 3}), two = at::rand({3, 3}), x = at::rand({2, 3});
     const Two model(agent, one, two), other(agent, one, two);
@@ -322,7 +326,7 @@ TEST_P(DistributedSteps, LearningRatesChangeAndStateIsSavedAndLoadedOnAllOwners)
   });
 }
 
-TEST_P(DistributedSteps, ALoadedStateTakesThePlaceOfAllThatWasThere) {
+TEST_P(DistributedSteps, LoadReplacesAllState) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto owner = after(agent, 1);
     const auto layer = agent.remote<Layer>(owner, at::zeros({3, 3}));
@@ -345,11 +349,11 @@ TEST_P(DistributedSteps, ALoadedStateTakesThePlaceOfAllThatWasThere) {
     expect_after_a_step(-1.0);  // no momentum
     const auto error = error_of([&] { optimizer.load(of_two.save()); });
     EXPECT_NE(error.text().find("different size"), std::string::npos) << error.text();
-    expect_after_a_step(-1.95);  // that of the step before
+    expect_after_a_step(-1.95);  // with the momentum of the step before
   });
 }
 
-TEST_P(DistributedSteps, AParameterWithOtherMemoryIsSteppedThereAndOneOfAnotherTypeIsRefused) {
+TEST_P(DistributedSteps, StepsMovedDataAndRefusesANewType) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto layer = agent.remote<Layer>(after(agent, 1), at::zeros({3, 3}));
     const DistributedOptimizer<torch::optim::SGD> optimizer(
@@ -375,11 +379,10 @@ TEST_P(DistributedSteps, AParameterWithOtherMemoryIsSteppedThereAndOneOfAnotherT
   });
 }
 
-TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
+TEST_P(DistributedSteps, ManyTrainersStepAtOnce) {
   for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
     run_workers(GetParam(), [order](rpc::Agent& agent) {
-      // Every worker trains a layer of worker 0's; in either order no step is lost, for each has a
-      // layer of its own.
+      // Every worker trains its own layer on worker 0, so no step is lost in either order.
       const auto start = at::zeros({3, 3});
       const auto layer = agent.remote<Layer>(0, start);
       DistributedOptimizer<torch::optim::SGD> optimizer(
@@ -394,8 +397,8 @@ TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
   }
 }
 
-// Another trainer's forward, backward and step come between a trainer's forward and its backward,
-// which needs the weight.
+// Runs another trainer's forward, backward and step between a trainer's forward and its backward,
+// which needs the weight. Returns that backward's error.
 template <class O, class Options>
 std::string error_of_backward_behind_another_step(rpc::Agent& agent, const Options& options) {
   const auto layer = agent.remote<Layer>(1, at::ones({3, 3}));
@@ -418,7 +421,7 @@ std::string error_of_backward_behind_another_step(rpc::Agent& agent, const Optio
   return "";
 }
 
-TEST_P(DistributedSteps, AStepOfAnotherTrainerIsNamedWhereBackwardFailsForIt) {
+TEST_P(DistributedSteps, FailedBackwardNamesTheOtherStep) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto expect_told = [](const std::string& error, const char* optimizer) {
@@ -440,7 +443,7 @@ TEST_P(DistributedSteps, AStepOfAnotherTrainerIsNamedWhereBackwardFailsForIt) {
   });
 }
 
-TEST_P(DistributedSteps, ATrainersOwnStepIsNotTakenForAnothers) {
+TEST_P(DistributedSteps, OwnStepIsNotBlamedOnAnother) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto layer = agent.remote<Layer>(1, at::ones({3, 3}));
@@ -462,7 +465,7 @@ TEST_P(DistributedSteps, ATrainersOwnStepIsNotTakenForAnothers) {
   });
 }
 
-TEST_P(DistributedSteps, OnlyHogwildStepsOfAnOwnerOverlap) {
+TEST_P(DistributedSteps, OnlyHogwildStepsOverlap) {
   for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
     run_workers(GetParam(), [order](rpc::Agent& agent) {
       if (agent.self().rank != 0) return;
@@ -486,7 +489,7 @@ TEST_P(DistributedSteps, OnlyHogwildStepsOfAnOwnerOverlap) {
   }
 }
 
-TEST_P(DistributedSteps, AStepQueuesBehindABackward) {
+TEST_P(DistributedSteps, StepQueuesBehindABackward) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto one = at::rand({3, 3}), x = at::rand({2, 3});
     Layer local(one);
@@ -506,7 +509,7 @@ TEST_P(DistributedSteps, AStepQueuesBehindABackward) {
   });
 }
 
-TEST_P(DistributedSteps, DO008_AParameterServerLearns) {
+TEST_P(DistributedSteps, ParameterServerLearns) {
   if (GetParam().workers != 2) GTEST_SKIP() << "two workers: a trainer and a server";
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -514,7 +517,7 @@ TEST_P(DistributedSteps, DO008_AParameterServerLearns) {
     const auto net = agent.remote<optimized::Net>(1);
     DistributedOptimizer<torch::optim::SGD> optimizer(
         net.sync<&optimized::Net::parameter_references>(), torch::optim::SGDOptions(0.1));
-    // Is the brighter half above or below?
+    // The network learns whether the upper or the lower half of an image is brighter.
     double last = 1e9;
     for (int check = 0; check < 4; ++check) {
       double loss_here = 0;

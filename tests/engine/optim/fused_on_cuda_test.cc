@@ -1,6 +1,6 @@
-// The fused optimizers on a GPU: the fake one, whose kernels run the code of the real ones on the
-// host when their stream comes to them. What libtorch would compute there itself (new state, other
-// layouts) it cannot.
+// Tests the fused optimizers on the fake GPU, whose kernels run the real kernels' code on the host
+// when their stream reaches them. The fake has no kernels of libtorch, so steps that need them (new
+// state, other layouts) are not tested.
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
@@ -43,7 +43,8 @@ class FusedOnCuda : public testing::Test {
     if (fake_) fake_->run();
   }
 
-  // The values on the GPU; without the stream's help, for the host may write there.
+  // Copies values to the GPU. No stream is needed, because the host may write to the fake GPU's
+  // memory.
   at::Tensor there(const at::Tensor& here) {
     const at::Tensor copy = torch_->empty(here.sizes(), here.scalar_type());
     std::memcpy(copy.mutable_data_ptr(), here.const_data_ptr(), here.nbytes());
@@ -52,7 +53,7 @@ class FusedOnCuda : public testing::Test {
   static bool same_bytes(const at::Tensor& on_gpu, const at::Tensor& here) {
     return std::memcmp(on_gpu.const_data_ptr(), here.const_data_ptr(), here.nbytes()) == 0;
   }
-  // As if the optimizer had stepped the parameter so often, with gradients of zero.
+  // Makes the state that `steps` steps with gradients of zero would leave.
   void make_state(FusedAdamW& optimizer, const at::Tensor& parameter, int steps) {
     const auto zeros = [&] {
       const at::Tensor here = at::zeros(parameter.sizes(), parameter.scalar_type());
@@ -70,7 +71,7 @@ class FusedOnCuda : public testing::Test {
                *optimizer.state().at(parameter.unsafeGetTensorImpl()))
         .step();
   }
-  // Two parameters of different types, with gradients, here and there.
+  // Two parameters of different types, with gradients, on the host and on the GPU.
   struct Pair {
     std::vector<at::Tensor> here, there;
   };
@@ -91,7 +92,7 @@ class FusedOnCuda : public testing::Test {
   std::shared_ptr<optim::CudaSteps> steps_;
 };
 
-TEST_F(FusedOnCuda, SgdGivesTheCpusBitsWhenItsStreamComesToIt) {
+TEST_F(FusedOnCuda, SgdGivesTheCpusBitsInStreamOrder) {
   const auto options = torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
   const Pair pair = parameters();
   FusedSGD here(pair.here, options), there(pair.there, options);
@@ -117,7 +118,7 @@ TEST_F(FusedOnCuda, SgdGivesTheCpusBitsWhenItsStreamComesToIt) {
   }
 }
 
-TEST_F(FusedOnCuda, AdamWToo) {
+TEST_F(FusedOnCuda, AdamWGivesTheCpusBits) {
   const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true);
   const Pair pair = parameters();
   FusedAdamW here(pair.here, options), there(pair.there, options);
@@ -139,7 +140,7 @@ TEST_F(FusedOnCuda, AdamWToo) {
   }
 }
 
-TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
+TEST_F(FusedOnCuda, StepsOnTwoStreamsKeepTheirOrder) {
   const Pair pair = parameters();
   FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
       there(pair.there, torch::optim::SGDOptions(0.1));
@@ -159,8 +160,9 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
 
-// What was captured runs when its graph is launched: the step to follow is the one before it.
-TEST_F(FusedOnCuda, AStepThatIsCapturedInBetweenChangesNothingOfThat) {
+// A captured step runs only when its graph is launched, so the next step must follow the one before
+// the capture.
+TEST_F(FusedOnCuda, CapturedStepBetweenKeepsTheOrder) {
   const Pair pair = parameters();
   FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
       there(pair.there, torch::optim::SGDOptions(0.1));
@@ -187,8 +189,7 @@ TEST_F(FusedOnCuda, AStepThatIsCapturedInBetweenChangesNothingOfThat) {
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
 
-// Within a capture steps follow each other as well.
-TEST_F(FusedOnCuda, StepsOnDifferentStreamsOfACaptureFollowEachOther) {
+TEST_F(FusedOnCuda, CapturedStepsKeepTheirOrder) {
   const Pair pair = parameters();
   FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)),
       there(pair.there, torch::optim::SGDOptions(0.1));
@@ -203,7 +204,7 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsOfACaptureFollowEachOther) {
   FakeDriver::Graph graph;
   bool may_go_on = false;
   EXPECT_EQ(fake_->begin_capture(torch_->view(first)), CUDA_SUCCESS);
-  devices->wait(devices->recorded(first), second);  // which makes it a part of the capture
+  devices->wait(devices->recorded(first), second);  // makes `second` a part of the capture
   EXPECT_EQ(fake_->enqueue(
                 torch_->view(first).native(), "what comes first", [] {}, [&] { return may_go_on; }),
             CUDA_SUCCESS);
@@ -221,8 +222,9 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsOfACaptureFollowEachOther) {
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
 
-// One optimizer after the other, and at the same time, as ZeRO has one for each shard.
-TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
+// Optimizers live one after another, and at the same time, as in ZeRO, which has one for each
+// shard.
+TEST_F(FusedOnCuda, KernelsAreLoadedOnceAndUnloaded) {
   auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
   const Pair pair = parameters();
   const auto step = [&] {
@@ -256,11 +258,11 @@ TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
   EXPECT_TRUE(device.expired());
 }
 
-TEST_F(FusedOnCuda, TheMachinesGpusAreOpenedOnceForAllOptimizers) {
+TEST_F(FusedOnCuda, OptimizersShareTheOpenedGpus) {
   EXPECT_EQ(optim::CudaSteps().devices(), optim::CudaSteps().devices());
 }
 
-TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+TEST_F(FusedOnCuda, BadGradientIsRefusedUpFront) {
   const Pair pair = parameters();
   pair.there[1].mutable_grad() = pair.here[1].grad();
   FusedSGD there(pair.there, torch::optim::SGDOptions(0.1));
@@ -277,8 +279,8 @@ TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   EXPECT_TRUE(same_bytes(pair.there[0], before));
 }
 
-// Parameters with different step counts come in different launches.
-TEST_F(FusedOnCuda, WhatWasLaunchedBeforeALaunchFailedIsSteppedAndCounted) {
+// Parameters with different step counts need separate launches.
+TEST_F(FusedOnCuda, FailedLaunchKeepsEarlierLaunches) {
   Pair pair;
   for (int i = 0; i < 2; ++i) {
     const at::Tensor value = torch::randn({33}), gradient = torch::randn({33});
@@ -313,8 +315,8 @@ TEST_F(FusedOnCuda, WhatWasLaunchedBeforeALaunchFailedIsSteppedAndCounted) {
   expect_same();
 }
 
-// The widest ones: fp64 with five arrays.
-TEST_F(FusedOnCuda, MoreParametersThanALaunchTakesAreCountedLaunchByLaunch) {
+// Uses the widest parameters: fp64 with five arrays.
+TEST_F(FusedOnCuda, StepsAreCountedLaunchByLaunch) {
   constexpr std::size_t kOfALaunch = optim::CudaSteps::kTensorsOfALaunch;
   std::vector<at::Tensor> parameters;
   for (std::size_t i = 0; i <= kOfALaunch; ++i) {
@@ -333,8 +335,9 @@ TEST_F(FusedOnCuda, MoreParametersThanALaunchTakesAreCountedLaunchByLaunch) {
   fake_->run();
 }
 
-// A launch of a graph repeats what was captured: a step that is not like the next one must not be.
-TEST_F(FusedOnCuda, OnlyStepsThatCanBeRepeatedAreCaptured) {
+// A launch of a graph repeats the captured step, so a step that differs from later ones must not be
+// captured.
+TEST_F(FusedOnCuda, OnlyRepeatableStepsAreCaptured) {
   const Pair pair = parameters();
   FusedSGD plain(pair.there, torch::optim::SGDOptions(0.1));
   FusedSGD momentum(pair.there, torch::optim::SGDOptions(0.1).momentum(0.9));

@@ -1,4 +1,4 @@
-// The fused optimizers against libtorch's own.
+// Compares the fused optimizers with libtorch's own.
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -24,8 +24,8 @@ using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 using Tensors = std::vector<torch::Tensor>;
 
-// Of several shapes, one of them channels-last; and the gradients of one step, in which some
-// parameters have none.
+// Makes parameters of several shapes, one of them channels-last. set_gradients() gives one of them
+// no gradient in some steps.
 Tensors make_parameters(torch::ScalarType dtype) {
   torch::manual_seed(1);
   Tensors parameters;
@@ -74,7 +74,7 @@ void expect_equal(const Options& options) {
   }
 }
 
-TEST(FusedSGD, StepsAsLibtorchsDoes) {
+TEST(FusedSGD, StepsLikeLibtorchs) {
   for (const auto& options :
        {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9),
         SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01),
@@ -83,7 +83,7 @@ TEST(FusedSGD, StepsAsLibtorchsDoes) {
   }
 }
 
-TEST(FusedAdamW, StepsAsLibtorchsDoes) {
+TEST(FusedAdamW, StepsLikeLibtorchs) {
   for (const auto& options :
        {AdamWOptions(0.01), AdamWOptions(0.01).amsgrad(true).weight_decay(0.1),
         AdamWOptions(0.01).betas({0.5, 0.7}).eps(1e-3).weight_decay(0)}) {
@@ -91,7 +91,7 @@ TEST(FusedAdamW, StepsAsLibtorchsDoes) {
   }
 }
 
-// Steps of one, a file, steps of the other.
+// Steps First, saves its state to a file, loads it into Second, and compares the steps that follow.
 template <class First, class Second, class Options>
 void expect_takes_over(const Options& options) {
   const Tensors first_parameters = make_parameters(torch::kDouble);
@@ -119,7 +119,7 @@ void expect_takes_over(const Options& options) {
   }
 }
 
-TEST(FusedOptimizers, AGradientThatIsNotNegatedYetCountsAsItsValue) {
+TEST(FusedOptimizers, LazilyNegatedGradientIsResolved) {
   const at::Tensor parameter = torch::zeros({4}, torch::requires_grad());
   parameter.mutable_grad() = at::_neg_view(torch::ones({4}));
   ASSERT_TRUE(parameter.grad().is_neg());
@@ -127,7 +127,7 @@ TEST(FusedOptimizers, AGradientThatIsNotNegatedYetCountsAsItsValue) {
   EXPECT_TRUE(parameter.detach().equal(torch::ones({4}))) << parameter;
 }
 
-TEST(FusedOptimizers, AndLibtorchsReadEachOthersFiles) {
+TEST(FusedOptimizers, ExchangeFilesWithLibtorchs) {
   const auto sgd = SGDOptions(0.1).momentum(0.9);
   expect_takes_over<FusedSGD, torch::optim::SGD>(sgd);
   expect_takes_over<torch::optim::SGD, FusedSGD>(sgd);
@@ -136,9 +136,9 @@ TEST(FusedOptimizers, AndLibtorchsReadEachOthersFiles) {
   expect_takes_over<torch::optim::AdamW, FusedAdamW>(adamw);
 }
 
-// fp32 throughout and rounded when stored: what libtorch gives for fp32 parameters that are rounded
-// after each step.
-TEST(FusedOptimizers, SixteenBitParametersAreComputedInSinglePrecision) {
+// The fused optimizer computes in fp32 and rounds when it stores. libtorch gives the same for fp32
+// parameters that are rounded after each step.
+TEST(FusedOptimizers, SixteenBitStepsComputeInFp32) {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     auto parameter = torch::randn({100}, torch::kDouble).to(dtype);
     auto wide = parameter.to(torch::kFloat);
@@ -156,7 +156,7 @@ TEST(FusedOptimizers, SixteenBitParametersAreComputedInSinglePrecision) {
   }
 }
 
-TEST(FusedOptimizers, AClosureIsCalledOnceAndItsValueReturned) {
+TEST(FusedOptimizers, ClosureIsCalledOnceAndReturned) {
   auto x = torch::ones({1}).requires_grad_();
   FusedSGD fused({x}, SGDOptions(0.5));
   int calls = 0;
@@ -171,7 +171,7 @@ TEST(FusedOptimizers, AClosureIsCalledOnceAndItsValueReturned) {
   EXPECT_EQ(x.item<float>(), -0.5F);
 }
 
-// A graph saved the parameter that the step then changes.
+// True if backward() notices that a step has changed a parameter which its graph had saved.
 template <class Optimizer, class Options>
 bool notices_a_step(const Options& options) {
   auto parameter = torch::ones({3}, torch::requires_grad());
@@ -187,7 +187,7 @@ bool notices_a_step(const Options& options) {
   }
 }
 
-TEST(FusedOptimizers, AGraphFromBeforeAStepIsAsValidAsWithLibtorchs) {
+TEST(FusedOptimizers, OldGraphIsAsValidAsWithLibtorch) {
   EXPECT_EQ(notices_a_step<FusedSGD>(SGDOptions(0.1)),
             notices_a_step<torch::optim::SGD>(SGDOptions(0.1)));
   EXPECT_EQ(notices_a_step<FusedAdamW>(AdamWOptions(0.1)),
@@ -195,7 +195,7 @@ TEST(FusedOptimizers, AGraphFromBeforeAStepIsAsValidAsWithLibtorchs) {
   EXPECT_TRUE(notices_a_step<FusedAdamW>(AdamWOptions(0.1)));
 }
 
-TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+TEST(FusedOptimizers, BadParametersAreRefusedUpFront) {
   const auto refuse = [](torch::Tensor other, const torch::Tensor& gradient,
                          const std::string& why) {
     auto first = torch::ones({1}).requires_grad_();
@@ -225,9 +225,9 @@ TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   refuse(torch::ones({2}), torch::ones({3}), "another shape");
 }
 
-// State of another type than the parameter has: made before set_data() gave it memory of that type,
-// as module->to() does, or loaded. libtorch computes with both types; the fused ones take the state
-// over into the parameter's.
+// The state has another type than the parameter: it was loaded, or made before set_data() changed
+// the parameter's type, as module->to() does. libtorch computes with both types; the fused
+// optimizers convert the state to the parameter's type.
 template <class Fused, class Plain, class Options>
 void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch::ScalarType after,
                        const Options& options) {
@@ -263,7 +263,7 @@ void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch:
       << c10::toString(state) << " for " << c10::toString(after);
 }
 
-TEST(FusedOptimizers, StateOfAnotherTypeCountsAsItsValue) {
+TEST(FusedOptimizers, StateOfAnotherTypeIsConverted) {
   using torch::kBFloat16, torch::kDouble, torch::kFloat, torch::kHalf;
   const auto sgd = SGDOptions(0.1).momentum(0.9);
   const auto adamw = AdamWOptions(0.1);
@@ -278,7 +278,7 @@ TEST(FusedOptimizers, StateOfAnotherTypeCountsAsItsValue) {
 }
 
 // A module's parameters() lists a shared weight under every name.
-TEST(FusedOptimizers, AParameterThatIsListedTwiceIsRefusedBeforeAnythingChanges) {
+TEST(FusedOptimizers, DuplicateIsRefusedUpFront) {
   auto first = torch::ones({1}).requires_grad_(), tied = torch::ones({2}).requires_grad_();
   first.mutable_grad() = torch::ones({1});
   tied.mutable_grad() = torch::ones({2});
@@ -304,7 +304,7 @@ TEST(FusedOptimizers, AParameterThatIsListedTwiceIsRefusedBeforeAnythingChanges)
   }
 }
 
-// The first group would have been stepped.
+// Without the check, the first group would be stepped before the error.
 template <class Fused, class State, class Options>
 void expect_refused_at_once(const Options& options, const std::function<void(State&)>& spoil) {
   auto first = torch::ones({1}).requires_grad_(), second = torch::ones({2, 3}).requires_grad_();
@@ -326,7 +326,7 @@ void expect_refused_at_once(const Options& options, const std::function<void(Sta
   EXPECT_EQ(first.template item<float>(), 1);
 }
 
-TEST(FusedOptimizers, StateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
+TEST(FusedOptimizers, UnfitStateIsRefusedUpFront) {
   using SGDState = torch::optim::SGDParamState;
   using AdamWState = torch::optim::AdamWParamState;
   for (const auto& wrong : {torch::ones({7}), torch::ones({3}), torch::ones({2, 3}).to_sparse(),
@@ -342,8 +342,8 @@ TEST(FusedOptimizers, StateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
   }
 }
 
-// The second parameter's state cannot be read, as one on the meta device has no values: the step
-// fails when the first one's is made.
+// The second parameter's state lies on the meta device and has no values to read, so the step fails
+// after it has made the first parameter's state.
 template <class Fused, class Plain, class State, class Options>
 void expect_unharmed_by_a_failed_step(const Options& options,
                                       const std::function<void(State&)>& spoil) {
@@ -371,7 +371,7 @@ void expect_unharmed_by_a_failed_step(const Options& options,
   }
 }
 
-TEST(FusedOptimizers, AStepThatFailsHalfwayLeavesNoStateThatItHasNotFilled) {
+TEST(FusedOptimizers, FailedStepLeavesNoUnfilledState) {
   using SGDState = torch::optim::SGDParamState;
   using AdamWState = torch::optim::AdamWParamState;
   expect_unharmed_by_a_failed_step<FusedSGD, torch::optim::SGD, SGDState>(
@@ -384,8 +384,8 @@ TEST(FusedOptimizers, AStepThatFailsHalfwayLeavesNoStateThatItHasNotFilled) {
       });
 }
 
-// Known to the optimizer already, its steps are counted when they have been taken.
-TEST(FusedAdamW, AStepThatFailsHalfwayIsNotCounted) {
+// For a parameter that has state, a step is counted only after it has been taken.
+TEST(FusedAdamW, FailedStepIsNotCounted) {
   const Tensors parameters = {torch::ones({4}).requires_grad_(),
                               torch::ones({2, 3}).requires_grad_()};
   FusedAdamW optimizer(parameters);

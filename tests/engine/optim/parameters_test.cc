@@ -1,4 +1,4 @@
-// What a DistributedOptimizer may be given as its parameters.
+// Tests which parameters and states DistributedOptimizer accepts.
 #include <torch/optim/sgd.h>
 
 #include <weft/optim.h>
@@ -29,7 +29,7 @@ using namespace harness;
 
 class OptimizersParameters : public testing::TestWithParam<Setting> {};
 
-TEST_P(OptimizersParameters, OneThatIsGivenTwiceIsRefusedByNameAndOthersAreNot) {
+TEST_P(OptimizersParameters, DuplicateIsRefusedByName) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto one = agent.remote<&owned::the_weight>(1),
@@ -47,7 +47,7 @@ TEST_P(OptimizersParameters, OneThatIsGivenTwiceIsRefusedByNameAndOthersAreNot) 
   });
 }
 
-TEST_P(OptimizersParameters, OneThatIsNoneIsRefusedByItsPlaceWithWhatToDo) {
+TEST_P(OptimizersParameters, UnusableOneIsRefusedWithAdvice) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto good = agent.remote<&owned::another>(1);
@@ -70,7 +70,7 @@ TEST_P(OptimizersParameters, OneThatIsNoneIsRefusedByItsPlaceWithWhatToDo) {
   });
 }
 
-TEST_P(OptimizersParameters, StatesOfOtherOwnersAreRefusedWithTheNamesOfThese) {
+TEST_P(OptimizersParameters, StatesOfOtherOwnersAreRefused) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const DistributedOptimizer<torch::optim::SGD> optimizer(

@@ -1,4 +1,5 @@
-// Steps that are queued behind a running pass: who steps when, and what a pass that fails leaves.
+// Tests steps that are queued behind a running pass: when each owner steps, and what a failed pass
+// leaves.
 #include <condition_variable>
 #include <mutex>
 #include <set>
@@ -14,7 +15,7 @@ namespace queued {
 
 using namespace weft;
 
-// What the workers of this process tell each other outside of all messages.
+// State that the workers of this process share outside of all messages.
 std::mutex mutex;
 std::condition_variable changed;
 std::set<int> stepped;  // ranks
@@ -29,7 +30,7 @@ bool has_stepped(int rank) {
   return stepped.contains(rank);
 }
 
-// Tells that it has stepped. The number of elements says whose parameters it has: see make().
+// Records which rank has stepped. A parameter's number of elements tells its owner: see make().
 struct TellingSgd : torch::optim::SGD {
   using SGD::SGD;
   at::Tensor step(LossClosure closure) override {
@@ -47,7 +48,7 @@ struct Unmakeable : torch::optim::SGD {
     throw std::runtime_error("the constructor broke");
   }
 };
-// Breaks, if it is to, but not before worker 1 has stepped.
+// If `breaks` is set, its backward throws, but not before worker 1 has stepped.
 struct BreaksLate : torch::autograd::Function<BreaksLate> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -66,7 +67,7 @@ struct BreaksAtOnce : torch::autograd::Function<BreaksAtOnce> {
   }
 };
 
-// A parameter whose number of elements says whose it is: rank + 1.
+// Makes a parameter whose number of elements is its owner's rank + 1.
 at::Tensor make() {
   return at::zeros({rpc::this_agent().self().rank + 1}, at::TensorOptions().dtype(at::kDouble))
       .requires_grad_();
@@ -78,7 +79,7 @@ at::Tensor use_and_break_late(RRef<at::Tensor> parameter) {
 at::Tensor use_and_break(RRef<at::Tensor> parameter) {
   return BreaksAtOnce::apply(parameter.local_value());
 }
-// Worker 0 sends no gradient to the parameter's owner: this worker does.
+// The parameter's owner gets the gradient from this worker, not from worker 0.
 at::Tensor use_from_here(RRef<at::Tensor> parameter) { return parameter.to_here() * 3; }
 at::Tensor value(RRef<at::Tensor> parameter) { return parameter.local_value().detach().clone(); }
 at::Tensor gradient(RRef<at::Tensor> parameter) {
@@ -99,7 +100,7 @@ at::Tensor filled(int elements, double value) { return at::full({elements}, valu
 
 class QueuedStep : public testing::TestWithParam<Setting> {};
 
-TEST_P(QueuedStep, IsRightForOwnersNearAndFarInBothModes) {
+TEST_P(QueuedStep, UpdatesOwnersNearAndFar) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int last = static_cast<int>(agent.workers().size()) - 1;
     for (const auto mode : {BackwardMode::Fast, BackwardMode::Exact}) {
@@ -123,7 +124,7 @@ TEST_P(QueuedStep, IsRightForOwnersNearAndFarInBothModes) {
   });
 }
 
-TEST_P(QueuedStep, BehindSeveralPassesTakesTheirSum) {
+TEST_P(QueuedStep, SumsGradientsOfSeveralPasses) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto parameter = agent.remote<&queued::make>(after(agent, 1));
     DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, kOptions);
@@ -136,8 +137,8 @@ TEST_P(QueuedStep, BehindSeveralPassesTakesTheirSum) {
   });
 }
 
-// The optimizer's making need not be waited for either.
-TEST_P(QueuedStep, IsQueuedBehindTheMakingOfItsOptimizerToo) {
+// The caller need not wait until the optimizer is made, either.
+TEST_P(QueuedStep, WaitsForItsOptimizerToBeMade) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto parameter = agent.remote<&queued::make>(after(agent, 1));
     AutogradContext context(agent);
@@ -154,7 +155,7 @@ TEST_P(QueuedStep, IsQueuedBehindTheMakingOfItsOptimizerToo) {
   });
 }
 
-TEST_P(QueuedStep, AFailedPassStepsNowhereWhereItBroke) {
+TEST_P(QueuedStep, FailedOwnerDoesNotStep) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto parameter = agent.remote<&queued::make>(1);
@@ -176,7 +177,7 @@ TEST_P(QueuedStep, AFailedPassStepsNowhereWhereItBroke) {
   });
 }
 
-TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
+TEST_P(QueuedStep, FailedPassNamesThoseThatStepped) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "workers wait for each other through this process's memory";
   if (GetParam().workers < 3) GTEST_SKIP() << "two owners and a root";
@@ -195,7 +196,7 @@ TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
               std::string::npos)
         << error.text();
     EXPECT_FALSE(queued::has_stepped(2));
-    // What worker 1 stepped with is not counted again.
+    // The gradient with which worker 1 has stepped is not counted again.
     EXPECT_FALSE(agent.sync<&queued::gradient>(1, first).defined());
     queued::forget_all(/*with_failure=*/false);
     context.backward({loss});
@@ -208,9 +209,9 @@ TEST_P(QueuedStep, AFailedPassNamesWhoHadSteppedAndLeavesNoGradient) {
 
 INSTANTIATE_TEST_SUITE_P(Optim, QueuedStep, testing::ValuesIn(autograd_settings()), setting_name);
 
-// Nothing comes back to worker 0 from the moment when it begins the pass: what happens then is the
-// work of one way there.
-TEST(QueuedStepOnAHeldLink, TheOwnerStepsBeforeAnythingHasComeBack) {
+// Worker 0 receives nothing from the moment when it begins the pass, so the messages that it sends
+// must suffice for the step.
+TEST(QueuedStepOnAHeldLink, OwnerStepsBeforeAnyReply) {
   queued::forget_all(/*with_failure=*/false);
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> backs;

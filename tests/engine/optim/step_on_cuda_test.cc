@@ -1,6 +1,6 @@
-// Steps of a DistributedOptimizer on GPUs, in the order of streams: over the fake driver, workers
-// of this process that see the same GPU. libtorch has no kernels there, so a step copies, and a
-// gradient is filled.
+// Tests that steps of a DistributedOptimizer on GPUs keep stream order. The workers of this process
+// share one GPU of the fake driver. libtorch has no kernels there, so a step copies, and a gradient
+// is filled.
 #include <cstring>
 #include <thread>
 
@@ -25,11 +25,11 @@ namespace steps_on_gpu {
 
 using namespace weft;
 
-// What called functions reach.
+// Used by the functions that are called remotely.
 harness::FakeDriver* fake = nullptr;
 harness::FakeTorchCuda* torch_cuda = nullptr;
-c10::Stream* slow = nullptr;            // that gradients are computed on, held back by the test
-std::atomic<c10::StreamId> stepped_on;  // the last step
+c10::Stream* slow = nullptr;            // gradients are computed on it; the test holds it back
+std::atomic<c10::StreamId> stepped_on;  // the stream of the last step
 
 c10::Stream current() { return torch_cuda->current(0); }
 void fill(const at::Tensor& tensor, int byte) {
@@ -37,7 +37,8 @@ void fill(const at::Tensor& tensor, int byte) {
              static_cast<unsigned char>(byte));
 }
 
-// Its gradient is of ones in every byte, once the slow stream has come to it.
+// Fills the weight's gradient with a one in every byte; with is_slow, when the slow stream reaches
+// it.
 struct Weighted : torch::autograd::Function<Weighted> {
   static at::Tensor forward(torch::autograd::AutogradContext* graph, at::Tensor x,
                             at::Tensor weight, bool is_slow) {
@@ -60,7 +61,7 @@ struct Weighted : torch::autograd::Function<Weighted> {
   }
 };
 
-// Its weights become their gradients.
+// A step copies each gradient into its weight.
 struct Copying : torch::optim::SGD {
   using SGD::SGD;
   at::Tensor step(LossClosure) override {
@@ -76,7 +77,7 @@ struct Copying : torch::optim::SGD {
   }
 };
 
-// Saving reads its weights, loading writes twos over them, both on the current stream.
+// Saving copies the weight, and loading fills it with twos, both on the current stream.
 at::Tensor* what_is_saved = nullptr;
 struct Keeping : Copying {
   using Copying::Copying;
@@ -88,7 +89,7 @@ struct Keeping : Copying {
   void load(torch::serialize::InputArchive&) override { fill(weight(), 2); }
 };
 
-// For every stream: its allocation is over.
+// Makes a weight that every stream may use, because its allocation has finished.
 at::Tensor make_weight() {
   at::Tensor weight = torch_cuda->empty({16}, at::kFloat);
   auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
@@ -99,7 +100,7 @@ at::Tensor make_weight() {
 at::Tensor use(at::Tensor x, RRef<at::Tensor> weight, bool is_slow) {
   return Weighted::apply(x, weight.local_value(), is_slow);
 }
-// As the host finds it at once: what a stream that waits for nothing would read.
+// Reads the bytes at once, as a stream that waits for nothing would.
 bool is_full_of(const at::Tensor& tensor, int value) {
   const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
   return std::all_of(bytes, bytes + tensor.nbytes(), [value](char byte) { return byte == value; });
@@ -140,7 +141,7 @@ class StepOnCuda : public testing::TestWithParam<const char*> {
     fake = nullptr;
   }
 
-  // Worker 1 has one thread: what it is asked for comes in that order, and so do its answers.
+  // Worker 1 has one thread, so it runs and answers calls in the order in which they arrive.
   void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(2, [&](int rank) {
@@ -158,7 +159,7 @@ class StepOnCuda : public testing::TestWithParam<const char*> {
     });
   }
   void go_on() { fake_->release(torch_->view(*slow)); }
-  // Whatever worker 1 answers without waiting for the GPU has come.
+  // Returns when all replies that worker 1 gives without waiting for the GPU have arrived.
   static void hear_all(rpc::Agent& agent) {
     for (int round = 0; round < 3; ++round) EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
   }
@@ -172,7 +173,7 @@ class StepOnCuda : public testing::TestWithParam<const char*> {
   harness::LentDevices lent_;
 };
 
-TEST_P(StepOnCuda, IsDoneWhenTheWeightsAreThereForCallsOnOtherStreams) {
+TEST_P(StepOnCuda, IsDoneWhenTheWeightsAreReady) {
   for (const bool is_queued : {false, true}) {
     fake->hold(torch_->view(*slow));
     run([&](rpc::Agent& agent) {
@@ -200,7 +201,7 @@ TEST_P(StepOnCuda, IsDoneWhenTheWeightsAreThereForCallsOnOtherStreams) {
   }
 }
 
-TEST_P(StepOnCuda, OfOneOptimizerFollowsThatOfAnotherUnlessTheyMayOverlap) {
+TEST_P(StepOnCuda, OnlyHogwildStepsOverlap) {
   for (const auto order : {StepOrder::Locked, StepOrder::Hogwild}) {
     fake->hold(torch_->view(*slow));
     run([&](rpc::Agent& agent) {
@@ -230,7 +231,7 @@ TEST_P(StepOnCuda, OfOneOptimizerFollowsThatOfAnotherUnlessTheyMayOverlap) {
   }
 }
 
-TEST_P(StepOnCuda, OfOnesOwnWeightsIsEnqueuedBehindTheCallersStream) {
+TEST_P(StepOnCuda, LocalStepFollowsTheCallersStream) {
   run([&](rpc::Agent& agent) {
     const RRef<at::Tensor> weight(agent, make_weight());
     const DistributedOptimizer<Copying> optimizer({weight}, kOptions);
@@ -248,7 +249,7 @@ TEST_P(StepOnCuda, OfOnesOwnWeightsIsEnqueuedBehindTheCallersStream) {
   });
 }
 
-TEST_P(StepOnCuda, ItsStateIsSavedAndReplacedBehindIt) {
+TEST_P(StepOnCuda, SaveAndLoadFollowTheStep) {
   for (const auto order : {StepOrder::Locked, StepOrder::Hogwild}) {
     for (const bool loads : {false, true}) {
       fake->hold(torch_->view(*slow));
