@@ -1,4 +1,4 @@
-// What ranks leave that end by a signal.
+// Tests the reports of ranks that a signal ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,13 +18,13 @@ class CrashOfARank : public testing::Test {
     if (harness::kSanitized)
       GTEST_SKIP() << "the sanitizer reports crashes, and Weft leaves its handlers alone";
   }
-  // A frame with that function, where the build reads symbols.
+  // A pattern for a frame of `function`, or for any frame if the build reads no symbols.
   static std::string frame(const std::string& function) {
     return WEFT_TEST_SYMBOLS ? "#[0-9]+ " + function : "#[0-9]+ ";
   }
 };
 
-TEST_F(CrashOfARank, LeavesItsStackBeforeItHasJoined) {
+TEST_F(CrashOfARank, PrintsItsStackBeforeJoining) {
   const auto outcome = run(path_of("weft-run") + " --grace 1 " + path_of("crashing") + " main");
   EXPECT_EQ(outcome.code, 128 + 11);
   EXPECT_THAT(outcome.err, HasSubstr("[rank 0] weft: rank 0, process "));
@@ -33,7 +33,7 @@ TEST_F(CrashOfARank, LeavesItsStackBeforeItHasJoined) {
   EXPECT_THAT(outcome.err, ContainsRegex(frame("main.*\\(crashing\\+0x")));
 }
 
-TEST_F(CrashOfARank, LeavesItsStackAndTheFlightRecorderBelowAScript) {
+TEST_F(CrashOfARank, PrintsStackAndDumpBelowAScript) {
   const auto outcome = run("d=$(mktemp -d); WEFT_DUMP_DIR=$d " + path_of("weft-run") +
                            " --nproc-per-node 2 --grace 5 sh -c '" + path_of("crashing") +
                            " group; exit $?'; code=$?; cat $d/*.json; rm -r $d; exit $code");
@@ -46,7 +46,7 @@ TEST_F(CrashOfARank, LeavesItsStackAndTheFlightRecorderBelowAScript) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("was not written")));
 }
 
-TEST_F(CrashOfARank, OfSpawnLeavesItsStackWithFunctionsOfTheLibrary) {
+TEST_F(CrashOfARank, StackOfSpawnNamesTheLibrary) {
   const auto outcome = run("env -u WEFT_CRASH_TRACE " + path_of("crashing") + " spawn");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("caught: rank 1 ended with signal 11 (Segmentation fault)"));
@@ -55,7 +55,7 @@ TEST_F(CrashOfARank, OfSpawnLeavesItsStackWithFunctionsOfTheLibrary) {
   EXPECT_THAT(outcome.err, ContainsRegex(frame(".*weft::.*run_rank.*\\(libweft")));
 }
 
-TEST_F(CrashOfARank, SaysNothingWhereThatIsOff) {
+TEST_F(CrashOfARank, PrintsNothingWhenTurnedOff) {
   const auto outcome = run("WEFT_CRASH_TRACE=off " + path_of("crashing") + " spawn");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, Not(HasSubstr("crashed in thread")));
@@ -65,7 +65,7 @@ TEST_F(CrashOfARank, SaysNothingWhereThatIsOff) {
   EXPECT_THAT(launched.err, Not(HasSubstr("crashed in thread")));
 }
 
-TEST_F(CrashOfARank, IsNotReportedWithoutALauncherUnlessAsked) {
+TEST_F(CrashOfARank, WithoutLauncherPrintsOnlyIfAsked) {
   const auto alone = run("env -u WEFT_CRASH_TRACE " + path_of("crashing") + " main");
   EXPECT_THAT(alone.err, Not(HasSubstr("crashed in thread")));
   const auto asked = run("WEFT_CRASH_TRACE=on " + path_of("crashing") + " main");

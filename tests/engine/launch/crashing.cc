@@ -1,4 +1,4 @@
-// A program whose rank 1, or whose only rank, ends by a signal: in main(), once it has joined, or
+// A program whose rank 1, or whose only rank, crashes: in main(), after it has joined a group, or
 // in a rank of weft::spawn.
 //
 // usage: crashing main|group|spawn

@@ -1,10 +1,10 @@
-// A libcuda.so.1 of a machine whose GPUs this process may not see: every function succeeds and says
-// nothing, so that the number of devices stays what the caller set it to, zero.
+// Stands in for the libcuda.so.1 of a machine whose GPUs this process may not see. Every function
+// succeeds and writes nothing, so the number of devices stays zero, as the caller set it.
 #include <weft/cuda/driver.h>
 
 extern "C" CUresult weft_says_nothing() { return CUDA_SUCCESS; }
 
-// By their names in the library, which cuda.h's macros make of the functions': cuMemFree is
+// Exports the functions by their names in the library, which cuda.h's macros define: cuMemFree is
 // cuMemFree_v2.
 #define WEFT_TEXT(symbol) #symbol
 #define WEFT_NAME(member, symbol) \

@@ -1,4 +1,5 @@
-// weft-run on several nodes that meet, which are processes of this machine, and --max-restarts.
+// Tests weft-run on several nodes that meet at a rendezvous (here, processes of one machine), and
+// --max-restarts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,18 +15,18 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-// One that starts `script` on each rank.
+// Returns a weft-run command that runs `script` on each rank.
 std::string node(const std::string& options, const std::string& script) {
   return path_of("weft-run") + " --grace 1 --no-prefix " + options + " sh -c '" + script + "'";
 }
 
-// Options of nodes that meet, and notice soon what happens.
+// Returns options for nodes that meet, and that notice changes soon.
 std::string meeting(const std::string& nodes) {
   return "--nnodes " + nodes + " --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) +
          " --rdzv-conf keep_alive_interval=0.5,last_call_timeout=0,join_timeout=40 ";
 }
 
-TEST(MaxRestarts, AllRanksStartAgain) {
+TEST(MaxRestarts, RestartsAllRanks) {
   const auto outcome = run(node(
       "--nproc-per-node 2 --max-restarts 3",
       "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS: $RANK; "
@@ -38,7 +39,7 @@ TEST(MaxRestarts, AllRanksStartAgain) {
       HasSubstr("rank 1 failed first: exit code 3; the ranks start again, 2 of 3 restarts used"));
 }
 
-TEST(MaxRestarts, TheLastFailureIsTheJobs) {
+TEST(MaxRestarts, LastFailureFailsTheJob) {
   const auto outcome = run(node("--nproc-per-node 2 --max-restarts 1",
                                 "test $RANK = 1 || exec sleep 1000; echo why >&2; exit 4"));
   EXPECT_EQ(outcome.code, 4);
@@ -46,14 +47,14 @@ TEST(MaxRestarts, TheLastFailureIsTheJobs) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: no restart is left of 1"));
 }
 
-TEST(MaxRestarts, EachRoundHasAPortOfItsOwn) {
+TEST(MaxRestarts, EachRoundHasItsOwnPort) {
   const auto outcome =
       run(node("--max-restarts 1", "echo $MASTER_PORT; test $TORCHELASTIC_RESTART_COUNT = 1") +
           " | sort -u | wc -l");
   EXPECT_THAT(outcome.lines(), ElementsAre("2")) << outcome.err;
 }
 
-TEST(MaxRestarts, EachRoundHasAFolderOfItsOwnForDumps) {
+TEST(MaxRestarts, EachRoundHasItsOwnDumpFolder) {
   const std::string script =
       "echo to $WEFT_DUMP_DIR; test $TORCHELASTIC_RESTART_COUNT = $TORCHELASTIC_MAX_RESTARTS";
   const auto lines_of = [&](const std::string& environment, const std::string& options) {
@@ -66,7 +67,7 @@ TEST(MaxRestarts, EachRoundHasAFolderOfItsOwnForDumps) {
   EXPECT_THAT(lines_of("-u WEFT_DUMP_DIR", "--max-restarts 1"), ElementsAre("to", "to"));
 }
 
-TEST(MaxRestarts, ASignalIsNoFailure) {
+TEST(MaxRestarts, SignalIsNoFailure) {
   const auto outcome =
       run("d=$(mktemp -d); mkfifo $d/ready; export d; " +
           node("--max-restarts 5", "echo > $d/ready; exec sleep 1000") +
@@ -75,7 +76,7 @@ TEST(MaxRestarts, ASignalIsNoFailure) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("start again")));
 }
 
-TEST(Logs, KeepWhatRanksWrite) {
+TEST(Logs, KeepTheRanksOutput) {
   const auto outcome = run(
       "d=$(mktemp -d); " +
       node("--nproc-per-node 2 --max-restarts 1 --rdzv-id job --log-dir $d",
@@ -92,7 +93,7 @@ TEST(Logs, KeepWhatRanksWrite) {
   EXPECT_THAT(outcome.err, HasSubstr("/attempt_0/"));
 }
 
-TEST(Logs, TakeWhatIsRedirected) {
+TEST(Logs, TakeRedirectedOutput) {
   const auto outcome =
       run("d=$(mktemp -d); " +
           node("--nproc-per-node 3 --log-dir $d -r 1:2,0:1", "echo out $RANK; echo err $RANK >&2") +
@@ -105,7 +106,7 @@ TEST(Logs, TakeWhatIsRedirected) {
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("err 0"), Not(HasSubstr("err 1")), HasSubstr("err 2")));
 }
 
-TEST(Logs, ThatCannotBeWrittenAreRefused) {
+TEST(Logs, UnwritableFolderIsRefused) {
   const auto outcome = run(node("--log-dir /dev/null/logs", "echo started"));
   EXPECT_NE(outcome.code, 0);
   EXPECT_THAT(outcome.err, HasSubstr("--log-dir: /dev/null/logs/"));
@@ -123,7 +124,7 @@ TEST(Logs, ThatCannotBeWrittenAreRefused) {
   }
 }
 
-TEST(Logs, StayInTheFolderThatIsNamedWhateverTheJobIsCalled) {
+TEST(Logs, StayInTheirFolderForAnyJobName) {
   const auto outcome =
       run("d=$(mktemp -d); " + node("--rdzv-id ../a/b --log-dir $d/logs", "echo out") +
           "; code=$?; cd $d; find . -name stdout.log | sed s/b_[0-9a-f]*/b/; rm -r $d; exit $code");
@@ -131,8 +132,8 @@ TEST(Logs, StayInTheFolderThatIsNamedWhateverTheJobIsCalled) {
   EXPECT_THAT(outcome.lines(), ElementsAre("./logs/.._a_b/attempt_0/0/stdout.log", "out"));
 }
 
-// The name is none that a name server need be asked for.
-TEST(Elastic, ASignalEndsWhoStillLooksForTheRendezvous) {
+// The endpoint's name contains a space, so no name server is asked for it.
+TEST(Elastic, SignalEndsTheSearchForRendezvous) {
   const auto outcome =
       run("d=$(mktemp -d); " + path_of("weft-run") +
           " --nnodes 2 --rdzv-endpoint 'two words:29400' true 2> $d/err & weft=$!; until grep -q "
@@ -142,8 +143,8 @@ TEST(Elastic, ASignalEndsWhoStillLooksForTheRendezvous) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated)\n"));
 }
 
-// It accepts, and says nothing.
-TEST(Elastic, AnotherProgramAtTheEndpointIsNotWaitedForWithoutEnd) {
+// The other program accepts connections and sends nothing.
+TEST(Elastic, OtherProgramAtEndpointIsAnError) {
   const std::string port = std::to_string(free_port());
   const std::string script =
       "import signal, socket; server = socket.create_server((\"127.0.0.1\", " + port +
@@ -159,7 +160,7 @@ TEST(Elastic, AnotherProgramAtTheEndpointIsNotWaitedForWithoutEnd) {
                                      " does not answer like the store of a job"));
 }
 
-// Ranks of 2 and 1, whose order is that of their coming.
+// The nodes have 2 ranks and 1 rank, and are numbered in the order in which they arrive.
 TEST(Elastic, NodesAgreeOnTheirRanks) {
   const std::string options = meeting("2");
   const std::string script =
@@ -175,7 +176,7 @@ TEST(Elastic, NodesAgreeOnTheirRanks) {
           ElementsAre("0/2 0/1 3 127.0.0.1", "1/2 0/2 3 127.0.0.1", "1/2 1/2 3 127.0.0.1")));
 }
 
-TEST(Elastic, NodesMayWishForARank) {
+TEST(Elastic, NodesMayRequestARank) {
   const std::string options = meeting("2");
   const auto outcome = run(node(options + "--node-rank 1", "echo one $RANK") + " & " +
                            node(options + "--node-rank 0", "echo zero $RANK") + " && wait $!");
@@ -190,7 +191,7 @@ TEST(Elastic, RanksOfSeveralNodesJoinAGroup) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(Elastic, AFailureReachesTheOtherNodes) {
+TEST(Elastic, FailureReachesTheOtherNodes) {
   const std::string options = meeting("2");
   const auto outcome = run("{ " + node(options, "exec sleep 1000") + "; echo other $?; } & " +
                            node(options, "sleep 0.2; exit 7") + "; echo own $?; wait");
@@ -199,7 +200,7 @@ TEST(Elastic, AFailureReachesTheOtherNodes) {
   EXPECT_THAT(outcome.err, HasSubstr("failed first: exit code 7 on the node at 127.0.0.1"));
 }
 
-TEST(Elastic, AFailureStartsAllNodesAgain) {
+TEST(Elastic, FailureRestartsAllNodes) {
   const std::string options = meeting("2") + "--max-restarts 1 ";
   const std::string rest = "echo again $GROUP_RANK; exit 0";
   const auto outcome =
@@ -211,9 +212,9 @@ TEST(Elastic, AFailureStartsAllNodesAgain) {
       << outcome.err;
 }
 
-// Two, of which one is killed (not the weft-run that would tell it first, so that it can leave),
-// then one that comes.
-TEST(Elastic, NodesGoAndCome) {
+// One of two nodes is killed, then another one joins. The test kills the process that watches the
+// ranks: if it killed weft-run, the node could still tell the others that it leaves.
+TEST(Elastic, NodesLeaveAndJoin) {
   const std::string options = meeting("1:2");
   const std::string wait_for_others =
       "echo $PPID > $d/parent$RANK; echo $WORLD_SIZE $RANK >> $d/all; test -e $d/end || exec sleep "
@@ -236,7 +237,7 @@ TEST(Elastic, NodesGoAndCome) {
           HasSubstr("weft-run: a node has come; the ranks start again: 2 on 2 nodes")));
 }
 
-TEST(Elastic, ANodeWhoseWeftRunIsKilledLeavesAtOnce) {
+TEST(Elastic, NodeOfKilledWeftRunLeavesAtOnce) {
   const std::string options = meeting("1:2");
   const std::string script =
       "echo $WORLD_SIZE $RANK >> $d/all; test $WORLD_SIZE = 1 && test -e $d/killed && exit 0; exec "
@@ -271,7 +272,7 @@ TEST(Elastic, TooFewNodesAreAnError) {
   EXPECT_THAT(outcome.err, HasSubstr("1 of 2 nodes have come"));
 }
 
-TEST(Elastic, ANodeThatWasStartedForAnotherNumberOfNodesIsToldSo) {
+TEST(Elastic, OtherNumberOfNodesIsRefused) {
   const std::string endpoint = " --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) + " ";
   const auto outcome =
       run("d=$(mktemp -d); " + node("--nnodes 2" + endpoint, "exit 0") +
@@ -286,7 +287,7 @@ TEST(Elastic, ANodeThatWasStartedForAnotherNumberOfNodesIsToldSo) {
           "--nnodes 2;"));
 }
 
-TEST(Elastic, AHostOfTheRendezvousThatIsLostEndsTheOthers) {
+TEST(Elastic, LostRendezvousHostEndsTheOthers) {
   const std::string options = meeting("2");
   const auto outcome =
       run("d=$(mktemp -d); export d; mkfifo $d/ready; " + node(options, "exec sleep 1000") +
@@ -296,12 +297,12 @@ TEST(Elastic, AHostOfTheRendezvousThatIsLostEndsTheOthers) {
   EXPECT_THAT(outcome.lines(), ElementsAre("code 1"));
   EXPECT_THAT(
       outcome.err,
-      HasSubstr("the rendezvous at 127.0.0.1:"));  // seen while it watches its ranks, or asks there
+      HasSubstr("the rendezvous at 127.0.0.1:"));  // noticed while it watches its ranks, or asks
   EXPECT_THAT(outcome.err, HasSubstr("the weft-run there must live as long as the job"));
 }
 
-// Nothing in the call was wrong: whoever starts it again need not change it.
-TEST(Elastic, ARendezvousThatNobodyHostsIsNoMistakeInTheCall) {
+// The command line is right and may be started again unchanged, so the exit code is 1 and not 2.
+TEST(Elastic, MissingHostIsNoUsageError) {
   const auto outcome = run(path_of("weft-run") +
                            " --nnodes 2 --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) +
                            " --rdzv-conf is_host=0,join_timeout=0.2 true");
@@ -309,7 +310,7 @@ TEST(Elastic, ARendezvousThatNobodyHostsIsNoMistakeInTheCall) {
   EXPECT_THAT(outcome.err, HasSubstr("no rendezvous at 127.0.0.1:"));
 }
 
-TEST(Elastic, RefusesWhatDoesNotGoTogether) {
+TEST(Elastic, RefusesConflictingOptions) {
   const auto refusal = [](const std::string& options) {
     const auto outcome = run(path_of("weft-run") + " " + options + " true");
     EXPECT_EQ(outcome.code, 2) << options;

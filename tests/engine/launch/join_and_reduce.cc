@@ -1,5 +1,5 @@
-// What launchers start in the tests: joins by env://, adds up the ranks, passes a message round,
-// prints one line. With an argument, the rank of that number throws instead of taking part.
+// A program that launchers start in the tests. It joins by env://, adds up the ranks, passes a
+// message around and prints one line. With an argument, the rank with that number throws instead.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>

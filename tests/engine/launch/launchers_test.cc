@@ -1,4 +1,4 @@
-// The same program below other launchers, and in one job with Python's torch.distributed.
+// Runs join_and_reduce below other launchers, and in one job with Python's torch.distributed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@ using testing::ElementsAre;
 constexpr const char* kRank0 = "rank 0 of 2: sum 3, from the left 1";
 constexpr const char* kRank1 = "rank 1 of 2: sum 3, from the left 0";
 
-// Over the loopback: the host's own name, which it takes else, may lead nowhere while an image is
-// built.
-TEST(Torchrun, StartsRanksThatJoinAndReduce) {
+// Uses the loopback address. By default torchrun uses the host's name, which may not resolve while
+// an image is built.
+TEST(Torchrun, RanksJoinAndReduce) {
   const auto outcome = run(path_of("torchrun") +
                            " --no-python --standalone --local-addr 127.0.0.1 --nproc-per-node 2 " +
                            path_of("join_and_reduce"));
@@ -37,19 +37,19 @@ class Mpirun : public testing::Test {
   }
 };
 
-TEST_F(Mpirun, StartsRanksThatFindEachOtherByThemselves) {
+TEST_F(Mpirun, RanksMeetWithoutAnAddress) {
   const auto outcome = start("");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
 }
 
-TEST_F(Mpirun, StartsRanksThatAreGivenAnAddress) {
+TEST_F(Mpirun, RanksMeetAtAGivenAddress) {
   const auto outcome = start("-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=$(( 20000 + $$ % 10000 ))");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
 }
 
-TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
+TEST_F(Mpirun, RanksUseTheMpiBackend) {
   const auto outcome = start("-x WEFT_BACKEND=mpi");
   if (outcome.err.find("no backend 'mpi' in this build") != std::string::npos)
     GTEST_SKIP() << outcome.err;
@@ -57,7 +57,7 @@ TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
 }
 
-// One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
+// Runs one rank of each language. `python` is the rank that runs Python; rank 0 hosts the store.
 Outcome mixed(int python) {
   return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " +
              std::to_string(python) + " ]; then exec " + path_of("python") + " " +
@@ -65,13 +65,13 @@ Outcome mixed(int python) {
              path_of("join_and_reduce") + "; fi'");
 }
 
-TEST(PythonAndCpp, MeetInOneJobWhereCppHostsTheStore) {
+TEST(PythonAndCpp, MeetWhereCppHostsTheStore) {
   const auto outcome = mixed(1);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
 }
 
-TEST(PythonAndCpp, MeetInOneJobWherePythonHostsTheStore) {
+TEST(PythonAndCpp, MeetWherePythonHostsTheStore) {
   const auto outcome = mixed(0);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;

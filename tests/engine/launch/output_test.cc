@@ -29,7 +29,7 @@ struct Pipe {
   }
 };
 
-// A rank's output, and what has come of it.
+// Forwards a rank's output and reads what was forwarded.
 class Forwarded {
  public:
   explicit Forwarded(bool prefix) : output_(3, Descriptor(in_.read), out_.write, prefix) {
@@ -44,7 +44,7 @@ class Forwarded {
   Forwarded(const Forwarded&) = delete;
   Forwarded& operator=(const Forwarded&) = delete;
 
-  // What is forwarded once that was written.
+  // Writes `text` as the rank and returns what is forwarded.
   std::string after(const std::string& text) {
     constexpr std::size_t kPiece = 1000;
     for (std::size_t at = 0; at < text.size(); at += kPiece) {
@@ -78,7 +78,7 @@ class Forwarded {
   Output output_;
 };
 
-TEST(Output, WithoutPrefixPassesAtOnceAndAsItIs) {
+TEST(Output, WithoutPrefixPassesUnchanged) {
   Forwarded rank(/*prefix=*/false);
   EXPECT_EQ(rank.after("half"), "half");
   EXPECT_EQ(rank.after("\r 10%\r 20%"), "\r 10%\r 20%");
@@ -87,7 +87,7 @@ TEST(Output, WithoutPrefixPassesAtOnceAndAsItIs) {
   EXPECT_EQ(rank.at_the_end(), "");
 }
 
-TEST(Output, WithAPrefixEachStateOfAProgressBarIsALine) {
+TEST(Output, PrefixMakesProgressBarsLines) {
   Forwarded rank(/*prefix=*/true);
   EXPECT_EQ(rank.after("10%\r20%\r"), "[rank 3] 10%\n[rank 3] 20%\n");
   EXPECT_EQ(rank.after("\r30%"), "");
@@ -98,7 +98,7 @@ TEST(Output, WithAPrefixEachStateOfAProgressBarIsALine) {
   EXPECT_EQ(rank.at_the_end(), "[rank 3] unended\n");
 }
 
-TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
+TEST(Output, LongLineIsNotHeldBack) {
   Forwarded rank(/*prefix=*/true);
   const std::string half(100'000, 'x');
   std::string text = rank.after(half);
@@ -108,8 +108,9 @@ TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
   EXPECT_EQ(text, "[rank 3] " + half + half + "\n[rank 3] next\n");
 }
 
-// What comes of a text through a full pipe that does not block, as some who start programs leave a
-// pipe or a terminal that they share with them. It is read from when `before` has returned.
+// Forwards `text` into a small non-blocking pipe and returns what arrives. Some programs leave a
+// pipe or terminal non-blocking that they share with programs they start. Reading begins when
+// `before` has returned.
 std::string through_a_full_pipe(const std::string& text,
                                 const std::function<void(int pipe)>& before) {
   const Pipe in, out;
@@ -134,7 +135,7 @@ std::string through_a_full_pipe(const std::string& text,
   return read;
 }
 
-// A thread of this process sleeps, or has ended.
+// True if the thread of this process sleeps or has ended.
 bool is_at_rest(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   std::string text;
@@ -143,13 +144,13 @@ bool is_at_rest(pid_t thread) {
   return name_end == std::string::npos || text.compare(name_end, 3, ") S") == 0;
 }
 
-TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
+TEST(Output, WaitsForANonBlockingDescriptor) {
   const std::string text(50'000, 'x');
   EXPECT_EQ(through_a_full_pipe(text, [](int) {}), text);
 }
 
-// SIGUSR1, which asks for dumps, comes while its reader is slow.
-TEST(Output, LosesNothingToASignalThatDoesNotEndTheJob) {
+// SIGUSR1, which asks for dumps, arrives while the reader is slow.
+TEST(Output, LosesNothingToAHarmlessSignal) {
   static std::atomic<int> handled;
   handled = 0;
   struct sigaction action {};
@@ -160,7 +161,7 @@ TEST(Output, LosesNothingToASignalThatDoesNotEndTheJob) {
   const pthread_t writer = ::pthread_self();
   const pid_t number = ::gettid();
   const std::string text(50'000, 'x');
-  const auto interrupt = [&](int pipe) {  // ctest's time limit ends it
+  const auto interrupt = [&](int pipe) {  // ctest's timeout limits it
     for (int waiting = 0; waiting < kSmallPipe || !is_at_rest(number);) {
       ::ioctl(pipe, FIONREAD, &waiting);
       std::this_thread::yield();

@@ -1,4 +1,4 @@
-// What nodes agree on, change by change.
+// Tests the state that nodes agree on, change by change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ std::vector<std::string> ids(const RendezvousState& state) {
   return found;
 }
 
-// A round that runs.
+// Returns the state of a running round.
 RendezvousState running(const RendezvousLimits& limits, const std::vector<std::string>& nodes) {
   RendezvousState state;
   for (const std::string& id : nodes) come(state, node(id), limits);
@@ -31,7 +31,7 @@ RendezvousState running(const RendezvousLimits& limits, const std::vector<std::s
   return state;
 }
 
-TEST(RendezvousState, RunsWhenItIsFull) {
+TEST(RendezvousState, RunsWhenFull) {
   const RendezvousLimits limits{.least = 2, .most = 2};
   RendezvousState state;
   come(state, node("1"), limits);
@@ -44,7 +44,7 @@ TEST(RendezvousState, RunsWhenItIsFull) {
   EXPECT_THAT(ids(state), ElementsAre("1", "2"));
 }
 
-TEST(RendezvousState, TheFirstRoundWaitsForTheLastCallAndLaterOnesDoNot) {
+TEST(RendezvousState, OnlyFirstRoundWaitsForLastCall) {
   const RendezvousLimits limits{.least = 1, .most = 3, .restarts = 9};
   RendezvousState state;
   come(state, node("1"), limits);
@@ -61,7 +61,7 @@ TEST(RendezvousState, TheFirstRoundWaitsForTheLastCallAndLaterOnesDoNot) {
   EXPECT_EQ(state.cause, "rank 0 failed");
 }
 
-TEST(RendezvousState, ARoundWaitsForThoseOfTheOneBeforeAndKeepsTheirOrder) {
+TEST(RendezvousState, RoundWaitsForTheNodesOfTheLast) {
   const RendezvousLimits limits{.least = 1, .most = 3, .restarts = 9};
   RendezvousState state = running(limits, {"1", "2", "3"});
   fail(state, limits, "rank 4 failed", 1);
@@ -75,7 +75,7 @@ TEST(RendezvousState, ARoundWaitsForThoseOfTheOneBeforeAndKeepsTheirOrder) {
   EXPECT_THAT(ids(state), ElementsAre("1", "2", "3"));
 }
 
-TEST(RendezvousState, WishesComeFirst) {
+TEST(RendezvousState, RankWishesComeFirst) {
   const RendezvousLimits limits{.least = 3, .most = 3};
   RendezvousState state;
   Node last = node("2"), first = node("3");
@@ -86,7 +86,7 @@ TEST(RendezvousState, WishesComeFirst) {
   EXPECT_THAT(ids(state), ElementsAre("3", "2", "1")) << "who wishes nothing goes behind";
 }
 
-TEST(RendezvousState, WhoIsLostIsNotWaitedFor) {
+TEST(RendezvousState, LostNodeIsNotWaitedFor) {
   const RendezvousLimits limits{.least = 1, .most = 2, .restarts = 0};
   RendezvousState state = running(limits, {"1", "2"});
   remove(state, limits, "1", "is lost");
@@ -99,7 +99,7 @@ TEST(RendezvousState, WhoIsLostIsNotWaitedFor) {
   EXPECT_THAT(ids(state), ElementsAre("2"));
 }
 
-TEST(RendezvousState, WhoIsLostWhileARoundBeginsMakesNoOther) {
+TEST(RendezvousState, LossWhileARoundBeginsAddsNoRound) {
   const RendezvousLimits limits{.least = 1, .most = 2, .restarts = 9};
   RendezvousState state = running(limits, {"1", "2"});
   fail(state, limits, "rank 0 failed", 1);
@@ -111,7 +111,7 @@ TEST(RendezvousState, WhoIsLostWhileARoundBeginsMakesNoOther) {
   EXPECT_TRUE(state.is_running);
 }
 
-TEST(RendezvousState, WhoComesWhileItRunsIsTakenInByTheNext) {
+TEST(RendezvousState, LateNodeJoinsTheNextRound) {
   const RendezvousLimits limits{.least = 1, .most = 2, .restarts = 0};
   RendezvousState state = running(limits, {"1"});
   EXPECT_FALSE(has_room_for_more(state, limits));
@@ -129,7 +129,7 @@ TEST(RendezvousState, WhoComesWhileItRunsIsTakenInByTheNext) {
   EXPECT_THAT(state.waiting, IsEmpty());
 }
 
-TEST(RendezvousState, WhoWaitsTakesNobodysPlace) {
+TEST(RendezvousState, WaitingNodeTakesNoOthersPlace) {
   const RendezvousLimits limits{.least = 2, .most = 2, .restarts = 9};
   RendezvousState state = running(limits, {"1", "2"});
   come(state, node("3"), limits);
@@ -146,7 +146,7 @@ TEST(RendezvousState, WhoWaitsTakesNobodysPlace) {
   EXPECT_TRUE(state.is_running);
 }
 
-TEST(RendezvousState, TheJobEndsWithTheFailureThatNoRestartIsLeftFor) {
+TEST(RendezvousState, LastFailureEndsTheJob) {
   const RendezvousLimits limits{.least = 1, .most = 1, .restarts = 1};
   RendezvousState state = running(limits, {"1"});
   fail(state, limits, "rank 0 failed", 3);
@@ -158,7 +158,7 @@ TEST(RendezvousState, TheJobEndsWithTheFailureThatNoRestartIsLeftFor) {
   EXPECT_EQ(*state.end, (JobEnd{4, "rank 1 failed"}));
 }
 
-TEST(RendezvousState, TheJobEndsWellWhenAllNodesHave) {
+TEST(RendezvousState, JobSucceedsWhenAllNodesHave) {
   const RendezvousLimits limits{.least = 2, .most = 2};
   RendezvousState state = running(limits, {"1", "2"});
   finish(state, "1");
@@ -172,7 +172,7 @@ TEST(RendezvousState, TheJobEndsWellWhenAllNodesHave) {
   EXPECT_EQ(state.end->code, 0);
 }
 
-TEST(RendezvousState, WhoIsDoneStartsAgainWithTheOthers) {
+TEST(RendezvousState, FinishedNodeRestartsWithOthers) {
   const RendezvousLimits limits{.least = 2, .most = 2, .restarts = 1};
   RendezvousState state = running(limits, {"1", "2"});
   finish(state, "1");
@@ -184,7 +184,7 @@ TEST(RendezvousState, WhoIsDoneStartsAgainWithTheOthers) {
   EXPECT_FALSE(state.end) << "1 has to do it again";
 }
 
-TEST(RendezvousState, IsTheSameWhenItIsReadAgain) {
+TEST(RendezvousState, SurvivesEncodingAndDecoding) {
   const RendezvousLimits limits{.least = 1, .most = 3, .restarts = 9};
   RendezvousState state = running(limits, {"1", "2"});
   come(state, node("3"), limits);
@@ -197,7 +197,7 @@ TEST(RendezvousState, IsTheSameWhenItIsReadAgain) {
   EXPECT_EQ(decode(encode(state)), state);
 }
 
-TEST(RendezvousState, ALongCauseIsCutBetweenCharacters) {
+TEST(RendezvousState, LongCauseIsCutBetweenCharacters) {
   const RendezvousLimits limits{.restarts = 1};
   RendezvousState state = running(limits, {"1"});
   std::string why = "x";
@@ -207,7 +207,7 @@ TEST(RendezvousState, ALongCauseIsCutBetweenCharacters) {
   EXPECT_EQ(decode(encode(state)), state);
 }
 
-TEST(RendezvousState, WhatIsNoStateIsRefused) {
+TEST(RendezvousState, BadStateIsRefused) {
   const std::string good = encode(running({.least = 1, .most = 1}, {"1"}));
   const auto refusal = [](const std::string& text) {
     try {

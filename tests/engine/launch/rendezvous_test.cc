@@ -1,4 +1,4 @@
-// Nodes that meet, each on a thread, over one store.
+// Tests nodes that meet, each on its own thread, at one store.
 #include <atomic>
 #include <future>
 
@@ -41,7 +41,7 @@ class Nodes : public testing::Test {
           port, [] { return true; }, [](const std::string&) {});
     });
   }
-  // Until one has come, and so is the first.
+  // Blocks until a node has joined, so that it is the first.
   void wait_for_the_first() {
     for (const Deadline deadline = Deadline::in(std::chrono::seconds(30)); store->get().empty();) {
       ASSERT_FALSE(deadline.passed()) << "no node has come";
@@ -59,7 +59,7 @@ class Nodes : public testing::Test {
   std::shared_ptr<SharedStore> store = std::make_shared<LocalStore>();
 };
 
-TEST_F(Nodes, WithoutAThreadForTheHeartbeatsAreRefused) {
+TEST_F(Nodes, LackOfAHeartbeatThreadIsBusy) {
   const harness::NoMoreThreads no_more;
   if (harness::can_make_threads())
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
@@ -91,7 +91,7 @@ TEST_F(Nodes, AgreeOnRanksAndMaster) {
   EXPECT_EQ(a->look(), News::None);
 }
 
-TEST_F(Nodes, AFailureOfOneStartsAllAgain) {
+TEST_F(Nodes, OneFailureRestartsAll) {
   const auto a = make("1", settings(2, 2, 1)), b = make("2", settings(2, 2, 1));
   auto one = join(*a, 1001), two = join(*b, 1002);
   ASSERT_TRUE(one.get() && two.get());
@@ -108,7 +108,7 @@ TEST_F(Nodes, AFailureOfOneStartsAllAgain) {
   EXPECT_EQ(*b->end(), (JobEnd{9, "rank 0 failed"}));
 }
 
-TEST_F(Nodes, OfTwoFailuresOfOneRoundOneCounts) {
+TEST_F(Nodes, OnlyOneFailureOfARoundCounts) {
   const auto a = make("1", settings(2, 2, 9)), b = make("2", settings(2, 2, 9));
   auto one = join(*a, 1001), two = join(*b, 1002);
   ASSERT_TRUE(one.get() && two.get());
@@ -122,7 +122,7 @@ TEST_F(Nodes, OfTwoFailuresOfOneRoundOneCounts) {
   EXPECT_EQ(again->cause, "rank 0 failed");
 }
 
-TEST_F(Nodes, TheJobEndsForAllWhenAllAreDone) {
+TEST_F(Nodes, JobEndsWhenAllAreDone) {
   const auto a = make("1", settings(2, 2)), b = make("2", settings(2, 2));
   auto one = join(*a, 1001), two = join(*b, 1002);
   ASSERT_TRUE(one.get() && two.get());
@@ -136,7 +136,7 @@ TEST_F(Nodes, TheJobEndsForAllWhenAllAreDone) {
   b->leave([] { return true; });
 }
 
-TEST_F(Nodes, WhoComesIsTakenIn) {
+TEST_F(Nodes, NewNodeIsTakenIn) {
   const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
   const Place alone = join(*a, 1001).get();
   ASSERT_TRUE(alone);
@@ -151,7 +151,7 @@ TEST_F(Nodes, WhoComesIsTakenIn) {
   EXPECT_EQ(both->cause, "a node has come");
 }
 
-TEST_F(Nodes, WhoGivesNoHeartbeatIsLost) {
+TEST_F(Nodes, NodeWithoutHeartbeatIsLost) {
   const auto a = make("1", settings(1, 2));
   auto one = join(*a, 1001);
   ASSERT_TRUE(one.get());
@@ -161,7 +161,7 @@ TEST_F(Nodes, WhoGivesNoHeartbeatIsLost) {
     EXPECT_EQ(next_news(*a), News::NextRound);
     one = join(*a, 1001);
     ASSERT_TRUE(one.get() && two.get());
-  }  // its heart stands still, and it has not left
+  }  // it sends no more heartbeats, and has not left
   EXPECT_EQ(next_news(*a), News::NextRound);
   const Place alone = join(*a, 1003).get();
   ASSERT_TRUE(alone);
@@ -169,7 +169,7 @@ TEST_F(Nodes, WhoGivesNoHeartbeatIsLost) {
   EXPECT_EQ(alone->cause, "the node at 10.0.0.2 is lost");
 }
 
-TEST_F(Nodes, WhoLeavesIsNotWaitedFor) {
+TEST_F(Nodes, LeavingNodeIsNotWaitedFor) {
   const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
   auto one = join(*a, 1001);
   ASSERT_TRUE(one.get());
@@ -182,7 +182,7 @@ TEST_F(Nodes, WhoLeavesIsNotWaitedFor) {
   EXPECT_EQ(join(*a, 1003).get()->cause, "the node at 10.0.0.2 has left");
 }
 
-TEST_F(Nodes, WhoseLimitsAreOthersThanTheJobsAreToldBoth) {
+TEST_F(Nodes, OtherLimitsErrorNamesBoth) {
   const auto first = make("1", settings(2, 3, 1));
   auto job = join(*first, 1001);
   wait_for_the_first();
@@ -206,7 +206,7 @@ TEST_F(Nodes, WhoseLimitsAreOthersThanTheJobsAreToldBoth) {
   const auto like = make("3", settings(2, 3, 1));
   const Place place = join(*like, 1003).get();
   ASSERT_TRUE(place && job.get());
-  EXPECT_EQ(place->nodes, 2);  // who was refused is not waited for
+  EXPECT_EQ(place->nodes, 2);  // the refused nodes are not waited for
 }
 
 TEST_F(Nodes, TooFewAreATimeout) {
@@ -225,7 +225,7 @@ TEST_F(Nodes, TooFewAreATimeout) {
   EXPECT_THAT(told, testing::ElementsAre("1 of 2 to 3 nodes have come"));
 }
 
-TEST_F(Nodes, ANodeThatWaitsSaysSoAgainAndWhatToDo) {
+TEST_F(Nodes, WaitingNodeReportsAndAdvises) {
   auto how = settings(2, 3);
   how.wait_reports = {milliseconds(100)};
   const auto a = make("1", how);
@@ -242,7 +242,7 @@ TEST_F(Nodes, ANodeThatWaitsSaysSoAgainAndWhatToDo) {
                 "--rdzv-endpoint on the other machines"));
 }
 
-// As a node sees it that is never the fastest.
+// A store at which another node's change always comes first.
 class NeverTheFastest final : public SharedStore {
  public:
   std::string get() override { return encode(others_); }
@@ -264,7 +264,7 @@ class NeverTheFastest final : public SharedStore {
   RendezvousState others_;
 };
 
-TEST_F(Nodes, WhoIsNeverTheFastestTriesEverLaterUntilItsDeadline) {
+TEST_F(Nodes, SlowNodeBacksOffUntilItsDeadline) {
   const auto crowded = std::make_shared<NeverTheFastest>();
   store = crowded;
   auto how = settings(2, 3);
@@ -280,7 +280,7 @@ TEST_F(Nodes, WhoIsNeverTheFastestTriesEverLaterUntilItsDeadline) {
   EXPECT_LT(crowded->tries, 100);
 }
 
-TEST_F(Nodes, JoiningCanBeGivenUp) {
+TEST_F(Nodes, JoiningCanBeAbandoned) {
   const auto a = make("1", settings(2, 2));
   std::atomic<int> asked{0};
   EXPECT_FALSE(a->join(
@@ -288,7 +288,7 @@ TEST_F(Nodes, JoiningCanBeGivenUp) {
   EXPECT_FALSE(a->end());
 }
 
-TEST_F(Nodes, WhoComesWhenTheJobHasEndedHearsOfIt) {
+TEST_F(Nodes, LateNodeLearnsThatTheJobHasEnded) {
   const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
   ASSERT_TRUE(join(*a, 1001).get());
   EXPECT_FALSE(a->failed("rank 0 failed", 5));

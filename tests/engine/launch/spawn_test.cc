@@ -32,13 +32,13 @@ using harness::error_of;
   for (;;) ::pause();
 }
 
-// No child is left, running or to be reaped.
+// Expects that no child is left, running or unreaped.
 void expect_no_children() {
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
 }
 
-TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
+TEST(Spawn, EachRankIsAProcessThatCanJoin) {
   const pid_t parent = ::getpid();
   spawn(3, [&](int rank, int world_size) {
     const auto is = [](const char* name, int value) {
@@ -59,7 +59,7 @@ TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
 }
 
-TEST(Spawn, RanksHaveTheNameOfTheProgram) {
+TEST(Spawn, RanksHaveTheProgramsName) {
   const auto name = [] {
     std::array<char, 16> text{};
     ::prctl(PR_GET_NAME, text.data());
@@ -68,7 +68,7 @@ TEST(Spawn, RanksHaveTheNameOfTheProgram) {
   const std::string program = name();
   ::prctl(PR_SET_NAME, "of my own");
   spawn(1, [&](int, int) {
-    std::string rank;  // of its main thread; this one has inherited it
+    std::string rank;  // the main thread's name; this thread has inherited it
     std::getline(std::ifstream("/proc/self/comm"), rank);
     if (rank != "of my own" || name() != "of my own")
       throw std::runtime_error("the rank is called '" + rank + "'");
@@ -77,7 +77,7 @@ TEST(Spawn, RanksHaveTheNameOfTheProgram) {
   ::prctl(PR_SET_NAME, program.c_str());
 }
 
-TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
+TEST(Spawn, RanksMeetBelowTorchrun) {
   ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   spawn(2, [](int, int) {
     auto group = init_process_group({.timeout = std::chrono::seconds(20)});
@@ -88,7 +88,7 @@ TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
   ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
 }
 
-TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
+TEST(Spawn, RanksComputeAfterTheirParentHas) {
   if (harness::kThreadSanitized) {
     GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside "
                     "others, as OpenMP's here";
@@ -106,7 +106,7 @@ TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
   }
 }
 
-TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
+TEST(Spawn, FirstFailureEndsAllAndIsRethrown) {
   const auto error = error_of([] {
     spawn(3, [](int rank, int) {
       if (rank == 1)
@@ -124,7 +124,7 @@ TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
   expect_no_children();
 }
 
-TEST(Spawn, AnyOtherExceptionIsRemote) {
+TEST(Spawn, OtherExceptionsAreRemote) {
   const auto error = error_of([] {
     spawn(2, [](int rank, int) { rank == 0 ? throw std::runtime_error("why") : void(); });
   });
@@ -132,7 +132,7 @@ TEST(Spawn, AnyOtherExceptionIsRemote) {
   EXPECT_EQ(error.text(), "rank 0: why");
 }
 
-TEST(Spawn, AnExceptionOfTorchIsRethrownWithoutItsStack) {
+TEST(Spawn, TorchExceptionLosesItsStack) {
   const Error error = error_of([] { spawn(1, [](int, int) { at::ones({2}).view({3}); }); });
   EXPECT_EQ(error.blame(), Blame::Remote);
   EXPECT_NE(error.text().find("shape '[3]' is invalid"), std::string::npos) << error.text();
@@ -140,13 +140,13 @@ TEST(Spawn, AnExceptionOfTorchIsRethrownWithoutItsStack) {
   EXPECT_EQ(error.text().find("Exception raised from"), std::string::npos) << error.text();
 }
 
-TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
+TEST(Spawn, FailedRanksChildDelaysNothing) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(
       spawn(2,
             [](int rank, int) {
               if (rank != 0) return wait_for_the_end();
-              if (::fork() == 0) {  // with all that this rank has open but what ctest reads
+              if (::fork() == 0) {  // keeps the rank's descriptors, except those that ctest reads
                 for (const int descriptor : {0, 1, 2}) ::close(descriptor);
                 ::sleep(20);
                 ::_exit(0);
@@ -158,7 +158,7 @@ TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
 }
 
 // A child must not go on as a second parent, which would end the other ranks.
-TEST(Spawn, ARankThatCanStartNoThreadHasFailed) {
+TEST(Spawn, RankWithoutAThreadHasFailed) {
   const harness::NoMoreThreads no_more;
   if (harness::can_make_threads())
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
@@ -176,7 +176,7 @@ TEST(Spawn, ARankThatCanStartNoThreadHasFailed) {
   expect_no_children();
 }
 
-TEST(Spawn, WhereChildrenAreIgnoredSaysWhatToDo) {
+TEST(Spawn, IgnoredSigchldErrorSaysWhatToDo) {
   ::signal(SIGCHLD, SIG_IGN);
   try {
     spawn(1, [](int, int) {});
@@ -188,7 +188,7 @@ TEST(Spawn, WhereChildrenAreIgnoredSaysWhatToDo) {
   ::signal(SIGCHLD, SIG_DFL);
 }
 
-// As a host program of many children may do.
+// Reaps every child on SIGCHLD, as a host program with many children may do.
 class WithAReaper : public testing::Test {
  protected:
   void SetUp() override {
@@ -202,12 +202,12 @@ class WithAReaper : public testing::Test {
   void TearDown() override { std::signal(SIGCHLD, SIG_DFL); }
 };
 
-TEST_F(WithAReaper, RanksWhoseFunctionsReturnHaveEndedWell) {
+TEST_F(WithAReaper, ReturningRanksSucceed) {
   spawn(2, [](int, int) {});
   expect_no_children();
 }
 
-TEST_F(WithAReaper, TheErrorOfARankIsRethrown) {
+TEST_F(WithAReaper, RanksErrorIsRethrown) {
   const auto error = error_of([] {
     spawn(2, [](int rank, int) {
       if (rank == 1) throw Error(Blame::Unsupported, "this");
@@ -219,7 +219,7 @@ TEST_F(WithAReaper, TheErrorOfARankIsRethrown) {
   expect_no_children();
 }
 
-TEST_F(WithAReaper, ARankThatIsKilledIsLost) {
+TEST_F(WithAReaper, KilledRankIsLost) {
   const auto error = error_of([] {
     spawn(2, [](int rank, int) {
       if (rank == 1) ::raise(SIGKILL);
@@ -231,7 +231,7 @@ TEST_F(WithAReaper, ARankThatIsKilledIsLost) {
   expect_no_children();
 }
 
-TEST(Children, ThatSomebodyElseHasReapedAreNotSignalled) {
+TEST(Children, ReapedElsewhereAreNotSignalled) {
   for (const auto reach : {launch::Reach::Children, launch::Reach::Descendants}) {
     launch::Children children(reach);
     const pid_t process = ::fork();
@@ -248,7 +248,7 @@ TEST(Children, ThatSomebodyElseHasReapedAreNotSignalled) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-TEST(Spawn, AKilledRankIsLostAndOneThatExitsHasFailed) {
+TEST(Spawn, KilledRankIsLostExitedRankFailed) {
   const auto killed = error_of([] {
     spawn(2, [](int rank, int) {
       if (rank == 1) ::raise(SIGKILL);
@@ -262,7 +262,7 @@ TEST(Spawn, AKilledRankIsLostAndOneThatExitsHasFailed) {
   EXPECT_EQ(exited.text(), "rank 0 ended with exit code 3");
 }
 
-TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
+TEST(Spawn, RethrowsTheCauseNotItsEffects) {
   const auto error = error_of([] {
     spawn(3, [](int rank, int) {
       auto group = init_process_group();
@@ -275,8 +275,8 @@ TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
   EXPECT_EQ(error.text(), "rank 2: the cause");
 }
 
-// A program whose ranks start what ignores SIGTERM. Each process holds the writing end of a pipe
-// for as long as it lives.
+// A program whose ranks start processes that ignore SIGTERM. Each process holds the writing end of
+// a pipe as long as it lives.
 class StartedByRanks {
  public:
   StartedByRanks() {
@@ -338,21 +338,21 @@ class StartedByRanks {
   Descriptor go_;
 };
 
-TEST(Spawn, WhatRanksHaveStartedEndsWhenTheProgramIsKilled) {
+TEST(Spawn, KilledProgramEndsRanksChildren) {
   const StartedByRanks started;
   started.wait_until_all_run();
   ::kill(started.program(), SIGKILL);
   EXPECT_TRUE(started.all_end());
 }
 
-TEST(Spawn, WhatRanksHaveStartedEndsWhenOneFails) {
+TEST(Spawn, FailureEndsRanksChildren) {
   const StartedByRanks started;
   started.wait_until_all_run();
   started.let_a_rank_fail();
   EXPECT_TRUE(started.all_end());
 }
 
-TEST(Spawn, WhatRanksHaveStartedGoesOnWhenAllEndWell) {
+TEST(Spawn, SuccessLeavesRanksChildren) {
   pid_t left = 0;
   {
     int ends[2];
@@ -369,20 +369,20 @@ TEST(Spawn, WhatRanksHaveStartedGoesOnWhenAllEndWell) {
   EXPECT_EQ(::kill(left, SIGKILL), 0);
 }
 
-TEST(Spawn, TakesAtLeastOneRankAndNotMoreThanAMachineHasProcesses) {
+TEST(Spawn, TakesOneTo4096Ranks) {
   for (const int ranks : {-1, 0, 4097}) {
     EXPECT_EQ(error_of([=] { spawn(ranks, [](int, int) {}); }).text(),
               "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to 4096");
   }
 }
 
-TEST(Spawn, OfNothingIsRefusedBeforeAnyRankIsStarted) {
+TEST(Spawn, EmptyFunctionIsRefused) {
   const auto error = error_of([] { spawn(2, nullptr); });
   EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
   EXPECT_EQ(error.text(), "spawn: the function is empty");
 }
 
-TEST(Children, AreDescribedByHowTheyEnded) {
+TEST(Children, AreDescribedByTheirEnd) {
   EXPECT_EQ(launch::describe_status(3 << 8), "exit code 3");
   EXPECT_EQ(launch::describe_status(SIGSEGV), "signal 11 (Segmentation fault)");
 }

@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-TEST(StatusLine, ShowsWhatEachRankHasCounted) {
+TEST(StatusLine, ShowsEachRanksCounts) {
   StatusLine status(std::chrono::hours(1));
   const std::string page = status.add(0);
   status.add(1);
@@ -57,7 +57,7 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
   EXPECT_THAT(summary, Not(HasSubstr(" 0.0 steps/s"))) << "a mean over the whole time";
 }
 
-// Time passes when a test says so: by the lines' clock, and by that of the ranks whose pages a test
+// A clock that only the test moves, for the status line and for the ranks whose pages the test
 // writes.
 struct TestClock {
   Deadline::Clock::time_point now{std::chrono::seconds(1000)};
@@ -69,7 +69,7 @@ struct TestClock {
   }
 };
 
-// The page that a rank would write, in this process.
+// Writes, in this process, the page that a rank would write.
 class OtherRank {
  public:
   OtherRank(StatusLine& status, int rank) {
@@ -94,7 +94,7 @@ class OtherRank {
   trace::Progress* page_ = nullptr;
 };
 
-TEST(StatusLine, ShowsWhatEachRankWaitedForWhichBackendAndOnWhichHost) {
+TEST(StatusLine, ShowsWaitsByRankBackendAndHost) {
   TestClock clock;
   StatusLine status(std::chrono::seconds(5), clock.reader());
   OtherRank first(status, 0), second(status, 1);
@@ -112,7 +112,7 @@ TEST(StatusLine, ShowsWhatEachRankWaitedForWhichBackendAndOnWhichHost) {
   EXPECT_THAT(status.summary(), HasSubstr("waited 21 % (gloo 20 %, rpc 1 %)"));
 }
 
-TEST(StatusLine, CountsTheWaitThatARankIsIn) {
+TEST(StatusLine, CountsTheCurrentWait) {
   TestClock clock;
   StatusLine status(std::chrono::seconds(5), clock.reader());
   OtherRank rank(status, 0);
@@ -124,7 +124,7 @@ TEST(StatusLine, CountsTheWaitThatARankIsIn) {
   EXPECT_THAT(status.line(), HasSubstr("waited 100 % (gloo)"));
 }
 
-TEST(StatusLine, NamesTheRankThatWaitsLeastByFar) {
+TEST(StatusLine, NamesTheRankThatWaitsLeast) {
   TestClock clock;
   StatusLine status(std::chrono::seconds(5), clock.reader());
   OtherRank first(status, 0), second(status, 1), third(status, 2);
@@ -147,12 +147,12 @@ TEST(StatusLine, NamesTheRankThatWaitsLeastByFar) {
 }
 
 // A rank's memory is not trusted.
-TEST(StatusLine, APageWithNonsenseIsReadAsFarAsItMakesSense) {
+TEST(StatusLine, ReadsDamagedPagesSafely) {
   TestClock clock;
   StatusLine status(std::chrono::seconds(5), clock.reader());
   OtherRank rank(status, 0);
   rank.wait(0, std::string("g\033[2Joo\n"), std::chrono::milliseconds(0));
-  for (auto& letter : rank.page().backends[1].name) letter = 'x';  // no end
+  for (auto& letter : rank.page().backends[1].name) letter = 'x';  // without a terminating zero
   rank.page().backends[0].waited = ~std::uint64_t{0};
   rank.page().backends[1].waited = 5'000'000'000;
   rank.page().waiting_since = clock.nanoseconds();
@@ -161,7 +161,7 @@ TEST(StatusLine, APageWithNonsenseIsReadAsFarAsItMakesSense) {
   EXPECT_THAT(status.line(), HasSubstr("waited 100 % (g?[2Joo? 100 %, xxxxxxxxxxxxxxxx 50 %)"));
 }
 
-TEST(StatusLine, APageThatIsNoneIsAnErrorThatNamesTheVariable) {
+TEST(StatusLine, BadPageErrorNamesTheVariable) {
   for (const char* wrong : {"/nowhere/page", "/dev/null"}) {
     try {
       trace::publish_progress(wrong);
@@ -172,7 +172,7 @@ TEST(StatusLine, APageThatIsNoneIsAnErrorThatNamesTheVariable) {
   }
 }
 
-TEST(StatusLine, AFileOfTheUsersIsAnErrorAndStaysAsItIs) {
+TEST(StatusLine, UsersFileIsRefusedAndUnchanged) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/notes";
   const std::string text(4096, 'x');

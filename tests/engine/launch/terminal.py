@@ -22,7 +22,7 @@ def read_until(wanted):
     while wanted not in output:
         try:
             output += os.read(terminal, 4096).decode()
-        except OSError:  # nobody has the terminal any more
+        except OSError:  # no process has the terminal open any more
             sys.exit(f"no '{wanted}' in:\n{output}")
 
 

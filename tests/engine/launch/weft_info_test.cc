@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// By name.
+// Returns the rows of `weft-info --json` by the transports' names.
 std::map<std::string, nlohmann::json> rows(const std::string& environment = "") {
   const auto outcome = run(environment + path_of("weft-info") + " --json");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -25,12 +25,12 @@ std::map<std::string, nlohmann::json> rows(const std::string& environment = "") 
   return found;
 }
 
-TEST(WeftInfo, NamesEveryTransportOfTheTreeAndWhyNotWhereItIsOfNoUse) {
+TEST(WeftInfo, ListsEveryTransportOrWhyNot) {
   const auto found = rows();
   for (const auto& folder : std::filesystem::directory_iterator(WEFT_TEST_TRANSPORTS)) {
     const std::string name = folder.path().filename();
     if (!std::filesystem::exists(folder.path() / "CMakeLists.txt") || name == "mesh")
-      continue;  // what several are made of
+      continue;  // several transports are built on it
     ASSERT_TRUE(found.contains(name)) << name;
     const auto& row = found.at(name);
     if (row.at("usable")) {
@@ -47,13 +47,13 @@ TEST(WeftInfo, NamesEveryTransportOfTheTreeAndWhyNotWhereItIsOfNoUse) {
 }
 
 #ifdef WEFT_TEST_NO_GPUS
-TEST(WeftInfo, WhatNeedsAGpuIsOfNoUseWhereTheDriverHasNone) {
+TEST(WeftInfo, GpuTransportsAreUnusableWithoutGpu) {
   const auto found = rows("LD_LIBRARY_PATH=" WEFT_TEST_NO_GPUS " ");
   EXPECT_THAT(found.at("cuda_ipc").at("why_not").get<std::string>(), HasSubstr("sees no GPU"));
 }
 #endif
 
-TEST(WeftInfo, DoesNotCallCollectivesOnlyWhatSendsAndReceives) {
+TEST(WeftInfo, NoTransportIsCollectivesOnly) {
   const auto outcome = run(path_of("weft-info"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   for (const char* name : {"gloo", "inproc", "shm", "tcp"})
@@ -61,7 +61,7 @@ TEST(WeftInfo, DoesNotCallCollectivesOnlyWhatSendsAndReceives) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("collectives only")));
 }
 
-TEST(WeftInfo, VersionNamesTheLibtorchOfTheBuild) {
+TEST(WeftInfo, VersionNamesTheLibtorch) {
   // weft-info links libtorch for the gloo backend only.
   const std::string libtorch = WEFT_TEST_GLOO ? " (libtorch " WEFT_TEST_LIBTORCH ")" : "";
   const auto outcome = run(path_of("weft-info") + " --version");
@@ -69,13 +69,13 @@ TEST(WeftInfo, VersionNamesTheLibtorchOfTheBuild) {
   EXPECT_EQ(outcome.out, "weft-info " WEFT_VERSION + libtorch + "\n");
 }
 
-TEST(WeftInfo, OutputThatCannotBeWrittenIsAnError) {
+TEST(WeftInfo, UnwritableOutputIsAnError) {
   const auto outcome = run(path_of("weft-info") + " --json > /dev/full");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("weft-info: cannot write to stdout: No space left on device"));
 }
 
-TEST(WeftInfo, RefusesWhatItDoesNotKnow) {
+TEST(WeftInfo, RefusesUnknownOptionsAndValues) {
   EXPECT_EQ(run(path_of("weft-info") + " --bogus").code, 2);
   const auto outcome = run("WEFT_LOG=loud " + path_of("weft-info"));
   EXPECT_EQ(outcome.code, 2);

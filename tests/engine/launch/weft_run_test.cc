@@ -16,12 +16,12 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-// weft-run with these options, of a program written in shell.
+// Runs weft-run with these options and a shell script as the program.
 Outcome shell(const std::string& options, const std::string& script) {
   return run(path_of("weft-run") + " " + options + " sh -c '" + script + "'");
 }
 
-TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
+TEST(WeftRun, SetsTorchrunsVariables) {
   const auto outcome = shell(
       "--nproc-per-node 2 --no-prefix",
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE "
@@ -33,7 +33,7 @@ TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
                                            "1 1 2 2 0 1 1 2 default 127.0.0.1 0 none 1"));
 }
 
-TEST(WeftRun, SetsTheVariablesOfCudaUnlessTheUserHas) {
+TEST(WeftRun, SetsUnsetCudaVariables) {
   const auto outcome =
       run("unset CUDA_DEVICE_MAX_CONNECTIONS; CUDA_MODULE_LOADING=LAZY " + path_of("weft-run") +
           " --no-prefix sh -c 'echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING'");
@@ -59,13 +59,13 @@ TEST(WeftRun, PrefixesEveryLineWithItsRank) {
   EXPECT_THAT(outcome.err, HasSubstr("[rank 1] warning\n"));
 }
 
-TEST(WeftRun, GivesTheProgramItsOwnArguments) {
+TEST(WeftRun, PassesTheProgramsArguments) {
   const auto outcome =
       run(path_of("weft-run") + " --no-prefix echo --nproc-per-node 7 --help -- end");
   EXPECT_THAT(outcome.lines(), ElementsAre("--nproc-per-node 7 --help -- end"));
 }
 
-TEST(WeftRun, AReportOfAFailureLeavesTheFramesOfAStackOut) {
+TEST(WeftRun, FailureReportOmitsStackFrames) {
   const auto outcome = shell("--nproc-per-node 1",
                              "echo element 0 does not require grad >&2; for i in $(seq 60); do "
                              "echo frame \\#$i: at::f >&2; "
@@ -77,7 +77,7 @@ TEST(WeftRun, AReportOfAFailureLeavesTheFramesOfAStackOut) {
   EXPECT_THAT(outcome.err, HasSubstr("frame #60"));
 }
 
-TEST(WeftRun, AReportOfAFailureNamesTheRanksThatHadEndedWell) {
+TEST(WeftRun, FailureReportNamesFinishedRanks) {
   const auto outcome = shell("--nproc-per-node 3", "test $RANK = 1 || exit 0; sleep 0.5; exit 3");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 3"));
@@ -85,7 +85,7 @@ TEST(WeftRun, AReportOfAFailureNamesTheRanksThatHadEndedWell) {
               HasSubstr("weft-run: before that, ranks 0, 2 had ended with exit code 0\n"));
 }
 
-TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
+TEST(WeftRun, FailureEndsOthersAndIsShownFirst) {
   const auto outcome = shell("--nproc-per-node 3 --grace 1",
                              "test $RANK = 1 || exec sleep 1000; echo the reason >&2; exit 3");
   EXPECT_EQ(outcome.code, 3);
@@ -95,14 +95,14 @@ TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
   EXPECT_THAT(outcome.err, HasSubstr("rank 2 was ended"));
 }
 
-TEST(WeftRun, EndsRanksThatIgnoreTheRequest) {
+TEST(WeftRun, KillsRanksThatIgnoreSigterm) {
   const auto outcome = shell("--nproc-per-node 2 --grace 1",
                              "test $RANK = 1 && exit 4; trap : TERM; while :; do sleep 1000; done");
   EXPECT_EQ(outcome.code, 4);
 }
 
-// More than a pipe holds, which is 64 KiB.
-TEST(WeftRun, RanksThatItEndsMaySayMuchBeforeTheyDo) {
+// The rank writes more than the 64 KiB that a pipe holds.
+TEST(WeftRun, EndingRanksMayStillWriteMuch) {
   const auto outcome =
       run("d=$(mktemp -d); export d; " + path_of("weft-run") +
           " --nproc-per-node 2 --grace 3 sh -c '"
@@ -118,7 +118,7 @@ TEST(WeftRun, RanksThatItEndsMaySayMuchBeforeTheyDo) {
   EXPECT_EQ(lines.back(), "saved");
 }
 
-TEST(WeftRun, ASignalIsReportedByItsName) {
+TEST(WeftRun, SignalIsReportedByName) {
   const auto outcome =
       shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 || exec sleep 1000; kill -KILL $$");
   EXPECT_EQ(outcome.code, 128 + 9);
@@ -126,8 +126,8 @@ TEST(WeftRun, ASignalIsReportedByItsName) {
   EXPECT_THAT(outcome.err, HasSubstr("it wrote nothing to stderr"));
 }
 
-TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
-  // Rank 0 ends first, and says why; only then rank 1 does.
+TEST(WeftRun, RankThatLostAnotherIsNotTheCause) {
+  // Rank 0 ends first, because it has lost rank 1; rank 1 ends after it.
   const std::string script =
       "fifo=$0; if [ $RANK = 0 ]; then echo \"rank 1 is lost [PeerLost at x.cc:1]\" >&2; echo > "
       "$fifo; exit 1; fi; "
@@ -140,7 +140,7 @@ TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: then rank 0: exit code 1"));
 }
 
-TEST(WeftRun, WhoFailsByItselfIsTheCauseWhateverItsLogSaysOfTheOthers) {
+TEST(WeftRun, OwnFailureIsTheCauseDespiteItsLog) {
   // Rank 1, which only lost rank 0, ends first.
   const std::string script =
       "fifo=$0; if [ $RANK = 1 ]; then echo \"x: rank 0 has left [Cancelled at x.cc:1] [Remote at "
@@ -155,7 +155,7 @@ TEST(WeftRun, WhoFailsByItselfIsTheCauseWhateverItsLogSaysOfTheOthers) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 0 failed first: exit code 6"));
 }
 
-// What is below a rank holds a lock for as long as it lives; `flock` gets it when none does.
+// Processes below a rank hold a lock as long as they live; `flock` gets it when none is left.
 Outcome wrapped(const std::string& weft_run) {
   return run("d=$(mktemp -d); mkfifo $d/ready; export d; " + weft_run +
              "; code=$?; flock -w 30 $d/lock true || code=99; "
@@ -163,14 +163,14 @@ Outcome wrapped(const std::string& weft_run) {
 }
 constexpr const char* kProgram = "flock $d/lock sh -c \"echo > $d/ready; exec sleep 1000\"";
 
-TEST(WeftRun, AFailureEndsWhatScriptsHaveStarted) {
+TEST(WeftRun, FailureEndsTheScriptsChildren) {
   const auto outcome =
       wrapped(path_of("weft-run") + " --nproc-per-node 2 --grace 1 sh -c 'test $RANK = 1 || { " +
               kProgram + "; exit; }; read line < $d/ready; exit 3'");
   EXPECT_EQ(outcome.code, 3) << outcome.err;
 }
 
-TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
+TEST(WeftRun, SignalEndsTheScriptsChildren) {
   const auto outcome = wrapped("{ " + path_of("weft-run") + " sh -c '" + kProgram +
                                "; exit' & read line < $d/ready; kill -TERM $!; wait $!; }");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
@@ -178,7 +178,8 @@ TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
               HasSubstr("weft-run: ended by signal 15 (Terminated); it ends its ranks"));
 }
 
-// Programs that do not end by SIGTERM, below what people put between a launcher and a program.
+// Programs that do not end at SIGTERM, below wrappers that people put between a launcher and a
+// program.
 const std::map<std::string, std::string>& wrappers() {
   static const std::map<std::string, std::string> all = [] {
     const std::string program =
@@ -198,8 +199,8 @@ const std::map<std::string, std::string>& wrappers() {
   return all;
 }
 
-// A weft-run around each at a time: `killed` is a command that prints the number of the process
-// that is killed.
+// Runs one weft-run for each wrapper, all at the same time. `killed` is a command that prints the
+// number of the process to kill.
 void expect_ended_with(const std::string& killed, const std::string& said) {
   std::map<std::string, std::future<Outcome>> outcomes;
   for (const auto& [what, script] : wrappers()) {
@@ -215,18 +216,22 @@ void expect_ended_with(const std::string& killed, const std::string& said) {
   }
 }
 
+<<<<<<< HEAD
 TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItIsKilled) {
   expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated); it ends its ranks");
+=======
+TEST(WeftRun, KilledWeftRunEndsItsProcessTree) {
+  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated), and so are its ranks");
+>>>>>>> ed7a1584 (Name the tests of launchers plainly)
 }
 
-TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItsWatcherIsKilled) {
+TEST(WeftRun, KilledWatcherEndsTheProcessTree) {
   expect_ended_with("cat $d/parent",
                     "weft-run: the process that watched the ranks was killed: signal 9 (Killed)");
 }
 
-// As people do who do not know its number. Nothing but the process that they have started has the
-// name.
-TEST(WeftRun, OnlyTheProcessThatWasStartedHasItsName) {
+// People kill weft-run by its name, so only the process that they have started may have that name.
+TEST(WeftRun, OnlyTheStartedProcessHasItsName) {
   const auto outcome =
       run("d=$(mktemp -d); mkfifo $d/ready $d/go; export d; " + path_of("weft-run") +
           " --no-prefix sh -c 'cat /proc/$PPID/comm /proc/$PPID/cmdline | tr -d \\\\0; echo; "
@@ -236,7 +241,7 @@ TEST(WeftRun, OnlyTheProcessThatWasStartedHasItsName) {
   EXPECT_THAT(outcome.lines(), ElementsAre("weft ranks", "weft ranks", "weft-run"));
 }
 
-TEST(WeftRun, LeavesDaemonsAloneThatItsRanksHaveStarted) {
+TEST(WeftRun, LeavesItsRanksDaemonsAlone) {
   const auto outcome =
       run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
           " sh -c 'setsid -f sh -c \"echo \\$\\$ > $d/pid; echo > $d/ready; exec sleep 1000\"; "
@@ -244,32 +249,32 @@ TEST(WeftRun, LeavesDaemonsAloneThatItsRanksHaveStarted) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(WeftRun, WaitsForItsRanksAlsoWhereItsParentIgnoresChildren) {
+TEST(WeftRun, WaitsWhereSigchldIsIgnored) {
   const auto outcome = run("trap '' CHLD; exec timeout 60 " + path_of("weft-run") +
                            " --nproc-per-node 2 sh -c 'exit $RANK'");
   EXPECT_EQ(outcome.code, 1) << outcome.err;
 }
 
-TEST(WeftRun, WhatIsLeftWhenAllRanksHaveEndedIsEnded) {
+TEST(WeftRun, EndsProcessesLeftByItsRanks) {
   const auto outcome =
       wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("processes that they left behind"));
 }
 
-TEST(WeftRun, GivesTheTerminalToItsRanksAndEndsThemByCtrlC) {
+TEST(WeftRun, RanksHaveTheTerminalAndCtrlC) {
   const auto outcome =
       run(path_of("python") + " " + path_of("sources") + "/terminal.py " + path_of("weft-run"));
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
 }
 
-TEST(WeftRun, OutputThatCannotBeWrittenIsAnError) {
+TEST(WeftRun, UnwritableOutputIsAnError) {
   const auto full = run(path_of("weft-run") + " sh -c 'echo hi' > /dev/full");
   EXPECT_EQ(full.code, 1);
   EXPECT_THAT(full.err, HasSubstr("cannot write to stdout: No space left on device"));
 }
 
-TEST(WeftRun, EndsAJobWhoseOutputNobodyReads) {
+TEST(WeftRun, BrokenOutputPipeEndsTheJob) {
   const auto outcome =
       run("{ " + path_of("weft-run") +
           " --nproc-per-node 2 sh -c 'while :; do echo y; done'; echo $? >&2; } | head -n 1");
@@ -277,14 +282,14 @@ TEST(WeftRun, EndsAJobWhoseOutputNobodyReads) {
   EXPECT_THAT(outcome.err, HasSubstr("\n141\n"));
 }
 
-TEST(WeftRun, ARankThatNeverStopsWritingDoesNotHideTheFailureOfAnother) {
+TEST(WeftRun, EndlessOutputDoesNotHideAFailure) {
   const auto outcome = shell("--nproc-per-node 2 --grace 1",
                              "test $RANK = 1 && exit 3; while :; do echo y; done; exit 0");
   EXPECT_EQ(outcome.code, 3) << outcome.err;
 }
 
-TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
-  // The shell around the rank's program has no handler, and goes on.
+TEST(WeftRun, PassesSigusr1ToItsHandlers) {
+  // The shell around the rank's program has no handler, and continues.
   const auto outcome = run(
       "d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
       " --no-prefix sh -c 'sh -c \"trap \\\"echo asked; exit 0\\\" USR1; echo > $d/ready; "
@@ -294,7 +299,7 @@ TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
   EXPECT_EQ(outcome.out, "asked\nafter\n");
 }
 
-TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
+TEST(WeftRun, AsksEndingRanksForTheirDumps) {
   // Rank 1 fails once rank 0 handles the signal.
   const std::string script =
       "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && { read line < $d/ready; "
@@ -313,7 +318,7 @@ TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
   EXPECT_TRUE(without.lines().empty());
 }
 
-TEST(WeftRun, ATimelineThatCannotBeMergedDoesNotChangeTheExitCode) {
+TEST(WeftRun, UnmergedTimelineKeepsTheExitCode) {
   const std::string header =
       R"({"weft":"timeline part 1","job":"j","rank":0,"ranks":1,"host":"h","machine":"m","pid":1,"offset":0,"error":0})";
   for (const int code : {0, 3}) {
@@ -327,7 +332,7 @@ TEST(WeftRun, ATimelineThatCannotBeMergedDoesNotChangeTheExitCode) {
   }
 }
 
-TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
+TEST(WeftRun, ShowsItsRanksStatusAtTheEnd) {
   const auto outcome =
       run(path_of("weft-run") +
           " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");
@@ -335,7 +340,7 @@ TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
   EXPECT_THAT(outcome.err, HasSubstr(" | rank 0: has not joined | rank 1: has not joined"));
 }
 
-TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
+TEST(WeftRun, SignalToItEndsItsRanks) {
   // The rank ends its launcher, which sends the same signal to the ranks.
   const auto outcome =
       shell("--nproc-per-node 1 --no-prefix",
@@ -344,16 +349,16 @@ TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
   EXPECT_THAT(outcome.lines(), ElementsAre("ended"));
 }
 
-TEST(WeftRun, TheFirstSignalIsTheOneThatEndsTheJob) {
-  // The rank sends the second when it has got the first.
+TEST(WeftRun, FirstSignalDecidesTheExitCode) {
+  // The rank sends the second signal when it has received the first.
   const auto outcome = shell(
       "--nproc-per-node 1 --no-prefix",
       "trap \"kill -INT \\$PPID; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
 }
 
-// Whichever comes first, and while weft-run waits for ranks that end after a failure.
-TEST(WeftRun, ACtrlCAfterItsEndHasBegunKillsRanksThatTakeTheirTime) {
+// Each of the two signals comes first once; Ctrl-C then arrives while weft-run waits for its ranks.
+TEST(WeftRun, LaterCtrlCKillsSlowRanks) {
   for (const std::string first : {"INT", "TERM"}) {
     const auto outcome = shell("--nproc-per-node 1 --no-prefix --grace 1000",
                                "trap \"\" TERM; trap \"kill -INT \\$PPID\" INT; test " + first +
@@ -376,7 +381,7 @@ TEST(WeftRun, HelpListsTheOptions) {
   }
 }
 
-TEST(WeftRun, VersionNamesTheProgramThatPrintsIt) {
+TEST(WeftRun, VersionNamesItsProgram) {
   const std::string version = " " WEFT_VERSION;
   const std::map<std::string, std::string> lines{
       {"weft-run", "weft-run" + version + "\n"},
@@ -418,14 +423,14 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
   EXPECT_THAT(refused("/no/such/program", 127), HasSubstr("cannot start '/no/such/program'"));
 }
 
-TEST(WeftRun, SaysWhatMoreRanksWouldTake) {
+TEST(WeftRun, TooManyRanksErrorNamesTheLimit) {
   const auto outcome = run("ulimit -n 40; " + path_of("weft-run") + " --nproc-per-node 64 true");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("which needs some descriptors (ulimit -n)"));
   EXPECT_THAT(outcome.err, HasSubstr("Too many open files"));
 }
 
-TEST(WeftRun, SaysHowAProgramOfThisFolderIsCalled) {
+TEST(WeftRun, SuggestsDotSlashForLocalPrograms) {
   const auto outcome = run("d=$(mktemp -d); cd $d; touch train; " + path_of("weft-run") +
                            " train; code=$?; cd /; rm -r $d; "
                            "exit $code");
@@ -441,7 +446,7 @@ TEST(WeftRun, RefusesAWrongVariable) {
   EXPECT_THAT(outcome.err, HasSubstr("WEFT_LOG is 'loud'"));
 }
 
-TEST(WeftRun, StartsRanksThatJoinAndReduce) {
+TEST(WeftRun, RanksJoinAndReduce) {
   const auto outcome =
       run(path_of("weft-run") + " --no-prefix --nproc-per-node 3 " + path_of("join_and_reduce"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -450,7 +455,7 @@ TEST(WeftRun, StartsRanksThatJoinAndReduce) {
                                            "rank 2 of 3: sum 6, from the left 1"));
 }
 
-TEST(WeftRun, ShowsTheErrorOfTheRankThatThrewFirst) {
+TEST(WeftRun, ShowsTheErrorOfTheFirstRankToFail) {
   const auto outcome =
       run(path_of("weft-run") + " --nproc-per-node 2 " + path_of("join_and_reduce") + " 1");
   EXPECT_EQ(outcome.code, 1);

@@ -12,14 +12,14 @@ namespace {
 
 int next_descriptor() { return Descriptor(::open("/dev/null", O_RDONLY)).get(); }
 
-TEST(WorkerGroup, WithoutDescriptorsForARankIsBusyAndLeavesNoneOpen) {
+TEST(WorkerGroup, LackOfDescriptorsIsBusyAndLeaksNone) {
   Options options;
   options.command = {"true"};
   const int before = next_descriptor();
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   const rlimit tight{static_cast<rlim_t>(before) + 3,
-                     limit.rlim_max};  // its stdout's pipe and half of its stderr's
+                     limit.rlim_max};  // room for stdout's pipe and one end of stderr's
   ::setrlimit(RLIMIT_NOFILE, &tight);
   std::optional<Blame> blame;
   try {
