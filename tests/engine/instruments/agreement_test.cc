@@ -1,4 +1,4 @@
-// Ranks that do not make the same timeline.
+// Tests how ranks agree on the file of their timeline.
 #include <optional>
 #include <thread>
 
@@ -23,7 +23,7 @@ std::optional<Error> error_of(const Participant& participant, transport::Bootstr
   }
 }
 
-// Of ranks with these files.
+// Returns the errors of ranks with these files.
 std::vector<std::optional<Error>> errors_of(const std::vector<std::string>& files) {
   harness::MemoryBootstrap store;
   std::vector<std::optional<Error>> errors(files.size());
@@ -37,12 +37,12 @@ std::vector<std::optional<Error>> errors_of(const std::vector<std::string>& file
   return errors;
 }
 
-TEST(Agreement, OfRanksWithOneFileIsNoError) {
+TEST(Agreement, OneFileIsNoError) {
   for (const auto& error : errors_of({"run.json", "./run.json", "run.json"}))
     EXPECT_FALSE(error) << error->text();
 }
 
-TEST(Agreement, RanksWithDifferentFilesAreAllToldBoth) {
+TEST(Agreement, DifferentFilesErrorNamesBoth) {
   for (const auto& error : errors_of({"a.json", "a.json", "b.json"})) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->blame(), Blame::Caller) << error->text();
@@ -51,7 +51,7 @@ TEST(Agreement, RanksWithDifferentFilesAreAllToldBoth) {
   }
 }
 
-TEST(Agreement, WhoMakesATimelineLearnsOfOneWhoMakesNone) {
+TEST(Agreement, RankWithAFileLearnsOfOneWithout) {
   harness::MemoryBootstrap store;
   EXPECT_FALSE(error_of({0, 2, ""}, store)) << "it waits for nobody";
   const auto error = error_of({1, 2, "run.json"}, store);
@@ -61,7 +61,7 @@ TEST(Agreement, WhoMakesATimelineLearnsOfOneWhoMakesNone) {
               HasSubstr("rank 1 makes a timeline in 'run.json', and rank 0 makes none"));
 }
 
-TEST(Agreement, WhoMakesNoneTellsThoseThatWait) {
+TEST(Agreement, RankWithoutAFileTellsTheOthers) {
   harness::MemoryBootstrap store;
   std::optional<Error> first;
   std::thread maker([&] { first = error_of({1, 2, "run.json"}, store); });
@@ -76,7 +76,7 @@ TEST(Agreement, WhoMakesNoneTellsThoseThatWait) {
   }
 }
 
-TEST(Agreement, AJobOfOneAndOneWithoutASizeNeedNone) {
+TEST(Agreement, IsNotNeededByASingleRank) {
   harness::MemoryBootstrap store;
   EXPECT_FALSE(error_of({0, 1, "a.json"}, store));
   EXPECT_FALSE(error_of({3, 0, "a.json"}, store));

@@ -17,7 +17,7 @@ namespace {
 
 using trace::timeline::Clock;
 
-// A machine whose clock is so far ahead of this one's, until it is set.
+// A machine whose clock starts `ahead` nanoseconds ahead of this machine's.
 struct Machine {
   std::string host;
   std::int64_t ahead = 0;
@@ -28,7 +28,7 @@ struct Measured {
   std::optional<Clock> end;
 };
 
-// Each machine a rank; `then` is what happens to its clock while the job runs.
+// Runs one rank per machine. `then` changes a rank's clock while the job runs.
 std::vector<Measured> measure_all(const std::vector<Machine>& machines,
                                   const std::function<void(int rank, std::int64_t& ahead)>& then) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
@@ -54,7 +54,7 @@ std::vector<Measured> measure_all(const std::vector<Machine>& machines,
 constexpr auto kNothing = [](int, std::int64_t&) {};
 constexpr std::int64_t kAhead = 5'000'000'000;
 
-TEST(JobClock, ProcessesOfOneMachineHaveOneClock) {
+TEST(JobClock, OneMachineHasOneClock) {
   for (const Measured& measured : measure_all({{"a"}, {"a"}, {"a"}}, kNothing)) {
     EXPECT_EQ(measured.start.offset, 0);
     EXPECT_EQ(measured.start.error, 0);
@@ -62,7 +62,7 @@ TEST(JobClock, ProcessesOfOneMachineHaveOneClock) {
   }
 }
 
-TEST(JobClock, OffsetsOfOtherMachinesAreRightWithinTheErrorThatIsStated) {
+TEST(JobClock, OffsetsAreRightWithinTheirError) {
   const auto measured = measure_all({{"a"}, {"b", kAhead}, {"c", -3 * kAhead}}, kNothing);
   EXPECT_EQ(measured[0].start.offset, 0);
   EXPECT_GT(measured[1].start.error, 0);
@@ -70,7 +70,7 @@ TEST(JobClock, OffsetsOfOtherMachinesAreRightWithinTheErrorThatIsStated) {
   EXPECT_LE(std::abs(measured[2].start.offset - 3 * kAhead), measured[2].start.error);
 }
 
-TEST(JobClock, AtTheEndTheyAreFoundOnceMoreWithWhatTheClocksHaveDrifted) {
+TEST(JobClock, EndOffsetsIncludeTheDrift) {
   const auto measured = measure_all(
       {{"a"}, {"b", kAhead}, {"a"}, {"c", 0}},
       [](int rank, std::int64_t& ahead) { ahead += std::int64_t{1'000'000'000} * rank; });
@@ -82,7 +82,7 @@ TEST(JobClock, AtTheEndTheyAreFoundOnceMoreWithWhatTheClocksHaveDrifted) {
   EXPECT_GT(measured[1].end->at, measured[1].start.at + 1'000'000'000) << "by the rank's own clock";
 }
 
-TEST(JobClock, NobodyWaitsAtTheEndForOneThatHasGone) {
+TEST(JobClock, EndDoesNotWaitForGoneRanks) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   const auto clock = [](const char* host) {
     return LocalClock{host, [] { return trace::now(); }, [] { return trace::now(); }};
@@ -100,7 +100,7 @@ TEST(JobClock, NobodyWaitsAtTheEndForOneThatHasGone) {
   EXPECT_FALSE(first.at_end(std::chrono::milliseconds(1)));
 }
 
-TEST(JobClock, ARankThatDoesNotComeIsATimeout) {
+TEST(JobClock, MissingRankIsATimeout) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   try {
     JobClock({1, 2, ""}, store, local_clock(), Deadline::in(std::chrono::milliseconds(10)));

@@ -1,4 +1,4 @@
-// What is served at /metrics, and that a real Prometheus scrapes it.
+// Tests the text that is served at /metrics, and that a real Prometheus scrapes it.
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -34,7 +34,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// One HTTP/1.0 request; "" where nobody listens.
+// Sends one HTTP/1.0 request and returns the response, or "" if nothing listens.
 std::string get(int port, const std::string& path) {
   const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -53,7 +53,7 @@ std::string get(int port, const std::string& path) {
   return text;
 }
 
-// A process serves once: what is counted, and where.
+// Counts some operations and serves them, once per process. Returns the port.
 int serve() {
   static const int served_at = [] {
     const int port = launch::free_port();
@@ -61,7 +61,7 @@ int serve() {
     const trace::About about{.name = "all_reduce", .bytes = 4096};
     trace::Operation earlier = trace::Operation::begin(member, trace::Kind::Collective, about);
     serve_metrics("127.0.0.1:" + std::to_string(port), 5);
-    earlier.end();  // nobody has counted its beginning
+    earlier.end();  // its beginning was not counted
     trace::Operation::begin(member, trace::Kind::Collective, about).end();
     trace::Operation::begin(member, trace::Kind::Collective, about)
         .fail(Error(Blame::PeerLost, "gone"));
@@ -104,12 +104,12 @@ void expect_taken(const std::string& wanted, const TakenPort& taken) {
   }
 }
 
-TEST(Metrics, APortThatIsTakenIsAnErrorThatNamesIt) {
+TEST(Metrics, TakenPortErrorNamesIt) {
   const TakenPort taken;
   expect_taken("127.0.0.1:" + std::to_string(taken.number()), taken);
 }
 
-TEST(Metrics, APortIsCountedByTheLocalRankOfWhateverLauncher) {
+TEST(Metrics, PortAddsEveryLaunchersLocalRank) {
   ASSERT_EQ(std::getenv("LOCAL_RANK"), nullptr);
   const TakenPort taken;
   for (const char* variable : {"SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"}) {
@@ -119,7 +119,7 @@ TEST(Metrics, APortIsCountedByTheLocalRankOfWhateverLauncher) {
   }
 }
 
-TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
+TEST(Metrics, CountOperationsBytesErrorsTimes) {
   const std::string text = get(serve(), "/metrics");
   EXPECT_THAT(text, HasSubstr("200 OK"));
   EXPECT_THAT(
@@ -135,14 +135,14 @@ TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
   EXPECT_THAT(text, HasSubstr("weft_steps_total{rank=\"5\"} 1"));
 }
 
-// The value of that line; -1 where there is none.
+// Returns the value of a line, or -1 if there is no such line.
 double value_of(const std::string& line) {
   const std::string text = get(serve(), "/metrics");
   const auto found = text.find("\n" + line + " ");
   return found == std::string::npos ? -1 : std::atof(text.c_str() + found + line.size() + 2);
 }
 
-TEST(Metrics, TellHowLongTheRankWaitedForWhichBackendOnWhichHost) {
+TEST(Metrics, TellWaitsByBackendAndHost) {
   serve();
   static std::atomic<std::int64_t> now{1'000'000'000};  // nanoseconds
   trace::host_time().use_clock([] { return now.load(); });
@@ -179,7 +179,7 @@ TEST(Metrics, CountErrorsByBlame) {
   EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Busy",kind="served"})"), -1);
 }
 
-// Of the bucket to that many seconds, how many operations of that kind took no longer.
+// Maps each bucket's limit in seconds to the number of operations of that kind that took no longer.
 std::map<double, double> buckets(const std::string& kind) {
   const std::string text = get(serve(), "/metrics");
   const std::string start = R"(weft_operation_seconds_bucket{rank="5",kind=")" + kind + R"(",le=")";
@@ -192,7 +192,7 @@ std::map<double, double> buckets(const std::string& kind) {
   return counts;
 }
 
-TEST(Metrics, CountAnOperationInTheBucketsOfWhatItTookAndLonger) {
+TEST(Metrics, BucketsAreCumulative) {
   constexpr std::int64_t kLeast = 3'000'000;
   serve();
   const trace::Member member = trace::Member::join({"agent", "worker5", 5, {}});
@@ -218,8 +218,8 @@ TEST(Metrics, CountAnOperationInTheBucketsOfWhatItTookAndLonger) {
   }
 }
 
-// Functions that wait until the test lets them go on; in this process, whose memory the test
-// shares.
+// Called functions wait until the test opens the gate. They run in this process, whose memory the
+// test shares.
 std::promise<void> gate;
 std::atomic<int> came{0};
 int stand(int value) {
@@ -230,7 +230,7 @@ int stand(int value) {
 }
 at::Tensor echo(at::Tensor tensor) { return tensor; }
 
-TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
+TEST(Metrics, CountCallsQueuedHandlersAndBytes) {
   serve();
   auto store = c10::make_intrusive<c10d::HashStore>();
   rpc::Agent callee;
@@ -242,14 +242,14 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   rpc::Agent caller =
       rpc::init("caller", {.rank = 0, .world_size = 2, .store = store, .transports = {"tcp"}});
   other.join();
-  constexpr int kCalls = 12;  // more than a thread pool of one has threads
+  constexpr int kCalls = 12;  // more than the one thread of the callee
   std::vector<Future<int>> calls;
   for (int i = 0; i < kCalls; ++i) calls.push_back(caller.async<&stand>("callee", i));
   const std::string in_flight = R"(weft_calls_in_flight{rank="5",peer="callee"})";
   const std::string queued = R"(weft_queued_handlers{rank="5",agent="callee"})";
   EXPECT_EQ(value_of(in_flight), kCalls);
   while (value_of(queued) + came < kCalls)
-    std::this_thread::yield();  // all have arrived; ctest's time limit ends it
+    std::this_thread::yield();  // until all have arrived; ctest's timeout limits it
   EXPECT_EQ(value_of(queued) + came, kCalls);
   EXPECT_GT(value_of(queued), 0);
   gate.set_value();
@@ -275,7 +275,7 @@ TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
   leaving.join();
 }
 
-TEST(Metrics, ShowWhatWaitsAtTransports) {
+TEST(Metrics, ShowQueuedMessagesOfTransports) {
   serve();
   const trace::Waiting one(trace::depth(trace::Queue::Messages, "carrier pigeon"));
   EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 1);
@@ -287,11 +287,11 @@ TEST(Metrics, ShowWhatWaitsAtTransports) {
   EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 1);
 }
 
-// In processes that served nothing before.
-TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
+// Runs in processes that have served nothing before.
+TEST(MetricsOfRanks, AreServedAtTheGivenAddress) {
   const int ports[] = {launch::free_port(), launch::free_port()};
   harness::Processes ranks(2, [&](int rank) {
-    // To which it adds its LOCAL_RANK.
+    // The process adds its LOCAL_RANK to the port.
     ::setenv("WEFT_METRICS", ("127.0.0.1:" + std::to_string(ports[rank] - rank)).c_str(), 1);
     ProcessGroupOptions options;
     options.backend = "tcp";
@@ -311,12 +311,12 @@ TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
   }
 }
 
-// As ranks of spawn() are in a program that has made a group before.
-TEST(Metrics, OfAForkedProcessAreItsOwn) {
+// The ranks of spawn() are forked like this from a program that has made a group before.
+TEST(Metrics, ForkedProcessHasItsOwn) {
   const int parents = serve();
   const int port = launch::free_port();
   harness::Processes child(1, [&](int) {
-    serve_metrics("127.0.0.1:" + std::to_string(parents), 6);  // is taken: a warning
+    serve_metrics("127.0.0.1:" + std::to_string(parents), 6);  // taken, which is a warning
     serve_metrics("127.0.0.1:" + std::to_string(port), 7);
     const trace::Member member = trace::Member::join({"group", "default", 7, {}});
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce"}).end();
@@ -351,7 +351,7 @@ TEST(Metrics, AreScrapedByPrometheus) {
              static_cast<char*>(nullptr));
     ::_exit(127);
   }
-  // Until it has scraped; ctest's time limit ends it.
+  // Asks until Prometheus has scraped; ctest's timeout limits it.
   std::string answer;
   while (answer.find("\"8192\"") == std::string::npos) {
     answer = get(own, "/api/v1/query?query=weft_bytes_total");

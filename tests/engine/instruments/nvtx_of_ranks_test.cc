@@ -1,4 +1,4 @@
-// What a tool that is attached sees of groups.
+// Tests what an attached NVTX tool sees of groups.
 #include <map>
 #include <set>
 #include <string>
@@ -22,8 +22,8 @@ class NvtxOfRanks : public testing::Test {
   static void SetUpTestSuite() { harness::attach_nvtx_tool(); }
   void SetUp() override { harness::take_nvtx_recording(); }
 
-  // The payloads of what the ranks began under that name, without the communicator's id, which is
-  // one for all of them.
+  // Returns, by rank, the payloads of the ranges that the ranks began under `name`. Removes the
+  // communicator's id, which must be the same for all of them.
   static std::map<std::string, Fields> by_rank(const harness::NvtxRecording& recording,
                                                const std::string& name) {
     std::map<std::string, Fields> by_rank;
@@ -39,7 +39,7 @@ class NvtxOfRanks : public testing::Test {
   }
 };
 
-TEST_F(NvtxOfRanks, CollectivesAndMessagesHaveTheirReductionRootPeerAndBytes) {
+TEST_F(NvtxOfRanks, OperationsShowRootPeerAndBytes) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup& group) {
     at::Tensor tensor = at::ones({8}, at::kFloat);
     group.all_reduce(tensor, ReduceOp::Max).wait();

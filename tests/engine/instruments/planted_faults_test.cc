@@ -1,5 +1,5 @@
-// Faults planted among real ranks, each in a process of its own, and named by what their flight
-// recorders held.
+// Plants faults among real ranks, each in its own process, and expects that the analysis of their
+// flight recorders names them.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -40,7 +40,7 @@ int hang() { stay(); }
 
 class PlantedFaults : public testing::Test {
  protected:
-  // Set before anything reads it; the ranks are forked from here.
+  // Sets the variable before anything reads it; the ranks, which are forked, inherit it.
   PlantedFaults() { ::setenv("WEFT_DUMP_DIR", folder_.c_str(), 1); }
 
   static ProcessGroup join(const std::string& backend = "tcp") {
@@ -55,7 +55,7 @@ class PlantedFaults : public testing::Test {
     const auto before = dumps_of(ranks.process(rank));
     ranks.signal(rank, SIGUSR1);
     while (dumps_of(ranks.process(rank)) == before)
-      std::this_thread::yield();  // ctest's time limit ends it
+      std::this_thread::yield();  // ctest's timeout limits it
   }
 
   std::size_t dumps_of(pid_t process) const {
@@ -88,7 +88,7 @@ class PlantedFaults : public testing::Test {
   const std::string folder_ = kept_.path();
 };
 
-TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
+TEST_F(PlantedFaults, LateRankAndItsCollectiveAreNamed) {
   Processes ranks(3, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -103,7 +103,7 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
   EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
   ask(ranks, 2);
-  const auto late = findings(What::LateRank, 0ns);  // its limit was short
+  const auto late = findings(What::LateRank, 0ns);  // the timeout was short
   ASSERT_EQ(late.size(), 1u);
   EXPECT_THAT(late[0].ranks, ElementsAre(2));
   EXPECT_THAT(late[0].text, HasSubstr("it has not come to collective #2, all_reduce (Sum) of "
@@ -115,7 +115,7 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
   }
 }
 
-TEST_F(PlantedFaults, WhoDoesNotComeToAMonitoredBarrierIsNamed) {
+TEST_F(PlantedFaults, RankMissingABarrierIsNamed) {
   Processes ranks(3, [](int rank) {
     auto group = join();
     if (rank != 2) {
@@ -137,7 +137,7 @@ TEST_F(PlantedFaults, WhoDoesNotComeToAMonitoredBarrierIsNamed) {
           "it has not come to monitored_barrier #1 in group 'default', where ranks 0, 1 wait"));
 }
 
-TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
+TEST_F(PlantedFaults, MismatchedCollectivesAreNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -156,12 +156,12 @@ TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
   EXPECT_THAT(found[0].text, HasSubstr("rank 1 calls broadcast (root 0) of float32 [4], 16 bytes"));
 }
 
-TEST_F(PlantedFaults, RootsAndReductionsThatDifferAreNamed) {
+TEST_F(PlantedFaults, DifferingRootsAndOpsAreNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
     auto other = group.new_group({0, 1});
-    // Each takes itself for the root, and in the other group each another reduction.
+    // Each rank names itself as the root, and in the other group each uses another reduction.
     Work first = group.broadcast(tensor, rank);
     Work second = other.reduce(tensor, 1, rank == 0 ? ReduceOp::Sum : ReduceOp::Max);
     Processes::say("there");
@@ -181,7 +181,7 @@ TEST_F(PlantedFaults, RootsAndReductionsThatDifferAreNamed) {
   EXPECT_THAT(found[1].text, HasSubstr("calls reduce (Sum, root 1) of float32 [4]"));
 }
 
-TEST_F(PlantedFaults, AMissingRankIsNamedByThoseThatLostIt) {
+TEST_F(PlantedFaults, LostRankIsNamed) {
   Processes ranks(3, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -204,7 +204,7 @@ TEST_F(PlantedFaults, AMissingRankIsNamedByThoseThatLostIt) {
   EXPECT_THAT(missing[0].ranks, ElementsAre(1));
 }
 
-TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
+TEST_F(PlantedFaults, CycleOfReceivesIsNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -214,7 +214,7 @@ TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
   });
   for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
   for (int rank = 0; rank < 2; ++rank) ask(ranks, rank);
-  // They have waited for a moment only.
+  // They have waited only for a moment, so waits of any age count.
   const auto found = findings(What::CycleOfWaits, 0ns);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
@@ -224,7 +224,7 @@ TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
           "rank 0 for rank 1 in recv #1 from rank 1 with tag 3 of float32 [4] in group 'default'"));
 }
 
-TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
+TEST_F(PlantedFaults, UnsentMessageAndSenderAreNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -239,7 +239,7 @@ TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
   for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
   EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
   ask(ranks, 1);
-  const auto found = findings(What::StuckMessage, 0ns);  // its limit was short
+  const auto found = findings(What::StuckMessage, 0ns);  // the timeout was short
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
   EXPECT_THAT(
@@ -248,7 +248,7 @@ TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
                 "sent; it is in no operation: its last, collective #1, all_reduce"));
 }
 
-TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
+TEST_F(PlantedFaults, HangingCallIsLocated) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -262,13 +262,13 @@ TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
   EXPECT_GE(dumps_of(ranks.process(0)), 1u);
   ask(ranks, 1);
-  const auto found = findings(What::NoReply, 0ns);  // its limit was short
+  const auto found = findings(What::NoReply, 0ns);  // the timeout was short
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].text, HasSubstr("for a reply to the call of"));
   EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it has run there for"));
 }
 
-TEST_F(PlantedFaults, WorkersThatCallEachOtherAndWaitAreNamedAsACircle) {
+TEST_F(PlantedFaults, CycleOfCallsIsNamed) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     const auto call = agent.async<&hang>(1 - rank);
@@ -284,8 +284,8 @@ TEST_F(PlantedFaults, WorkersThatCallEachOtherAndWaitAreNamedAsACircle) {
   EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1; rank 1 for rank 0 in the call of"));
 }
 
-// Comes to each collective some time after the others: the delay is what is planted.
-TEST_F(PlantedFaults, AStragglerIsNamedThoughNothingIsStuck) {
+// Rank 1 joins each collective 20 ms late: the delay is the planted fault.
+TEST_F(PlantedFaults, StragglerIsNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -313,10 +313,10 @@ at::Tensor hangs_backwards(const at::Tensor& x) {
   return y;
 }
 
-TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
+TEST_F(PlantedFaults, StuckBackwardIsLocated) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
-    agent.set_timeout(2s);  // of the backward; the workers may need longer to come
+    agent.set_timeout(2s);  // for the backward; the workers may need longer to start
     if (rank == 0) {
       AutogradContext context(agent);
       const at::Tensor loss = agent
@@ -339,11 +339,11 @@ TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
 
 at::Tensor times_two(at::Tensor x) { return x * 2; }
 
-// Nothing of it is stuck anywhere but at its root, and no call of it fails.
-TEST_F(PlantedFaults, ABackwardPassWhoseResultIsNotUsedIsDumpedAndNamed) {
+// The pass is stuck at its root only, and none of its calls fails.
+TEST_F(PlantedFaults, BackwardWithUnusedResultIsNamed) {
   Processes ranks(3, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
-    agent.set_timeout(1s);  // of the backward; the workers may need longer to come
+    agent.set_timeout(1s);  // for the backward; the workers may need longer to start
     if (rank == 0) {
       AutogradContext context(agent);
       const auto x = torch::ones({4}, torch::requires_grad());
@@ -363,8 +363,9 @@ TEST_F(PlantedFaults, ABackwardPassWhoseResultIsNotUsedIsDumpedAndNamed) {
 
 int vanish() { ::_exit(0); }
 
-// A second goes by before the next dump: the first one holds what has failed.
-TEST_F(PlantedFaults, ALostWorkerIsNamedByTheCallThatItOwes) {
+// The next dump is written a second later at the earliest, so the first one must contain the
+// failure.
+TEST_F(PlantedFaults, LostWorkerIsNamedByItsCall) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -391,7 +392,7 @@ class Sleeper {
   int value() const { return 0; }
 };
 
-TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
+TEST_F(PlantedFaults, RRefWithoutAValueIsNamed) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -413,9 +414,9 @@ TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
   EXPECT_THAT(found[0].text, HasSubstr("on rank 1: it has run there for"));
 }
 
-// Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job
-// looks like that runs.
-TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
+// The ranks are in a message, a call, a collective and in shutdown(), none of them for long, as in
+// a job that runs.
+TEST_F(PlantedFaults, HealthyJobIsNotAccused) {
   Processes ranks(3, [](int rank) {
     auto group = join();
     at::Tensor tensor = torch::ones({4});
@@ -439,8 +440,8 @@ TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
     EXPECT_EQ(one.text.find("join_shutdown"), std::string::npos);
 }
 
-// The same dump, asked for by the program.
-TEST_F(PlantedFaults, AGroupAndAnAgentGiveTheirDumps) {
+// The program asks for the same dump.
+TEST_F(PlantedFaults, GroupAndAgentGiveTheirDumps) {
   Processes ranks(1, [&](int) {
     auto group = join();
     group.barrier().wait();

@@ -1,6 +1,6 @@
-// A straggler planted among real ranks of synchronous training: what weft-run --status says of it.
-// Time is what the test makes of it, the same for all processes: it passes only while the straggler
-// computes, so what each rank has waited is exact.
+// Plants a straggler among real ranks of synchronous training and tests what weft-run --status says
+// of it. The test sets the time for all processes. Time passes only while the straggler computes,
+// so each rank's wait is exact.
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -44,7 +44,7 @@ T* shared_memory(const char* file) {
 std::atomic<std::int64_t>* job_time = nullptr;
 std::array<trace::Progress*, kRanks> pages{};
 
-// That rank is in the wait of this step, which ends when the straggler comes.
+// True while `rank` waits in `step`, which it does until the straggler joins.
 bool waits_in(int rank, std::uint64_t step) {
   const trace::Progress& page = *pages[static_cast<std::size_t>(rank)];
   return page.steps == step && page.waiting_since != 0;
@@ -62,7 +62,7 @@ void train(int rank, const std::string& page, const std::string& backend) {
     begin_step();
     if (rank == kStraggler) {
       while (!waits_in(0, step) || !waits_in(2, step))
-        std::this_thread::yield();  // the harness's time limit ends it
+        std::this_thread::yield();  // the harness's timeout limits it
       *job_time += kSecond;
     }
     group.all_reduce(gradient).wait();
@@ -88,7 +88,7 @@ TEST_P(Straggler, IsTheRankThatWaitsLeast) {
   Processes ranks(
       kRanks, [&](int rank) { train(rank, files[static_cast<std::size_t>(rank)], GetParam()); });
   ranks.expect_success();
-  *job_time += kSteps * kSecond;  // in which nobody waits
+  *job_time += kSteps * kSecond;  // during which no rank waits
   const std::string line = status.line();
   const std::string backend = std::string(" (") + GetParam() + ")";
   std::printf("%s\n", line.c_str());

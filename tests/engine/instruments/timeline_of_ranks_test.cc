@@ -1,4 +1,4 @@
-// WEFT_TIMELINE with real ranks.
+// Tests WEFT_TIMELINE with real ranks.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -42,7 +42,7 @@ using harness::Processes;
 constinit trace::Name ours{trace::Layer::User, "ours"};
 
 int twice(int value) { return 2 * value; }
-// On the next worker, where there is one.
+// Calls twice() on the next worker.
 int twice_there(int value) {
   rpc::Agent& agent = rpc::this_agent();
   return agent.sync<&twice>(agent.self().rank + 1, value);
@@ -60,7 +60,7 @@ class TimelineOfRanks : public testing::Test {
     return init_process_group(options);
   }
 
-  // How often an arrow of that name goes from a rank to a rank.
+  // Counts the arrows of that name from one rank to another.
   int arrows(const std::string& name, int from, int to) const {
     std::map<std::uint64_t, int> starts;
     int count = 0;
@@ -81,7 +81,7 @@ class TimelineOfRanks : public testing::Test {
     int rank = -1, peer = -1;
     double begin = 0, end = 0;
   };
-  // Spans of a kind, in the order of their beginning.
+  // Returns the spans of a kind, in the order in which they begin.
   std::vector<Drawn> spans(const std::string& kind) const {
     std::vector<Drawn> all;
     const auto json = nlohmann::json::parse(std::ifstream(file_));
@@ -111,7 +111,7 @@ class TimelineOfRanks : public testing::Test {
   std::string file_ = folder_ + "/run.json";
 };
 
-TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
+TEST_F(TimelineOfRanks, HoldsAllOperationsWithArrows) {
   Processes ranks(2, [](int rank) {
     ProcessGroupOptions options;
     options.backend = "tcp";
@@ -122,7 +122,7 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
     if (rank == 0) {
       group.send(tensor, 1).wait();
     } else {
-      group.recv(tensor).wait();  // from any: who sent becomes known at its end
+      group.recv(tensor).wait();  // from any rank: the sender is known only at the end
     }
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -150,7 +150,7 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
   EXPECT_GE(count.at("reply"), 1);
 }
 
-TEST_F(TimelineOfRanks, HoldsWhatRanksAgreeOnOverTheStore) {
+TEST_F(TimelineOfRanks, HoldsMeetingsOverTheStore) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     group.monitored_barrier(std::chrono::seconds(30));
@@ -164,13 +164,13 @@ TEST_F(TimelineOfRanks, HoldsWhatRanksAgreeOnOverTheStore) {
                                                "new_group", "new_group", "split", "split"}));
 }
 
-TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
+TEST_F(TimelineOfRanks, OptionOverridesTheEnvironment) {
   const std::string other = folder_ + "/option.json";
   Processes ranks(2, [&](int rank) {
     auto group = join(other);
     at::Tensor tensor = torch::ones({10});
     group.all_reduce(tensor).wait();
-    // Now by the environment, which names another file: refused before anybody waits.
+    // Now the environment names another file, which is refused before any rank waits.
     const Error error = harness::error_of([&] { rpc::init("worker" + std::to_string(rank)); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), testing::HasSubstr("'" + file_ + "'"));
@@ -185,8 +185,8 @@ TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
   EXPECT_EQ(tools::read_run(other).ranks.size(), 2u);
 }
 
-// They meet in init, and nothing of a timeline stays.
-TEST_F(TimelineOfRanks, DifferentFilesAreAnErrorOnEachRankThatNamesBoth) {
+// The ranks compare their files in init, and leave no timeline behind.
+TEST_F(TimelineOfRanks, DifferentFilesErrorNamesBoth) {
   Processes ranks(2, [&](int rank) {
     const Error error =
         harness::error_of([&] { join(folder_ + "/" + std::to_string(rank) + ".json"); });
@@ -198,9 +198,8 @@ TEST_F(TimelineOfRanks, DifferentFilesAreAnErrorOnEachRankThatNamesBoth) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
-// As on two machines without a file system between them: a relative file is another one in each
-// folder.
-TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
+// Simulates machines without a common file system: a relative name is another file in each folder.
+TEST_F(TimelineOfRanks, UnreadablePartsTravelToRankZero) {
   for (const char* machine : {"0", "1", "2"})
     std::filesystem::create_directory(folder_ + "/" + machine);
   ::setenv("WEFT_TIMELINE", "run.json", 1);
@@ -229,8 +228,8 @@ TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
   EXPECT_FALSE(std::filesystem::exists(file_ + ".parts"));
 }
 
-// Runs `body` in a process whose clock is so many seconds ahead: a time namespace, which only what
-// is forked from now on is in. False where this user may not have one.
+// Runs `body` in a process whose clock is `seconds` ahead, by a time namespace, which only
+// processes that are forked later enter. False if this user may not create one.
 bool run_with_clock_ahead(int seconds, const std::function<void()>& body) {
   if (::unshare(CLONE_NEWTIME) != 0) return false;
   std::ofstream("/proc/self/timens_offsets") << "monotonic " << seconds << " 0" << std::flush;
@@ -247,8 +246,8 @@ bool run_with_clock_ahead(int seconds, const std::function<void()>& body) {
   return true;
 }
 
-// As on two machines.
-TEST_F(TimelineOfRanks, ClocksThatDifferAreComparedAtTheStartAndAtTheEnd) {
+// Simulates two machines.
+TEST_F(TimelineOfRanks, DifferingClocksAreComparedTwice) {
   const pid_t probe = ::fork();
   if (probe == 0) ::_exit(run_with_clock_ahead(5000, [] {}) ? 0 : 1);
   int status = 0;
@@ -281,7 +280,7 @@ TEST_F(TimelineOfRanks, ClocksThatDifferAreComparedAtTheStartAndAtTheEnd) {
       << "the clocks are 5000 s apart";
 }
 
-TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) {
+TEST_F(TimelineOfRanks, GradientsPointToBucketAndAllReduce) {
   Processes ranks(2, [](int rank) {
     auto group = join();
     torch::manual_seed(0);
@@ -298,11 +297,10 @@ TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) 
 
 int value_of(RRef<int> reference) { return reference.to_here(); }
 
-using Events =
-    std::multiset<std::pair<std::string, int>>;  // what became of a reference, and of whose
+using Events = std::multiset<std::pair<std::string, int>>;  // an event of a reference, and its peer
 
-// Created by rank 0 on rank 1, lent to rank 2, given back by both.
-TEST_F(TimelineOfRanks, HoldsWhatBecomesOfAReferenceAndSoDoesTheRecorder) {
+// Rank 0 creates a reference on rank 1 and lends it to rank 2; both give it back.
+TEST_F(TimelineOfRanks, HoldsTheEventsOfAReference) {
   const Events expected{{"creation came", 0},
                         {"fork", 2},
                         {"fork ended", 0},
@@ -332,7 +330,7 @@ TEST_F(TimelineOfRanks, HoldsWhatBecomesOfAReferenceAndSoDoesTheRecorder) {
 
 at::Tensor doubled(at::Tensor x) { return x * 2; }
 
-TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThreadAndHop) {
+TEST_F(TimelineOfRanks, CallsShowFunctionAndBothEnds) {
   Processes ranks(3, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -377,7 +375,7 @@ TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThrea
       {{0, 1}, 3 + 30}, {{0, 2}, 2}, {{1, 2}, 1 + 20}};
   EXPECT_EQ(hops, expected);
   EXPECT_GE(arrows("call", 1, 2), 21);
-  // A second hop lies within what called it.
+  // A second hop lies within the call that made it.
   for (const Drawn& hop : spans("call")) {
     if (hop.rank != 1 || !is_ours(hop)) continue;
     const auto served = spans("served");
@@ -387,7 +385,7 @@ TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThrea
   }
 }
 
-TEST_F(TimelineOfRanks, RB056_CallsOfAnAutogradContextAreTracedAndRecordedBoth) {
+TEST_F(TimelineOfRanks, CallsInAContextAreAlsoTraced) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {
@@ -414,7 +412,7 @@ TEST_F(TimelineOfRanks, RB056_CallsOfAnAutogradContextAreTracedAndRecordedBoth) 
   EXPECT_EQ(arrows("gradient", 1, 0), 2);
 }
 
-TEST_F(TimelineOfRanks, AGradientPointsToTheWorkerThatItGoesToAndACallToTheThreadThatRunsIt) {
+TEST_F(TimelineOfRanks, GradientsAndCallsPointToTheirWork) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
     if (rank == 0) {

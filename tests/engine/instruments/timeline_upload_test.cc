@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 const std::string kJob = "0123456789abcdef";
 
-// Two machines: a folder each, and a store between them.
+// Two machines, each with its own folder, and a common store.
 class Parts : public testing::Test {
  protected:
   Parts() {
@@ -60,14 +60,14 @@ class Parts : public testing::Test {
   }};
 };
 
-TEST_F(Parts, AreAwayWhereRankZerosIsNotSeen) {
+TEST_F(Parts, AreAwayIfRankZerosPartIsUnseen) {
   write(part("here", 0), "");
   show_part(store_, part("here", 0));
   EXPECT_FALSE(is_away(store_, 1, file("here"), Deadline::in(std::chrono::seconds(10))));
   EXPECT_TRUE(is_away(store_, 2, file("there"), Deadline::in(std::chrono::seconds(10))));
 }
 
-TEST_F(Parts, TravelWholeToRankZeroAndAreNamedByIt) {
+TEST_F(Parts, TravelWholeToRankZero) {
   write(part("here", 0), "");
   show_part(store_, part("here", 0));
   std::string large;
@@ -89,8 +89,8 @@ TEST_F(Parts, TravelWholeToRankZeroAndAreNamedByIt) {
   EXPECT_EQ(warnings(), "");
 }
 
-// What a peer puts there is not believed.
-TEST_F(Parts, ThatAreNoneAreWarningsThatNameTheRank) {
+// The receiver does not trust a peer's data.
+TEST_F(Parts, InvalidPartWarningNamesTheRank) {
   const auto put = [this](const std::string& key, const std::string& text) {
     store_.set("weft/timeline/parts/" + key, group::to_bytes(text));
   };
@@ -110,7 +110,7 @@ TEST_F(Parts, ThatAreNoneAreWarningsThatNameTheRank) {
   EXPECT_THAT(warnings(), HasSubstr("a piece of it has another size than was announced"));
 }
 
-TEST_F(Parts, OfARankThatIsNoneOfTheJobAreRefused) {
+TEST_F(Parts, PartsOfUnknownRanksAreRefused) {
   store_.add("weft/timeline/parts/away", 1);
   store_.set("weft/timeline/parts/away/1", group::to_bytes("4"));
   EXPECT_THROW(take_parts(store_, 4, file("here"), kJob), Error);
