@@ -1,4 +1,4 @@
-// Passes: group DA of the behaviours.
+// Tests backward passes.
 #include <map>
 #include <mutex>
 #include <thread>
@@ -27,12 +27,12 @@ at::Tensor make(std::vector<std::int64_t> sizes) {
   return at::ones(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
 }
 at::Tensor add_held(at::Tensor a, RRef<at::Tensor> b) { return a + b.to_here(); }
-// Uses a third worker, and its inputs again.
+// Calls a third worker, and uses its inputs again.
 at::Tensor mixed(at::Tensor a, at::Tensor b, int third) {
   const at::Tensor there = rpc::this_agent().sync<&matmul>(third, a, b);
   return there * a + b;
 }
-// Calls back, deeper and deeper.
+// Two workers call each other `depth` times.
 at::Tensor back_and_forth(at::Tensor a, at::Tensor b, int depth, int other) {
   if (depth == 0) return a * b;
   const int self = rpc::this_agent().self().rank;
@@ -42,8 +42,8 @@ Future<at::Tensor> later(at::Tensor a, int other) {
   const at::Tensor there = co_await rpc::this_agent().async<&mul>(other, a, a);
   co_return there + a;
 }
-// A deferred reply, which another call, made outside of the context, computes and sets. By the
-// worker and its caller.
+// Deferred replies, by the worker and its caller. Another call, made outside of the context,
+// computes and sets the reply.
 struct Deferred {
   at::Tensor a;
   Promise<at::Tensor> promise;
@@ -57,7 +57,7 @@ Future<at::Tensor> answered_later(at::Tensor a) {
   std::lock_guard lock(deferred_mutex);
   return (deferred[here_and_caller()] = {a, {}}).promise.future();
 }
-// Whether there was one to answer.
+// Sets a deferred reply; false if there was none.
 bool answer() {
   std::unique_lock lock(deferred_mutex);
   auto found = deferred.extract(here_and_caller());
@@ -66,7 +66,7 @@ bool answer() {
   found.mapped().promise.set(found.mapped().a * found.mapped().a);
   return true;
 }
-// Set by a continuation, which has called on inside of the context.
+// A continuation sets the reply after another call inside of the context.
 Future<at::Tensor> answered_behind_a_call(at::Tensor a, int other) {
   const Promise<at::Tensor> promise;
   rpc::this_agent().async<&mul>(other, a, a).on_done([promise, a](const Future<at::Tensor>& there) {
@@ -79,7 +79,7 @@ Future<at::Tensor> answered_behind_a_call(at::Tensor a, int other) {
   });
   return promise.future();
 }
-// One for all who ask its process.
+// One weight for all callers of this process.
 at::Tensor& shared() {
   static at::Tensor weight = (make({3}).detach() * 2).requires_grad_();
   return weight;
@@ -113,7 +113,7 @@ using namespace std::chrono_literals;
 
 class Backward : public testing::TestWithParam<Setting> {};
 
-TEST_P(Backward, DA014_027_RemoteOperationsGiveLocalGradientsAndNoExtras) {
+TEST_P(Backward, RemoteOperationsGiveLocalGradients) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
     const auto plain = local_gradients([&] { return a * b; }, {a, b});
@@ -133,7 +133,7 @@ TEST_P(Backward, DA014_027_RemoteOperationsGiveLocalGradientsAndNoExtras) {
   });
 }
 
-TEST_P(Backward, DA023_WithoutCallsItIsLocalAutograd) {
+TEST_P(Backward, WithoutCallsItIsLocalAutograd) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto a = leaf({3}), b = leaf({3});
@@ -142,7 +142,7 @@ TEST_P(Backward, DA023_WithoutCallsItIsLocalAutograd) {
   });
 }
 
-TEST_P(Backward, DA008_TheCalleesLeafGetsItsGradientThere) {
+TEST_P(Backward, CalleesLeafGetsItsGradientThere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     const auto layer = agent.remote<passes::Layer>(to);
@@ -162,7 +162,7 @@ TEST_P(Backward, DA008_TheCalleesLeafGetsItsGradientThere) {
   });
 }
 
-TEST_P(Backward, DA013_TheirOwnGradsStayAsTheyWere) {
+TEST_P(Backward, GradFieldsStayUnchanged) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     (a * 3).sum().backward();
@@ -174,7 +174,7 @@ TEST_P(Backward, DA013_TheirOwnGradsStayAsTheyWere) {
   });
 }
 
-TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
+TEST_P(Backward, ReferencesGetGradientsAtTheOwner) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int last = static_cast<int>(agent.workers().size()) - 1;
     for (const int steps : {1, last}) {
@@ -192,7 +192,7 @@ TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
   });
 }
 
-TEST_P(Backward, DA016_WorkersThatUseOneOwnersWeightAtOnceGetTheirOwnGradients) {
+TEST_P(Backward, SharedWeightHasGradientsPerContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto reference = agent.sync<&passes::shared_reference>(0);
     for (int round = 0; round < 6; ++round) {
@@ -209,7 +209,7 @@ TEST_P(Backward, DA016_WorkersThatUseOneOwnersWeightAtOnceGetTheirOwnGradients) 
   });
 }
 
-TEST_P(Backward, CopiesSendTheirGradientsToTheOwnerOfTheValue) {
+TEST_P(Backward, CopiesSendGradientsToTheOwner) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto owner = after(agent, 1);
     for (int steps = 0; steps < 3; ++steps) {
@@ -226,7 +226,7 @@ TEST_P(Backward, CopiesSendTheirGradientsToTheOwnerOfTheValue) {
   });
 }
 
-TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
+TEST_P(Backward, ManyRoundTripsGiveLocalGradients) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
     const auto c = at::rand({3, 3}, at::kDouble);
@@ -264,7 +264,7 @@ TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
   });
 }
 
-TEST_P(Backward, DA024_WrongRootsAreRefusedEachInItsWords) {
+TEST_P(Backward, WrongRootsHaveDistinctErrors) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto x = leaf({2});
@@ -288,7 +288,7 @@ TEST_P(Backward, DA024_WrongRootsAreRefusedEachInItsWords) {
   });
 }
 
-TEST_P(Backward, DA025_SeveralRootsAndGivenGradients) {
+TEST_P(Backward, SeveralRootsAndGivenGradientsAddUp) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
@@ -307,7 +307,7 @@ TEST_P(Backward, DA025_SeveralRootsAndGivenGradients) {
   });
 }
 
-TEST_P(Backward, DA026_EachGradientHasItsOwnDtype) {
+TEST_P(Backward, EachGradientHasItsOwnDtype) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto a = at::rand({3}, at::kFloat).requires_grad_(), b = leaf({3});
@@ -319,7 +319,7 @@ TEST_P(Backward, DA026_EachGradientHasItsOwnDtype) {
   });
 }
 
-TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
+TEST_P(Backward, NestedCallsGiveLocalGradients) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::vector<at::Tensor> m = {leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3}),
                                        leaf({3, 3})};
@@ -344,7 +344,7 @@ TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
   });
 }
 
-TEST_P(Backward, CallsBackToTheOriginAndCoroutines) {
+TEST_P(Backward, CallbacksAndCoroutinesAreFollowed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     {
@@ -369,7 +369,7 @@ TEST_P(Backward, CallsBackToTheOriginAndCoroutines) {
   });
 }
 
-TEST_P(Backward, DeferredRepliesStayInTheContextOfTheirCall) {
+TEST_P(Backward, DeferredRepliesKeepTheirContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3});
     for (int steps = 0; steps < 2; ++steps) {
@@ -393,7 +393,7 @@ TEST_P(Backward, DeferredRepliesStayInTheContextOfTheirCall) {
   });
 }
 
-TEST_P(Backward, DA029_WhetherGradientsAreNeededTravels) {
+TEST_P(Backward, RequiresGradTravels) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto a = leaf({3});
@@ -403,7 +403,7 @@ TEST_P(Backward, DA029_WhetherGradientsAreNeededTravels) {
   });
 }
 
-TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
+TEST_P(Backward, PassesOverARetainedGraphAddUp) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
     const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
@@ -414,7 +414,7 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
       context.backward({loss}, {.retain_graph = i < 3});
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
     }
-    // The graph has gone with the last.
+    // The last pass has freed the graph.
     EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Caller);
     context.release();
     for (const auto way : kWays) {
@@ -429,7 +429,7 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
   });
 }
 
-TEST_P(Backward, DA033_ThousandPasses) {
+TEST_P(Backward, ThousandPassesAddUp) {
   if (GetParam().workers != 2) GTEST_SKIP() << "once for each transport";
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
@@ -440,7 +440,7 @@ TEST_P(Backward, DA033_ThousandPasses) {
   });
 }
 
-TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
+TEST_P(Backward, CountersShowPassesAndContexts) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3});
@@ -448,7 +448,7 @@ TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
       AutogradContext context(agent);
       std::vector<std::size_t> seen, seen_there;
       const at::Tensor y = agent.sync<&passes::mul>(1, a, a);
-      // The pass runs here when the gradient comes, and there until that has been answered.
+      // When the gradient arrives, the pass runs here, and on worker 1 until it has the reply.
       a.register_hook([&](const at::Tensor&) {
         seen = {agent.debug_info().contexts, agent.debug_info().backward_passes};
         seen_there = agent.sync<&passes::counters>(1);
@@ -465,7 +465,7 @@ TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
   });
 }
 
-TEST_P(Backward, ManyPassesAtOnceOnOneWorker) {
+TEST_P(Backward, ConcurrentPassesDoNotInterfere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
@@ -485,7 +485,7 @@ TEST_P(Backward, ManyPassesAtOnceOnOneWorker) {
   });
 }
 
-TEST_P(Backward, DA022_ExactFinishesWithoutUnusedResults) {
+TEST_P(Backward, ExactIgnoresUnusedResults) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
@@ -501,7 +501,7 @@ TEST_P(Backward, DA022_ExactFinishesWithoutUnusedResults) {
   });
 }
 
-TEST_P(Backward, DA022_FastEndsWithATimeoutThatNamesExact) {
+TEST_P(Backward, FastTimeoutNamesExact) {
   rpc::Options options;
   options.timeout = 1s;
   if (GetParam().as == As::Processes) options.timeout = 3s;
@@ -524,8 +524,8 @@ TEST_P(Backward, DA022_FastEndsWithATimeoutThatNamesExact) {
       options);
 }
 
-// There the owner misses the gradient, and the root is the first whose time is over.
-TEST_P(Backward, DA022_FastSaysSoAlsoWhereAnotherWorkersLeafWasFetchedInVain) {
+// The owner misses the gradient, and the root is the first to time out.
+TEST_P(Backward, FastTimeoutOfAFetchNamesExact) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const RRef<at::Tensor> weight = agent.remote<&passes::make>(1, std::vector<std::int64_t>{3});
@@ -542,7 +542,7 @@ TEST_P(Backward, DA022_FastSaysSoAlsoWhereAnotherWorkersLeafWasFetchedInVain) {
   });
 }
 
-TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
+TEST_P(Backward, ContextTakesSeveralPasses) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
     const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
@@ -556,7 +556,7 @@ TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
   });
 }
 
-TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
+TEST_P(Backward, ProfilerSeesSendsAndReceives) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "one profiler sees all workers in one process";
   using Clock = std::chrono::steady_clock;
@@ -580,7 +580,7 @@ TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
     end = Clock::now();
   });
   at::removeCallback(handle);
-  // Each within the pass, and the gradient that arrives behind the one that was sent for it.
+  // All of them lie within the pass, and each gradient arrives after it was sent.
   const auto received = begun["weft::RecvNode"], sent = begun["weft::SendNode"];
   ASSERT_EQ(received.size(), 2u);
   ASSERT_EQ(sent.size(), 2u);
@@ -589,7 +589,7 @@ TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
-TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {
+TEST_P(Backward, LocalBackwardIsRefusedWithAdvice) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const at::Tensor y = agent.sync<&passes::mul>(after(agent, 1), leaf({2}), leaf({2}));
@@ -599,7 +599,7 @@ TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {
   });
 }
 
-TEST_P(Backward, BackwardAsyncIsAwaited) {
+TEST_P(Backward, BackwardAsyncCanBeAwaited) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
@@ -610,7 +610,7 @@ TEST_P(Backward, BackwardAsyncIsAwaited) {
   });
 }
 
-TEST_P(Backward, AnAsyncPassLeavesNothingOfItsGraph) {
+TEST_P(Backward, AsyncPassFreesItsGraph) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::atomic<int> freed{0};
     std::vector<double> memory(3, 1.0);
@@ -621,9 +621,9 @@ TEST_P(Backward, AnAsyncPassLeavesNothingOfItsGraph) {
       const auto a = leaf({3});
       AutogradContext context(agent);
       const at::Tensor loss =
-          agent.sync<&passes::mul>(after(agent, 1), a * kept, a).sum();  // whose graph keeps it
+          agent.sync<&passes::mul>(after(agent, 1), a * kept, a).sum();  // its graph keeps `kept`
       auto pass = context.backward_async({loss});
-      if (step > 0) pass.get();  // else it is dropped, and ends with the context
+      if (step > 0) pass.get();  // the first one is dropped, and ends with the context
     }
     EXPECT_TRUE(comes_true([&] { return freed == kSteps; })) << freed;
   });

@@ -1,5 +1,4 @@
-// Trainers each with a GPU of its own, in autograd contexts: row DR-009 of the behaviours, for two
-// trainers. ddp_test.cc has the same on the CPU.
+// Two trainers, each with its own GPU, in autograd contexts. ddp_test.cc has the same on the CPU.
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/trainers.h>
 
@@ -17,7 +16,7 @@ class DdpOnGpusInContexts : public testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(DdpOnGpusInContexts, DR009_RemoteLayersOnTheCpuAlternateWithDdpLayersOnEachTrainersGpu) {
+TEST_P(DdpOnGpusInContexts, RemoteCpuLayersAlternateWithDdp) {
   const auto gpu_of = [](int rank) {
     return c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
   };

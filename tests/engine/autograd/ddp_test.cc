@@ -1,4 +1,4 @@
-// DistributedDataParallel inside autograd contexts: group DR of the behaviours.
+// Tests DistributedDataParallel inside autograd contexts.
 #include <functional>
 #include <map>
 #include <mutex>
@@ -32,7 +32,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first, second;
 };
 TORCH_MODULE(Net);
-// Its middle is on another worker, whose gradient comes back into what stands before.
+// The model's middle is on another worker, whose gradient comes back to the layer before it.
 struct SandwichImpl : torch::nn::Module {
   explicit SandwichImpl(std::function<at::Tensor(at::Tensor)> middle)
       : before(register_module("before", torch::nn::Linear(3, 3))),
@@ -53,7 +53,7 @@ struct SandwichImpl : torch::nn::Module {
   std::function<at::Tensor(at::Tensor)> middle_;
 };
 TORCH_MODULE(Sandwich);
-// Two outputs, each of a weight of its own.
+// Two outputs, each with its own weight.
 struct HeadsImpl : torch::nn::Module {
   HeadsImpl()
       : a(register_parameter("a", at::ones({3}))), b(register_parameter("b", at::ones({3}))) {}
@@ -61,7 +61,7 @@ struct HeadsImpl : torch::nn::Module {
   at::Tensor a, b;
 };
 TORCH_MODULE(Heads);
-// Calls backward() of its own in its backward.
+// Its backward calls backward() itself.
 struct Inner : torch::autograd::Function<Inner> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
                             at::Tensor weight) {
@@ -94,8 +94,8 @@ struct WordsImpl : torch::nn::Module {
   torch::nn::Embedding words;
 };
 TORCH_MODULE(Words);
-// Words and a layer of another worker, and two layers here, all without biases: what is negated at
-// one end is negated at the other.
+// An embedding and a layer of another worker, and two layers here, all without biases: a negated
+// input gives a negated output.
 struct HybridImpl : torch::nn::Module {
   HybridImpl(RRef<Words> remote_words, RRef<Layer> remote_layer, ProcessGroup* inner_group)
       : inner(register_module("inner",
@@ -119,11 +119,11 @@ struct HybridImpl : torch::nn::Module {
 };
 TORCH_MODULE(Hybrid);
 enum class Averaged { Nothing, Inner, All };
-// A trainer's group, for the calls of a master.
+// Each trainer's group, for the calls of the master.
 std::mutex groups_mutex;
 std::map<int, ProcessGroup*> groups;
-// Of each round: how many numbers of the inner, the outer, the remote layer's and the words'
-// gradient are not zero.
+// Returns, for each round, how many elements of the gradients of the inner, the outer and the
+// remote layer and of the embedding are not zero.
 std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer,
                                                      int averaged, int rounds);
 
@@ -177,7 +177,7 @@ using namespace harness;
 
 class DdpInContexts : public testing::TestWithParam<Setting> {};
 
-// By libtorch alone, with DDP: the averages for each rank's input.
+// Returns the averages of DDP without a context for each rank's input.
 std::vector<at::Tensor> averages(ProcessGroup& group, const at::Tensor& input) {
   hybrid::Net net;
   DistributedDataParallel ddp(net, group);
@@ -189,7 +189,7 @@ std::vector<at::Tensor> averages(ProcessGroup& group, const at::Tensor& input) {
 
 at::Tensor input_of(int rank) { return at::linspace(0, 1, 6).view({2, 3}) + rank; }
 
-TEST_P(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
+TEST_P(DdpInContexts, AveragesInContextEqualLocalOnes) {
   hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     for (const bool views : {true, false}) {
       hybrid::Net net;
@@ -211,8 +211,7 @@ TEST_P(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
   });
 }
 
-// DD-008, in a context.
-TEST_P(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
+TEST_P(DdpInContexts, NoSyncGradientsAreAveragedLater) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     const auto local_ones = [&](hybrid::Net& net, const at::Tensor& input) {
@@ -254,13 +253,13 @@ TEST_P(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
   });
 }
 
-TEST_P(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
+TEST_P(DdpInContexts, EarlyFailedPassMayRunAgain) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group);
     bool fails = true;
     net->first->weight.register_hook(
-        [&](const at::Tensor&) {  // the last; the others' gradients have come
+        [&](const at::Tensor&) {  // the last parameter; the other gradients have arrived
           if (fails) throw std::runtime_error("not yet");
         });
     AutogradContext context(agent);
@@ -277,7 +276,7 @@ TEST_P(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
   });
 }
 
-TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) {
+TEST_P(DdpInContexts, FailureBetweenBucketsIsReported) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(
@@ -298,10 +297,10 @@ TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep
   });
 }
 
-TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
+TEST_P(DdpInContexts, OneForwardTakesOneBackward) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
-    // A bucket for each parameter, b's first: a backward over `a` sends none, one over `b` sends
-    // that.
+    // Each parameter has its own bucket, b's first: a backward over `a` sends none, one over `b`
+    // sends b's.
     const DdpOptions options{.bucket_bytes = 1, .first_bucket_bytes = 1};
     const double x = 1 + group.rank();
     for (const std::size_t first : {std::size_t{0}, std::size_t{1}}) {
@@ -336,7 +335,7 @@ TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
   });
 }
 
-TEST_P(DdpInContexts, EachPassOverAllOfAForwardIsAveraged) {
+TEST_P(DdpInContexts, EachFullPassIsAveraged) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Heads net;
     DistributedDataParallel<hybrid::HeadsImpl> ddp(net, group);
@@ -356,7 +355,7 @@ TEST_P(DdpInContexts, EachPassOverAllOfAForwardIsAveraged) {
   });
 }
 
-TEST_P(DdpInContexts, DR006_UnevenInputs) {
+TEST_P(DdpInContexts, UnevenInputsEqualPlainJoin) {
   hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     std::vector<at::Tensor> expected;
@@ -368,7 +367,8 @@ TEST_P(DdpInContexts, DR006_UnevenInputs) {
           net->zero_grad();
           ddp(input_of(rank + i)).sum().backward();
         }
-        // Now: who has run out receives the others' gradients from here on.
+        // Copies them now: a rank that has run out of inputs receives the others' gradients
+        // afterwards.
         for (const auto& parameter : net->parameters())
           expected.push_back(parameter.grad().clone());
       });
@@ -388,7 +388,7 @@ TEST_P(DdpInContexts, DR006_UnevenInputs) {
   });
 }
 
-TEST_P(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
+TEST_P(DdpInContexts, SparseGradientsAreAveraged) {
   hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     const auto indices = at::tensor({rank, 3, 3}, at::kLong);
@@ -406,11 +406,11 @@ TEST_P(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
   });
 }
 
-TEST_P(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
+TEST_P(DdpInContexts, RemoteLayerMayPrecedeADdpLayer) {
   hybrid::train(GetParam(), 5, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const auto weight = at::linspace(-1, 1, 9).view({3, 3});
     const auto x = input_of(agent.self().rank);
-    // The same in one process, but for DDP.
+    // The same in one process, except for DDP.
     hybrid::Layer local(weight);
     hybrid::Net local_net;
     DistributedDataParallel plain(local_net, group);
@@ -429,22 +429,22 @@ TEST_P(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
           EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i].grad())) << i;
         }
-        // The remote layer is averaged by nobody: each context has its own.
+        // The remote layer is not averaged: each context has its own gradient.
         EXPECT_TRUE(at::allclose(layer.sync<&hybrid::Layer::gradient>(), local.weight.grad()));
       }
     }
   });
 }
 
-// DDP around a whole model with a remote layer in the middle.
-TEST_P(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
+// DDP wraps a whole model with a remote layer in the middle.
+TEST_P(DdpInContexts, DdpMayWrapAModelWithARemoteLayer) {
   hybrid::train(GetParam(), 4, 3, [](rpc::Agent& agent, ProcessGroup& group) {
     const auto weight = at::linspace(-1, 1, 9).view({3, 3});
     const auto layer = agent.remote<hybrid::Layer>(3, weight);
     for (const bool uses_spare : {true, false}) {
       const auto x = input_of(agent.self().rank);
       const DdpOptions options{.find_unused_parameters = !uses_spare};
-      // The same in one process, but for DDP.
+      // The same in one process, except for DDP.
       hybrid::Layer local(weight);
       hybrid::Sandwich local_net([&](const at::Tensor& y) { return local.forward(y); });
       DistributedDataParallel plain(local_net, group, options);
@@ -470,7 +470,7 @@ TEST_P(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
   });
 }
 
-TEST_P(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
+TEST_P(DdpInContexts, NestedBackwardIsRefused) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Recomputed net;
     DistributedDataParallel ddp(net, group);
@@ -483,7 +483,7 @@ TEST_P(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
   });
 }
 
-TEST_P(DdpInContexts, AnOptimizerThatStepsInBackwardIsRefused) {
+TEST_P(DdpInContexts, OverlappedOptimizerIsRefused) {
   hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group);
@@ -496,13 +496,13 @@ TEST_P(DdpInContexts, AnOptimizerThatStepsInBackwardIsRefused) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_NE(error.text().find("leave out overlap_with"), std::string::npos) << error.text();
     }
-    ddp(input_of(0)).sum().backward();  // nothing had been sent
+    ddp(input_of(0)).sum().backward();  // works, because nothing had been sent
     zero.step();
   });
 }
 
-// The average gradient is zero: one trainer's words are the other's, negated.
-TEST_P(DdpInContexts, DR001_DR002_DR003_AMasterDrivesTrainersOfAHybridModel) {
+// The average gradient is zero, because one trainer's words are the other's, negated.
+TEST_P(DdpInContexts, MasterDrivesHybridTrainers) {
   constexpr int kTrainers = 4, kRemote = 4, kMaster = 5;
   hybrid::train(GetParam(), 6, 6, [&](rpc::Agent& agent, ProcessGroup& all) {
     const int rank = agent.self().rank;
@@ -536,7 +536,7 @@ TEST_P(DdpInContexts, DR001_DR002_DR003_AMasterDrivesTrainersOfAHybridModel) {
   });
 }
 
-TEST_P(DdpInContexts, DR009_RemoteLayersAlternateWithDdpLayersHere) {
+TEST_P(DdpInContexts, RemoteLayersAlternateWithDdp) {
   hybrid::train(GetParam(), 3, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::alternate_layers(agent, group, /*remote=*/2, c10::Device(at::kCPU));
   });

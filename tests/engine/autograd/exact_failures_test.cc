@@ -1,5 +1,5 @@
-// BackwardMode::Exact asks first which messages lead to the roots: what goes wrong in that round
-// ends the pass as whatever goes wrong later does.
+// BackwardMode::Exact first asks which messages lead to the roots. Tests that a failure in that
+// round ends the pass as a later failure does.
 #include <csignal>
 #include <memory>
 #include <optional>
@@ -33,7 +33,7 @@ at::Tensor breaks_on(at::Tensor a, int rank) {
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 std::size_t plans_here() { return AutogradContext::current().shared()->plans(); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
-// Without telling others.
+// Releases the context without telling other workers.
 void release_here() { AutogradContext::current().shared()->release("the test says so"); }
 at::Tensor make() {
   return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
@@ -66,7 +66,7 @@ void expect_in(const Error& error, std::initializer_list<std::string> parts) {
 
 class ExactBackward : public testing::TestWithParam<Setting> {};
 
-TEST_P(ExactBackward, DF002_ANodesErrorReachesTheRootWithWorkerAndNode) {
+TEST_P(ExactBackward, NodesErrorNamesWorkerAndNode) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -83,8 +83,8 @@ TEST_P(ExactBackward, DF002_ANodesErrorReachesTheRootWithWorkerAndNode) {
   });
 }
 
-// The caller's mistake, whoever notices it.
-TEST_P(ExactBackward, AGraphThatHasBeenFreedIsTheCallersErrorInBothModesAndSaysWhatFreedIt) {
+// It is the caller's mistake, whichever worker notices it.
+TEST_P(ExactBackward, FreedGraphErrorSaysWhatFreedIt) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -107,7 +107,7 @@ TEST_P(ExactBackward, AGraphThatHasBeenFreedIsTheCallersErrorInBothModesAndSaysW
   });
 }
 
-TEST_P(ExactBackward, AWorkerThatHasReleasedTheContextCancelsThePassInBothModes) {
+TEST_P(ExactBackward, ReleasedContextCancelsThePass) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     for (const auto mode : {BackwardMode::Exact, BackwardMode::Fast}) {
@@ -121,7 +121,7 @@ TEST_P(ExactBackward, AWorkerThatHasReleasedTheContextCancelsThePassInBothModes)
   });
 }
 
-TEST_P(ExactBackward, APlanIsKeptForAsLongAsAnotherPassMayUseIt) {
+TEST_P(ExactBackward, PlanIsKeptWhileItMayBeReused) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -147,8 +147,8 @@ TEST_P(ExactBackward, APlanIsKeptForAsLongAsAnotherPassMayUseIt) {
   });
 }
 
-// Neither the plan nor, at the root, the graph: though each pass would have had it retained.
-TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
+// Neither the plan nor, at the root, the graph remains, although each pass asked to retain it.
+TEST_P(ExactBackward, EndedOrFailedPlanLeavesNothing) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -168,7 +168,7 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
       for (int pass = 0; pass < 3; ++pass) context.backward({loss}, kExactAgain);
       context.backward({loss}, kExact);
       expect_no_plans("its last pass has ended");
-      // In the round: worker 1 has freed its part.
+      // This one fails in the round, because worker 1 has freed its part.
       error_of([&] { context.backward({loss}, kExactAgain); });
       expect_no_plans("the round has failed");
     }
@@ -186,8 +186,8 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
 INSTANTIATE_TEST_SUITE_P(Autograd, ExactBackward, testing::ValuesIn(autograd_settings()),
                          setting_name);
 
-// Worker 1 answers, and its answer is held: the round goes on for as long as the test wants.
-TEST(ExactBackwardOnAHeldLink, AReleaseInTheRoundCancelsThePassWhichCountsAsRunningUntilThen) {
+// The link holds worker 1's answer, so the round lasts as long as the test wants.
+TEST(ExactBackwardOnAHeldLink, ReleaseInTheRoundCancelsThePass) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> backs;
   backs.clear();
@@ -223,7 +223,7 @@ TEST(ExactBackwardOnAHeldLink, AReleaseInTheRoundCancelsThePassWhichCountsAsRunn
   transport::inproc::on_link({});
 }
 
-TEST(ExactBackwardMessages, AnAnswerThatDoesNotComeIsATimeoutThatSaysWhatWasAsked) {
+TEST(ExactBackwardMessages, MissingAnswerTimeoutNamesTheRound) {
   static std::atomic<bool> ended;
   ended = false;
   rpc::Options options;
@@ -247,7 +247,7 @@ TEST(ExactBackwardMessages, AnAnswerThatDoesNotComeIsATimeoutThatSaysWhatWasAske
       options);
 }
 
-// 0 calls 1, which calls 2, which is gone: 0 hears of it from 1.
+// Worker 0 calls 1, which calls 2. Worker 2 is gone, and 0 hears of it from 1.
 void expect_lost(rpc::Agent& agent, const at::Tensor& loss, AutogradContext& context) {
   const auto error = error_of([&] { context.backward({loss}, kExactAgain); });
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
@@ -256,7 +256,7 @@ void expect_lost(rpc::Agent& agent, const at::Tensor& loss, AutogradContext& con
   EXPECT_TRUE(context.gradients().empty());
 }
 
-TEST(ExactBackwardMessages, AWorkerTwoHopsAwayThatHasLeftIsLost) {
+TEST(ExactBackwardMessages, WorkerThatLeftTwoHopsAwayIsLost) {
   static std::atomic<bool> called, left, ended;
   called = left = ended = false;
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -277,7 +277,7 @@ TEST(ExactBackwardMessages, AWorkerTwoHopsAwayThatHasLeftIsLost) {
   });
 }
 
-TEST(ExactBackwardProcesses, AWorkerTwoHopsAwayThatIsKilledIsLost) {
+TEST(ExactBackwardProcesses, WorkerKilledTwoHopsAwayIsLost) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(3, [&](int rank) {
       rpc::Agent agent =

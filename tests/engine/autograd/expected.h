@@ -1,4 +1,4 @@
-// What a pass is held against: the gradients that libtorch alone gives.
+// Expected gradients of passes, by libtorch alone.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace weft::harness {
 
-// The gradients of the sum of what `compute` gives, by libtorch alone.
+// Returns the gradients of the sum of compute()'s result, by libtorch alone.
 inline std::vector<at::Tensor> local_gradients(const std::function<at::Tensor()>& compute,
                                                const std::vector<at::Tensor>& leaves) {
   return torch::autograd::grad({compute().sum()}, leaves, {}, std::nullopt, false,

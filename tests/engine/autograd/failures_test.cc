@@ -1,4 +1,4 @@
-// Passes that fail: group DF of the behaviours.
+// Tests passes that fail.
 #include <csignal>
 
 #include <torch/autograd.h>
@@ -25,7 +25,7 @@ struct Throwing : torch::autograd::Function<Throwing> {
     return {gradients[0] * 2};
   }
 };
-// Holds the pass until it is told to go on.
+// Holding holds a pass until go_on is set.
 std::mutex mutex;
 std::condition_variable changed;
 bool held = false, go_on = false;
@@ -42,9 +42,9 @@ struct Holding : torch::autograd::Function<Holding> {
 };
 
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
-// Whose gradient at 0 is 0 / 0.
+// Its gradient at 0 is 0 / 0.
 at::Tensor root_times_zero(at::Tensor a) { return a.sqrt() * 0; }
-// A result whose bytes are not what their reader expects.
+// A result that packs a string where its reader expects a number.
 struct Unreadable {
   template <class Packer>
   void msgpack_pack(Packer& packer) const {
@@ -70,7 +70,7 @@ int may_fail(int times) {
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 int number(int value) { return value; }
-// One weight of this process, and how many gradients have come to it.
+// This process's weight, and the number of gradients that have arrived at it.
 std::atomic<int> came{0};
 at::Tensor& weight() {
   static at::Tensor it = at::ones({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
@@ -92,7 +92,7 @@ using namespace std::chrono_literals;
 
 class FailingBackward : public testing::TestWithParam<Setting> {};
 
-TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
+TEST_P(FailingBackward, NodesErrorReachesTheRoot) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
@@ -109,7 +109,7 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
     }
     EXPECT_NE(error.text().find(agent.worker(last).name + " (rank"), std::string::npos)
         << error.text();
-    // Nothing is left of it, nowhere; and the graph is still there.
+    // No worker keeps anything of the failed pass, and the graph can be used again.
     for (const auto& worker : agent.workers()) {
       EXPECT_EQ(agent.sync<&broken::gradients_here>(worker), 0u) << worker.name;
       EXPECT_EQ(agent.sync<&broken::passes_here>(worker), 0u) << worker.name;
@@ -122,8 +122,9 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
   });
 }
 
-// The mode is that of the process, and of those that are forked behind it. Not DetectAnomalyGuard:
-// the thread sanitizer does not see how libtorch locks the mutex that it unlocks.
+// Sets anomaly mode for the process and for processes that are forked later. Does not use
+// DetectAnomalyGuard, because the thread sanitizer does not see how libtorch locks the mutex that
+// the guard unlocks.
 struct AnomalyOn {
   AnomalyOn() { torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/true); }
   ~AnomalyOn() { torch::autograd::AnomalyMode::set_enabled(false); }
@@ -131,7 +132,7 @@ struct AnomalyOn {
   AnomalyOn& operator=(const AnomalyOn&) = delete;
 };
 
-TEST_P(FailingBackward, InAnomalyModeOutputsThatAreNoNumbersFailThePassByTheNameOfTheirNode) {
+TEST_P(FailingBackward, AnomalyModeNamesTheNodeOfNans) {
   const auto run = [](bool is_on) {
     run_workers(GetParam(), [is_on](rpc::Agent& agent) {
       if (agent.self().rank != 0) return;
@@ -157,7 +158,7 @@ TEST_P(FailingBackward, InAnomalyModeOutputsThatAreNoNumbersFailThePassByTheName
   run(true);
 }
 
-TEST(FailingBackwardAlone, InAnomalyModeItIsShownWhereANodeComesFromThatThrows) {
+TEST(FailingBackwardAlone, AnomalyModeShowsTheNodesOrigin) {
   struct Warnings final : c10::WarningHandler {
     void process(const c10::Warning& warning) override { text += warning.msg(); }
     std::string text;
@@ -170,15 +171,15 @@ TEST(FailingBackwardAlone, InAnomalyModeItIsShownWhereANodeComesFromThatThrows) 
     const at::Tensor loss = broken::Throwing::apply(leaf({3})).sum();
     Warnings warnings;
     const c10::WarningUtils::WarningHandlerGuard here(
-        &warnings);  // of this thread, which runs the root's nodes
+        &warnings);  // for this thread, which runs the root's nodes
     error_of([&] { context.backward({loss}); });
     EXPECT_NE(warnings.text.find("Error detected in"), std::string::npos) << warnings.text;
     EXPECT_NE(warnings.text.find("Throwing"), std::string::npos) << warnings.text;
   });
 }
 
-// Its messages lead to no loss: nobody waits for their gradients.
-TEST_P(FailingBackward, ACallWhoseReplyCannotBeReadTakesNoPart) {
+// Its messages lead to no loss, so no pass waits for their gradients.
+TEST_P(FailingBackward, UnreadableReplyTakesNoPart) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
@@ -190,7 +191,7 @@ TEST_P(FailingBackward, ACallWhoseReplyCannotBeReadTakesNoPart) {
   });
 }
 
-TEST_P(FailingBackward, AGradientThatCannotBeSentEndsThePass) {
+TEST_P(FailingBackward, UnsentGradientEndsThePass) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::Gradient] = 1;
   run_workers(
@@ -200,7 +201,7 @@ TEST_P(FailingBackward, AGradientThatCannotBeSentEndsThePass) {
         const auto a = leaf({3}), b = leaf({3});
         AutogradContext context(agent);
         const at::Tensor loss = agent.sync<&broken::mul>(1, a, b).sum();
-        // Ours is refused; then the peer's.
+        // Our gradient is refused first, then the peer's.
         for (int i = 0; i < 2; ++i) {
           const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
           EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
@@ -212,7 +213,7 @@ TEST_P(FailingBackward, AGradientThatCannotBeSentEndsThePass) {
       options);
 }
 
-TEST_P(FailingBackward, ALostGradientEndsThePassInTime) {
+TEST_P(FailingBackward, LostGradientEndsThePassInTime) {
   rpc::Options options;
   options.timeout = 1500ms;
   options.faults.drop.insert(rpc::MessageKind::Gradient);
@@ -256,7 +257,7 @@ TEST_P(FailingBackward, ReleaseDuringAPassCancelsIt) {
   });
 }
 
-TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
+TEST_P(FailingBackward, ConcurrentFailedPassLeavesNothing) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "the test holds a node of another worker through this process's memory";
   broken::held = broken::go_on = false;
@@ -268,7 +269,7 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
     const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
     AutogradContext context(agent);
     const at::Tensor holding =
-        broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
+        broken::Holding::apply(broken::Throwing::apply(b)).sum();  // recorded first; runs last
     const at::Tensor failing = agent.sync<&broken::weighted>(1, a).sum() + holding;
     const at::Tensor good = agent.sync<&broken::weighted>(1, c).sum();
     std::thread thread([&] {
@@ -276,7 +277,7 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
           error_of([&] { context.backward({failing}, {.mode = BackwardMode::Exact}); });
       EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
     });
-    // It has ended on worker 1 when the next one comes there, and fails after that.
+    // The pass has ended on worker 1 before the next one arrives there, and fails after that.
     EXPECT_TRUE(comes_true([&] {
       std::lock_guard lock(broken::mutex);
       return broken::held;
@@ -296,7 +297,7 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
   });
 }
 
-TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnlyTheSecondTime) {
+TEST_P(FailingBackward, LateNewsOfAFailureStillDiscardsIt) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "the test looks at another worker's weight through this process's memory";
   rpc::Options options;
@@ -311,14 +312,14 @@ TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnly
         const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
         const auto a = leaf({3}), b = leaf({3});
         AutogradContext context(agent);
-        const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b))
-                                       .sum();  // made first, so it runs last
+        const at::Tensor holding =
+            broken::Holding::apply(broken::Throwing::apply(b)).sum();  // recorded first; runs last
         const at::Tensor loss = agent.sync<&broken::weighted>(1, a).sum() + holding;
         std::thread thread([&] {
           const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
           EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
         });
-        // Worker 1 has ended its part well.
+        // Worker 1 has ended its part without an error.
         EXPECT_TRUE(comes_true(
             [&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
         {
@@ -335,7 +336,7 @@ TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnly
       options);
 }
 
-TEST_P(FailingBackward, CallsUnderNoGradGuardAreWaitedForByNoPass) {
+TEST_P(FailingBackward, NoGradCallsAreNotWaitedFor) {
   rpc::Options options;
   options.timeout = 10s;
   run_workers(
@@ -360,7 +361,7 @@ TEST_P(FailingBackward, CallsUnderNoGradGuardAreWaitedForByNoPass) {
       options);
 }
 
-TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
+TEST_P(FailingBackward, FailedCallIsNotWaitedFor) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::Call] = 1;
   run_workers(
@@ -377,8 +378,8 @@ TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
       options);
 }
 
-// DA-040, and what a peer could send.
-TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
+// A peer could send gradients like these.
+TEST_P(FailingBackward, UnfitGradientsAreRefused) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
@@ -410,8 +411,8 @@ bool is_gone(rpc::Agent& agent, int rank) {
   }
 }
 
-// What an outcome's bytes say is another worker's.
-TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
+// An outcome's bytes come from another worker and may be made up.
+TEST(FailingBackwardMessages, MadeUpOutcomeIsRemote) {
   for (const int blame : {99, 1 << 30})
     EXPECT_EQ(rpc::Outcome(blame, "made up").error().blame(), Blame::Remote);
   EXPECT_EQ(rpc::Outcome(static_cast<int>(Blame::Timeout), "late").error().blame(), Blame::Timeout);
@@ -427,9 +428,9 @@ TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
   });
 }
 
-// 0 calls 1, which calls 2; then 1 and 0 are gone. Nobody is left who would tell 2, which has never
-// heard of 0 directly.
-TEST(FailingBackwardMessages, AContextEndsWhereItsOwnerAndWhoeverBroughtItAreLost) {
+// Worker 0 calls 1, which calls 2; then 1 and 0 are gone. No worker is left to tell 2, which never
+// had a message from 0.
+TEST(FailingBackwardMessages, ContextEndsWithItsOwnerAndCaller) {
   static std::atomic<bool> called;
   called = false;
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -447,8 +448,8 @@ TEST(FailingBackwardMessages, AContextEndsWhereItsOwnerAndWhoeverBroughtItAreLos
   });
 }
 
-// Else a connection to it would be tried again and again while the context lives.
-TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
+// Otherwise the agent would try to connect to it again and again while the context lives.
+TEST(FailingBackwardMessages, LostWorkerIsContactedOnce) {
   static std::atomic<bool> called;
   called = false;
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
@@ -467,8 +468,8 @@ TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
   });
 }
 
-// Else every message of the context would name every pass that fails from then on.
-TEST(FailingBackwardMessages, FailedPassesAreNamedNoMoreWhenAllHaveHeardOfThemThatAreStillThere) {
+// Otherwise every message of the context would name every pass that fails from then on.
+TEST(FailingBackwardMessages, FailedPassesAreNamedUntilAllKnow) {
   static std::atomic<bool> called, over;
   called = over = false;
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -495,7 +496,7 @@ TEST(FailingBackwardMessages, FailedPassesAreNamedNoMoreWhenAllHaveHeardOfThemTh
   });
 }
 
-TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRefused) {
+TEST(FailingBackwardMessages, TooManyNamedPassesAreRefused) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);
@@ -512,7 +513,7 @@ TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRef
   });
 }
 
-TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
+TEST(FailingBackwardProcesses, LostWorkerEndsThePass) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(4, [&](int rank) {
       rpc::Agent agent =

@@ -1,5 +1,4 @@
-// What becomes of gradients where a pass leaves them: hooks, and whose memory they are. Group DA of
-// the behaviours.
+// Tests gradients where a pass leaves them: their hooks and their memory.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
@@ -10,7 +9,7 @@ namespace gradients {
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
-// Notes where the gradient lies that libtorch hands on, of the first input to its backward.
+// The memory of the gradient that the last backward received, or made, for its first input.
 const void* seen = nullptr;
 const void* memory_of(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient._values().const_data_ptr() : gradient.const_data_ptr();
@@ -33,7 +32,7 @@ struct ForBoth : torch::autograd::Function<ForBoth> {
     return {gradients[0], gradients[0]};
   }
 };
-// A gradient whose memory has gaps: one number, seen in every place.
+// Its gradient is an expanded tensor: one number stands for all elements.
 struct Expanded : torch::autograd::Function<Expanded> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
     context->saved_data["sizes"] = x.sizes().vec();
@@ -47,8 +46,8 @@ struct Expanded : torch::autograd::Function<Expanded> {
     return {one};
   }
 };
-// A sparse gradient of ten rows for both: of memory with gaps, or of whole memory that others can
-// see as well.
+// Its gradient is sparse with ten rows: expanded and given to both inputs, or contiguous, for `a`
+// only, with memory that other tensors share.
 at::Tensor held_indices, held_values;
 struct SparseForBoth : torch::autograd::Function<SparseForBoth> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor a, at::Tensor b,
@@ -70,7 +69,7 @@ struct SparseForBoth : torch::autograd::Function<SparseForBoth> {
             at::Tensor()};
   }
 };
-// Counts by so many, behind the node that it hangs on.
+// Adds `by` to `count` after its node has run.
 struct Counting : torch::autograd::FunctionPostHook {
   Counting(int& count, int by) : count_(count), by_(by) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
@@ -91,13 +90,13 @@ using namespace harness;
 
 class Gradients : public testing::TestWithParam<Setting> {};
 
-TEST_P(Gradients, DA034_036_HooksRunOnceEachPass) {
+TEST_P(Gradients, HooksRunOnceEachPass) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     a.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
     int counted = 0;
     AutogradContext context(agent);
-    // Twice the same tensor: one entry, one run of its hooks.
+    // Using one tensor twice gives one entry and one run of its hooks.
     at::Tensor y = agent.sync<&gradients::mul>(after(agent, 1), a, b);
     y = agent.sync<&gradients::mul>(after(agent, 2), y, a);
     b.register_hook([&](const at::Tensor&) { ++counted; });
@@ -108,7 +107,7 @@ TEST_P(Gradients, DA034_036_HooksRunOnceEachPass) {
   });
 }
 
-TEST_P(Gradients, DA036_HooksBehindAccumulatorsRunOnceEachInAPass) {
+TEST_P(Gradients, AccumulatorPostHooksRunOncePerPass) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3});
     int counted = 0;
@@ -129,7 +128,7 @@ TEST_P(Gradients, DA036_HooksBehindAccumulatorsRunOnceEachInAPass) {
   });
 }
 
-TEST_P(Gradients, DA035_GradientsAreNotShared) {
+TEST_P(Gradients, GradientsAreNotShared) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
@@ -143,7 +142,7 @@ TEST_P(Gradients, DA035_GradientsAreNotShared) {
   });
 }
 
-TEST(GradientMemory, DA035_IsTakenOverFromItsOnlyUserAndCopiedElse) {
+TEST(GradientMemory, IsTakenFromItsOnlyUserElseCopied) {
   const auto gradients_of = [](rpc::Agent& agent, const at::Tensor& root,
                                const std::vector<at::Tensor>& leaves) {
     AutogradContext context(agent);
@@ -174,7 +173,7 @@ TEST(GradientMemory, DA035_IsTakenOverFromItsOnlyUserAndCopiedElse) {
   });
 }
 
-TEST(GradientMemory, DA035_OfSparseGradientsAsWell) {
+TEST(GradientMemory, SparseIsTakenOrCopiedLikewise) {
   run_workers({As::Threads, "inproc", 2}, [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto indices = at::tensor({1, 2, 4, 5, 4, 3, 2, 9}, at::kLong),

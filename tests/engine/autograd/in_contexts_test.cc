@@ -1,4 +1,4 @@
-// What groups RB, RE and RR of the behaviours say of calls and references in autograd contexts.
+// Tests calls and references in autograd contexts.
 #include <torch/types.h>
 
 #include <weft/tests/engine/autograd/settings.h>
@@ -10,7 +10,7 @@ using namespace weft;
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
 at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
-// A pass that begins where the value lives, in the context of the call.
+// Runs a pass at the value's owner, in the context of the call.
 void backward_of(RRef<at::Tensor> root) {
   AutogradContext::current().backward({root.local_value()}, {.retain_graph = true});
 }
@@ -29,7 +29,7 @@ using namespace harness;
 
 class InContexts : public testing::TestWithParam<Setting> {};
 
-TEST_P(InContexts, RR035_036_TheOwnersValueIsARootLikeAnyOther) {
+TEST_P(InContexts, OwnersValueMayBeARoot) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3}), b = leaf({3});
     const RRef<at::Tensor> plain(agent, (a * b).sum());
@@ -49,7 +49,7 @@ TEST_P(InContexts, RR035_036_TheOwnersValueIsARootLikeAnyOther) {
   });
 }
 
-TEST_P(InContexts, RR036_037_APassMayBeginAtTheOwnerAndItsGradientsComeToTheCallersLeaves) {
+TEST_P(InContexts, PassMayBeginAtTheOwner) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto owner = after(agent, 1);
     const auto a = leaf({3}), b = leaf({3});
@@ -62,7 +62,7 @@ TEST_P(InContexts, RR036_037_APassMayBeginAtTheOwnerAndItsGradientsComeToTheCall
         EXPECT_TRUE(at::allclose(context.gradient(b), a.detach() * times)) << times;
       }
       EXPECT_FALSE(a.grad().defined());
-      // What is no root there is this call's error here.
+      // An unsuitable root at the owner is this call's error here.
       const auto product = agent.remote<&in_contexts::mul>(owner, a, b);
       const Error error = error_of([&] { agent.sync<&in_contexts::backward_of>(owner, product); });
       EXPECT_EQ(error.blame(), Blame::Remote);
@@ -74,7 +74,7 @@ TEST_P(InContexts, RR036_037_APassMayBeginAtTheOwnerAndItsGradientsComeToTheCall
   });
 }
 
-TEST_P(InContexts, RE036_AnOperationThatFailsInAContextIsTheCallersErrorAndTheContextEnds) {
+TEST_P(InContexts, FailedOperationHarmsNoContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({2, 3}), b = leaf({5, 2});
     {
@@ -83,7 +83,7 @@ TEST_P(InContexts, RE036_AnOperationThatFailsInAContextIsTheCallersErrorAndTheCo
       EXPECT_EQ(error_of([&] { agent.sync<&in_contexts::matmul>(to, a, b); }).blame(),
                 Blame::Remote);
       EXPECT_EQ(error_of([&] { agent.sync_op("aten::matmul", to, a, b); }).blame(), Blame::Remote);
-      // It goes on as if they had not been made.
+      // The context goes on as if these calls had not been made.
       context.backward({agent.sync<&in_contexts::mul>(to, a, a).sum()});
       EXPECT_TRUE(at::allclose(context.gradient(a), 2 * a.detach()));
     }
@@ -95,7 +95,7 @@ TEST_P(InContexts, RE036_AnOperationThatFailsInAContextIsTheCallersErrorAndTheCo
   });
 }
 
-TEST_P(InContexts, RB048_ATrainingLoopLeavesNothingBehind) {
+TEST_P(InContexts, TrainingLoopLeavesNothingBehind) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});

@@ -1,6 +1,6 @@
-// A worker that is killed at an instant that nobody has chosen, while all train through each other
-// at random: each pass of the others ends, with an error that names it or as it should, and nothing
-// is left of any context or reference.
+// Kills a worker at a random instant while all workers train through each other at random. Each
+// pass of the others must end, with success or with an error that names the killed worker, and no
+// context or reference may remain.
 #include <random>
 
 #include <torch/optim/sgd.h>
@@ -36,7 +36,8 @@ using namespace std::chrono_literals;
 
 constexpr int kWorkers = 4;
 
-// One worker's part. A step that has to do with the killed worker may fail, and then says so.
+// One worker's part. A step that involves the killed worker may fail, and its error names that
+// worker.
 class Trainer {
  public:
   Trainer(rpc::Agent& agent, int seed, std::string victim)
@@ -96,7 +97,7 @@ class Trainer {
 
 class KilledAnywhen : public testing::TestWithParam<KilledCase> {};
 
-TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
+TEST_P(KilledAnywhen, OthersPassesEndAndLeaveNothing) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
   Processes workers(kWorkers, [transport, seed, victim](int rank) {
@@ -104,7 +105,7 @@ TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
     auto agent = rpc::init(
         "worker" + std::to_string(rank),
         {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
-    // Whoever hosts the store may be the one that is killed: all know each other before.
+    // The killed worker may be the one that hosts the store, so all workers connect before.
     for (int steps = 0; steps < kWorkers; ++steps)
       agent.sync<&anywhen::nothing>(after(agent, steps));
     Trainer trainer(agent, seed, "worker" + std::to_string(victim));
@@ -113,11 +114,11 @@ TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
       for (;;) trainer.step();
     }
     while (trainer.failed() == 0)
-      trainer.step();  // as it must: each optimizer has a part on the killed worker
+      trainer.step();  // one must fail, because each optimizer has a part on the killed worker
     EXPECT_EQ(trainer.failed(), 1);
     for (int i = 0; i < 5; ++i) trainer.step();
     trainer.drop();
-    // No survivor ends before the others have done with it.
+    // No survivor ends before the others have finished with it.
     meet_without(agent, victim);
     std::vector<std::size_t> counted;
     comes_true([&] {

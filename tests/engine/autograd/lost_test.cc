@@ -1,5 +1,4 @@
-// Workers that are lost behind others, in passes: row DF-005 of the behaviours, one worker further
-// away.
+// Tests passes that lose a worker which the root reaches only through another worker.
 #include <atomic>
 #include <csignal>
 
@@ -13,7 +12,7 @@ namespace lost {
 
 using namespace weft;
 
-// Says so, and ends only with its process.
+// Its backward reports that it runs, and ends only with its process.
 struct NeverEnding : torch::autograd::Function<NeverEnding> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -29,7 +28,7 @@ at::Tensor never_ending_on(at::Tensor a, int rank) {
   return rpc::this_agent().sync<&never_ending>(rank, a) * a;
 }
 int number(int value) { return value; }
-// Whether calls from here to that worker fail, in the end.
+// Waits until calls from here to that worker fail; false if they do not.
 bool is_lost_here(int rank) {
   rpc::Agent& agent = rpc::this_agent();
   return harness::comes_true([&] {
@@ -51,7 +50,7 @@ namespace {
 using namespace harness;
 using namespace std::chrono_literals;
 
-// By whom, and long before the limit, at which it would be a Timeout.
+// The error names both workers, and comes long before the timeout, whose blame would be Timeout.
 void expect_lost(AutogradContext& context, const at::Tensor& loss, const BackwardOptions& options) {
   const auto error = error_of([&] { context.backward({loss}, options); });
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
@@ -64,8 +63,8 @@ void expect_no_pass(rpc::Agent& agent, int rank) {
   EXPECT_TRUE(comes_true([&] { return agent.sync<&lost::passes_here>(rank) == 0; })) << rank;
 }
 
-// 0 calls 1, which calls 2.
-TEST(LostBehindAnother, DF005_AWorkerThatLeavesAfterTheForwardEndsThePassThatComesByItsNeighbour) {
+// Worker 0 calls 1, which calls 2.
+TEST(LostBehindAnother, WorkerThatLeftEndsThePass) {
   static std::atomic<bool> called, over;
   called = over = false;
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -90,7 +89,7 @@ TEST(LostBehindAnother, DF005_AWorkerThatLeavesAfterTheForwardEndsThePassThatCom
   });
 }
 
-TEST(LostBehindAnotherProcess, DF005_AKilledWorkerEndsThePassThatComesByItsNeighbour) {
+TEST(LostBehindAnotherProcess, KilledWorkerEndsThePass) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(3, [&](int rank) {
       rpc::Agent agent =
@@ -113,7 +112,7 @@ TEST(LostBehindAnotherProcess, DF005_AKilledWorkerEndsThePassThatComesByItsNeigh
   }
 }
 
-TEST(LostBehindAnotherProcess, DF005_SoDoesOneThatIsKilledInsideOfThePass) {
+TEST(LostBehindAnotherProcess, WorkerKilledInThePassEndsIt) {
   for (const std::string transport : {"shm", "tcp"}) {
     for (const auto mode : {BackwardMode::Fast, BackwardMode::Exact}) {
       Processes processes(3, [&](int rank) {

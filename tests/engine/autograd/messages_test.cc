@@ -1,4 +1,4 @@
-// How many messages an iteration takes: exactly those that its steps depend on, each a request and
+// Counts the messages of an iteration: exactly those on which its steps depend, each a request and
 // its reply.
 #include <map>
 #include <mutex>
@@ -24,8 +24,8 @@ namespace {
 
 using namespace harness;
 
-// Requests that have come to workers of this process, and replies that have gone, by what was
-// called.
+// Counts the requests that workers of this process have received and answered, by the called
+// function.
 class Requests final : public trace::Observer {
  public:
   static Requests& of_process() {
@@ -58,8 +58,8 @@ class Requests final : public trace::Observer {
     return name.find("calls_waiting") != std::string::npos ||
            name.find("join_shutdown") != std::string::npos;
   }
-  // "weft::autograd::internal::clean_up" is "clean_up". A step that is asked for behind a pass
-  // finds it ended at times.
+  // Shortens "weft::autograd::internal::clean_up" to "clean_up". All requests for a step are
+  // "step": one that is queued behind a pass may find that the pass has ended.
   static std::string short_name(const std::string& name) {
     const auto end = name.find_first_of("<(");
     const auto colon = name.rfind(':', end);
@@ -72,7 +72,7 @@ class Requests final : public trace::Observer {
   int open_ = 0;
 };
 
-// What was asked since the last time, once all of it has been answered.
+// Waits until all requests are answered, and returns those since the previous call.
 std::map<std::string, int> asked(rpc::Agent& agent) {
   EXPECT_TRUE(comes_true([&] {
     return agent.debug_info().calls_waiting == 0 && agent.sync<&counted::calls_waiting>(1) == 0;
@@ -85,7 +85,7 @@ class Messages : public testing::Test {
  protected:
   using Optimizer = DistributedOptimizer<torch::optim::SGD>;
   const torch::optim::SGDOptions options_{0.05};
-  // On worker 0 of two.
+  // Runs `body` on worker 0 of two.
   static void run(const std::function<void(rpc::Agent&)>& body) {
     Requests::of_process();
     run_workers({As::Threads, "inproc", 2}, [&](rpc::Agent& agent) {
@@ -97,8 +97,8 @@ class Messages : public testing::Test {
   }
 };
 
-// The field's overview: two tensors of another worker, their sum, backward, an optimizer, its step.
-TEST_F(Messages, OfTheListingAreThoseThatItsStepsDependOn) {
+// The usual example: two tensors of another worker, their sum, a backward, an optimizer, its step.
+TEST_F(Messages, ExampleSendsOnlyNeededOnes) {
   run([&](rpc::Agent& agent) {
     {
       AutogradContext context(agent);
@@ -106,25 +106,25 @@ TEST_F(Messages, OfTheListingAreThoseThatItsStepsDependOn) {
                  second = agent.remote<&counted::random>(1);
       const auto a = first.fetch(), b = second.fetch();
       const at::Tensor loss = (a.get() + b.get()).sum();
-      // Two values made, two fetched.
+      // Two values are made and two are fetched.
       EXPECT_EQ(asked(agent), (Counts{{"random", 2}, {"fetch", 2}}));
       context.backward({loss});
-      // Each value came in a message of its own: a gradient for each. The answer to one says that
-      // the pass has ended.
+      // Each value arrived in its own message, so there is a gradient for each. The reply to one
+      // says that the pass has ended.
       EXPECT_EQ(asked(agent), (Counts{{"gradient", 2}}));
       Optimizer optimizer({first, second}, options_);
-      // One for each owner, and so is the step. The owner confirms each reference that was passed
-      // to it.
+      // One request for each owner, as for the step. The owner confirms each reference that was
+      // passed to it.
       EXPECT_EQ(asked(agent), (Counts{{"make_local", 1}, {"child_accepted", 2}}));
       optimizer.step(context);
       EXPECT_EQ(asked(agent), (Counts{{"step", 1}}));
     }
-    // The context, the two values, the optimizer.
+    // The context, the two values and the optimizer are released.
     EXPECT_EQ(asked(agent), (Counts{{"clean_up", 1}, {"user_delete", 3}}));
   });
 }
 
-TEST_F(Messages, WithTensorsAndOptimizerKept) {
+TEST_F(Messages, KeptObjectsNeedFewer) {
   run([&](rpc::Agent& agent) {
     const auto first = agent.remote<&counted::random>(1),
                second = agent.remote<&counted::random>(1);
@@ -151,7 +151,7 @@ TEST_F(Messages, WithTensorsAndOptimizerKept) {
   });
 }
 
-TEST_F(Messages, OfAnExactPassAreOneMoreForTheFirstOfAPlan) {
+TEST_F(Messages, FirstExactPassTakesOneMore) {
   run([&](rpc::Agent& agent) {
     const auto first = agent.remote<&counted::random>(1),
                second = agent.remote<&counted::random>(1);

@@ -1,4 +1,4 @@
-// Backward passes within a backward pass: activation recomputation in a context.
+// Tests backward passes within a backward pass: activation recomputation in a context.
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -15,18 +15,18 @@ namespace nested {
 
 using namespace weft;
 
-// As a module holds it: no argument of the function, so only the nested pass leads to it.
+// Held as by a module: it is no argument of the function, so only the nested pass leads to it.
 struct Weight {
   at::Tensor tensor;
 };
 
-// (MKL's tanh() would give some of several threads that are the first to use it other bits.)
+// (MKL's tanh() may give other bits in the first threads that use it.)
 at::Tensor plain(const at::Tensor& x, const Weight& weight) {
   const auto product = x * weight.tensor;
   return product * product * product;
 }
 
-// plain(), which backward() computes once more; `depth` times within itself.
+// Computes plain(), which backward() computes again, nested `depth` times.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const Weight& weight, int64_t depth) {
@@ -49,7 +49,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 };
 
-// One for each worker of a process.
+// Each worker of a process has its own weight.
 Weight& weight_of(int rank) {
   static std::vector<Weight> all(16);
   return all.at(static_cast<std::size_t>(rank));
@@ -75,18 +75,18 @@ at::Tensor numbers(double first) { return at::arange(first, first + 3, at::kDoub
 
 class Nested : public testing::TestWithParam<Setting> {
  protected:
-  // Before any worker may be called.
+  // Sets the weights before any worker may be called.
   static void run(const std::function<void(rpc::Agent&)>& body) {
     for (int rank = 0; rank < GetParam().workers; ++rank) {
       weight_of(rank).tensor = numbers(1).requires_grad_();
       weight_of(rank).tensor.mutable_grad() =
-          at::full({3}, 7.0, at::kDouble);  // of the program's own training
+          at::full({3}, 7.0, at::kDouble);  // from the program's own training
     }
     run_workers(GetParam(), body);
   }
 };
 
-TEST_P(Nested, GradientsAreTheContexts) {
+TEST_P(Nested, GradientsBelongToTheContext) {
   run([](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     for (const int depth : {0, 1, 3}) {
@@ -104,7 +104,7 @@ TEST_P(Nested, GradientsAreTheContexts) {
           EXPECT_TRUE(at::equal(context.gradient(x), wanted_x));
           EXPECT_TRUE(at::equal(agent.sync<&gradient_here>(where), wanted))
               << "depth " << depth << " on " << where;
-          // Neither the input of the nested pass nor anything else.
+          // No other tensor has a gradient, not even the input of the nested pass.
           EXPECT_EQ(agent.sync<&gradients_here>(where), where == 0 ? 2U : 1U);
           EXPECT_TRUE(at::equal(agent.sync<&grad_here>(where), at::full({3}, 7.0, at::kDouble)));
           EXPECT_FALSE(x.grad().defined());
@@ -138,8 +138,8 @@ TEST_P(Nested, SeveralUsesAndPassesAddUp) {
   });
 }
 
-// All at one parameter, at once: each context has its own.
-TEST_P(Nested, ContextsOfSeveralThreadsStayApart) {
+// All threads use one parameter at once; each context has its own gradient.
+TEST_P(Nested, ThreadsContextsStaySeparate) {
   run([](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     std::vector<at::Tensor> wanted;
@@ -168,7 +168,7 @@ TEST_P(Nested, ContextsOfSeveralThreadsStayApart) {
   });
 }
 
-TEST_P(Nested, AFailureLeavesNothing) {
+TEST_P(Nested, FailureLeavesNothing) {
   run([](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto x = numbers(2).requires_grad_();

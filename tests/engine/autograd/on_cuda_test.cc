@@ -1,7 +1,7 @@
-// Passes whose tensors lie on GPUs, over the fake driver: no host waits between the kernel that
-// computes a gradient on one worker and the one that reads it on another; their order is that of
-// streams. Named operations on streams stand for the nodes' kernels. cuda_gpu_test.cc has passes
-// that compute on a real GPU.
+// Tests passes whose tensors lie on GPUs, over the fake driver. No host waits between the kernel
+// that computes a gradient on one worker and the kernel that reads it on another; streams order
+// them. Named operations on streams stand for the nodes' kernels. cuda_gpu_test.cc has passes that
+// compute on a real GPU.
 #include <algorithm>
 #include <functional>
 #include <mutex>
@@ -29,15 +29,15 @@ using namespace std::chrono_literals;
 
 constexpr std::int64_t kElements = 64;
 
-// What called functions reach.
+// Used by the functions that are called remotely.
 harness::FakeDriver* fake = nullptr;
 harness::FakeTorchCuda* torch_cuda = nullptr;
-// Memory is freed in the order of its own stream, and the fake allocator does not see who else
-// reads it: what a kernel reads stays until the test has ended.
+// Memory is freed in the order of its own stream, and the fake allocator does not see which other
+// streams read it. So the inputs of kernels are kept until the test has ended.
 std::mutex mutex;
 std::vector<at::Tensor> kept;
 
-// On the current stream.
+// Enqueues the kernel on the current stream.
 at::Tensor product(const char* kernel, const at::Tensor& a, float factor) {
   const at::Tensor result = torch_cuda->empty({kElements}, at::kFloat);
   {
@@ -57,7 +57,7 @@ void wait_for(const at::Tensor& tensor) {
   auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
   EXPECT_TRUE(devices->ready(tensor.device()).synchronize(Deadline::in(20s)));
 }
-// For every stream: its allocation is over.
+// Returns a tensor that every stream may use, because its allocation has finished.
 at::Tensor filled(float value) {
   const at::Tensor tensor = torch_cuda->empty({kElements}, at::kFloat);
   wait_for(tensor);
@@ -78,7 +78,7 @@ struct Here : torch::autograd::Function<Here> {
     return {product("backward here", gradients[0], 2)};
   }
 };
-// The streams of the last one, for the test.
+// The streams of the last There node, for the test.
 std::optional<c10::Stream> forward_there, backward_there;
 struct There : torch::autograd::Function<There> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) {
@@ -92,10 +92,10 @@ struct There : torch::autograd::Function<There> {
   }
 };
 at::Tensor there(at::Tensor x) { return There::apply(x); }
-// The weight's own worker has it.
+// A weight of the called worker.
 at::Tensor weight;
 at::Tensor of_weight() { return There::apply(weight); }
-// Reads the gradient on streams of this call's own, without waiting for them.
+// Reads the gradient on this call's own streams, without waiting for them.
 at::Tensor copied;
 void copy_gradient() {
   copied = product("read the gradient", AutogradContext::current().gradient(weight), 1);
@@ -139,8 +139,8 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
   }
 
   static bool is_ipc() { return GetParam() == std::string_view("cuda_ipc"); }
-  // Two workers that share a GPU; worker0 runs the body. Worker1 has one thread: if that waits for
-  // the GPU, nothing else is answered.
+  // Two workers that share a GPU; worker0 runs the body. Worker1 has one thread: if that waited for
+  // the GPU, worker1 would answer nothing else.
   void run(const std::function<void(rpc::Agent&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const c10::Device gpu(c10::kCUDA, 0);
@@ -159,7 +159,7 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
       agent.shutdown({.timeout = 30s});
     });
   }
-  // Whatever worker1 does without waiting for the GPU has been done.
+  // Returns when worker1 has done everything that does not wait for the GPU.
   static void hear_all(rpc::Agent& agent) {
     for (int round = 0; round < 3; ++round) EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
   }
@@ -168,7 +168,7 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
     const auto all = fake_->executed();
     return std::find(all.begin(), all.end(), kernel) != all.end();
   }
-  // In this order, each once, whatever else ran between.
+  // Expects that each kernel ran once, in this order; others may have run between them.
   void expect_order(const std::vector<std::string>& kernels) const {
     const auto all = fake_->executed();
     auto last = all.begin();
@@ -185,7 +185,7 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
   harness::LentDevices lent_;
 };
 
-TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAndTheHostGoesOn) {
+TEST_P(BackwardOnCuda, PeersKernelFollowsOurs) {
   run([&](rpc::Agent& agent) {
     const at::Tensor x = filled(1).requires_grad_(), one = filled(1);
     AutogradContext context(agent);
@@ -199,12 +199,11 @@ TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAnd
     EXPECT_TRUE(is_all(root, 6));
     fake_->hold(view(side));
     fake_->delay(&cuda::Driver::launch_kernel,
-                 100ms);  // time for a gradient that has not waited for its kernel
+                 100ms);  // time for a gradient to arrive that has not waited for its kernel
     const auto pass = context.backward_async({root}, {.grad_outputs = {one}});
     EXPECT_GT(fake_->pending(view(side)), 0u)
         << "a node's kernel is on the stream of its forward, and the host went on";
-    if (is_ipc())
-      hear_all(agent);  // by other transports what was sent behind that kernel holds it up
+    if (is_ipc()) hear_all(agent);  // other transports hold it up behind that kernel's message
     EXPECT_FALSE(pass.done());
     EXPECT_FALSE(has_run("backward there")) << "before the kernel that makes its gradient";
     fake_->release(view(side));
@@ -216,7 +215,7 @@ TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAnd
   });
 }
 
-TEST_P(BackwardOnCuda, ANodeThereRunsOnTheStreamOfItsForwardAndItsGradientComesBackBehindThat) {
+TEST_P(BackwardOnCuda, PeersNodeRunsOnItsForwardsStream) {
   run([&](rpc::Agent& agent) {
     const at::Tensor x = filled(1).requires_grad_(), one = filled(1);
     AutogradContext context(agent);
@@ -236,7 +235,7 @@ TEST_P(BackwardOnCuda, ANodeThereRunsOnTheStreamOfItsForwardAndItsGradientComesB
   });
 }
 
-TEST_P(BackwardOnCuda, APassEndsBeforeItsKernelsDoAndWhoReadsAGradientReadsItBehindThem) {
+TEST_P(BackwardOnCuda, PassEndsBeforeItsKernels) {
   run([&](rpc::Agent& agent) {
     const at::Tensor one = filled(1);
     AutogradContext context(agent);

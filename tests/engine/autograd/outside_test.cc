@@ -1,5 +1,5 @@
-// Calls outside of any context, whose gradients go nowhere: one warning in a process, where a
-// backward pass shows that they were wanted. Each worker is a process, since a process warns once.
+// Tests calls outside of any context, whose gradients are lost. When a backward pass shows that
+// they were wanted, the process warns, and only once; so each worker is a process.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -66,7 +66,7 @@ struct Wanted {
 };
 void PrintTo(const Wanted& wanted, std::ostream* out) { *out << wanted.name; }
 
-// Ways to get a result that has been computed from x, or from what the callee has.
+// Ways to get a result that was computed from x or from the callee's own tensors.
 const Wanted kWanted[] = {
     {"Sync",
      [](rpc::Agent& agent, const at::Tensor& x) { return agent.sync<&twice>("worker1", x); }},
@@ -107,7 +107,7 @@ const Wanted kWanted[] = {
 
 class Outside : public testing::TestWithParam<std::tuple<Setting, Wanted>> {};
 
-TEST_P(Outside, ABackwardPassIntoAResultWarnsOnce) {
+TEST_P(Outside, BackwardIntoAResultWarnsOnce) {
   const auto& [setting, wanted] = GetParam();
   run_workers(setting, [&](rpc::Agent& agent) {
     rpc::expose_script("outside", torch::jit::compile("def twice(x):\n  return x * 2\n"));
@@ -119,7 +119,7 @@ TEST_P(Outside, ABackwardPassIntoAResultWarnsOnce) {
       const auto x = at::ones({2}, at::kFloat).requires_grad_();
       const auto result = wanted.result(agent, x);
       EXPECT_EQ(warnings(log), again == 0 ? 0U : 1U)
-          << log.text();  // whoever only looks at the result is not told
+          << log.text();  // reading the result gives no warning
       result.sum().backward();
       EXPECT_FALSE(x.grad().defined());
       EXPECT_EQ(warnings(log), 1U) << log.text();
@@ -135,25 +135,25 @@ INSTANTIATE_TEST_SUITE_P(
 
 class Weights : public testing::TestWithParam<Setting> {};
 
-// What programs do that know what they do; a result that does warn shows at the end that the log is
-// heard.
-TEST_P(Weights, AreSentAndFetchedWithoutAWarning) {
+// Correct programs do all this. A result that does warn shows at the end that the test sees the
+// log.
+TEST_P(Weights, TravelWithoutAWarning) {
   run_workers(GetParam(), [&](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const LogWatch& log = LogWatch::current();
     const auto x = at::ones({2}, at::kFloat).requires_grad_();
     const auto net = agent.remote<Net>("worker1");
-    // Parameters come, gradients go back: a parameter server.
+    // With a parameter server, parameters arrive and gradients go back.
     const auto weight = net.sync<&Net::weight>();
     ASSERT_TRUE(weight.requires_grad());
     (weight * x).sum().backward();
     agent.sync<&step>("worker1", std::vector{weight}, std::vector{weight.grad()});
-    // Weights go there and come again.
+    // Weights are sent and come back.
     const auto echoed = agent.sync<&same>("worker1", x);
     echoed.sum().backward();
     EXPECT_TRUE(echoed.grad().defined());
     agent.remote<&same>("worker1", x).to_here().sum().backward();
-    // Evaluation: nobody runs backward.
+    // An evaluation runs no backward.
     static_cast<void>(net.sync<&Net::forward>(x).sum().item<float>());
     {
       const c10::AutoGradMode no_grad(false);
@@ -161,7 +161,7 @@ TEST_P(Weights, AreSentAndFetchedWithoutAWarning) {
       const c10::AutoGradMode grad(true);
       if (result.requires_grad()) result.sum().backward();
     }
-    // A model in parts whose gradients the program passes on itself.
+    // A model in parts, where the program itself passes the gradients on.
     const auto part = net.sync<&Net::forward>(x).detach().requires_grad_();
     part.sum().backward();
     EXPECT_TRUE(part.grad().defined());
@@ -170,7 +170,7 @@ TEST_P(Weights, AreSentAndFetchedWithoutAWarning) {
       context.backward({agent.sync<&twice>("worker1", x).sum()});
       EXPECT_TRUE(at::equal(context.gradient(x), at::full({2}, 2.0F)));
     }
-    // To this worker itself the graph goes on.
+    // In a call to the worker itself the graph continues.
     x.mutable_grad() = at::Tensor();
     agent.sync<&twice>("worker0", x).sum().backward();
     EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0F)));

@@ -1,5 +1,5 @@
-// What a pass sends, and when, by the order of events: a node that would wait for ever if it were
-// the other way around.
+// Tests when a pass sends gradients, by the order of events: in the wrong order a node would not
+// stop waiting.
 #include <condition_variable>
 #include <mutex>
 
@@ -12,7 +12,7 @@ namespace overlapping {
 
 using namespace weft;
 
-// A node that goes on only when a gradient has reached the peer.
+// A node that continues only when a gradient has reached the peer.
 std::mutex overlap;
 std::condition_variable overlapped;
 bool arrived = false;
@@ -37,7 +37,7 @@ at::Tensor tell_arrival(at::Tensor a) {
   return b;
 }
 
-// The weight's gradient is ready when that of x is, and its computation goes on in a held node.
+// The gradients of x and of the weight are ready together; the weight's continues in a held node.
 at::Tensor times_held_weight(at::Tensor x) {
   const at::Tensor weight =
       at::ones({3, 3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
@@ -54,7 +54,7 @@ using namespace harness;
 
 class Overlap : public testing::TestWithParam<Setting> {};
 
-TEST_P(Overlap, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
+TEST_P(Overlap, GradientsLeaveBeforeLocalWork) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "the peer is seen through this process's memory";
   overlapping::arrived = false;
@@ -63,7 +63,7 @@ TEST_P(Overlap, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
     const at::Tensor there = agent.sync<&overlapping::tell_arrival>(1, a);
-    // Recorded later, so it would run first but for the gradient that another worker waits for.
+    // It is recorded later, so it would run first if gradients for other workers did not go first.
     const at::Tensor here = overlapping::UntilArrived::apply(b);
     context.backward({there.sum() + here.sum()});
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 3.0, at::kDouble)));
@@ -71,7 +71,7 @@ TEST_P(Overlap, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
   });
 }
 
-TEST_P(Overlap, GradientsOfInputsArriveBeforeThoseOfWeightsAreComputed) {
+TEST_P(Overlap, InputGradientsPrecedeWeightOnes) {
   if (GetParam().as == As::Processes)
     GTEST_SKIP() << "the peer is seen through this process's memory";
   overlapping::arrived = false;
@@ -87,9 +87,9 @@ TEST_P(Overlap, GradientsOfInputsArriveBeforeThoseOfWeightsAreComputed) {
 
 INSTANTIATE_TEST_SUITE_P(Autograd, Overlap, testing::ValuesIn(autograd_settings()), setting_name);
 
-// The link to worker 1 carries nothing from the moment when the pass begins; all that worker 0
-// computes by itself is done then all the same.
-TEST(OverlapOnAHeldLink, TheLocalPartDoesNotWaitForWhatItSends) {
+// The link to worker 1 carries nothing from the moment when the pass begins. Worker 0 still
+// computes its whole part.
+TEST(OverlapOnAHeldLink, LocalPartDoesNotWaitForItsSends) {
   static std::mutex mutex;
   static std::vector<transport::inproc::Faults> ways;
   ways.clear();

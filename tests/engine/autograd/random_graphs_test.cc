@@ -1,4 +1,4 @@
-// Any graph, cut anywhere, has the gradients that it has in one process.
+// Tests that random graphs, cut at random places, have the gradients that they have in one process.
 #include <map>
 #include <random>
 
@@ -38,7 +38,7 @@ at::Tensor gradient_of(RRef<at::Tensor> leaf) {
 struct Step {
   Op op = Op::Add;
   std::size_t a = 0, b = 0;
-  std::vector<int> path;  // empty: here
+  std::vector<int> path;  // empty: runs here
 };
 struct Plan {
   std::vector<at::Tensor> leaves;
@@ -64,7 +64,7 @@ Plan plan(std::uint64_t seed, int workers) {
   for (std::size_t i = 0, steps = 3 + pick(12); i < steps; ++i) {
     Step step;
     step.op = static_cast<Op>(
-        pick(plan.exact ? 6 : 5));  // Detached leads nowhere, which Fast does not take
+        pick(plan.exact ? 6 : 5));  // Detached leads nowhere, which Fast does not allow
     step.a = pick(values);
     step.b = values - 1 - pick(std::min<std::size_t>(values, 4));
     for (std::size_t hops = pick(4); hops > 0; --hops)
@@ -73,7 +73,7 @@ Plan plan(std::uint64_t seed, int workers) {
     values += step.op == Op::Halves ? 2 : 1;
   }
   if (plan.exact) {
-    // Some of what was computed; the rest leads nowhere.
+    // Some results are roots; the others lead nowhere.
     for (std::size_t i = 0, roots = 1 + pick(3); i < roots; ++i)
       plan.roots.push_back(plan.leaves.size() + pick(values - plan.leaves.size()));
   } else {
@@ -82,7 +82,7 @@ Plan plan(std::uint64_t seed, int workers) {
   return plan;
 }
 
-// The roots' sum, where `run` does a step.
+// Returns the sum of the roots; `run` computes each step.
 template <class Run>
 at::Tensor loss_of(const Plan& plan, std::vector<at::Tensor> values, Run run) {
   for (const Step& step : plan.steps) {
@@ -127,7 +127,7 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
           loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) {
             return random_graphs::apply(step.op, a, b);
           });
-      if (!local.requires_grad()) continue;  // nothing but detached values: another one instead
+      if (!local.requires_grad()) continue;  // only detached values: takes another graph instead
       const auto expected =
           torch::autograd::grad({local}, own, {}, std::nullopt, false, /*allow_unused=*/true);
 
@@ -138,7 +138,7 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
         leaves.push_back(agent.remote<&given>(graph.owners[k], graph.leaves[k]));
         values.push_back(leaves.back().to_here());
       }
-      // What is fetched and not used has to lead to the loss in Fast mode.
+      // In Fast mode, values that are fetched and not used must lead to the loss as well.
       at::Tensor loss =
           loss_of(graph, values, [&](const Step& step, const at::Tensor& a, const at::Tensor& b) {
             if (step.path.empty()) return random_graphs::apply(step.op, a, b);

@@ -1,4 +1,4 @@
-// Contexts, and what is recorded in them: group DA of the behaviours.
+// Tests contexts and the recording of calls in them.
 #include <functional>
 #include <map>
 #include <thread>
@@ -16,7 +16,7 @@ namespace recorded {
 using namespace weft;
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
-// Each rank of `path` calls the next, in one way or the other; the last adds.
+// Each rank of `path` calls the next, by remote() or by sync(); the last adds.
 at::Tensor add_along(std::vector<int> path, at::Tensor a, at::Tensor b, bool remote) {
   if (path.empty()) return a + b;
   const int next = path.front();
@@ -40,8 +40,7 @@ std::uint64_t second_context() {
   AutogradContext second(rpc::this_agent());
   return second.id();
 }
-// A second one when the first has been released: whether all that a called function may use still
-// works.
+// Makes contexts one after another. True if everything that a called function may use still works.
 bool two_after_each_other(int rank) {
   AutogradContext first(rpc::this_agent());
   first.release();
@@ -64,8 +63,8 @@ bool knows(std::uint64_t context) {
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 int number(int value) { return value; }
 
-// What this call's context has recorded before it on this worker, in words. Nodes of what was
-// received are numbered.
+// Describes the graph that this call's context recorded on this worker before the call. Receive
+// nodes are numbered.
 std::string graph() {
   const auto context = AutogradContext::current().shared();
   std::map<const torch::autograd::Node*, std::size_t> received;
@@ -100,12 +99,12 @@ namespace {
 using namespace harness;
 using namespace std::chrono_literals;
 
-// Within which a context that has ended is gone everywhere (DA-010).
+// The time within which a context that has ended is gone everywhere.
 constexpr auto kCleanUp = 10s;
 
 class Recording : public testing::TestWithParam<Setting> {};
 
-TEST_P(Recording, DA001_IdsBeginWithTheWorkerAndEndWithTheScope) {
+TEST_P(Recording, IdsBeginWithTheWorkersRank) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::uint64_t last = 0;
     for (int i = 0; i < 200; ++i) {
@@ -124,7 +123,7 @@ TEST_P(Recording, DA001_IdsBeginWithTheWorkerAndEndWithTheScope) {
   });
 }
 
-TEST_P(Recording, DA002_AThreadHasOneContextAtATime) {
+TEST_P(Recording, ThreadHasOneContextAtATime) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     EXPECT_EQ(error_of([&] { AutogradContext second(agent); }).blame(), Blame::Caller);
@@ -133,13 +132,13 @@ TEST_P(Recording, DA002_AThreadHasOneContextAtATime) {
   });
 }
 
-TEST_P(Recording, ACalledFunctionMayHaveOneContextAfterTheOther) {
+TEST_P(Recording, CalleeMayHaveContextsInTurn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_TRUE(agent.sync<&recorded::two_after_each_other>(after(agent, 1), agent.self().rank));
   });
 }
 
-TEST_P(Recording, DA041_ContextsFollowCallsContinuationsCoroutinesAndCallsToOneself) {
+TEST_P(Recording, ContextsFollowCallsAndContinuations) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     for (int steps = 0; steps < 3; ++steps) {
@@ -157,14 +156,14 @@ TEST_P(Recording, DA041_ContextsFollowCallsContinuationsCoroutinesAndCallsToOnes
   });
 }
 
-TEST(AutogradIds, DA001_TheLargestIsTheWorkersAndTheNextTooIsNobodyElses) {
+TEST(AutogradIds, IdsWrapWithinTheirWorker) {
   EXPECT_EQ(rpc::number_of(3, (std::uint64_t{1} << 48) - 1),
             (std::uint64_t{3} << 48) + (std::uint64_t{1} << 48) - 1);
   EXPECT_EQ(rpc::number_of(3, std::uint64_t{1} << 48), std::uint64_t{3} << 48);
   EXPECT_EQ(rpc::number_of(65535, 7), std::uint64_t{0xffff000000000007});
 }
 
-TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
+TEST_P(Recording, CallIsRecordedOnBothSides) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     const std::vector<std::function<at::Tensor(at::Tensor, at::Tensor)>> ways = {
@@ -200,7 +199,7 @@ TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
   });
 }
 
-TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
+TEST_P(Recording, RelaysRecordSendsBothWays) {
   if (GetParam().workers < 4) GTEST_SKIP() << "three hops take four workers";
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
@@ -218,7 +217,7 @@ TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
       EXPECT_EQ(sends[0]->to(), 1);
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
       EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
-      // What came from behind goes back, and what came from before goes on, in one message each.
+      // A relay sends its callee's result back and its caller's arguments on, in one message each.
       EXPECT_EQ(agent.sync<&recorded::graph>(1),
                 "send to 0: received 0\nsend to 2: received 1 received 1\n");
       EXPECT_EQ(agent.sync<&recorded::graph>(2),
@@ -229,7 +228,7 @@ TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
   });
 }
 
-TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
+TEST_P(Recording, NoGradCallRecordsOnlyTheContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
     const auto one = at::ones({2});
@@ -241,7 +240,8 @@ TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
       };
       EXPECT_FALSE(add(one, one).requires_grad());
       EXPECT_TRUE(context.shared()->sends().empty());
-      // Asked from a thread without a context, as a question from inside would bring it along.
+      // Asks from a thread without a context, because a call from inside would bring the context
+      // along.
       std::thread([&] { EXPECT_TRUE(agent.sync<&recorded::knows>(to, context.id())); }).join();
       EXPECT_EQ(agent.sync<&recorded::graph>(to), "");
       EXPECT_GE(agent.sync<&recorded::contexts>(to), 1u);
@@ -254,7 +254,7 @@ TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
   });
 }
 
-TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
+TEST_P(Recording, OnlyTensorsWithGradAreRecorded) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const bool remote : {false, true}) {
       AutogradContext context(agent);
@@ -279,7 +279,7 @@ TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
   });
 }
 
-TEST_P(Recording, DA012_AllWorkersThatWereCalledAreKnown) {
+TEST_P(Recording, AllCalledWorkersAreKnown) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int what : {0, 1, 2}) {
       SCOPED_TRACE(what);
@@ -300,7 +300,7 @@ TEST_P(Recording, DA012_AllWorkersThatWereCalledAreKnown) {
   });
 }
 
-TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
+TEST_P(Recording, LeavingTheScopeEndsItEverywhere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     for (const int what : {0, 1, 2}) {
@@ -309,7 +309,7 @@ TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
         const auto a = what == 0 ? leaf({2}) : at::ones({2});
         const int last = static_cast<int>(agent.workers().size()) - 1;
         if (what < 2) {
-          // Known to the last worker through worker 1 only.
+          // The last worker knows the context through worker 1 only.
           agent.sync<&recorded::add_along>(1, std::vector<int>{last}, a, a, false);
         } else {
           agent.sync<&recorded::number>(last, 1);
@@ -327,9 +327,9 @@ TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
   });
 }
 
-// Also behind the attempts that anybody waits for: else the other worker would keep it for as long
-// as it sees this one.
-TEST_P(Recording, DA010_CleanUpIsRetriedUntilItIsHeard) {
+// Attempts go on after those for which a caller waits. Otherwise the other worker would keep the
+// context as long as it sees this worker.
+TEST_P(Recording, CleanUpIsRetriedUntilItIsHeard) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::ContextCleanup] = 7;
   run_workers(
@@ -345,7 +345,7 @@ TEST_P(Recording, DA010_CleanUpIsRetriedUntilItIsHeard) {
       options);
 }
 
-TEST_P(Recording, DA010_ACallThatTheCleanUpOvertakesBringsNoContextBack) {
+TEST_P(Recording, LateCallRevivesNoContext) {
   rpc::Options options;
   options.faults.delay[rpc::MessageKind::Call] = std::chrono::milliseconds(50);
   run_workers(
@@ -363,7 +363,7 @@ TEST_P(Recording, DA010_ACallThatTheCleanUpOvertakesBringsNoContextBack) {
       options);
 }
 
-TEST_P(Recording, ReleaseEndsTheContextOnceAndFromAnyThread) {
+TEST_P(Recording, ReleaseWorksFromAnyThread) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     agent.sync<&recorded::number>(after(agent, 1), 1);
@@ -376,7 +376,7 @@ TEST_P(Recording, ReleaseEndsTheContextOnceAndFromAnyThread) {
     EXPECT_NE(error.text().find(id), std::string::npos) << error.text();
     EXPECT_EQ(error_of([&] { context.gradients(); }).blame(), Blame::Caller);
     EXPECT_EQ(error_of([&] { AutogradContext::current(); }).blame(), Blame::Caller);
-    // The thread may have another now.
+    // The thread may have another context now.
     AutogradContext next(agent);
     EXPECT_EQ(AutogradContext::current().id(), next.id());
   });

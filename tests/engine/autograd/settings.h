@@ -1,4 +1,4 @@
-// What tests of autograd share: the settings they run in, and whom a worker calls.
+// Shared by the tests of autograd: the settings they run in, and ways to call another worker.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,14 @@ inline at::Tensor leaf(at::IntArrayRef sizes) {
   return at::rand(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
 }
 
-// The ways to have a function called elsewhere and its result here.
+// Ways to call a function on another worker and get its result.
 enum class Way { Sync, Async, Remote };
 inline constexpr Way kWays[] = {Way::Sync, Way::Async, Way::Remote};
 inline const char* name(Way way) {
   return way == Way::Sync ? "sync" : way == Way::Async ? "async" : "remote";
 }
-// `who`: an agent, with whom it calls as first argument; or a reference, for a method of its value.
+// `who` is an agent, with the worker to call as first argument, or a reference, for a method of its
+// value.
 template <auto F, class Who, class... A>
 auto called(Way way, Who& who, A&&... arguments) {
   if (way == Way::Sync) return who.template sync<F>(std::forward<A>(arguments)...);

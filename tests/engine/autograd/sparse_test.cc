@@ -1,5 +1,5 @@
-// Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts,
-// references, dtypes, nested and mixed calls, and many passes.
+// Tests sparse tensors in remote calls and passes: recording, the end of contexts, references,
+// dtypes, nested and mixed calls, and many passes.
 #include <torch/autograd.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -31,7 +31,7 @@ at::Tensor only_first(at::Tensor a, at::Tensor b) {
 at::Tensor gradient_here(RRef<at::Tensor> parameter) {
   return AutogradContext::current().gradient(parameter.local_value()).to_dense();
 }
-// A server's weight, for all trainers.
+// A server's weight that all trainers use.
 const at::Tensor& shared() {
   static const at::Tensor weight = make(at::kDouble);
   return weight;
@@ -80,7 +80,7 @@ void expect_gradients(const AutogradContext& context, const std::function<at::Te
   EXPECT_EQ(context.gradients().size(), leaves.size());
 }
 
-TEST_P(Sparse, DA039_CallsAreRecordedAndGiveLocalGradients) {
+TEST_P(Sparse, CallsGiveLocalGradients) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
     for (int steps = 0; steps < 2; ++steps) {
@@ -107,7 +107,7 @@ TEST_P(Sparse, DA039_CallsAreRecordedAndGiveLocalGradients) {
   });
 }
 
-TEST_P(Sparse, DA039_ContextsEndEverywhere) {
+TEST_P(Sparse, ContextsEndEverywhere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     {
@@ -124,7 +124,7 @@ TEST_P(Sparse, DA039_ContextsEndEverywhere) {
   });
 }
 
-TEST_P(Sparse, DA039_ReferencesGetTheirGradientsAtTheirOwner) {
+TEST_P(Sparse, ReferencesGetGradientsAtTheOwner) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int last = static_cast<int>(agent.workers().size()) - 1;
     for (const int steps : {1, last}) {
@@ -142,7 +142,7 @@ TEST_P(Sparse, DA039_ReferencesGetTheirGradientsAtTheirOwner) {
   });
 }
 
-TEST_P(Sparse, DA039_TrainersThatUseOneServersWeightAtOnceGetTheirOwnGradients) {
+TEST_P(Sparse, SharedWeightHasGradientsPerContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto weight = agent.sync<&sparse::shared_reference>(0);
     for (int round = 0; round < 6; ++round) {
@@ -160,7 +160,7 @@ TEST_P(Sparse, DA039_TrainersThatUseOneServersWeightAtOnceGetTheirOwnGradients) 
   });
 }
 
-TEST_P(Sparse, DA039_EachGradientHasItsOwnDtype) {
+TEST_P(Sparse, EachGradientHasItsOwnDtype) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = sparse::make(at::kFloat), b = sparse::make(at::kDouble);
     AutogradContext context(agent);
@@ -169,7 +169,7 @@ TEST_P(Sparse, DA039_EachGradientHasItsOwnDtype) {
   });
 }
 
-TEST_P(Sparse, DA039_NestedCallsAndCallsWhereOnlyOneNeedsGradients) {
+TEST_P(Sparse, NestedAndPartlyNoGradCallsWork) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
     for (const int third : {0, 1, 2}) {
@@ -184,7 +184,7 @@ TEST_P(Sparse, DA039_NestedCallsAndCallsWhereOnlyOneNeedsGradients) {
   });
 }
 
-TEST_P(Sparse, DA039_MixedWithDenseOnes) {
+TEST_P(Sparse, MixesWithDenseTensors) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = sparse::make(at::kDouble), d = leaf({3, 2});
     AutogradContext context(agent);
@@ -193,7 +193,7 @@ TEST_P(Sparse, DA039_MixedWithDenseOnes) {
   });
 }
 
-TEST_P(Sparse, DA039_ThousandPasses) {
+TEST_P(Sparse, ThousandPassesAddUp) {
   if (GetParam().workers != 2) GTEST_SKIP() << "once for each transport";
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
@@ -205,7 +205,7 @@ TEST_P(Sparse, DA039_ThousandPasses) {
   });
 }
 
-TEST_P(Sparse, DA038_039_SparseGradientsOfARemoteEmbedding) {
+TEST_P(Sparse, RemoteEmbeddingGradientsAreSparse) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
     const auto embedding = agent.remote<sparse::Embedding>(after(agent, 1));
@@ -223,7 +223,7 @@ TEST_P(Sparse, DA038_039_SparseGradientsOfARemoteEmbedding) {
   });
 }
 
-TEST_P(Sparse, DA039_SparseTensorsTravelBothWays) {
+TEST_P(Sparse, TensorsTravelBothWays) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto sparse = [] {
       return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}),

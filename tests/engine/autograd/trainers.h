@@ -1,5 +1,5 @@
-// What tests of trainers share, each with an agent and a group: where they run, and a model that
-// alternates between another worker's layers and averaged ones here.
+// Shared by tests of trainers, each with an agent and a group: the settings they run in, and a
+// model that alternates between another worker's layers and averaged layers here.
 #pragma once
 
 #include <filesystem>
@@ -48,8 +48,9 @@ inline auto place_name = [](const auto& info) {
 };
 
 using Train = std::function<void(rpc::Agent&, ProcessGroup&)>;
-// Workers of which the first `trainers` have a group, and run the body. Their group's backend: that
-// of the place (gloo, where that is inproc), or the given one, each with a device.
+// Runs workers, of which the first `trainers` have a group and run the body. The group's backend is
+// `backend`, or else the place's transport (gloo for inproc). `device_of` gives each trainer's
+// device.
 inline void train(harness::Setting place, int workers, int trainers, const Train& body,
                   const std::string& backend = "",
                   const std::function<c10::Device(int rank)>& device_of = {}) {
@@ -75,9 +76,9 @@ inline void train(harness::Setting place, int workers, int trainers, const Train
   });
 }
 
-// The first and the third layer are another worker's, on its CPU, the second and the fourth each a
-// model of its own here, on the given device: gradients are those of all four in one process,
-// averaged where the layers are.
+// The first and the third layer are on another worker's CPU. The second and the fourth are two
+// models here, on the given device. Expects the gradients of all four layers in one process,
+// averaged for the second and the fourth.
 inline void alternate_layers(rpc::Agent& agent, ProcessGroup& group, int remote,
                              c10::Device device) {
   const auto numbers = [](std::int64_t rows, std::int64_t columns) {

@@ -1,5 +1,5 @@
-// Passes that have ended well on one worker and may yet fail on another: what they have brought
-// there is nobody's for good.
+// Tests passes that have ended without an error on one worker and may still fail on another: their
+// gradients there may still be discarded.
 #include <array>
 #include <condition_variable>
 #include <mutex>
@@ -19,8 +19,8 @@ namespace unsettled {
 
 using namespace weft;
 
-// One weight of this process, and how many gradients have come to it on each worker since the last
-// look.
+// This process's weight, and the number of gradients that have arrived at it on each worker since
+// look_again().
 std::array<std::atomic<int>, 4> came{};
 at::Tensor& weight() {
   static at::Tensor it = [] {
@@ -42,7 +42,7 @@ at::Tensor make_weight() {
 at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) {
   return weighted(a) + a * parameter.local_value();
 }
-// Without the context, which a call inside of it would bring along.
+// Called from outside of the context, because a call from inside would bring it along.
 bool has_gradient_of_weight(std::uint64_t id) {
   const auto context = autograd::contexts_of(*rpc::this_agent().shared_core()).find(id);
   return context && context->gradient(weight()).defined();
@@ -56,13 +56,13 @@ std::vector<at::Tensor> gradients_here() {
 }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 void look_again() { came.at(rpc::this_agent().self().rank) = 0; }
-// Whether a pass has come here, and has ended here.
+// True if a pass has arrived here and has ended here.
 bool has_ended_here() {
   const rpc::Agent& here = rpc::this_agent();
   return came.at(here.self().rank) > 0 && here.debug_info().backward_passes == 0;
 }
 
-// At the root: holds the pass there until it is let go, and may then fail.
+// Holds a pass at the root until the gate opens; then the pass may fail.
 struct Gate {
   std::mutex mutex;
   std::condition_variable changed;
@@ -87,7 +87,7 @@ struct Late : torch::autograd::Function<Late> {
   }
 };
 
-// Does what DistributedDataParallel does with its parameters.
+// Absorbs the weight's gradient, as DistributedDataParallel does with its parameters.
 struct Averaged : torch::autograd::Function<Averaged> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -110,8 +110,8 @@ using namespace std::chrono_literals;
 
 class UnsettledPass : public testing::TestWithParam<Setting> {};
 
-// Runs a pass that fails at the root when it has ended on these workers, and `meanwhile` between
-// the two.
+// Runs a pass that fails at the root after it has ended on these workers, and `meanwhile` before it
+// fails.
 void fail_late(
     rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss,
     const std::set<int>& workers, const std::function<void()>& meanwhile = [] {}) {
@@ -129,12 +129,12 @@ void fail_late(
   gate.set(true, false);
 }
 
-TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
+TEST_P(UnsettledPass, GradientsReadEarlyAreDiscarded) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+    const at::Tensor late = Late::apply(b).sum();  // recorded first, so it runs last
     const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + late;
     fail_late(agent, context, loss, {1}, [&] {
       EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
@@ -146,7 +146,7 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
     EXPECT_TRUE(agent.sync<&gradients_here>(1).empty());
     context.backward({loss}, {.retain_graph = true});
     EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
-    // Behind one that has ended well everywhere, which stays.
+    // This one follows a pass that has ended everywhere, whose gradients stay.
     fail_late(agent, context, loss, {1}, [&] {
       EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), 2 * a.detach()));
       const auto all = agent.sync<&gradients_here>(1);
@@ -158,8 +158,8 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
   });
 }
 
-// Its messages are refused for longer than anybody waits for them.
-TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAStep) {
+// The messages about the failure are refused for longer than a worker waits for them.
+TEST_P(UnsettledPass, NextPassOrStepTellsOfTheFailure) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::Backward] = 1 << 20;
   run_workers(
@@ -172,7 +172,7 @@ TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAS
                                                                 torch::optim::SGDOptions(1.0));
         const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
         AutogradContext context(agent);
-        // Worker 1's weight is used twice where it is the last one as well.
+        // With two workers, worker 1 is the last one as well, and its weight is used twice.
         const at::Tensor late = Late::apply(b).sum();
         const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() +
                                 agent.sync<&weighted_on>(1, c, last).sum() + late;
@@ -188,12 +188,12 @@ TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAS
       options);
 }
 
-TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) {
+TEST_P(UnsettledPass, AveragingBesideAnOpenPassIsRefused) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+    const at::Tensor late = Late::apply(b).sum();  // recorded first, so it runs last
     const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + late;
     const at::Tensor there = agent.sync<&averaged>(1, a).sum(), here = averaged(a).sum();
     constexpr BackwardOptions kAgain{.retain_graph = true, .mode = BackwardMode::Exact};
@@ -218,7 +218,7 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
   });
 }
 
-TEST_P(UnsettledPass, WhatComesBehindAnAverageOfAnotherRootIsAddedToIt) {
+TEST_P(UnsettledPass, LaterGradientsAddToAnAverage) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = at::rand({3}, at::kDouble), c = leaf({3});
@@ -232,7 +232,7 @@ TEST_P(UnsettledPass, WhatComesBehindAnAverageOfAnotherRootIsAddedToIt) {
     };
     context.backward({agent.sync<&averaged>(1, a).sum()});
     expect_there(2 * a.detach());
-    agent.sync<&run_a_pass_here>(1, b);  // worker 1's own
+    agent.sync<&run_a_pass_here>(1, b);  // a pass of worker 1's own
     expect_there(2 * a.detach() + b);
     context.backward({agent.sync<&weighted>(1, c)
                           .sum()});  // which tells worker 1 that the first one has ended everywhere
@@ -240,7 +240,7 @@ TEST_P(UnsettledPass, WhatComesBehindAnAverageOfAnotherRootIsAddedToIt) {
   });
 }
 
-TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
+TEST_P(UnsettledPass, MessageOfAnEndedPassStartsNothing) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3});
@@ -249,7 +249,7 @@ TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
     context.backward({loss}, {.retain_graph = true});
     const auto request = context.shared()->sends().at(0)->message();
     const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
-    // A number before that of the pass, which nobody remembers.
+    // A number before that of the pass, which no worker remembers.
     const autograd::PassName early{
         .context = context.id(), .pass = context.id(), .retain_graph = true};
     for (const auto& [rank, message] : {std::pair(1, reply), std::pair(0, request)}) {
@@ -267,8 +267,8 @@ TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
 INSTANTIATE_TEST_SUITE_P(Autograd, UnsettledPass, testing::ValuesIn(autograd_settings()),
                          setting_name);
 
-// Worker 1 is told again and again for 14 s, and does not hear it.
-TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
+// The messages to worker 1 are repeated for 14 s and never arrive.
+TEST(UnsettledPassAlone, ErrorDoesNotWaitForSilentWorkers) {
   static std::atomic<bool> ended;
   ended = false;
   rpc::Options options;
@@ -300,9 +300,9 @@ TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
       options);
 }
 
-// 0 calls 1, which calls 2. When both have ended their parts well 1 leaves, so that the pass fails:
-// nobody is left who would tell 2, which has never heard of 0.
-TEST(UnsettledPassAlone, WhoIsBehindALostWorkerHearsThatItHasFailed) {
+// Worker 0 calls 1, which calls 2. When both have ended their parts, 1 leaves, so the pass fails.
+// No worker is left to tell 2, which never had a message from 0.
+TEST(UnsettledPassAlone, WorkerBehindALostOneLearnsOfIt) {
   static std::atomic<bool> ended, over;
   ended = over = false;
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -313,7 +313,7 @@ TEST(UnsettledPassAlone, WhoIsBehindALostWorkerHearsThatItHasFailed) {
       {
         AutogradContext context(agent);
         const auto id = context.id();
-        const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+        const at::Tensor late = Late::apply(b).sum();  // recorded first, so it runs last
         const at::Tensor loss = agent.sync<&weighted_on>(1, a, 2).sum() + late;
         std::thread pass([&] {
           const auto error = error_of([&] { context.backward({loss}); });

@@ -1,5 +1,4 @@
-// What was sent and leads to no root, and gradients that are none: rows DA-020, 021 and 040 of the
-// behaviours.
+// Tests tensors that were sent and lead to no root, and undefined gradients.
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/nodes.h>
 #include <weft/tests/engine/autograd/expected.h>
@@ -12,7 +11,7 @@ at::Tensor stack(at::Tensor a, at::Tensor b, at::Tensor c) { return at::stack({a
 at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
 at::Tensor first_by_last(at::Tensor a, at::Tensor, at::Tensor c) { return a.matmul(c); }
 std::vector<at::Tensor> split(at::Tensor a) { return a.split(1); }
-// Two of each process, for all who ask it.
+// Two weights of this process, for all callers.
 std::vector<at::Tensor>& weights() {
   static std::vector<at::Tensor> both = {harness::leaf({3}), harness::leaf({3})};
   return both;
@@ -34,7 +33,7 @@ using namespace harness;
 
 class Unused : public testing::TestWithParam<Setting> {};
 
-TEST_P(Unused, DA020_ATensorThatWasSentAndNarrowedAwayHasAGradientOfZeros) {
+TEST_P(Unused, NarrowedAwayTensorHasZeroGradient) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3}), c = leaf({3, 3});
     const auto expected = local_gradients([&] { return a.matmul(c); }, {a, c});
@@ -51,7 +50,7 @@ TEST_P(Unused, DA020_ATensorThatWasSentAndNarrowedAwayHasAGradientOfZeros) {
   });
 }
 
-TEST_P(Unused, DA020_AnArgumentThatItsFunctionDoesNotUseHasNoGradient) {
+TEST_P(Unused, UnusedArgumentHasNoGradient) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3}), c = leaf({3, 3});
     const auto expected = local_gradients([&] { return a.matmul(c); }, {a, c});
@@ -65,7 +64,7 @@ TEST_P(Unused, DA020_AnArgumentThatItsFunctionDoesNotUseHasNoGradient) {
   });
 }
 
-TEST_P(Unused, DA021_SomeOfSeveralResults) {
+TEST_P(Unused, SomeResultsMayBeUnused) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3});
     const auto expected = local_gradients(
@@ -84,8 +83,8 @@ TEST_P(Unused, DA021_SomeOfSeveralResults) {
   });
 }
 
-// By hand: the gradients of a message, for the node that sent it and no other.
-TEST_P(Unused, DA040_ASendNodesGradientsReachBothInputsAndAnUndefinedOneNone) {
+// Sends the gradients of a message by hand, for the node that sent it and no other.
+TEST_P(Unused, SendNodeGradientsReachTheirInputs) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const at::Tensor one = at::rand({3}, at::kDouble), other = at::rand({3}, at::kDouble);
