@@ -91,7 +91,8 @@ TEST(Deadline, NeitherPassesEarlyNorOverflows) {
   EXPECT_FALSE(Deadline::never().passed());
   EXPECT_EQ(Deadline::never().remaining(), milliseconds::max());
   EXPECT_TRUE(Deadline::in(std::chrono::nanoseconds::max()).is_never());
-  EXPECT_TRUE(Deadline::in(milliseconds::max()).is_never()) << "which is no number of nanoseconds";
+  EXPECT_TRUE(Deadline::in(milliseconds::max()).is_never())
+      << "it overflows as a number of nanoseconds";
   EXPECT_TRUE(Deadline::in(std::chrono::hours(24 * 366 * 1000)).is_never());
   EXPECT_GT(Deadline::in(std::chrono::hours(24 * 365 * 100)).remaining(),
             std::chrono::hours(24 * 365 * 99));

@@ -47,7 +47,8 @@ TEST(EventLoop, OneThreadsTasksRunInOrder) {
 // A loop that looks for more work at once saves the other side a wake-up, most of all after a long
 // turn.
 TEST(EventLoop, SpinsAfterALongTurn) {
-  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "with one processor nobody spins";
+  if (std::thread::hardware_concurrency() < 2)
+    GTEST_SKIP() << "with one processor the loop does not spin";
   EventLoop loop("test", EventLoop::Thread::Given);
   int looks = 0;  // since the long turn
   bool worked = false, parked = false;
@@ -635,7 +636,7 @@ TEST(EventLoop, LackOfDescriptorsIsBusyAndLeaksNone) {
   }
   const int next = dup(STDERR_FILENO);
   setrlimit(RLIMIT_NOFILE, &limit);
-  EXPECT_EQ(next, lowest) << "the loop that was not made has kept it";
+  EXPECT_EQ(next, lowest) << "the refused loop leaked a descriptor";
   close(next);
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->blame(), Blame::Busy);

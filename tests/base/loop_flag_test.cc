@@ -41,7 +41,7 @@ TEST(LoopFlag, RaiseOutsideTheLoopWakesDrivers) {
     flag->raise();
     for (auto& one : passed) EXPECT_TRUE(one.get());
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30))
-        << "at the deadline only";
+        << "they woke at the deadline only";
   }
 }
 

@@ -77,7 +77,7 @@ TEST(Op, EndingIsTrueWhileOneEnds) {
   completion.op().on_ended(
       [&, last = std::shared_ptr<void>(nullptr, [&](void*) { inside = Op::ending(); })] {});
   completion.finish();
-  EXPECT_TRUE(inside) << "what a task holds goes while the operation ends";
+  EXPECT_TRUE(inside) << "a task's captures are destroyed while the operation ends";
   EXPECT_FALSE(Op::ending());
 }
 

@@ -13,7 +13,7 @@ TEST(Patience, IsOverOnceForEachTime) {
   EXPECT_FALSE(fresh.is_over());
   Patience one({1h, 2h}, Clock::now() - 90min);
   EXPECT_TRUE(one.is_over());
-  EXPECT_FALSE(one.is_over()) << "it has said so";
+  EXPECT_FALSE(one.is_over()) << "it has already reported this time";
   Patience both({1h, 2h}, Clock::now() - 3h);
   EXPECT_TRUE(both.is_over());
   EXPECT_FALSE(both.is_over()) << "two times that have passed are one report";

@@ -171,7 +171,8 @@ TEST_P(DriverClaims, StreamFlagPassesAfterItsWork) {
   EXPECT_FALSE(done.synchronize(Deadline::in(milliseconds(5))));
   closed->raise();
   ASSERT_TRUE(done.synchronize(soon()));
-  EXPECT_THAT(words(), Each(0x22222222u)) << "what was copied is visible when the flag is";
+  EXPECT_THAT(words(), Each(0x22222222u))
+      << "the copied bytes are visible when the flag has passed";
 }
 
 TEST_P(DriverClaims, FailedOpReleasesTheStream) {
@@ -258,7 +259,7 @@ TEST_P(DriverClaims, EachSegmentIsItsOwnAllocation) {
     EXPECT_EQ(range.base, memory.address(i));
     EXPECT_EQ(range.bytes, bytes);
     EXPECT_FALSE(share_memory(*device, memory.address(i)))
-        << "only cuMemAlloc's has a handle of bytes";
+        << "only memory of cuMemAlloc has an IPC handle";
   }
   const auto first = PhysicalMemory::at(*device, memory.address(0));
   const auto same = PhysicalMemory::at(*device, memory.address(0) + bytes - 1);
@@ -312,7 +313,7 @@ TEST_P(DriverClaims, PrivateMemoryAndBadDescriptorsFail) {
   const Descriptor other(::dup(STDERR_FILENO));
   EXPECT_THROW(OpenedMemory(*device, other, VirtualMemory::kSegmentBytes), Error);
   EXPECT_THROW(OpenedMemory(*device, descriptor, 2 * VirtualMemory::kSegmentBytes), Error)
-      << "more than there is";
+      << "more bytes than the memory has";
   EXPECT_THROW(OpenedMemory(*device, descriptor, 0), Error);
   EXPECT_TRUE(device->probe());
 }
@@ -406,7 +407,7 @@ TEST_P(DriverClaims, GraphLaunchesKeepTheFencesOrder) {
   ASSERT_EQ(graphs->end(stream), CUDA_SUCCESS);
   EXPECT_FALSE(other.is_capturing());
   EXPECT_TRUE(filled.query())
-      << "nothing of it will run but by launches, for which the host does not wait";
+      << "captured work runs only in launches, for which the host does not wait";
   EXPECT_TRUE(copied.query());
   EXPECT_THAT(words(), Each(0u)) << "nothing has run";
   for (int launch = 0; launch < 3; ++launch) {

@@ -106,8 +106,8 @@ TEST_F(Fake, WaitKeepsTheRecordItWasGiven) {
   event.wait(waiter);
   event.record(second);
   fake.run(second);
-  EXPECT_TRUE(event.query()) << "of the new record";
-  EXPECT_FALSE(fake.step(waiter)) << "still behind the old one";
+  EXPECT_TRUE(event.query()) << "the event now stands for the new record";
+  EXPECT_FALSE(fake.step(waiter)) << "the stream still waits for the old record";
   fake.run(first);
   EXPECT_TRUE(fake.step(waiter));
 }
@@ -203,7 +203,7 @@ TEST_F(Fake, ComplainsOfUseBeforeAllocation) {
   fake.run(hasty);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("has not been reached yet")));
   EXPECT_EQ(driver.stream_query(hasty.native()), CUDA_ERROR_ILLEGAL_ADDRESS);
-  EXPECT_FALSE(device->probe()) << "it ends the context";
+  EXPECT_FALSE(device->probe()) << "the misuse ends the context";
   take_logged();
 }
 
@@ -218,7 +218,7 @@ TEST_F(Fake, ComplainsOfUseAfterFree) {
   fake.run(owner);
   fake.run(late);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("freed before")));
-  EXPECT_FALSE(device->probe()) << "it ends the context";
+  EXPECT_FALSE(device->probe()) << "the misuse ends the context";
   take_logged();
 }
 
@@ -253,7 +253,7 @@ TEST_F(Fake, FreedAndAdjacentMemoryIsProtected) {
     EXPECT_TRUE(readable(data + 511));
     EXPECT_FALSE(readable(data + 512));
   }
-  EXPECT_TRUE(readable(data)) << "the stream has not come to the freeing";
+  EXPECT_TRUE(readable(data)) << "the stream has not reached the free";
   fake.run();
   EXPECT_FALSE(readable(data));
 }
@@ -272,7 +272,7 @@ TEST_F(Fake, VirtualMemoryLivesWhileHeld) {
     memory.unmap(0);
     EXPECT_FALSE(readable(memory.segment(0).data));
     EXPECT_EQ(driver.mem_map(memory.address(0), bytes, 0, held, 0), CUDA_SUCCESS);
-    EXPECT_FALSE(readable(memory.segment(0).data)) << "nobody was given access";
+    EXPECT_FALSE(readable(memory.segment(0).data)) << "no device was given access";
     memory.unmap(0);
   }
   EXPECT_EQ(fake.alive().physical_memories, 1u);
@@ -292,7 +292,7 @@ TEST_F(Fake, UnheldMemoryHandlesAreReused) {
   const auto first = handle_now();
   memory.unmap(0);
   memory.map(0);
-  EXPECT_EQ(handle_now(), first) << "so who compares them must hold them";
+  EXPECT_EQ(handle_now(), first) << "so code that compares handles must hold them";
 }
 
 TEST_F(Fake, ComplainsOfVirtualMemoryMisuse) {
@@ -436,7 +436,7 @@ TEST_F(Fake, CaptureMustRejoinItsStreams) {
   EXPECT_EQ(fake.end_capture(stream, graph), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
   EXPECT_FALSE(graph);
   EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("had waited for the others")));
-  EXPECT_EQ(fake.pending(), 0u) << "nothing of it runs";
+  EXPECT_EQ(fake.pending(), 0u) << "no captured work runs";
 }
 
 TEST_F(Fake, UnrepeatableCallsBreakACapture) {

@@ -24,7 +24,7 @@ TEST_F(EventFences, PassOnlyAfterRecordedWork) {
   EXPECT_FALSE(ready.query());
   fake.step(stream);
   EXPECT_TRUE(ready.query());
-  EXPECT_FALSE(stream.query()) << "what was enqueued after the record does not count";
+  EXPECT_FALSE(stream.query()) << "work enqueued after the record does not count";
 }
 
 TEST_F(EventFences, PassedOnesAskTheDriverNoMore) {

@@ -96,9 +96,9 @@ TEST_F(Flags, DroppedUnraisedOnesReleaseAndWarn) {
   Stream stream(*device);
   flags.make()->wait(stream);
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("dropped without being raised")));
-  EXPECT_EQ(fake.run(stream), 1u) << "no stream hangs, whatever the host forgot";
+  EXPECT_EQ(fake.run(stream), 1u) << "no stream hangs although the host has not raised the flag";
   flags.make();
-  EXPECT_THAT(take_logged(), testing::IsEmpty()) << "nobody waited for that one";
+  EXPECT_THAT(take_logged(), testing::IsEmpty()) << "no stream waited for that one";
 }
 
 TEST_F(Flags, GrowByAPageWhenAllAreTaken) {
@@ -168,7 +168,7 @@ TEST_F(Flags, StreamRaisePassesOnContextLoss) {
   const Fence done = flags.signal(stream);
   fake.lose_context(0);
   EXPECT_TRUE(done.synchronize(Deadline::in(std::chrono::seconds(30))))
-      << "the word alone would never tell";
+      << "the word alone would never change";
   EXPECT_TRUE(device->is_lost());
   take_logged();
 }

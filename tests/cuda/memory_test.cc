@@ -27,7 +27,7 @@ TEST_F(Memory, AllocatesAndFreesInStreamOrder) {
     fill(stream, memory.slice(), 1);
   }
   EXPECT_EQ(fake.host_blocks(), 0);
-  EXPECT_EQ(fake.alive().device_allocations, 1u) << "the stream has not come to the freeing";
+  EXPECT_EQ(fake.alive().device_allocations, 1u) << "the stream has not reached the free";
   fake.run();
   EXPECT_THAT(fake.executed(), ElementsAre("cuMemAllocAsync", "cuMemsetD8Async", "cuMemFreeAsync"));
   EXPECT_EQ(fake.alive().device_allocations, 0u);

@@ -44,7 +44,7 @@ TEST_F(Pinned, ReusedBlocksNeedNoDriverCall) {
     first = block.slice().data;
   }
   const PinnedMemory again = pool.allocate(4900);
-  EXPECT_EQ(again.slice().data, first) << "of the same size class";
+  EXPECT_EQ(again.slice().data, first) << "blocks of one size class are reused";
   EXPECT_EQ(fake.calls(&Driver::mem_host_alloc), 1);
 }
 
@@ -80,7 +80,7 @@ TEST_F(Pinned, LastBlockRetiresTheSlab) {
   block.reset();
   EXPECT_EQ(device->retirement().pending(), 1u);
   EXPECT_EQ(fake.calls(&Driver::mem_free_host), 0)
-      << "freeing waits for the device: not in a destructor";
+      << "freeing waits for the device, so a destructor must not do it";
   device->retirement().reclaim();
   EXPECT_EQ(fake.calls(&Driver::mem_free_host), 1);
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);

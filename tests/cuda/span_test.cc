@@ -66,7 +66,7 @@ TEST_F(Spans, LieWithinTheStatedClockError) {
     EXPECT_LE(shown[i].end, bounds[i].second + shown[i].error);
     EXPECT_LE(shown[i].begin, shown[i].end);
     EXPECT_GE(shown[i].end, bounds[i].first + 20'000'000 - shown[i].error)
-        << "the kernel's delay, from its launch";
+        << "the span includes the kernel's delay after its launch";
   }
 }
 

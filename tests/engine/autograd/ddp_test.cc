@@ -318,7 +318,7 @@ TEST_P(DdpInContexts, OneForwardTakesOneBackward) {
             << error.text();
         const double local = first == 0 ? x : 2 * x;
         EXPECT_TRUE(at::allclose(context.gradient(parameters[first]), at::full({3}, local)))
-            << "and no average besides";
+            << "the gradient must be the local one";
         EXPECT_FALSE(context.gradient(parameters[1 - first]).defined());
         const auto missing = error_of([&] { (*ddp)(x); });
         EXPECT_EQ(missing.blame(), Blame::Caller);

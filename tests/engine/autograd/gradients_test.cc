@@ -167,7 +167,7 @@ TEST(GradientMemory, IsTakenFromItsOnlyUserElseCopied) {
     }
     {
       const auto [memory, kept] = gradients_of(agent, gradients::Expanded::apply(a).sum(), {a});
-      EXPECT_NE(memory[0], gradients::seen) << "of one number";
+      EXPECT_NE(memory[0], gradients::seen) << "expanded memory must be copied";
       EXPECT_TRUE(kept[0].second.is_contiguous());
     }
   });
@@ -215,7 +215,7 @@ TEST(GradientMemory, SparseIsTakenOrCopiedLikewise) {
       const at::Tensor root = bag(gradients::SparseForBoth::apply(a, b, false));
       context.backward({root}, {.retain_graph = true});
       EXPECT_EQ(gradients::memory_of(context.gradient(a)), gradients::seen)
-          << "that others see its indices and values is no reason to copy";
+          << "shared indices and values are no reason to copy";
       const at::Tensor first = gradients::held_values.clone();
       context.backward({root}, {.retain_graph = true});
       EXPECT_TRUE(

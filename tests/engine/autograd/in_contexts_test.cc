@@ -41,7 +41,7 @@ TEST_P(InContexts, OwnersValueMayBeARoot) {
       context.backward({root.local_value()}, {.retain_graph = true});
       EXPECT_TRUE(at::allclose(context.gradient(a), b.detach() * times)) << times;
     }
-    EXPECT_TRUE(at::allclose(a.grad(), b.detach())) << "as before";
+    EXPECT_TRUE(at::allclose(a.grad(), b.detach())) << "it must not change";
     const RRef<at::Tensor> constant(agent, at::ones({1})), whole(agent, a * b);
     for (const auto& wrong : {constant, whole}) {
       EXPECT_EQ(error_of([&] { context.backward({wrong.local_value()}); }).blame(), Blame::Caller);

@@ -175,7 +175,7 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
     for (const auto& kernel : kernels) {
       EXPECT_EQ(std::count(all.begin(), all.end(), kernel), 1) << kernel;
       const auto found = std::find(all.begin(), all.end(), kernel);
-      EXPECT_TRUE(last <= found) << kernel << " came too early";
+      EXPECT_TRUE(last <= found) << kernel << " ran too early";
       last = found;
     }
   }
@@ -205,7 +205,7 @@ TEST_P(BackwardOnCuda, PeersKernelFollowsOurs) {
         << "a node's kernel is on the stream of its forward, and the host went on";
     if (is_ipc()) hear_all(agent);  // other transports hold it up behind that kernel's message
     EXPECT_FALSE(pass.done());
-    EXPECT_FALSE(has_run("backward there")) << "before the kernel that makes its gradient";
+    EXPECT_FALSE(has_run("backward there")) << "it ran before the kernel that makes its gradient";
     fake_->release(view(side));
     pass.get();
     const at::Tensor gradient = context.gradient(x);
@@ -225,7 +225,7 @@ TEST_P(BackwardOnCuda, PeersNodeRunsOnItsForwardsStream) {
     const auto pass = context.backward_async({root}, {.grad_outputs = {one}});
     EXPECT_TRUE(comes_true([&] { return fake_->pending(view(*forward_there)) > 0; }));
     hear_all(agent);
-    EXPECT_FALSE(pass.done()) << "its gradient is not there yet";
+    EXPECT_FALSE(pass.done()) << "its gradient is not ready yet";
     fake_->release(view(*forward_there));
     pass.get();
     EXPECT_EQ(backward_there, forward_there);

@@ -183,7 +183,7 @@ TEST_P(UnsettledPass, NextPassOrStepTellsOfTheFailure) {
         fail_late(agent, context, loss, {1, last});
         optimizer.step(context);
         EXPECT_TRUE(at::equal(parameter.to_here(), -a.detach()))
-            << "a failed pass has been stepped with";
+            << "the step has used a failed pass";
       },
       options);
 }
@@ -211,7 +211,7 @@ TEST_P(UnsettledPass, AveragingBesideAnOpenPassIsRefused) {
     gate.set(true, false);
     thread.join();
     EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()))
-        << "what was refused has left nothing";
+        << "a refused pass must leave nothing";
     context.backward({there}, kAgain);
     context.backward({here}, kAgain);
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 5.0, at::kDouble)));

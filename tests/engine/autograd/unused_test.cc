@@ -93,7 +93,7 @@ TEST_P(Unused, SendNodeGradientsReachTheirInputs) {
       const auto received = agent.sync<&unused::take_weights>(1);
       const auto* node = dynamic_cast<const autograd::RecvNode*>(received[0].grad_fn().get());
       ASSERT_NE(node, nullptr);
-      ASSERT_EQ(received[1].grad_fn().get(), node) << "of one message";
+      ASSERT_EQ(received[1].grad_fn().get(), node) << "both arrived in one message";
       const autograd::PassName pass{.context = context.id(), .pass = 1 << 20, .retain_graph = true};
       const auto outcome = agent.sync<&autograd::internal::gradient>(
           1, autograd::GradientMessage{pass, node->message(), {one, both ? other : at::Tensor()}});

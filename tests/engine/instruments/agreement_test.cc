@@ -53,7 +53,7 @@ TEST(Agreement, DifferentFilesErrorNamesBoth) {
 
 TEST(Agreement, RankWithAFileLearnsOfOneWithout) {
   harness::MemoryBootstrap store;
-  EXPECT_FALSE(error_of({0, 2, ""}, store)) << "it waits for nobody";
+  EXPECT_FALSE(error_of({0, 2, ""}, store)) << "a rank without a file does not wait";
   const auto error = error_of({1, 2, "run.json"}, store);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->blame(), Blame::Caller);

@@ -75,7 +75,7 @@ TEST(JobClock, EndOffsetsIncludeTheDrift) {
       {{"a"}, {"b", kAhead}, {"a"}, {"c", 0}},
       [](int rank, std::int64_t& ahead) { ahead += std::int64_t{1'000'000'000} * rank; });
   EXPECT_FALSE(measured[0].end) << "the job's time is rank 0's";
-  EXPECT_FALSE(measured[2].end) << "one clock with rank 0";
+  EXPECT_FALSE(measured[2].end) << "it has the same clock as rank 0";
   ASSERT_TRUE(measured[1].end && measured[3].end);
   EXPECT_LE(std::abs(measured[1].end->offset + kAhead + 1'000'000'000), measured[1].end->error);
   EXPECT_LE(std::abs(measured[3].end->offset + 3'000'000'000), measured[3].end->error);
@@ -96,7 +96,7 @@ TEST(JobClock, EndDoesNotWaitForGoneRanks) {
   gone.emplace_back([&] { of_last = join(2, "c").at_end(std::chrono::milliseconds(1)); });
   const JobClock first = join(0, "a");
   for (std::thread& thread : gone) thread.join();
-  EXPECT_FALSE(of_last) << "rank 0 was not there";
+  EXPECT_FALSE(of_last) << "rank 0 had not reached the end";
   EXPECT_FALSE(first.at_end(std::chrono::milliseconds(1)));
 }
 

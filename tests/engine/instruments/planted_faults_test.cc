@@ -101,7 +101,7 @@ TEST_F(PlantedFaults, LateRankAndItsCollectiveAreNamed) {
     stay();
   });
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
-  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "a timeout must write a dump";
   ask(ranks, 2);
   const auto late = findings(What::LateRank, 0ns);  // the timeout was short
   ASSERT_EQ(late.size(), 1u);
@@ -126,7 +126,7 @@ TEST_F(PlantedFaults, RankMissingABarrierIsNamed) {
   });
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
   for (int rank = 0; rank < 2; ++rank)
-    EXPECT_GE(dumps_of(ranks.process(rank)), 1u) << "its time was over";
+    EXPECT_GE(dumps_of(ranks.process(rank)), 1u) << "a timeout must write a dump";
   ask(ranks, 2);
   const auto late = findings(What::LateRank);
   ASSERT_EQ(late.size(), 1u);
@@ -172,7 +172,7 @@ TEST_F(PlantedFaults, DifferingRootsAndOpsAreNamed) {
     ask(ranks, rank);
   }
   const auto found = findings(What::Mismatch);
-  ASSERT_EQ(found.size(), 2u) << "of each group the first";
+  ASSERT_EQ(found.size(), 2u) << "the first mismatch of each group";
   EXPECT_THAT(
       found[0].text,
       HasSubstr("rank 0 calls broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
@@ -237,7 +237,7 @@ TEST_F(PlantedFaults, UnsentMessageAndSenderAreNamed) {
     stay();
   });
   for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
-  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "a timeout must write a dump";
   ask(ranks, 1);
   const auto found = findings(What::StuckMessage, 0ns);  // the timeout was short
   ASSERT_EQ(found.size(), 1u);

@@ -141,7 +141,7 @@ TEST_F(TimelineOfRanks, HoldsAllOperationsWithArrows) {
   EXPECT_GE(summary.links[0].bytes, 4000u);
   EXPECT_EQ(summary.links[0].messages, 1u);
   EXPECT_EQ(summary.links[0].calls, 1u)
-      << "those of shutdown() and the like are none of the program's";
+      << "calls that the program has not made, as in shutdown(), do not count";
   EXPECT_GT(summary.ranks.at(0).exposed, 0);
   const auto count = arrows();
   EXPECT_EQ(count.at("message"), 1);
@@ -252,7 +252,8 @@ TEST_F(TimelineOfRanks, DifferingClocksAreComparedTwice) {
   if (probe == 0) ::_exit(run_with_clock_ahead(5000, [] {}) ? 0 : 1);
   int status = 0;
   ::waitpid(probe, &status, 0);
-  if (status != 0) GTEST_SKIP() << "this user may have no time namespace, and so no second clock";
+  if (status != 0)
+    GTEST_SKIP() << "this user may not create a time namespace, which gives the second clock";
   Processes ranks(2, [](int rank) {
     const auto work = [] {
       auto group = join();

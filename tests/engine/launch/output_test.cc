@@ -92,7 +92,8 @@ TEST(Output, PrefixMakesProgressBarsLines) {
   EXPECT_EQ(rank.after("10%\r20%\r"), "[rank 3] 10%\n[rank 3] 20%\n");
   EXPECT_EQ(rank.after("\r30%"), "");
   EXPECT_EQ(rank.after("\r"), "[rank 3] 30%\n");
-  EXPECT_EQ(rank.after("\n\n"), "[rank 3] \n") << "the first belongs to the return";
+  EXPECT_EQ(rank.after("\n\n"), "[rank 3] \n")
+      << "the first newline belongs to the carriage return";
   EXPECT_EQ(rank.after("of another system\r\n"), "[rank 3] of another system\n");
   EXPECT_EQ(rank.after("unended"), "");
   EXPECT_EQ(rank.at_the_end(), "[rank 3] unended\n");

@@ -68,7 +68,7 @@ TEST(RendezvousState, RoundWaitsForTheNodesOfTheLast) {
   come(state, node("3"), limits);
   come(state, node("1"), limits);
   run_if_ready(state, limits, true);
-  EXPECT_FALSE(state.is_running) << "2 has not come";
+  EXPECT_FALSE(state.is_running) << "node 2 has not come";
   come(state, node("2"), limits);
   run_if_ready(state, limits, false);
   EXPECT_TRUE(state.is_running);
@@ -83,7 +83,7 @@ TEST(RendezvousState, RankWishesComeFirst) {
   first.wish = 0;
   for (const Node& one : {last, node("1"), first}) come(state, one, limits);
   run_if_ready(state, limits, false);
-  EXPECT_THAT(ids(state), ElementsAre("3", "2", "1")) << "who wishes nothing goes behind";
+  EXPECT_THAT(ids(state), ElementsAre("3", "2", "1")) << "nodes without a wish come last";
 }
 
 TEST(RendezvousState, LostNodeIsNotWaitedFor) {
@@ -91,7 +91,7 @@ TEST(RendezvousState, LostNodeIsNotWaitedFor) {
   RendezvousState state = running(limits, {"1", "2"});
   remove(state, limits, "1", "is lost");
   EXPECT_EQ(state.round, 1);
-  EXPECT_EQ(state.restarts, 0) << "no failure";
+  EXPECT_EQ(state.restarts, 0) << "a lost node is no failure";
   EXPECT_EQ(state.cause, "the node at 10.0.0.1 is lost");
   come(state, node("2"), limits);
   run_if_ready(state, limits, false);
@@ -122,7 +122,7 @@ TEST(RendezvousState, LateNodeJoinsTheNextRound) {
   begin_next(state, limits, "a node has come");
   come(state, node("2"), limits);
   run_if_ready(state, limits, true);
-  EXPECT_FALSE(state.is_running) << "1 has not come";
+  EXPECT_FALSE(state.is_running) << "node 1 has not come";
   come(state, node("1"), limits);
   run_if_ready(state, limits, false);
   EXPECT_THAT(ids(state), ElementsAre("1", "2"));
@@ -166,7 +166,7 @@ TEST(RendezvousState, JobSucceedsWhenAllNodesHave) {
   finish(state, "of another job");
   EXPECT_FALSE(state.end);
   remove(state, limits, "1", "is lost");
-  EXPECT_EQ(state.round, 0) << "who is done is not missed";
+  EXPECT_EQ(state.round, 0) << "a finished node is not missed";
   finish(state, "2");
   ASSERT_TRUE(state.end);
   EXPECT_EQ(state.end->code, 0);
@@ -181,7 +181,7 @@ TEST(RendezvousState, FinishedNodeRestartsWithOthers) {
   come(state, node("2"), limits);
   run_if_ready(state, limits, false);
   finish(state, "2");
-  EXPECT_FALSE(state.end) << "1 has to do it again";
+  EXPECT_FALSE(state.end) << "node 1 has to run again";
 }
 
 TEST(RendezvousState, SurvivesEncodingAndDecoding) {

@@ -65,7 +65,7 @@ TEST_F(Nodes, LackOfAHeartbeatThreadIsBusy) {
     GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
   try {
     make("1", settings(2, 2));
-    ADD_FAILURE() << "the others would take it for lost";
+    ADD_FAILURE() << "not refused, though the others would take the node for lost";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("ulimit -u"));

@@ -56,7 +56,7 @@ TEST(Spawn, EachRankIsAProcessThatCanJoin) {
     if (tensor.item<float>() != 3) throw std::runtime_error("wrong sum");
   });
   expect_no_children();
-  EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
+  EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment has not changed";
 }
 
 TEST(Spawn, RanksHaveTheProgramsName) {
@@ -90,8 +90,8 @@ TEST(Spawn, RanksMeetBelowTorchrun) {
 
 TEST(Spawn, RanksComputeAfterTheirParentHas) {
   if (harness::kThreadSanitized) {
-    GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside "
-                    "others, as OpenMP's here";
+    GTEST_SKIP() << "the thread sanitizer refuses new threads in a process that was forked while "
+                    "other threads ran, as OpenMP's do here";
   }
   const auto compute = [] {
     const at::Tensor a = at::ones({1000, 1000});
@@ -180,7 +180,7 @@ TEST(Spawn, IgnoredSigchldErrorSaysWhatToDo) {
   ::signal(SIGCHLD, SIG_IGN);
   try {
     spawn(1, [](int, int) {});
-    ADD_FAILURE() << "nobody could wait for it";
+    ADD_FAILURE() << "not refused, though the child cannot be waited for";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("signal(SIGCHLD, SIG_DFL)"), std::string::npos) << error.text();

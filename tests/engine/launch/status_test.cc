@@ -141,9 +141,9 @@ TEST(StatusLine, NamesTheRankThatWaitsLeast) {
   EXPECT_THAT(line_of(2, 40, 47), HasSubstr(" | rank 0 waits least"));
   EXPECT_THAT(line_of(47, 40, 2), HasSubstr(" | rank 2 waits least"));
   EXPECT_THAT(line_of(30, 31, 35), Not(HasSubstr("waits least"))) << "they differ by little";
-  EXPECT_THAT(line_of(2, 3, 47), Not(HasSubstr("waits least"))) << "one that is waited for by two";
+  EXPECT_THAT(line_of(2, 3, 47), Not(HasSubstr("waits least"))) << "two ranks wait little";
   EXPECT_THAT(line_of(2, 40, 47, false), Not(HasSubstr("waits least")))
-      << "no steps are taken: a server and its clients";
+      << "without steps it may be a server and its clients";
 }
 
 // A rank's memory is not trusted.

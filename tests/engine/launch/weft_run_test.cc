@@ -462,7 +462,7 @@ TEST(WeftRun, ShowsTheErrorOfTheFirstRankToFail) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 1"));
   EXPECT_THAT(outcome.err, HasSubstr("\n  thrown on purpose\n"));
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 is lost: it left the group by an exception"))
-      << "which rank 0 has seen";
+      << "the error of rank 0";
   EXPECT_THAT(outcome.out, IsEmpty());
 }
 

@@ -439,7 +439,7 @@ TEST_P(DistributedSteps, FailedBackwardNamesTheOtherStep) {
     expect_told(error_of_backward_behind_another_step<Adam>(agent, AdamOptions(0.1)), "Adam");
     expect_told(error_of_backward_behind_another_step<AdamW>(agent, AdamWOptions(0.1)), "AdamW");
     EXPECT_EQ(error_of_backward_behind_another_step<SGD>(agent, SGDOptions(0.1)), "")
-        << "it uses the new weights";
+        << "its backward uses the new weights";
   });
 }
 

@@ -155,7 +155,7 @@ TEST_F(FusedOnCuda, StepsOnTwoStreamsKeepTheirOrder) {
     there.step();
   }
   fake_->run(torch_->view(side));
-  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step ran before the first";
   fake_->run();
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
@@ -184,7 +184,7 @@ TEST_F(FusedOnCuda, CapturedStepBetweenKeepsTheOrder) {
     there.step();
   }
   fake_->run(torch_->view(second));
-  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step ran before the first";
   fake_->run();
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
@@ -216,7 +216,7 @@ TEST_F(FusedOnCuda, CapturedStepsKeepTheirOrder) {
   EXPECT_EQ(fake_->end_capture(torch_->view(first), graph), CUDA_SUCCESS);
   EXPECT_EQ(fake_->launch(graph, torch_->view(first)), CUDA_SUCCESS);
   fake_->run();
-  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step ran before the first";
   may_go_on = true;
   fake_->run();
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
@@ -240,12 +240,13 @@ TEST_F(FusedOnCuda, KernelsAreLoadedOnceAndUnloaded) {
   }
   const std::weak_ptr<cuda::Device> device = devices->open(0);
   for (int i = 0; i < 5; ++i) step();
-  EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 1) << "they were still there";
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 1) << "loaded kernels are used again";
   EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 0)
-      << "an optimizer's end waits for nothing";
+      << "the end of an optimizer must not wait";
   fake_->run();
   step();
-  EXPECT_LE(device.lock()->retirement().pending(), 2U) << "what the former ones left is reclaimed";
+  EXPECT_LE(device.lock()->retirement().pending(), 2U)
+      << "a step reclaims what earlier optimizers retired";
   fake_->run();
   devices->reclaim(Deadline::never());
   EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 1);
@@ -377,7 +378,7 @@ TEST_F(FusedOnCuda, OnlyRepeatableStepsAreCaptured) {
     momentum.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
   EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos)
-      << "it would convert it";
+      << "the first step would convert the momentum";
   EXPECT_NE(in_capture(adamw).find("counts its steps on the host"), std::string::npos);
   EXPECT_TRUE(adamw.state().empty());
 }

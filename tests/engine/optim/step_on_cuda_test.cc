@@ -188,12 +188,12 @@ TEST_P(StepOnCuda, IsDoneWhenTheWeightsAreReady) {
       wait_for_copies(copies + 1);
       hear_all(agent);
       EXPECT_TRUE(pass.done()) << "the host waits for no gradient";
-      EXPECT_FALSE(step.done()) << "its gradient is not there yet";
-      EXPECT_NE(stepped_on, 0) << "not on the stream that all share";
+      EXPECT_FALSE(step.done()) << "its gradient is not ready yet";
+      EXPECT_NE(stepped_on, 0) << "the step ran on the default stream";
       fake->hold(&cuda::Driver::memcpy_async);
       go_on();
       hear_all(agent);
-      EXPECT_FALSE(step.done()) << "the weights are not there yet";
+      EXPECT_FALSE(step.done()) << "the weights are not ready yet";
       fake->release(&cuda::Driver::memcpy_async);
       step.get();
       EXPECT_TRUE(agent.sync<&is_stepped>("worker1", weight));
@@ -272,7 +272,8 @@ TEST_P(StepOnCuda, SaveAndLoadFollowTheStep) {
         }
         hear_all(agent);
         EXPECT_FALSE(step.done()) << "the host has not waited";
-        EXPECT_FALSE(loads && agent.sync<&is_loaded>("worker1", weight)) << "it is not stepped yet";
+        EXPECT_FALSE(loads && agent.sync<&is_loaded>("worker1", weight))
+            << "the load must follow the step";
         go_on();
         step.get();
         while (fake->pending() > 0) std::this_thread::yield();
