@@ -29,7 +29,7 @@ struct Pipe {
   }
 };
 
-// Forwards a rank's output and reads what was forwarded.
+// Forwards a rank's output and reads the result.
 class Forwarded {
  public:
   explicit Forwarded(bool prefix) : output_(3, Descriptor(in_.read), out_.write, prefix) {
@@ -44,7 +44,7 @@ class Forwarded {
   Forwarded(const Forwarded&) = delete;
   Forwarded& operator=(const Forwarded&) = delete;
 
-  // Writes `text` as the rank and returns what is forwarded.
+  // Writes `text` as the rank and returns the forwarded output.
   std::string after(const std::string& text) {
     constexpr std::size_t kPiece = 1000;
     for (std::size_t at = 0; at < text.size(); at += kPiece) {
