@@ -1,5 +1,5 @@
-// The claims for what needs no GPU: Gloo on the host, with threads and with processes, Gloo through
-// pinned memory and NCCL on fake GPUs.
+// The claims for the settings that need no GPU: Gloo on the host, with threads and with processes;
+// Gloo through pinned memory and NCCL, both on fake GPUs.
 #include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/processes.h>
 #include <weft/transport/registry.h>
@@ -16,7 +16,7 @@
 namespace weft::conformance {
 namespace {
 
-constexpr int kRanks = 3;  // two would not show an order, four take longer
+constexpr int kRanks = 3;  // two ranks would not reveal an order, four take longer
 
 class GlooOnHost final : public Threads {
  public:

@@ -1,5 +1,5 @@
 // The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks
-// on one GPU, which must be processes that each believe in a host of their own.
+// on one GPU. NCCL accepts the latter only from processes that appear to be on different hosts.
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/again.h>
@@ -22,7 +22,7 @@ std::string no_backend(const char* name) {
   }
 }
 
-// How long joining may take where processes take turns on the GPU.
+// Time limit for joining while processes take turns on the GPU.
 constexpr auto kShortOnGpu = std::chrono::seconds(8);
 
 class GlooOnGpu final : public Threads {
@@ -101,7 +101,7 @@ class NcclProcesses final : public Threads {
  private:
   static constexpr int kRanks = 2;
 
-  // Without shared memory and without a network other than the loopback, as two hosts would be.
+  // Without shared memory, and with no network but the loopback, as between two hosts.
   static std::vector<std::string> environment_of(int rank) {
     return {"NCCL_HOSTID=rank" + std::to_string(rank),
             "NCCL_SOCKET_IFNAME=lo",
@@ -115,12 +115,12 @@ class NcclProcesses final : public Threads {
             "CUDA_MODULE_LOADING=EAGER"};
   }
 
-  // A rank whose peer has died may spin for ever.
+  // A rank whose peer has died may spin for ever; the limit ends it.
   mutable harness::Again again_{
       kRanks, "/NcclProcesses", {.variables = environment_of, .limit = std::chrono::seconds(100)}};
 };
 
-// GoogleTest asks for them again for each claim; the ranks of NcclProcesses are started for all.
+// GoogleTest calls this again for each claim; the ranks of NcclProcesses are started once for all.
 const std::vector<std::shared_ptr<Setting>>& settings() {
   static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(),
                                                          std::make_shared<NcclAlone>(),

@@ -1,6 +1,6 @@
 // The claims for every backend that has connections, and so makes its communicator of them, and for
-// "weft", which takes one of those: with threads and with processes as ranks, on host memory. What
-// cannot be opened here is reported by connection_test.
+// "weft", which chooses one of those: with threads and with processes as ranks, on host memory.
+// connection_test reports the backends that cannot be opened here.
 #include <cstdlib>
 
 #include <weft/tests/conformance/communicator/host_ranks.h>
@@ -17,7 +17,7 @@ std::string title(const std::string& backend, const std::string& as, int ranks) 
   return name + as + std::to_string(ranks);
 }
 
-// Where the machine is emulated (tests/guest) joining alone takes a second.
+// On an emulated machine (tests/guest) joining alone takes a second.
 std::chrono::milliseconds short_timeout_here() {
   const char* const given = std::getenv("WEFT_TEST_SHORT_TIMEOUT_MS");
   return std::chrono::milliseconds(given == nullptr ? 1500 : std::atoi(given));
@@ -70,7 +70,7 @@ std::vector<std::shared_ptr<Setting>> settings() {
     for (const int ranks : {2, 3, 4})
       all.push_back(std::make_shared<MeshProcesses>(backend, ranks));
   }
-  // It joins over one of the others.
+  // "weft" joins over one of the others.
   all.push_back(std::make_shared<MeshThreads>("weft", 3));
   all.push_back(std::make_shared<MeshProcesses>("weft", 3));
   return all;

@@ -1,4 +1,4 @@
-// The claims for every backend that has connections, for device memory: through pinned memory, on
+// The claims on device memory for every backend that has connections: through pinned memory, on
 // fake GPUs.
 #include <weft/tests/conformance/communicator/fake_gpus.h>
 #include <weft/tests/conformance/connection/lanes.h>

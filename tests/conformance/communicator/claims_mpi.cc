@@ -1,5 +1,5 @@
-// The claims for MPI, whose ranks are processes below mpirun: each runs this program, and so each
-// of its tests, together with the others (mpi_test.cc starts them).
+// The claims for MPI, whose ranks are processes under mpirun: each process runs this program, and
+// so each of its tests, together with the others (mpi_test.cc starts them).
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -19,8 +19,8 @@ int number_of(const char* variable) {
   return text == nullptr ? -1 : std::atoi(text);
 }
 
-// MPI as a program starts it that uses it itself, for threads as WEFT_TEST_MPI_LEVEL says. Weft
-// does not end it then.
+// Initializes MPI as a program that uses MPI itself would, at the thread level of
+// WEFT_TEST_MPI_LEVEL. Weft then does not finalize MPI.
 class StartedByTheProgram final : public testing::Environment {
  public:
   void SetUp() override {
@@ -42,7 +42,7 @@ class StartedByTheProgram final : public testing::Environment {
 [[maybe_unused]] const auto* const started_by_the_program =
     testing::AddGlobalTestEnvironment(new StartedByTheProgram);
 
-// A store that the ranks share; every call makes a new one, on all ranks alike.
+// Returns a store that the ranks share; each call makes a new one. All ranks make the same calls.
 std::shared_ptr<transport::Bootstrap> next_store() {
   static int stores = 0;
   const auto folder =
@@ -81,9 +81,9 @@ Op sum(Communicator& communicator, Memory& number, const std::shared_ptr<Memory>
   return communicator.all_reduce({number.slice(), Dtype::Int64}, ReduceOp::Sum, pin, Fence());
 }
 
-// Both at once, and while the communicator of all is in use: what is made must not be mistaken for
-// another.
-TEST(MpiGroups, OfSomeRanksAreCommunicatorsOfTheirOwnInAnyOrder) {
+// Two sub-groups run at once while the communicator of all ranks is in use: their messages must not
+// be mixed up.
+TEST(MpiGroups, SubgroupsWorkInAnyRankOrder) {
   const auto store = next_store(), even = next_store(), odd = next_store();
   Rank rank = this_rank(store);
   rank.communicator =
@@ -114,10 +114,10 @@ TEST(MpiGroups, OfSomeRanksAreCommunicatorsOfTheirOwnInAnyOrder) {
   leave(rank);
 }
 
-TEST(MpiGroups, OfOneProcessTwiceAreRefused) {
+TEST(MpiGroups, RefuseOneProcessAsTwoRanks) {
   const auto store = next_store(), own = next_store();
   Rank rank = this_rank(own);
-  // As if this process were both ranks of a group: the second says so first.
+  // As if this process were both ranks of a group; rank 1 joins first.
   if (rank.rank == 0) {
     const auto options = [&](int number) {
       Rank of = this_rank(own);
@@ -133,7 +133,7 @@ TEST(MpiGroups, OfOneProcessTwiceAreRefused) {
       }
       return Error(Blame::Cancelled, "nothing was thrown");
     };
-    EXPECT_EQ(join(1).blame(), Blame::Timeout);  // rank 0 has not come yet
+    EXPECT_EQ(join(1).blame(), Blame::Timeout);  // rank 0 has not joined yet
     const Error error = join(0);
     EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
     EXPECT_NE(error.text().find("rank 1 is the process of another rank"), std::string::npos)
@@ -141,8 +141,8 @@ TEST(MpiGroups, OfOneProcessTwiceAreRefused) {
   }
 }
 
-// By itself: mpirun ends the job, and with it this test.
-TEST(MpiFaults, ARankIsKilledInTheMiddle) {
+// Run in an mpirun of its own: the killed rank makes mpirun end the job, and with it this test.
+TEST(MpiFaults, RankIsKilledMidway) {
   Rank rank = this_rank(next_store());
   rank.communicator =
       transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
@@ -156,7 +156,7 @@ TEST(MpiFaults, ARankIsKilledInTheMiddle) {
   ADD_FAILURE() << "all ten sums ended, and nobody ended this rank";
 }
 
-TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
+TEST(MpiMessages, WrongSizeIsTheReceiversError) {
   Rank rank = this_rank(next_store());
   rank.communicator =
       transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
@@ -177,8 +177,9 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
   leave(rank);
 }
 
-// As large as no process may have it: where the parts lie apart, MPI gets one piece.
-TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
+// Larger than any process may allocate: the parts are not adjacent, so MPI is given one temporary
+// buffer.
+TEST(MpiMemory, ExhaustionFailsOperationAndGroup) {
   if (harness::kSanitized)
     GTEST_SKIP() << "a sanitizer ends a program that asks for that much memory";
   Rank rank = this_rank(next_store());
@@ -199,7 +200,7 @@ TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
   }
 }
 
-TEST(MpiJoining, InAProgramThatStartedMpiForASingleThreadIsRefusedWithTheWayOut) {
+TEST(MpiJoining, SingleThreadedMpiIsRefusedWithAdvice) {
   if (number_of("WEFT_TEST_MPI_LEVEL") != MPI_THREAD_SINGLE)
     GTEST_SKIP() << "MPI has more threads in this run";
   Rank rank = this_rank(next_store());
@@ -213,7 +214,7 @@ TEST(MpiJoining, InAProgramThatStartedMpiForASingleThreadIsRefusedWithTheWayOut)
   }
 }
 
-TEST(MpiJoining, WithDeviceMemoryIsRefusedByName) {
+TEST(MpiJoining, RefusesDeviceMemoryByName) {
   Rank rank = this_rank(next_store());
   auto options = Threads::options_for(rank, std::chrono::seconds(60));
   options.device = Device::cuda(0);

@@ -1,5 +1,5 @@
-// What every communicator does, whatever carries it. Which dtypes, operators, tags and sources it
-// knows it says itself.
+// The claims about every communicator, over any backend. The communicator itself says which dtypes,
+// operators, tags and sources it supports.
 #include <numeric>
 #include <thread>
 
@@ -17,14 +17,14 @@ constexpr std::size_t kCounts[] = {0, 1, 7, 1000};
 
 Deadline soon() { return Deadline::in(std::chrono::seconds(60)); }
 
-// The operation ends, and well.
+// Checks that the operation ends without an error.
 void expect_done(const Op& op, const std::string& what) {
   ASSERT_TRUE(op.done().synchronize(soon())) << what << " does not end";
   const auto error = op.error();
   ASSERT_FALSE(error) << what << ": " << error->what();
 }
 
-// The error that it ends with.
+// Returns the error that the operation ends with.
 Error expect_failed(const Op& op, const std::string& what) {
   EXPECT_TRUE(op.done().synchronize(soon())) << what << " failed, but its fence does not pass";
   const auto error = op.error();
@@ -36,7 +36,7 @@ std::string text_of(Dtype dtype, std::size_t count, const std::string& rest = ""
   return std::string(name(dtype)) + " x " + std::to_string(count) + " " + rest;
 }
 
-// Parts of one piece of memory, one for each rank.
+// Cuts one piece of memory into equal parts, one for each rank.
 std::vector<Slice> cut(const Slice& whole, int ranks) {
   std::vector<Slice> parts;
   const std::size_t bytes = whole.bytes / static_cast<std::size_t>(ranks);
@@ -45,7 +45,8 @@ std::vector<Slice> cut(const Slice& whole, int ranks) {
   return parts;
 }
 
-// A word that the ranks tell each other through the store.
+// tell() publishes a word through the store, hear() waits for one, meet() waits until all ranks are
+// there.
 void tell(Rank& rank, const std::string& word) { rank.store->set("test/" + word, {std::byte(1)}); }
 void hear(Rank& rank, const std::string& word) { rank.store->get("test/" + word, soon()); }
 void meet(Rank& rank, const std::string& word) {
@@ -53,7 +54,7 @@ void meet(Rank& rank, const std::string& word) {
   for (int other = 0; other < rank.size; ++other) hear(rank, word + std::to_string(other));
 }
 
-TEST_P(CommunicatorClaims, KnowsItsPlace) {
+TEST_P(CommunicatorClaims, KnowsItsRankAndSize) {
   run([](Rank& rank) {
     EXPECT_EQ(rank.communicator->rank(), rank.rank);
     EXPECT_EQ(rank.communicator->size(), rank.size);
@@ -61,7 +62,7 @@ TEST_P(CommunicatorClaims, KnowsItsPlace) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN002_BroadcastGivesAllTheRootsBytes) {
+TEST_P(CommunicatorClaims, BroadcastCopiesTheRootsBytes) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const std::size_t count : kCounts) {
@@ -76,7 +77,7 @@ TEST_P(CommunicatorClaims, CN002_BroadcastGivesAllTheRootsBytes) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN001_AllReduceDoesWhatItSaysItCan) {
+TEST_P(CommunicatorClaims, AllReduceSupportsWhatItAnnounces) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kOps) {
@@ -118,7 +119,7 @@ TEST_P(CommunicatorClaims, AllReduceIsBitwiseEqualOnAllRanks) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN002_ReduceChangesTheRootsBytesOnly) {
+TEST_P(CommunicatorClaims, ReduceChangesOnlyTheRootsBytes) {
   run([](Rank& rank) {
     for (const Dtype dtype :
          {Dtype::Float32, Dtype::Int64, Dtype::BFloat16, Dtype::ComplexFloat64}) {
@@ -139,7 +140,7 @@ TEST_P(CommunicatorClaims, CN002_ReduceChangesTheRootsBytesOnly) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN003_AllGatherOrdersByRankInOnePieceAndInMany) {
+TEST_P(CommunicatorClaims, AllGatherOrdersPiecesByRank) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const std::size_t count : kCounts) {
@@ -168,7 +169,7 @@ TEST_P(CommunicatorClaims, CN003_AllGatherOrdersByRankInOnePieceAndInMany) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
+TEST_P(CommunicatorClaims, GatherAndScatterWorkForEveryRoot) {
   run([](Rank& rank) {
     for (const Dtype dtype : {Dtype::Float32, Dtype::Bool, Dtype::ComplexFloat64, Dtype::Int16}) {
       for (const std::size_t count : kCounts) {
@@ -197,7 +198,7 @@ TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
+TEST_P(CommunicatorClaims, ReduceScatterGivesEachRankItsPart) {
   run([](Rank& rank) {
     for (const Dtype dtype :
          {Dtype::Float32, Dtype::BFloat16, Dtype::Int32, Dtype::ComplexFloat32}) {
@@ -239,7 +240,7 @@ TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
 }
 
 // A number of elements for which a library once averaged wrongly on one rank.
-TEST_P(CommunicatorClaims, CN005_TheAverageOfManyBFloat16IsRight) {
+TEST_P(CommunicatorClaims, AverageOfManyBFloat16IsRight) {
   run([](Rank& rank) {
     constexpr std::size_t kCount = 8193;
     const Numbers whole(rank, Dtype::BFloat16, kCount * static_cast<std::size_t>(rank.size),
@@ -256,9 +257,9 @@ TEST_P(CommunicatorClaims, CN005_TheAverageOfManyBFloat16IsRight) {
   });
 }
 
-TEST_P(CommunicatorClaims, AllToAllTakesSizesThatDifferAndNone) {
+TEST_P(CommunicatorClaims, AllToAllTakesUnequalAndZeroSizes) {
   run([](Rank& rank) {
-    // From rank a to rank b go (a + 2b) % 4 elements: none for some pairs.
+    // Rank a sends (a + 2b) % 4 elements to rank b: none for some pairs.
     const auto elements = [](int from, int to) {
       return static_cast<std::size_t>((from + 2 * to) % 4);
     };
@@ -300,7 +301,7 @@ TEST_P(CommunicatorClaims, AllToAllOfOnePieceSwapsItsParts) {
   });
 }
 
-TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
+TEST_P(CommunicatorClaims, MessagesOfAPairArriveInOrder) {
   run([](Rank& rank) {
     PointToPoint* const messages = rank.communicator->point_to_point();
     if (messages == nullptr || rank.size < 2) return;
@@ -308,7 +309,7 @@ TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
     std::vector<Numbers> data;
     std::vector<Op> ops;
     for (int i = 0; i < kMessages && rank.rank < 2; ++i) {
-      // Sizes differ, so that two that were swapped would not fit.
+      // Sizes differ, so that two swapped messages would not fit.
       const auto elements = static_cast<std::size_t>(1 + i);
       if (rank.rank == 0) {
         data.emplace_back(rank, Dtype::Float64, elements, 0, i);
@@ -327,7 +328,7 @@ TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
   });
 }
 
-TEST_P(CommunicatorClaims, PP001_PP004_EveryRankCanSendToEveryOtherAtOnce) {
+TEST_P(CommunicatorClaims, AllPairsCanExchangeAtOnce) {
   run([](Rank& rank) {
     PointToPoint* const messages = rank.communicator->point_to_point();
     if (messages == nullptr) return;
@@ -355,7 +356,7 @@ TEST_P(CommunicatorClaims, PP001_PP004_EveryRankCanSendToEveryOtherAtOnce) {
   });
 }
 
-TEST_P(CommunicatorClaims, TagsTellMessagesApartOrAreRefused) {
+TEST_P(CommunicatorClaims, TagsMatchMessagesOrAreRefused) {
   run([](Rank& rank) {
     PointToPoint* const messages = rank.communicator->point_to_point();
     if (messages == nullptr || rank.size < 2 || rank.rank > 1) return;
@@ -372,7 +373,7 @@ TEST_P(CommunicatorClaims, TagsTellMessagesApartOrAreRefused) {
     if (rank.rank == 0) {
       ops.push_back(messages->send(first.elements(), 1, 1, first.pin(), Fence()));
       ops.push_back(messages->send(second.elements(), 1, 2, second.pin(), Fence()));
-    } else {  // received the other way round
+    } else {  // received in the opposite order
       ops.push_back(messages->recv(second.elements(), 0, 2, second.pin(), Fence()));
       ops.push_back(messages->recv(first.elements(), 0, 1, first.pin(), Fence()));
     }
@@ -382,7 +383,7 @@ TEST_P(CommunicatorClaims, TagsTellMessagesApartOrAreRefused) {
   });
 }
 
-TEST_P(CommunicatorClaims, AnyReceiverIsToldTheSourceOrRefused) {
+TEST_P(CommunicatorClaims, AnySourceRecvLearnsSourceOrFails) {
   run([](Rank& rank) {
     PointToPoint* const messages = rank.communicator->point_to_point();
     if (messages == nullptr || rank.size < 2) return;
@@ -410,7 +411,7 @@ TEST_P(CommunicatorClaims, AnyReceiverIsToldTheSourceOrRefused) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN004_ManyOperationsInFlightKeepApart) {
+TEST_P(CommunicatorClaims, ManyOperationsInFlightKeepApart) {
   run([](Rank& rank) {
     constexpr int kOperations = 120;
     std::vector<Numbers> data;
@@ -435,7 +436,7 @@ TEST_P(CommunicatorClaims, CN004_ManyOperationsInFlightKeepApart) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN010_OperationsMayComeFromSeveralThreadsInTurn) {
+TEST_P(CommunicatorClaims, ThreadsMayTakeTurnsIssuing) {
   run([](Rank& rank) {
     for (int i = 0; i < 5; ++i) {
       Numbers data(rank, Dtype::Float32, 8, rank.rank);
@@ -449,10 +450,10 @@ TEST_P(CommunicatorClaims, CN010_OperationsMayComeFromSeveralThreadsInTurn) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN006_ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDone) {
+TEST_P(CommunicatorClaims, BarrierAwaitsAllRanksAndEarlierWork) {
   run([](Rank& rank) {
     Numbers data(rank, Dtype::Float32, 1000, rank.rank);
-    // The last rank comes when the others have been seen waiting.
+    // The last rank enters once rank 0 has been seen waiting.
     const bool is_last = rank.rank == rank.size - 1;
     if (is_last && rank.size > 1) hear(rank, "seen");
     const Op earlier =
@@ -469,13 +470,13 @@ TEST_P(CommunicatorClaims, CN006_ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDo
   });
 }
 
-TEST_P(CommunicatorClaims, NothingIsReadBeforeItIsReady) {
+TEST_P(CommunicatorClaims, AllReduceReadsOnlyAfterReady) {
   run([](Rank& rank) {
     Numbers data(rank, Dtype::Float32, 100);
     const Gate gate = rank.gate();
     const Op op =
         rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), gate.fence);
-    // All have issued it, and no rank may have read its zeros.
+    // All ranks have issued it, and none may have read another's zeros.
     meet(rank, "issued");
     EXPECT_FALSE(op.done().query());
     data.fill([&](std::size_t i) { return number_of(Dtype::Float32, rank.rank, i); });
@@ -486,7 +487,7 @@ TEST_P(CommunicatorClaims, NothingIsReadBeforeItIsReady) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
+TEST_P(CommunicatorClaims, NoCollectiveReadsBeforeReady) {
   run([](Rank& rank) {
     constexpr Dtype kType = Dtype::Float32;
     constexpr std::size_t kCount = 20;
@@ -498,7 +499,7 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
       bool in_place;
       std::vector<double> expected;
     };
-    // Of what every rank has its own part of, the part of this one; and what every rank has for it.
+    // Returns this rank's part of a buffer that has a part for every rank.
     const auto own_part = [&](const std::vector<double>& whole) {
       const auto first = whole.begin() + static_cast<std::ptrdiff_t>(kCount) * rank.rank;
       return std::vector<double>(first, first + static_cast<std::ptrdiff_t>(kCount));
@@ -546,7 +547,7 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
       Numbers to(rank, kType, call.in_place ? 0 : call.expected.size());
       const Gate gate = rank.gate();
       const Op op = call.begin(from, to, gate.fence);
-      meet(rank, call.name);  // all have issued it, and no rank may have read its zeros
+      meet(rank, call.name);  // all ranks have issued it, and none may have read another's zeros
       EXPECT_FALSE(op.done().query()) << call.name;
       from.fill([&](std::size_t i) { return number_of(kType, rank.rank, i); });
       gate.open();
@@ -556,7 +557,7 @@ TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
   });
 }
 
-TEST_P(CommunicatorClaims, LaterOperationsKeepTheirOrderBehindOneThatIsNotReady) {
+TEST_P(CommunicatorClaims, OperationsBehindAnUnreadyOneKeepOrder) {
   run([](Rank& rank) {
     Numbers first(rank, Dtype::Float32, 10, rank.rank, 1),
         second(rank, Dtype::Float32, 20, rank.rank, 2);
@@ -576,7 +577,7 @@ TEST_P(CommunicatorClaims, LaterOperationsKeepTheirOrderBehindOneThatIsNotReady)
   });
 }
 
-TEST_P(CommunicatorClaims, ThePinIsLetGoWhenTheOperationIsDone) {
+TEST_P(CommunicatorClaims, PinIsReleasedWhenDone) {
   run([](Rank& rank) {
     const auto freed = std::make_shared<HostFlag>();
     Pin token(new int, [freed](const int* memory) {
@@ -594,7 +595,7 @@ TEST_P(CommunicatorClaims, ThePinIsLetGoWhenTheOperationIsDone) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN013_AbortFailsWhatIsPendingAndWhatComes) {
+TEST_P(CommunicatorClaims, AbortFailsPendingAndLaterOperations) {
   run([](Rank& rank) {
     if (rank.rank != 0) return hear(rank, "aborted");  // never enters the operation
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
@@ -621,7 +622,7 @@ TEST_P(CommunicatorClaims, CN013_AbortFailsWhatIsPendingAndWhatComes) {
   });
 }
 
-TEST_P(CommunicatorClaims, CN017_AMissingRankFailsTheOperationAtItsDeadline) {
+TEST_P(CommunicatorClaims, MissingRankTimesOutTheOperation) {
   const auto timeout = GetParam()->short_timeout();
   run(timeout, [timeout](Rank& rank) {
     if (rank.size < 2) return;
@@ -638,12 +639,12 @@ TEST_P(CommunicatorClaims, CN017_AMissingRankFailsTheOperationAtItsDeadline) {
   });
 }
 
-TEST_P(CommunicatorClaims, APeerThatEndsFailsWhatWaitsForIt) {
+TEST_P(CommunicatorClaims, EndedPeerFailsPendingOperations) {
   const bool sees = GetParam()->sees_peers_end();
   run(sees ? std::chrono::milliseconds(60'000) : GetParam()->short_timeout(), [sees](Rank& rank) {
     if (rank.size < 2) return;
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
-    // Once together, so that all are connected.
+    // One collective first, so that all ranks are connected.
     expect_done(rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence()),
                 "the first");
     meet(rank, "together");

@@ -19,7 +19,7 @@ namespace {
 struct Bench {
   explicit Bench(std::shared_ptr<cuda::Device> on)
       : device(std::move(on)), pinned(*device), flags(*device) {
-    // The driver loads its own kernels at their first use, which must not be behind a gate.
+    // The driver loads its own kernels at their first use; the load must not queue behind a gate.
     cuda::PinnedMemory host = pinned.allocate(64);
     const cuda::DeviceMemory memory(copies, 64);
     cuda::fill(copies, memory.slice(), 0);
@@ -47,7 +47,7 @@ class CudaMemory final : public Memory {
     } else {
       pooled_.emplace(bench_->copies, bytes);
     }
-    bench_->finish();  // the communicator's streams may use it from now on
+    bench_->finish();  // from now on the communicator's streams may use it
   }
   Slice slice() const override { return shareable_ ? shareable_->slice() : pooled_->slice(); }
   void write(const void* from) override {
@@ -74,8 +74,8 @@ class CudaMemory final : public Memory {
 
 const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
   static const auto opened = [] {
-    // Each of their streams needs a hardware queue of its own (staged.h), and no kernel may be
-    // loaded while one waits for a flag.
+    // Each stream of the ranks needs a hardware queue of its own (staged.h), and no kernel may be
+    // loaded while a stream waits for a flag.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
     setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
     return cuda::Driver::open();

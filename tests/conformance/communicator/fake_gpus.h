@@ -1,4 +1,4 @@
-// Ranks that are threads with a fake GPU each.
+// Ranks that are threads, each with a fake GPU.
 #pragma once
 
 #include <weft/cuda/device.h>
@@ -34,8 +34,8 @@ class FakeGpus : public Threads {
   }
 };
 
-// A backend of host memory, through pinned memory: what a process group makes for the GPU tensors
-// of such a backend.
+// A host-memory backend used through pinned memory, as a process group does for the GPU tensors of
+// such a backend.
 class Staged final : public FakeGpus {
  public:
   Staged(std::string backend, int ranks) : FakeGpus(ranks), backend_(std::move(backend)) {}

@@ -1,7 +1,6 @@
 // The fault matrix for communicators over connections (docs/faults.md): rank 1 is a process that is
-// killed, or stopped, while it joins, while large reductions run, while nothing happens. Rank 0
-// hears of it within the time it was given, its error names rank 1, and every later operation fails
-// at once.
+// killed or stopped while it joins, while large reductions run, or while it is idle. Rank 0 notices
+// within its timeout, its error names rank 1, and every later operation fails at once.
 #include <csignal>
 #include <filesystem>
 #include <future>
@@ -22,7 +21,7 @@ using harness::failure_of;
 using std::chrono::milliseconds;
 using transport::Communicator;
 
-// Within one process there is nothing to kill.
+// A backend that does not leave the process is left out: there is no process to kill.
 std::vector<std::string> joining_backends() {
   auto names = connecting_backends();
   std::erase_if(names,
@@ -54,7 +53,7 @@ class CommunicatorFaults : public testing::TestWithParam<std::string> {
                 .loop = loop});
   }
 
-  // Rank 1, which joins and then does `body`; before this process has made threads.
+  // Forks rank 1, which joins and then runs `body`. Call it before this process makes threads.
   void start(const std::function<void(Communicator&, Child&)>& body) {
     other_ = std::make_unique<Child>([&](Child& self) {
       const auto loop = std::make_shared<EventLoop>("rank 1");
@@ -86,7 +85,7 @@ class CommunicatorFaults : public testing::TestWithParam<std::string> {
   std::unique_ptr<Child> other_;
 };
 
-// Everything posted to the loop before has run.
+// Returns once everything posted to the loop before this call has run.
 void turn_of(EventLoop& loop) {
   std::atomic<bool> is_over{false};
   loop.post([&] { is_over = true; });
@@ -102,9 +101,9 @@ void reduce_for_ever(Communicator& communicator, Child&) {
   }
 }
 
-TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
+TEST_P(CommunicatorFaults, JoiningNamesAKilledRank) {
   other_ =
-      std::make_unique<Child>([](Child& self) { static_cast<void>(self.hear()); });  // never comes
+      std::make_unique<Child>([](Child& self) { static_cast<void>(self.hear()); });  // never joins
   other_->kill();
   const auto loop = std::make_shared<EventLoop>("rank 0");
   try {
@@ -117,7 +116,8 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
   }
 }
 
-// Rank 0's: stops rank 1 when that has said where it listens, and waits for rank 0 to say so.
+// Rank 0's store. When rank 0 publishes its address, this waits until rank 1 has published its own,
+// and then stops rank 1.
 class StoppingStore final : public harness::FileBootstrap {
  public:
   StoppingStore(const std::string& folder, Child& rank_1)
@@ -134,7 +134,7 @@ class StoppingStore final : public harness::FileBootstrap {
   Child& rank_1_;
 };
 
-TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileItJoinsIsNamed) {
+TEST_P(CommunicatorFaults, JoiningNamesAStoppedRank) {
   start([](Communicator&, Child&) {});
   const auto loop = std::make_shared<EventLoop>("rank 0");
   try {
@@ -146,8 +146,7 @@ TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileItJoinsIsNamed) {
   }
 }
 
-TEST_P(CommunicatorFaults,
-       ARankThatIsStoppedWhileNothingHappensFailsTheNextOperationAtItsDeadline) {
+TEST_P(CommunicatorFaults, RankStoppedIdleTimesOutNextOperation) {
   start([](Communicator&, Child&) {});
   const auto loop = std::make_shared<EventLoop>("rank 0");
   const auto communicator = join(0, loop, std::chrono::seconds(2));
@@ -156,7 +155,7 @@ TEST_P(CommunicatorFaults,
   expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::Timeout);
 }
 
-TEST_P(CommunicatorFaults, ARankLeavesWithoutWaitingForOneThatIsStoppedWhichHearsOfItLater) {
+TEST_P(CommunicatorFaults, LeavingDoesNotWaitForAStoppedRank) {
   start([](Communicator& communicator, Child& self) {
     self.say("joined");
     static_cast<void>(self.hear());
@@ -177,7 +176,7 @@ TEST_P(CommunicatorFaults, ARankLeavesWithoutWaitingForOneThatIsStoppedWhichHear
   other_->expect_success();
 }
 
-TEST_P(CommunicatorFaults, WhatARankHadDoneBeforeItLeftAndWasKilledEndsWellForTheOthers) {
+TEST_P(CommunicatorFaults, FinishedWorkSurvivesAKilledLeaver) {
   other_ = std::make_unique<Child>([&](Child& self) {
     const auto loop = std::make_shared<EventLoop>("rank 1");
     auto communicator = join(1, loop, std::chrono::minutes(1));
@@ -198,8 +197,8 @@ TEST_P(CommunicatorFaults, WhatARankHadDoneBeforeItLeftAndWasKilledEndsWellForTh
   expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::PeerLost);
 }
 
-// Broadcasts of 80 MiB in all that the other rank enters only when it is told to.
-TEST_P(CommunicatorFaults, AFasterRankIsHeldBackAndNothingOfItIsLost) {
+// Broadcasts of 80 MiB in all; the other rank enters them only when told to.
+TEST_P(CommunicatorFaults, FasterRankIsHeldBackWithoutLoss) {
   constexpr int kRounds = 10;
   constexpr std::size_t kElements = 2 << 20;
   start([](Communicator& communicator, Child& self) {
@@ -225,7 +224,7 @@ TEST_P(CommunicatorFaults, AFasterRankIsHeldBackAndNothingOfItIsLost) {
   other_->expect_success();
 }
 
-TEST_P(CommunicatorFaults, ARankThatIsKilledInAReductionFailsItForTheOthers) {
+TEST_P(CommunicatorFaults, RankKilledMidReductionFailsIt) {
   start(reduce_for_ever);
   const auto loop = std::make_shared<EventLoop>("rank 0");
   const auto communicator = join(0, loop, std::chrono::minutes(1));
@@ -237,12 +236,12 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledInAReductionFailsItForTheOthers) {
   for (int i = 0; i < 3; ++i) harness::expect_good(reduce());
   const Op hit = reduce();
   other_->kill();
-  // The one that was under way may have ended just before.
+  // The reduction that was under way may have ended just before.
   static_cast<void>(hit.done().synchronize(harness::patience()));
   expect_broken(*communicator, hit.error() ? *hit.error() : failure_of(reduce()), Blame::PeerLost);
 }
 
-TEST_P(CommunicatorFaults, ARankThatIsKilledWhileNothingHappensFailsTheNextOperation) {
+TEST_P(CommunicatorFaults, RankKilledWhileIdleFailsNextOperation) {
   start([](Communicator&, Child&) {});
   const auto loop = std::make_shared<EventLoop>("rank 0");
   const auto communicator = join(0, loop, std::chrono::minutes(1));
@@ -251,7 +250,7 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledWhileNothingHappensFailsTheNextOpera
   expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::PeerLost);
 }
 
-TEST_P(CommunicatorFaults, ARankThatIsStoppedFailsTheOperationAtItsDeadlineAndIsNamed) {
+TEST_P(CommunicatorFaults, StoppedRankIsNamedAtTheDeadline) {
   start(reduce_for_ever);
   const auto loop = std::make_shared<EventLoop>("rank 0");
   const auto communicator = join(0, loop, std::chrono::seconds(2));
@@ -259,7 +258,7 @@ TEST_P(CommunicatorFaults, ARankThatIsStoppedFailsTheOperationAtItsDeadlineAndIs
   std::vector<float> numbers(4 << 20, 1.0F);
   const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
   std::optional<Error> why;
-  for (int i = 0; i < 3 && !why; ++i) {  // one or two may have gone through before
+  for (int i = 0; i < 3 && !why; ++i) {  // one or two may have ended before the stop
     const Op op = communicator->all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {});
     ASSERT_TRUE(op.done().synchronize(harness::patience()));
     why = op.error();

@@ -1,4 +1,4 @@
-// A rank on the host: memory that is its process's, and gates that are flags.
+// A rank on the host: memory of its process, and gates that are flags.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Starts the claims about MPI below mpirun, with two ranks and with four.
+// Runs the claims about MPI under mpirun, with two ranks and with four.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +41,7 @@ class Mpi : public testing::TestWithParam<int> {
   }
 };
 
-// With those options of mpirun and of the ranks.
+// `options` are further options of mpirun, `filter` selects the ranks' tests.
 Outcome run_ranks(int ranks, const std::string& options, const std::string& filter) {
   const harness::Folder folder;
   return run(
@@ -66,28 +66,28 @@ void expect_claims(int ranks, const std::string& options, const std::string& fil
 
 constexpr const char* kAll = "*-*SingleThread*:MpiFaults.*";
 
-TEST_P(Mpi, KeepsTheClaimsBelowMpirun) { expect_claims(GetParam(), "", kAll); }
+TEST_P(Mpi, PassesTheClaimsUnderMpirun) { expect_claims(GetParam(), "", kAll); }
 INSTANTIATE_TEST_SUITE_P(Ranks, Mpi, testing::Values(2, 4));
 
-// As programs do that use MPI themselves: MPI_THREAD_SERIALIZED is 2, MPI_THREAD_SINGLE 0.
+// As in a program that uses MPI itself: MPI_THREAD_SERIALIZED is 2, MPI_THREAD_SINGLE is 0.
 class MpiOfTheProgram : public Mpi {};
-TEST_P(MpiOfTheProgram, KeepsTheClaimsWhereOneThreadMayCallAtATime) {
+TEST_P(MpiOfTheProgram, PassesTheClaimsWithSerializedThreads) {
   expect_claims(GetParam(), " -x WEFT_TEST_MPI_LEVEL=2", kAll);
 }
-TEST_P(MpiOfTheProgram, IsRefusedWhereItWasStartedForASingleThread) {
+TEST_P(MpiOfTheProgram, IsRefusedIfInitedForASingleThread) {
   expect_claims(GetParam(), " -x WEFT_TEST_MPI_LEVEL=0", "*SingleThread*");
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiOfTheProgram, testing::Values(2));
 
-// mpirun ends all ranks when one of them was killed: there is nobody to tell.
-TEST_P(Mpi, EndsAsAWholeWithARankThatIsKilled) {
-  const Outcome outcome = run_ranks(GetParam(), "", "MpiFaults.ARankIsKilledInTheMiddle");
+// mpirun ends all ranks when one was killed, so no rank is left that could report it.
+TEST_P(Mpi, EndsAsAWholeWhenARankIsKilled) {
+  const Outcome outcome = run_ranks(GetParam(), "", "MpiFaults.RankIsKilledMidway");
   EXPECT_NE(outcome.code, 0);
   EXPECT_NE(outcome.out.find("signal 9"), std::string::npos) << outcome.out;
   EXPECT_EQ(outcome.out.find("nobody ended this rank"), std::string::npos) << outcome.out;
 }
 
-TEST(MpiTransport, SaysWhyItCannotBeUsedWithoutMpirun) {
+TEST(MpiTransport, SaysWhyItNeedsMpirun) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr)
     GTEST_SKIP() << "this test itself runs below mpirun";
   try {

@@ -1,5 +1,6 @@
-// Numbers in the memory of a rank, of any dtype, and what collectives should make of them. A rank's
-// i-th number is small, so that sums of few of them are exact in every dtype but the 8-bit floats.
+// Numbers of any dtype in the memory of a rank, and the results that collectives should produce
+// from them. A rank's i-th number is small, so that sums of a few of them are exact in every dtype
+// but the 8-bit floats.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,7 @@ class Numbers {
       : dtype_(dtype), bytes_(elements * size_of(dtype)), memory_(rank.allocate(bytes_.size())) {
     memory_->write(bytes_.data());
   }
-  // Filled with what that rank starts with.
+  // Filled with the start numbers of rank `whose`.
   Numbers(Rank& rank, Dtype dtype, std::size_t elements, int whose, int salt = 0)
       : Numbers(rank, dtype, elements) {
     fill([&](std::size_t i) { return number_of(dtype, whose, i, salt); });
@@ -67,7 +68,7 @@ class Numbers {
   std::shared_ptr<Memory> memory_;
 };
 
-// What that rank starts with.
+// The numbers that a rank starts with.
 inline std::vector<double> start_of(Dtype dtype, std::size_t elements, int rank, int salt = 0) {
   std::vector<double> numbers;
   const std::size_t count = harness::numbers_in(dtype, elements * size_of(dtype));
@@ -92,7 +93,7 @@ inline double reduce(Dtype dtype, ReduceOp op, double a, double b) {
   return 0;
 }
 
-// Pairs of numbers are complex ones.
+// Each pair of numbers is one complex number.
 inline void multiply_complex(std::vector<double>& into, const std::vector<double>& with) {
   for (std::size_t i = 0; i < into.size(); i += 2) {
     const double real = into[i] * with[i] - into[i + 1] * with[i + 1];
@@ -101,7 +102,7 @@ inline void multiply_complex(std::vector<double>& into, const std::vector<double
   }
 }
 
-// The reduction of what all ranks start with, from the given number on.
+// The reduction of all ranks' start numbers.
 inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t elements, int ranks,
                                    int salt = 0) {
   std::vector<double> result = start_of(dtype, elements, 0, salt);
@@ -121,7 +122,7 @@ inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t element
   return result;
 }
 
-// How far a reduced number may be off, relative to it.
+// The relative error that a reduced number may have.
 inline double tolerance_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::Float8E4M3: return 0.15;

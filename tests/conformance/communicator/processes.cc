@@ -14,7 +14,7 @@ namespace weft::conformance {
 
 namespace {
 
-// A rank that hangs ends by itself.
+// An alarm kills a rank that hangs after this time.
 constexpr unsigned kSeconds = 100;
 
 pid_t fork_rank(const std::function<void()>& body, const std::string& who) {

@@ -11,8 +11,8 @@ class Processes : public Setting {
   int ranks() const override { return ranks_; }
 
  protected:
-  // `join` gives the rank its communicator and memory. A rank that throws, fails an expectation or
-  // dies fails the test.
+  // `join` gives the rank its communicator and memory. The test fails if a rank throws, fails an
+  // expectation or dies.
   void run_ranks(const std::function<void(Rank&)>& join,
                  const std::function<void(Rank&)>& body) const;
 

@@ -1,5 +1,5 @@
-// The ranks that the claims about communicators are checked with: each has a communicator of the
-// backend under test, and memory of the kind that it carries.
+// The ranks on which the claims about communicators are checked: each has a communicator of the
+// backend under test, and memory that this communicator can use.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace weft::conformance {
 using transport::Communicator;
 using transport::Elements;
 
-// Memory that the communicator under test carries. Reading and writing wait until the copy is made.
+// Memory that the communicator under test can use. write() and read() return when the copy is made.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -28,7 +28,7 @@ class Memory {
   virtual void read(void* to) = 0;
 };
 
-// A fence that passes when the test says so.
+// A fence that passes when the test opens it.
 struct Gate {
   Fence fence;
   std::function<void()> open;
@@ -50,16 +50,17 @@ class Setting {
   virtual ~Setting() = default;
   virtual std::string name() const = 0;
   virtual int ranks() const = 0;
-  // Why it cannot be used on this machine; empty if it can.
+  // The reason why this machine cannot run the setting; empty if it can.
   virtual std::string why_not() const { return {}; }
-  // Whether a peer's end is seen by itself; otherwise an operation ends at its deadline.
+  // True if a communicator notices by itself that a peer has ended; otherwise an operation ends at
+  // its deadline.
   virtual bool sees_peers_end() const { return false; }
-  // For what must run into its deadline: long enough to join in.
+  // Timeout for operations that must run into it; still long enough to join.
   virtual std::chrono::milliseconds short_timeout() const {
     return std::chrono::milliseconds(1500);
   }
-  // Runs the body on every rank, each on a thread or in a process of its own. Failures are the
-  // current test's.
+  // Runs the body on every rank, each on a thread or in a process of its own. A failure in it fails
+  // the current test.
   virtual void run(std::chrono::milliseconds timeout,
                    const std::function<void(Rank&)>& body) const = 0;
 
@@ -84,11 +85,11 @@ inline std::string name_of(const testing::TestParamInfo<std::shared_ptr<Setting>
   return info.param->name();
 }
 
-// Waits until all ranks have come this far, and drops the communicator: who leaves early takes
-// bytes away that others still wait for. (In a group the engine sees to that.)
+// Waits until all ranks have called it, and drops the communicator: a rank that left earlier would
+// discard bytes that others still wait for. (In a group, the engine does this.)
 void leave(Rank& rank);
 
-// Runs the body on threads, one for each rank; what it throws fails the test.
+// Runs the body on threads, one for each rank; an exception from it fails the test.
 void run_threads(int ranks, const std::function<void(int rank)>& body);
 
 }  // namespace weft::conformance

@@ -12,8 +12,8 @@ class Threads : public Setting {
   static transport::JoinOptions options_for(const Rank& rank, std::chrono::milliseconds timeout);
 
  protected:
-  // `join` gives the rank its communicator and memory. When this returns the ranks hold on to
-  // nothing.
+  // `join` gives the rank its communicator and memory. When this returns, the ranks have released
+  // everything.
   void run_ranks(const std::function<void(Rank&)>& join,
                  const std::function<void(Rank&)>& body) const;
 

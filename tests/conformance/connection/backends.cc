@@ -7,7 +7,7 @@ INSTANTIATE_TEST_SUITE_P(Transport, ConnectionClaims, testing::ValuesIn(connecti
                          [](const auto& one) { return one.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionClaims);
 
-// What is not tested on this machine is said, and why.
+// Reports each backend that cannot be tested on this machine, and why.
 class UnusableBackend : public testing::TestWithParam<std::pair<std::string, std::string>> {};
 TEST_P(UnusableBackend, IsReported) {
   GTEST_SKIP() << GetParam().first << ": " << GetParam().second;

@@ -1,5 +1,5 @@
-// By name between two processes on a real GPU. (On fake ones in cuda_ipc_test and
-// connection_ipc_test, where a driver plays both.)
+// CUDA IPC between two processes on a real GPU. (cuda_ipc_test and connection_ipc_test check it on
+// fake GPUs, where one fake driver plays two processes.)
 #include <array>
 #include <cstdlib>
 
@@ -16,8 +16,8 @@ namespace weft::conformance {
 namespace {
 
 constexpr const char* kFolderVariable = "WEFT_CLAIMS_FOLDER";
-// What is freed after a round of 4 MiB and made anew for the next comes, as drivers do, at the same
-// addresses.
+// Drivers give memory that is allocated after a round of 4 MiB the addresses of the memory freed
+// after that round.
 constexpr std::array<std::size_t, 8> kSizes{1,        65'537,   1u << 20, (5u << 20) + 13,
                                             4u << 20, 4u << 20, 4u << 20, 3};
 
@@ -26,7 +26,8 @@ std::vector<std::byte> word(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// One of the two processes: the GPU, a lane of shm with the other, and the lane by name over it.
+// One of the two processes: its GPU, a shm connection to the other, and the CUDA IPC connection
+// over it.
 class End {
  public:
   explicit End(const std::string& folder)
@@ -78,7 +79,7 @@ class End {
   int seen_ = 0;
 };
 
-// Sends back what comes, behind the copy and without waiting for it.
+// Sends back each payload, ordered after its copy and without waiting for it.
 void echo(const std::string& folder) {
   End end(folder);
   end.listen();
@@ -106,9 +107,9 @@ void ask(const std::string& folder) {
     const auto from = end.bench.allocate(bytes), back = end.bench.allocate(bytes);
     const Gate gate = end.bench.gate();
     const Op sent = end.lane->send({}, std::array{from->slice()}, from, gate.fence);
-    // Where it goes by name it is there before its bytes are; through pinned memory nobody would
-    // have seen it yet. The first lanes may only just be meeting, and then it goes as the lane
-    // below would.
+    // A payload sent by CUDA IPC is announced before its bytes are ready; through pinned memory the
+    // peer would not have seen it yet. In the first round the handshake may still be under way, and
+    // then the payload takes the connection below.
     if (round > 1) end.store.get("seen/" + std::to_string(round), patience());
     EXPECT_FALSE(sent.ended());
     from->write(payload.data());
@@ -121,10 +122,10 @@ void ask(const std::string& folder) {
     EXPECT_TRUE(same(got, payload));
   }
   end.store.set("enough", {});
-  end.store.get("echoed", patience());  // who goes earlier fails the other's last send
+  end.store.get("echoed", patience());  // leaving earlier would fail the other's last send
 }
 
-TEST(CudaIpcOfProcesses, CarriesMemoryOfOneGpuThereAndBackByName) {
+TEST(CudaIpcOfProcesses, CarriesMemoryOfOneGpuBothWays) {
   if (!real_driver().ok()) GTEST_SKIP() << "no GPU: " << real_driver().error().text();
   if (const char* const folder = std::getenv(kFolderVariable)) return echo(folder);
   const harness::Folder folder;

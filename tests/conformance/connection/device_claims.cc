@@ -1,6 +1,6 @@
-// Payloads and destinations on a GPU: every backend's lanes through pinned memory, on a fake GPU
-// or, in the program for machines that have one, on a real one; and by name, on a fake one. What
-// they must do for host memory is in the other files, which are checked over such lanes as well.
+// Payloads and destinations on a GPU: connections of every backend through pinned memory, on a fake
+// GPU or, in the program for machines that have one, on a real one; and by CUDA IPC, on a fake one.
+// The claims about host memory are in the other files; they are checked over such connections too.
 #include <array>
 
 #include <weft/base/config.h>
@@ -60,7 +60,7 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
     transport.reset();
   }
 
-  // Waits for the next message, which is the test's to accept; its header.
+  // Waits for the next message and returns its header; the test accepts it.
   std::string next() {
     const auto count = [this] {
       std::lock_guard lock(arrived->mutex);
@@ -96,7 +96,6 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
   std::size_t seen = 0;
 };
 
-// TP-001, TP-006, TP-013
 TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
   EXPECT_TRUE(lane.near->capabilities().device_memory);
   EXPECT_TRUE(transport->connector()->capabilities().device_memory);
@@ -114,8 +113,8 @@ TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
   }
 }
 
-// TP-017: through pinned memory a GPU copies it, and only then.
-TEST_P(DeviceClaims, ByWhichWayItGoesIsSeenByTheCopies) {
+// Through pinned memory the GPU copies each chunk twice; direct, never; by CUDA IPC, once.
+TEST_P(DeviceClaims, CopiesShowWhichWayAPayloadTook) {
   if (GetParam().gpu == Gpu::Real) GTEST_SKIP() << "copies are counted by the fake driver";
   const auto payload = pattern(1, 5 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size());
@@ -127,15 +126,14 @@ TEST_P(DeviceClaims, ByWhichWayItGoesIsSeenByTheCopies) {
   expect_good(sent);
   const int made = copies() - before;
   switch (GetParam().way) {
-    case Way::Pinned: EXPECT_EQ(made, 20); break;  // chunks of half a MiB, there and back
+    case Way::Pinned: EXPECT_EQ(made, 20); break;  // chunks of half a MiB, copied out and in
     case Way::Direct: EXPECT_EQ(made, 0); break;
     case Way::ByName: EXPECT_EQ(made, 1); break;
   }
   EXPECT_TRUE(same(read(*to), payload));
 }
 
-// TP-017, TP-019
-TEST_P(DeviceClaims, EitherSideMayUseTheHostForAnyPayload) {
+TEST_P(DeviceClaims, EitherSideMayUseHostMemory) {
   for (const std::size_t bytes : {1000u, (1u << 20) + 7}) {
     SCOPED_TRACE(bytes);
     const auto first = pattern(1, bytes), second = pattern(2, bytes + 1), third = pattern(3, 5),
@@ -158,7 +156,7 @@ TEST_P(DeviceClaims, EitherSideMayUseTheHostForAnyPayload) {
   }
 }
 
-TEST_P(DeviceClaims, SlicesLieAnywhereInTheirAllocation) {
+TEST_P(DeviceClaims, SlicesMayLieAnywhere) {
   const auto payload = pattern(2, 3 << 20);
   const auto from = on_device(payload);
   const auto to = on_device(std::vector<std::byte>(4 << 20));
@@ -170,7 +168,7 @@ TEST_P(DeviceClaims, SlicesLieAnywhereInTheirAllocation) {
   EXPECT_TRUE(same(read(*to), expected));
 }
 
-TEST_P(DeviceClaims, MessagesOfHostAndDeviceKeepTheirOrder) {
+TEST_P(DeviceClaims, HostAndDeviceMessagesKeepOrder) {
   const auto small = pattern(1, 64), large = pattern(2, 2 << 20);
   const auto small_from = on_device(small), large_from = on_device(large);
   std::vector<Op> ops;
@@ -204,8 +202,7 @@ TEST_P(DeviceClaims, MessagesOfHostAndDeviceKeepTheirOrder) {
   for (const Op& op : ops) expect_good(op);
 }
 
-// TP-015
-TEST_P(DeviceClaims, PayloadsAreReadOnlyWhenTheStreamHasPassedAndNobodyOvertakes) {
+TEST_P(DeviceClaims, PayloadsAreReadInOrderAfterTheStream) {
   for (const std::size_t bytes : {2000u, 2u << 20}) {
     const auto early = pattern(1, bytes), final = pattern(2, bytes);
     const auto from = on_device(early), to = bench.allocate(bytes);
@@ -214,7 +211,7 @@ TEST_P(DeviceClaims, PayloadsAreReadOnlyWhenTheStreamHasPassedAndNobodyOvertakes
     const Op after = lane.near->send(bytes_of("after"), {}, nullptr, {});
     for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
     EXPECT_FALSE(late.ended());
-    // What goes by name goes at once, and so does what is behind it.
+    // A message by CUDA IPC is sent at once, and so is the one behind it.
     if (GetParam().way != Way::ByName) {
       EXPECT_FALSE(after.ended());
     }
@@ -230,7 +227,7 @@ TEST_P(DeviceClaims, PayloadsAreReadOnlyWhenTheStreamHasPassedAndNobodyOvertakes
   }
 }
 
-TEST_P(DeviceClaims, AFlagThatOnlyTheHostSeesIsAwaitedAsWell) {
+TEST_P(DeviceClaims, HostFlagsAreAwaitedToo) {
   const auto payload = pattern(1, 1 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size());
   const auto sends = std::make_shared<HostFlag>(), accepts = std::make_shared<HostFlag>();
@@ -248,8 +245,8 @@ TEST_P(DeviceClaims, AFlagThatOnlyTheHostSeesIsAwaitedAsWell) {
   EXPECT_TRUE(same(read(*to), payload));
 }
 
-TEST_P(DeviceClaims, DestinationsAreOverwrittenOnlyWhenTheirFenceHasPassed) {
-  for (const std::size_t bytes : {2000u, 6u << 20}) {  // more than there are chunks
+TEST_P(DeviceClaims, DestinationsAreWrittenAfterTheirFence) {
+  for (const std::size_t bytes : {2000u, 6u << 20}) {  // more bytes than there are chunks for
     const auto payload = pattern(1, bytes), before = pattern(2, bytes);
     const auto from = on_device(payload), to = on_device(before);
     const Gate gate = bench.gate();
@@ -266,7 +263,7 @@ TEST_P(DeviceClaims, DestinationsAreOverwrittenOnlyWhenTheirFenceHasPassed) {
   }
 }
 
-TEST_P(DeviceClaims, AStreamThatWaitsForAReceiveSeesItsBytesAndTheHostNeverWaits) {
+TEST_P(DeviceClaims, StreamsAwaitReceivesWithoutTheHost) {
   const auto payload = pattern(1, 3 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size()),
              copy = bench.allocate(payload.size());
@@ -274,7 +271,7 @@ TEST_P(DeviceClaims, AStreamThatWaitsForAReceiveSeesItsBytesAndTheHostNeverWaits
   const Gate gate = bench.gate();
   const int blocks = host_blocks();
   const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, gate.fence);
-  // The whole chain stands before a byte has moved.
+  // The whole chain is enqueued before the destination may be written.
   gate.open();
   next();
   const Gate overwrite = bench.gate();
@@ -290,8 +287,8 @@ TEST_P(DeviceClaims, AStreamThatWaitsForAReceiveSeesItsBytesAndTheHostNeverWaits
   expect_good(sent);
 }
 
-TEST_P(DeviceClaims, PinsAreHeldUntilDoneAndNoLonger) {
-  const auto payload = pattern(1, 64 << 20);  // more than any buffer between
+TEST_P(DeviceClaims, PinsAreHeldExactlyUntilDone) {
+  const auto payload = pattern(1, 64 << 20);  // more than any buffer on the way holds
   auto from = on_device(payload), to = bench.allocate(payload.size());
   const std::weak_ptr<Memory> from_watch = from, to_watch = to;
   const Slice from_slice = from->slice(), to_slice = to->slice();
@@ -307,7 +304,7 @@ TEST_P(DeviceClaims, PinsAreHeldUntilDoneAndNoLonger) {
   EXPECT_TRUE(lane.far_loop->drive([&] { return to_watch.expired(); }, patience()));
 }
 
-TEST_P(DeviceClaims, WithoutDestinationsThePayloadsAreThrownAway) {
+TEST_P(DeviceClaims, NoDestinationsDiscardPayloads) {
   const auto payload = pattern(1, 3 << 20);
   const auto from = on_device(payload);
   for (const std::size_t bytes : {100u, 3u << 20}) {
@@ -319,11 +316,11 @@ TEST_P(DeviceClaims, WithoutDestinationsThePayloadsAreThrownAway) {
   }
 }
 
-TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStreamIsThere) {
+TEST_P(DeviceClaims, ClosingKeepsMemoryPinnedForTheStream) {
   const Op first = lane.near->send(bytes_of("first"), {}, nullptr, {});
   next();
   expect_good(lane.far->accept({}, nullptr, {}));
-  expect_good(first);  // so that what follows goes at once
+  expect_good(first);  // so that later messages are sent at once
   auto from = on_device(pattern(1, 2 << 20));
   const std::weak_ptr<Memory> watch = from;
   const Slice slice = from->slice();
@@ -337,11 +334,11 @@ TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStre
   lane.near->close(Error(Blame::Cancelled, "enough"));
   EXPECT_EQ(failure_of(waiting).blame(), Blame::Cancelled);
   const bool is_by_name = GetParam().way == Way::ByName;
-  if (!is_by_name) {  // which goes at once, and what is behind it
+  if (!is_by_name) {  // by CUDA IPC, the message behind was sent at once
     EXPECT_EQ(failure_of(behind).blame(), Blame::Cancelled);
   }
   EXPECT_TRUE(passed.synchronize(patience())) << "a stream hangs on a failed operation";
-  if (GetParam().way != Way::Direct) {  // where no stream has been told of it
+  if (GetParam().way != Way::Direct) {  // by the direct way, no stream knows of the payload
     EXPECT_FALSE(watch.expired()) << "the stream has still to copy it";
   }
   gate.open();
@@ -353,12 +350,12 @@ TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStre
   EXPECT_EQ(failure_of(lane.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
 }
 
-TEST_P(DeviceClaims, APeerThatGoesInTheMiddleFailsBothSidesAndPassesTheirFences) {
+TEST_P(DeviceClaims, LostPeerFailsBothEndsAndPassesFences) {
   const auto payload = pattern(1, 64 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size());
   const Op sent = lane.near->send(bytes_of("cut"), std::array{from->slice()}, from, {});
   next();
-  const Gate gate = bench.gate();  // so that it does not get to the end before the peer goes
+  const Gate gate = bench.gate();  // so that the accept does not end before the peer closes
   const Op accepted = lane.far->accept(std::array{to->slice()}, to, gate.fence);
   cuda::Stream stream(*transport->device());
   accepted.done().wait(stream);
@@ -366,7 +363,8 @@ TEST_P(DeviceClaims, APeerThatGoesInTheMiddleFailsBothSidesAndPassesTheirFences)
   const Fence behind = cuda::record(stream);
   lane.near->close(Error(Blame::Cancelled, "that was all"));
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
-  if (GetParam().way == Way::ByName) {  // where the bytes can be had until this end hears of it
+  if (GetParam().way ==
+      Way::ByName) {  // the memory can be read until this end learns that the peer closed
     const auto has_heard = [this] {
       std::lock_guard lock(arrived->mutex);
       return arrived->has_ended;
@@ -378,7 +376,7 @@ TEST_P(DeviceClaims, APeerThatGoesInTheMiddleFailsBothSidesAndPassesTheirFences)
   EXPECT_TRUE(behind.synchronize(patience())) << "a stream hangs on a failed operation";
 }
 
-TEST_P(DeviceClaims, MemoryOfAnotherDeviceIsTheCallersErrorAndTheLaneGoesOn) {
+TEST_P(DeviceClaims, ForeignDeviceMemoryIsTheCallersError) {
   const auto payload = pattern(1, 100);
   Slice elsewhere = slice_of(payload);
   elsewhere.device = Device::cuda(7);
@@ -403,7 +401,8 @@ std::vector<Setting> settings() {
 #else
     const bool may_reach = transport::open(backend)->connector()->capabilities().direct_bytes > 0;
     const bool is_direct =
-        may_reach && config().gpu_direct == GpuDirect::PeerMemory;  // as a fake GPU's memory can be
+        may_reach &&
+        config().gpu_direct == GpuDirect::PeerMemory;  // a fake GPU's memory is memory of the host
     all.push_back({backend, Gpu::Fake, is_direct ? Way::Direct : Way::Pinned});
     all.push_back({backend, Gpu::Fake, Way::ByName});
 #endif

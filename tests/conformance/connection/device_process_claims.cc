@@ -1,5 +1,5 @@
-// Device memory between two processes, each with a driver of its own: lanes through pinned memory
-// on fake GPUs.
+// Device memory between two processes, each with a driver of its own: connections through pinned
+// memory, on fake GPUs.
 #include <array>
 
 #include <weft/cuda/fence.h>
@@ -10,7 +10,7 @@
 namespace weft::conformance {
 namespace {
 
-// One end's GPU, and what the test does there.
+// The GPU of one end, and helpers for the test there.
 class Side {
  public:
   explicit Side(const std::shared_ptr<transport::Transport>& transport)
@@ -35,7 +35,7 @@ class Side {
   std::shared_ptr<cuda::Device> device_;
 };
 
-// The messages of one end, which are accepted where the test says.
+// Counts the messages that reach one end; take() accepts the next one.
 class Inlet {
  public:
   Inlet(Connection& connection, std::shared_ptr<EventLoop> loop)
@@ -57,7 +57,7 @@ class Inlet {
 
 using DeviceProcessClaims = ConnectionProcessClaims;
 
-TEST_P(DeviceProcessClaims, CarryDeviceMemoryOfAllSizesThereAndBack) {
+TEST_P(DeviceProcessClaims, EchoDeviceMemoryOfAllSizes) {
   constexpr std::array<std::size_t, 6> kSizes{0, 1, 65'537, 512u << 10, (5u << 20) + 13, 3};
   const bool is_started = start([&](Far& far) {
     const Side side(far.transport);
@@ -65,7 +65,7 @@ TEST_P(DeviceProcessClaims, CarryDeviceMemoryOfAllSizesThereAndBack) {
     for (const std::size_t bytes : kSizes) {
       const auto memory = side.bench.allocate(bytes);
       const Op taken = inlet.take(memory);
-      // No host waits for what came before it goes back.
+      // No host thread waits for the received bytes before they are sent back.
       expect_good(far.connection->send({}, std::array{memory->slice()}, memory, taken.done()));
       expect_good(taken);
     }
@@ -89,8 +89,8 @@ TEST_P(DeviceProcessClaims, CarryDeviceMemoryOfAllSizesThereAndBack) {
   child->expect_success();
 }
 
-// Of each process by its own streams.
-TEST_P(DeviceProcessClaims, AreReadAndOverwrittenOnlyWhenTheStreamsOfTheirProcessesHavePassed) {
+// Each process orders its memory by its own streams.
+TEST_P(DeviceProcessClaims, MemoryIsUsedOnlyAfterTheStreams) {
   constexpr std::size_t kBytes = 3 << 20;
   const bool is_started = start([&](Far& far) {
     const Side side(far.transport);
@@ -123,7 +123,7 @@ TEST_P(DeviceProcessClaims, AreReadAndOverwrittenOnlyWhenTheStreamsOfTheirProces
   child->expect_success();
 }
 
-TEST_P(DeviceProcessClaims, AKilledPeerFailsWhatIsUnderWayAndNoStreamHangs) {
+TEST_P(DeviceProcessClaims, KilledPeerFailsOpsAndHangsNoStream) {
   constexpr std::size_t kBytes = 64 << 20;
   const bool is_started = start([&](Far& far) {
     const Side side(far.transport);
@@ -135,7 +135,7 @@ TEST_P(DeviceProcessClaims, AKilledPeerFailsWhatIsUnderWayAndNoStreamHangs) {
   const Side side(transport);
   Inlet inlet(*near, loop);
   const auto to = side.bench.allocate(kBytes), from = side.on_device(pattern(2, kBytes));
-  const Gate gate = side.bench.gate();  // so that it does not get to the end before the peer goes
+  const Gate gate = side.bench.gate();  // so that the accept does not end before the peer is killed
   const Op taken = inlet.take(to, gate.fence);
   const Op stuck = near->send({}, std::array{from->slice()}, from, {});
   cuda::Stream stream(side.device());

@@ -1,4 +1,4 @@
-// How lanes begin and end: listeners, connecting to nobody, closing, dropping, peers that go.
+// How connections begin and end: listening, connecting to nobody, closing, dropping, lost peers.
 #include <array>
 #include <future>
 #include <set>
@@ -8,8 +8,7 @@
 namespace weft::conformance {
 namespace {
 
-// TP-008
-TEST_P(ConnectionClaims, AListenerAcceptsWhoeverConnectsAndEachHasALaneOfItsOwn) {
+TEST_P(ConnectionClaims, EachConnectionIsAcceptedSeparately) {
   const auto near_loop = std::make_shared<EventLoop>("near");
   const auto far_loop = std::make_shared<EventLoop>("far");
   Harbour harbour(connector_, far_loop);
@@ -29,8 +28,7 @@ TEST_P(ConnectionClaims, AListenerAcceptsWhoeverConnectsAndEachHasALaneOfItsOwn)
   EXPECT_EQ(seen.size(), static_cast<std::size_t>(kConnections));
 }
 
-// TP-009
-TEST_P(ConnectionClaims, ConnectingWhereNobodyListensEndsByTheDeadline) {
+TEST_P(ConnectionClaims, ConnectingToNobodyEndsByTheDeadline) {
   const auto loop = std::make_shared<EventLoop>("near");
   std::string address;
   {
@@ -47,9 +45,9 @@ TEST_P(ConnectionClaims, ConnectingWhereNobodyListensEndsByTheDeadline) {
   EXPECT_EQ(failure_of(connection->send(bytes_of("again"), {}, nullptr, {})).blame(), why.blame());
 }
 
-// TP-009: a stopped process, or one that computes on its loop. The kernel may have taken the
-// connection long since.
-TEST_P(ConnectionClaims, AListenerThatAcceptsNobodyIsATimeoutAtTheDeadline) {
+// A stopped process, or one that computes on its loop. The kernel may have accepted the connection
+// long before.
+TEST_P(ConnectionClaims, UnacceptingListenerTimesOutConnecting) {
   const auto loop = std::make_shared<EventLoop>("near");
   const auto stuck = std::make_shared<EventLoop>("stuck", EventLoop::Thread::Given);
   Harbour harbour(connector_, stuck);
@@ -64,8 +62,7 @@ TEST_P(ConnectionClaims, AListenerThatAcceptsNobodyIsATimeoutAtTheDeadline) {
   EXPECT_EQ(failure_of(sent).blame(), Blame::Timeout);
 }
 
-// TP-009
-TEST_P(ConnectionClaims, AddressesOfOtherTransportsAreRefused) {
+TEST_P(ConnectionClaims, ForeignAddressesAreRefused) {
   const auto loop = std::make_shared<EventLoop>("near");
   for (const char* address : {"", "nonsense", "/", "1/2/3/4/5", "carrier-pigeon://loft"}) {
     EXPECT_TRUE(connector_.why_unreachable(address)) << address;
@@ -78,16 +75,14 @@ TEST_P(ConnectionClaims, AddressesOfOtherTransportsAreRefused) {
   }
 }
 
-// TP-010
-TEST_P(ConnectionClaims, LanesOutliveTheListenerThatAcceptedThem) {
-  const Lane lane = open();  // whose listener is gone
+TEST_P(ConnectionClaims, ConnectionsOutliveTheirListener) {
+  const Lane lane = open();  // its listener is already destroyed
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox far_mail(*lane.far, lane.far_loop);
   warm_up(lane, near_mail, far_mail);
 }
 
-// TP-011
-TEST_P(ConnectionClaims, MayBeDroppedBeforeAnythingWasSent) {
+TEST_P(ConnectionClaims, MayBeDroppedBeforeAnySend) {
   for (int i = 0; i < 20; ++i) {
     const auto near_loop = std::make_shared<EventLoop>("near");
     const auto far_loop = std::make_shared<EventLoop>("far");
@@ -97,7 +92,6 @@ TEST_P(ConnectionClaims, MayBeDroppedBeforeAnythingWasSent) {
   }
 }
 
-// TP-005
 TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
   for (const bool drops_when_closed : {false, true}) {
     Lane lane = open();
@@ -121,7 +115,7 @@ TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
     auto* const far = lane.far.get();
     far->receive({[=](const Arrival&) {
                     if (!drops_when_closed)
-                      return owner->drop();  // without accepting what has arrived
+                      return owner->drop();  // without accepting the message that has arrived
                     far->accept({}, nullptr, {});
                   },
                   [=](const Error&) { owner->drop(); }});
@@ -135,7 +129,7 @@ TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
   }
 }
 
-TEST_P(ConnectionClaims, NoHandlerStartsOnceTheLastReferenceIsGone) {
+TEST_P(ConnectionClaims, DroppedConnectionStartsNoHandler) {
   Lane lane = open();
   std::atomic<int> calls{0};
   lane.far->receive({[&](const Arrival&) { ++calls; }, [&](const Error&) { ++calls; }});
@@ -149,7 +143,7 @@ TEST_P(ConnectionClaims, NoHandlerStartsOnceTheLastReferenceIsGone) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST_P(ConnectionClaims, WhatWasSentArrivesThoughTheSenderClosesRightAfter) {
+TEST_P(ConnectionClaims, SentMessagesArriveDespiteClosing) {
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox mail(*lane.far, lane.far_loop);
@@ -162,7 +156,7 @@ TEST_P(ConnectionClaims, WhatWasSentArrivesThoughTheSenderClosesRightAfter) {
     expect_good(op);
     ++done;
   }
-  // Traffic the other way that nobody will read any more must not cost what is on its way.
+  // A message in the other direction that is never read must not discard messages on their way.
   lane.far->send(bytes_of("unread"), std::array{slice_of(payload)}, nullptr, {});
   lane.near->close(Error(Blame::Cancelled, "finished for today"));
   for (std::size_t i = 0; i < done; ++i) {
@@ -176,10 +170,10 @@ TEST_P(ConnectionClaims, WhatWasSentArrivesThoughTheSenderClosesRightAfter) {
   EXPECT_EQ(mail.closings(), 1);
 }
 
-TEST_P(ConnectionClaims, ClosingFailsWhatIsPendingInOrderAndAllThatComesAfter) {
+TEST_P(ConnectionClaims, ClosingFailsPendingSendsInOrder) {
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
-  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});  // accepts nothing
+  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});  // accepts no message
   const auto payload = pattern(2, 64 << 20);
   struct Ended {
     std::mutex mutex;
@@ -201,7 +195,7 @@ TEST_P(ConnectionClaims, ClosingFailsWhatIsPendingInOrderAndAllThatComesAfter) {
     EXPECT_EQ(error.blame(), Blame::Cancelled);
     EXPECT_NE(error.text().find("no more"), std::string::npos) << error.what();
   }
-  const auto order = [&] {  // tasks run when the operation has ended
+  const auto order = [&] {  // tasks run after the operation has ended
     std::lock_guard lock(ended->mutex);
     return ended->order;
   };
@@ -214,7 +208,7 @@ TEST_P(ConnectionClaims, ClosingFailsWhatIsPendingInOrderAndAllThatComesAfter) {
   EXPECT_EQ(near_mail.closings(), 1);
 }
 
-TEST_P(ConnectionClaims, ClosingFailsAMessageThatWasAcceptedAndWaits) {
+TEST_P(ConnectionClaims, ClosingFailsAWaitingAccept) {
   const Lane lane = open();
   const auto payload = pattern(3, 8 << 20);
   std::atomic<bool> arrived{false};
@@ -234,7 +228,7 @@ TEST_P(ConnectionClaims, ClosingFailsAMessageThatWasAcceptedAndWaits) {
   EXPECT_TRUE(sent.done().synchronize(patience())) << "the sender hears of it";
 }
 
-TEST_P(ConnectionClaims, ADroppedPeerEndsALaneThatIsIdle) {
+TEST_P(ConnectionClaims, DroppedPeerEndsAnIdleConnection) {
   Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
   {
@@ -248,7 +242,7 @@ TEST_P(ConnectionClaims, ADroppedPeerEndsALaneThatIsIdle) {
             Blame::PeerLost);
 }
 
-TEST_P(ConnectionClaims, ADroppedPeerFailsTheMessageItWasSending) {
+TEST_P(ConnectionClaims, DroppedPeerFailsItsUnfinishedMessage) {
   Lane lane = open();
   std::atomic<bool> arrived{false};
   std::atomic<int> closings{0};
@@ -266,7 +260,7 @@ TEST_P(ConnectionClaims, ADroppedPeerFailsTheMessageItWasSending) {
   EXPECT_EQ(closings, 1);
 }
 
-TEST_P(ConnectionClaims, ADroppedPeerLeavesNoSendWaitingThoughAMessageIsNotAccepted) {
+TEST_P(ConnectionClaims, DroppedPeerLeavesNoSendPending) {
   Lane lane = open();
   std::atomic<bool> arrived{false};
   lane.near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
@@ -279,12 +273,12 @@ TEST_P(ConnectionClaims, ADroppedPeerLeavesNoSendWaitingThoughAMessageIsNotAccep
   flush(*lane.near_loop);
   EXPECT_FALSE(stuck.ended());
   lane.far.reset();
-  // It may read them to throw them away, but they end.
+  // The connection may read them in order to discard them, but they end.
   EXPECT_TRUE(stuck.done().synchronize(patience()));
   EXPECT_TRUE(behind.done().synchronize(patience()));
 }
 
-TEST_P(ConnectionClaims, AnEndedLaneTellsWhoReceivesLate) {
+TEST_P(ConnectionClaims, LateReceiveHearsOfTheEnd) {
   Lane lane = open();
   lane.far->close(Error(Blame::Cancelled, "gone early"));
   lane.near->close(Error(Blame::Cancelled, "here too"));
@@ -294,7 +288,7 @@ TEST_P(ConnectionClaims, AnEndedLaneTellsWhoReceivesLate) {
   EXPECT_EQ(mail.closings(), 1);
 }
 
-TEST_P(ConnectionClaims, WhoBlocksInsideAHandlerHearsThatItCannotEnd) {
+TEST_P(ConnectionClaims, BlockingInAHandlerReturnsFalse) {
   const Lane lane = open();
   const auto never = std::make_shared<HostFlag>();
   const Op stuck = lane.near->send({}, {}, nullptr, Fence(never));

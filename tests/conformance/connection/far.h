@@ -1,4 +1,4 @@
-// Two processes with a lane between them, for claims about processes.
+// Two processes with a connection between them, for claims about processes.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace weft::conformance {
 
-// What the process of a test's other end works with. It listens; the test connects.
+// The far end's process: it listens, and the test connects to it.
 struct Far {
   Far(Child& self, const std::string& backend)
       : transport(open_for_claims(backend)), harbour(*transport->connector(), loop), wire(self) {
@@ -17,7 +17,7 @@ struct Far {
     connection = harbour.next();
     if (!connection) throw Error(Blame::PeerLost, "the test does not connect");
   }
-  // Lets the test's process say when this one has lived long enough.
+  // Waits until the test's process says that this one may end.
   void wait_for_word() { static_cast<void>(wire.hear()); }
 
   std::shared_ptr<transport::Transport> transport;
@@ -29,15 +29,15 @@ struct Far {
 
 class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
  protected:
-  // Starts the other process and connects to it. False, and the test is skipped, where the
-  // transport does not leave the process; false as well where that failed.
+  // Starts the other process and connects to it. Returns false if that failed, or if the transport
+  // does not reach other processes; then the test is skipped.
   [[nodiscard]] bool start(const std::function<void(Far& far)>& body) {
     launch(body);
     return !IsSkipped() && !HasFatalFailure();
   }
 
   void launch(const std::function<void(Far& far)>& body) {
-    // Of an earlier lane of this test, nothing: the other process would begin with a copy of it.
+    // Drop an earlier connection of this test: the other process would begin with a copy of it.
     near.reset();
     loop.reset();
     transport.reset();
@@ -60,7 +60,7 @@ class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
 
   std::chrono::seconds connects_within = harness::longest_wait();
   std::chrono::seconds lifetime =
-      harness::longest_wait();  // of the other process: a whole test fits into it
+      harness::longest_wait();  // of the other process; a whole test fits into it
   std::unique_ptr<Child> child;
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<EventLoop> loop;

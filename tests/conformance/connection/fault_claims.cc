@@ -1,7 +1,7 @@
 // The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then
-// killed, slow, or without memory, while the lane connects, carries headers, carries a payload, is
-// idle, closes. Whatever happens: messages come whole and in order, a lane that ends says why once,
-// and no operation is left pending.
+// killed, slow, or out of descriptors, while the connection connects, carries headers, carries a
+// payload, is idle or closes. In every case messages arrive whole and in order, a connection that
+// ends reports the reason once, and no operation stays pending.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -23,14 +23,14 @@ namespace {
 constexpr std::size_t kHeaderBytes = 60 << 10;
 constexpr std::size_t kPayloadBytes = 64 << 20;
 
-// The end of a process is heard from its kernel, at once. Every timer that would find it out too
-// takes longer than this (the shortest, of retransmissions over verbs, 9 s), and what has come must
-// be read to its end first.
+// The kernel reports the end of a process at once. Every timer that would detect it too takes
+// longer than this (the shortest, for retransmissions over verbs, 9 s). Bytes that have arrived
+// must be read to their end first.
 Deadline before_any_timer() {
   return harness::kSanitized ? patience() : Deadline::in(std::chrono::seconds(8));
 }
 
-// Sees to it that headers are those of messages 0, 1, 2, …, each whole.
+// Checks that the headers are those of messages 0, 1, 2, …, each whole.
 class Watch {
  public:
   explicit Watch(Connection& connection) {
@@ -94,11 +94,11 @@ std::string name(Phase phase) {
   return kNames[static_cast<std::size_t>(phase)];
 }
 
-// What the other process is at when it is hit.
+// Brings the other process into the phase in which it is hit.
 void be_hit(Far& far, Phase phase) {
   switch (phase) {
     case Phase::Connect: break;
-    case Phase::Header:  // some header is half written at most times
+    case Phase::Header:  // at most moments some header is half written
       for (std::uint32_t number = 0;; ++number) {
         const std::size_t bytes = std::min(kHeaderBytes, far.connection->capabilities().max_header);
         const Op op = far.connection->send(header_of(number, bytes), {}, nullptr, {});
@@ -123,7 +123,7 @@ void be_hit(Far& far, Phase phase) {
   far.wait_for_word();
 }
 
-// How far this end lets it come before the blow.
+// True once this end has seen enough for the blow to land in the phase.
 bool has_come_far_enough(Phase phase, const Watch& watch) {
   switch (phase) {
     case Phase::Connect: return true;
@@ -153,16 +153,16 @@ class ConnectionFaults : public ConnectionProcessClaims {
     std::vector<std::byte> got(watch.holds_payload() ? kPayloadBytes : 0);
     const Op accepted =
         watch.holds_payload() ? near->accept(std::array{slice_of(got)}, nullptr, {}) : Op();
-    const Op stuck = near->send({}, std::array{slice_of(sent)}, nullptr, {});  // nobody reads it
+    const Op stuck = near->send({}, std::array{slice_of(sent)}, nullptr, {});  // never read
     if (is_stopped_first && phase != Phase::Close && phase != Phase::Connect) {
-      // As long as it lives it may go on: a peer that is stopped is waited for.
+      // A stopped peer may continue as long as it lives: it is waited for.
       for (int turn = 0; turn < 100; ++turn) flush(*loop);
       EXPECT_EQ(watch.closings(), 0) << watch.why().what();
     }
     child->kill();
     EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, before_any_timer()))
         << "the end is not noticed";
-    // While it connects it tries again until its deadline: there may be another process by then.
+    // While connecting, attempts go on until the deadline: another process may listen by then.
     const bool may_be_late = phase == Phase::Connect && watch.why().blame() == Blame::Timeout;
     EXPECT_TRUE(may_be_late || watch.why().blame() == Blame::PeerLost) << watch.why().what();
     EXPECT_TRUE(watch.good());
@@ -171,7 +171,7 @@ class ConnectionFaults : public ConnectionProcessClaims {
     }
     if (phase != Phase::Close) {
       EXPECT_EQ(failure_of(stuck).blame(), watch.why().blame());
-    } else {  // who closes may yet empty its ring
+    } else {  // a peer that closes may still empty its ring
       EXPECT_TRUE(stuck.done().synchronize(patience()));
       EXPECT_EQ(stuck.error().value_or(watch.why()).blame(), watch.why().blame());
     }
@@ -180,22 +180,22 @@ class ConnectionFaults : public ConnectionProcessClaims {
   }
 };
 
-TEST_P(ConnectionFaults, AKilledPeerIsNoticedInEveryPhase) {
+TEST_P(ConnectionFaults, KilledPeerIsNoticedInEveryPhase) {
   for (const Phase phase : kPhases) {
     hit(phase, /*is_stopped_first=*/false);
     if (IsSkipped() || HasFatalFailure()) return;
   }
 }
 
-TEST_P(ConnectionFaults, AStoppedPeerIsWaitedForAndNoticedOnceItIsKilledInEveryPhase) {
+TEST_P(ConnectionFaults, StoppedPeerIsAwaitedUntilKilled) {
   for (const Phase phase : kPhases) {
     hit(phase, /*is_stopped_first=*/true);
     if (IsSkipped() || HasFatalFailure()) return;
   }
 }
 
-// Who closes does not wait for the peer; what it had sent stays the peer's.
-TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsWhatWasSent) {
+// close() does not wait for the peer, and the peer still receives everything sent before it.
+TEST_P(ConnectionFaults, ClosingDoesNotWaitForAStoppedPeer) {
   const bool is_started = start([](Far& far) {
     Mailbox mail(*far.connection, far.loop);
     EXPECT_EQ(mail.next().header, "before");
@@ -220,12 +220,12 @@ TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsW
   child->expect_success();
 }
 
-TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsEnd) {
+TEST_P(ConnectionFaults, StoppedListenerIsAwaitedToDeadline) {
   for (const bool is_killed : {true, false}) {
-    loop.reset();  // nothing of this process' is in the next one
+    loop.reset();  // the next process must not inherit anything from this one
     transport.reset();
     const auto listening = std::make_unique<Child>([&](Child& self) {
-      // Which nobody turns: its threads may run for a moment after the signal.
+      // No thread drives this loop: the process's threads may run for a moment after the signal.
       const auto own_loop = std::make_shared<EventLoop>("stopped", EventLoop::Thread::Given);
       const auto own = open_for_claims(GetParam());
       Harbour harbour(*own->connector(), own_loop);
@@ -252,9 +252,9 @@ TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsE
   }
 }
 
-// Ten messages of which the peer takes none until it is told to: the sender keeps what does not
-// fit, and nothing is lost.
-TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
+// The peer takes none of ten messages until it is told to: the sender keeps those that do not fit,
+// and none is lost.
+TEST_P(ConnectionFaults, SlowPeerHoldsSenderBackWithoutLoss) {
   const bool is_started = start([](Far& far) {
     far.wait_for_word();
     Mailbox mail(*far.connection, far.loop);
@@ -278,7 +278,7 @@ TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
   child->expect_success();
 }
 
-// What this process has open or mapped of shared memory.
+// True if this process has shared memory open or mapped.
 bool holds_shared_memory() {
   std::error_code gone;  // a descriptor may be closed meanwhile
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -293,7 +293,7 @@ bool holds_shared_memory() {
   return false;
 }
 
-// Listens and connects to itself again and again, and says so each time.
+// Listens and connects to itself again and again, and reports each connection.
 void make_lanes_for_ever(Far& far) {
   for (;;) {
     Harbour harbour(*far.transport->connector(), far.loop);
@@ -303,9 +303,10 @@ void make_lanes_for_ever(Far& far) {
   }
 }
 
-// Killed while it makes lanes: of what it made nothing outlives it, but the name of a socket that
-// was to be taken away in that moment. At its peer's nothing is left once the lane has ended.
-TEST_P(ConnectionFaults, AKilledProcessLeavesNothingBehind) {
+// The process is killed while it makes connections. Nothing that it made outlives it, except the
+// name of a socket that was about to be removed at that moment. Its peer keeps nothing once the
+// connection has ended.
+TEST_P(ConnectionFaults, KilledProcessLeavesNothingBehind) {
   const harness::Folder folder;
   ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
   for (int lanes = 1; lanes <= 5; ++lanes) {
@@ -326,14 +327,14 @@ TEST_P(ConnectionFaults, AKilledProcessLeavesNothingBehind) {
   ::unsetenv("TMPDIR");
 }
 
-// A process that has no descriptors left is refused with Busy, or its connection ends; once it has
-// some it connects.
-TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
+// A process without free descriptors is refused with Busy, or its connection ends; once it has
+// some, it connects.
+TEST_P(ConnectionFaults, ConnectsOnceDescriptorsAreFreeAgain) {
   if (why_within_the_process(GetParam()))
     GTEST_SKIP() << GetParam() << " does not reach another process";
   Child poor([&](Child& self) {
     const std::string tried =
-        self.hear();  // another listener: the attempt may get as far as there in the end
+        self.hear();  // another listener: the refused attempt may still reach it in the end
     const std::string address = self.hear();
     const auto own_loop = std::make_shared<EventLoop>("poor");
     const auto own = open_for_claims(GetParam());

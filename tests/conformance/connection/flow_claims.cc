@@ -6,7 +6,7 @@
 namespace weft::conformance {
 namespace {
 
-// Receives, and leaves every message to the test to accept.
+// Records messages and leaves it to the test to accept them.
 struct Manual {
   explicit Manual(Connection& connection) {
     connection.receive({[kept = kept](const Arrival& arrival) {
@@ -41,7 +41,7 @@ struct Manual {
   std::shared_ptr<Kept> kept = std::make_shared<Kept>();
 };
 
-TEST_P(ConnectionClaims, NextMessageComesOnlyWhenTheLastWasAccepted) {
+TEST_P(ConnectionClaims, NextMessageAwaitsAcceptOfTheLast) {
   const auto payload = pattern(1, 1000);
   const Lane lane = open();
   const Manual manual(*lane.far);
@@ -58,7 +58,7 @@ TEST_P(ConnectionClaims, NextMessageComesOnlyWhenTheLastWasAccepted) {
   EXPECT_EQ(manual.header(1), "two");
 }
 
-TEST_P(ConnectionClaims, PayloadsLandWhereTheReceiverNamesSmallAndLarge) {
+TEST_P(ConnectionClaims, PayloadsLandAtTheirDestinations) {
   const Lane lane = open();
   const Manual manual(*lane.far);
   std::size_t message = 0;
@@ -80,7 +80,7 @@ TEST_P(ConnectionClaims, PayloadsLandWhereTheReceiverNamesSmallAndLarge) {
   }
 }
 
-TEST_P(ConnectionClaims, WithoutDestinationsThePayloadsAreThrownAway) {
+TEST_P(ConnectionClaims, NoDestinationsDiscardPayloads) {
   const Lane lane = open();
   const Manual manual(*lane.far);
   const auto payload = pattern(3, 3 << 20);
@@ -100,7 +100,7 @@ TEST_P(ConnectionClaims, WithoutDestinationsThePayloadsAreThrownAway) {
   expect_good(small);
 }
 
-TEST_P(ConnectionClaims, WrongDestinationsAreRefusedAndTheMessageWaitsForRightOnes) {
+TEST_P(ConnectionClaims, RefusedDestinationsKeepTheMessage) {
   const auto payload = pattern(4, 100);
   const Lane lane = open();
   const Manual manual(*lane.far);
@@ -126,7 +126,7 @@ TEST_P(ConnectionClaims, WrongDestinationsAreRefusedAndTheMessageWaitsForRightOn
       << "accepted twice";
 }
 
-TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
+TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
   const auto first = pattern(1, 300);
   const auto second = pattern(2, 200);
   const Lane lane = open();
@@ -152,14 +152,15 @@ TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
     both.insert(both.end(), second.begin(), second.end());
     EXPECT_TRUE(same(seen->bytes, both));
   }
-  std::vector<std::byte> got(500);  // named all the same: they are copied
+  std::vector<std::byte> got(
+      500);  // destinations are named all the same, so the payloads are copied
   const Slice all = slice_of(got);
   expect_good(lane.far->accept(std::array{all.part(0, 300), all.part(300, 200)}, nullptr, {}));
   EXPECT_TRUE(std::equal(first.begin(), first.end(), got.begin()));
   EXPECT_TRUE(std::equal(second.begin(), second.end(), got.begin() + 300));
 }
 
-TEST_P(ConnectionClaims, DestinationsAreNotTouchedBeforeTheirFencePasses) {
+TEST_P(ConnectionClaims, DestinationsAreWrittenAfterTheirFence) {
   for (const std::size_t bytes : {64u, 3u << 20}) {
     const auto payload = pattern(5, bytes);
     const Lane lane = open();
@@ -179,7 +180,7 @@ TEST_P(ConnectionClaims, DestinationsAreNotTouchedBeforeTheirFencePasses) {
   }
 }
 
-TEST_P(ConnectionClaims, PayloadsAreReadOnlyWhenTheirFenceHasPassedAndNobodyOvertakes) {
+TEST_P(ConnectionClaims, PayloadsAreReadInOrderAfterFences) {
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox mail(*lane.far, lane.far_loop);
@@ -209,11 +210,11 @@ TEST_P(ConnectionClaims, PayloadsAreReadOnlyWhenTheirFenceHasPassedAndNobodyOver
   for (const Op& op : {first, second, third, fourth}) expect_good(op);
 }
 
-TEST_P(ConnectionClaims, PinsAreHeldUntilDoneAndNoLonger) {
+TEST_P(ConnectionClaims, PinsAreHeldExactlyUntilDone) {
   const Lane lane = open();
   const Manual manual(*lane.far);
   const auto payload = std::make_shared<std::vector<std::byte>>(
-      pattern(7, 64 << 20));  // more than any buffer between
+      pattern(7, 64 << 20));  // more than any buffer on the way holds
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
   const Op sent = lane.near->send({}, std::array{slice_of(*payload)}, std::move(pin), {});
@@ -235,7 +236,7 @@ TEST_P(ConnectionClaims, PinsAreHeldUntilDoneAndNoLonger) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST_P(ConnectionClaims, AMessageThatGoesInlineIsDoneAtOnce) {
+TEST_P(ConnectionClaims, InlineMessageIsDoneAtOnce) {
   const Lane lane = open();
   const std::size_t bytes = lane.near->capabilities().inline_bytes;
   if (bytes == 0) GTEST_SKIP() << GetParam() << " sends nothing inline";
@@ -263,8 +264,7 @@ struct Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-// TP-014
-TEST_P(ConnectionClaims, NothingOfTheCallersRunsInsideACall) {
+TEST_P(ConnectionClaims, CallsRunNoCallerCode) {
   struct Seen {
     std::atomic<int> inside{0};
     std::atomic<int> ended{0};
@@ -309,7 +309,7 @@ TEST_P(ConnectionClaims, NothingOfTheCallersRunsInsideACall) {
   EXPECT_EQ(seen->inside, 0);
 }
 
-TEST_P(ConnectionClaims, ASenderIsHeldBackAndHearsWhenTheLineIsFull) {
+TEST_P(ConnectionClaims, FullQueueRefusesSendsWithBusy) {
   const Lane lane = open();
   const Manual manual(*lane.far);
   const auto payload = pattern(10, 64 << 10);
@@ -324,7 +324,7 @@ TEST_P(ConnectionClaims, ASenderIsHeldBackAndHearsWhenTheLineIsFull) {
   EXPECT_EQ(full.blame(), Blame::Busy);
   ops.pop_back();
   EXPECT_FALSE(ops.back().ended());
-  for (std::size_t i = 0; i < 50; ++i) {  // the lane is as good as before
+  for (std::size_t i = 0; i < 50; ++i) {  // the connection is as good as before
     ASSERT_TRUE(manual.wait(*lane.far_loop, i + 1));
     std::vector<std::byte> got(payload.size());
     expect_good(lane.far->accept(std::array{slice_of(got)}, nullptr, {}));
@@ -336,7 +336,7 @@ TEST_P(ConnectionClaims, ASenderIsHeldBackAndHearsWhenTheLineIsFull) {
   EXPECT_EQ(failure_of(ops.back()).blame(), Blame::Cancelled);
 }
 
-TEST_P(ConnectionClaims, LimitsAreTheCallersErrorAndTheLaneGoesOn) {
+TEST_P(ConnectionClaims, ExceedingLimitsIsTheCallersError) {
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
   const Capabilities& limits = lane.near->capabilities();

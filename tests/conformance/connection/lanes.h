@@ -1,4 +1,4 @@
-// Two ends of one lane of any backend, each on a loop of its own, for the claims that every backend
+// Both ends of a connection of any backend, each on its own loop, for the claims that every backend
 // must keep.
 #pragma once
 
@@ -26,27 +26,27 @@ using transport::Arrival;
 using transport::Capabilities;
 using transport::Connection;
 
-// The backends of this build that have a connector here.
+// The backends of this build that have a connector on this machine.
 std::vector<std::string> connecting_backends();
-// Those of this build that cannot be opened here, each with the reason.
+// The backends of this build that cannot be opened on this machine, each with the reason.
 std::vector<std::pair<std::string, std::string>> unusable_backends();
 
-// Opens a backend as this program tests it: as it is, or with lanes that carry device memory over
-// it.
+// Opens a backend as this program tests it: as it is, or with connections over it that carry device
+// memory.
 std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend);
-// What its lanes are called then.
+// The transport name of those connections.
 std::string name_for_claims(const std::string& backend);
-// Memory as those lanes carry it: of the host, or of a fake GPU, which the host may read and write
-// where it lies.
+// Memory that those connections carry: of the host, or of a fake GPU, which the host may read and
+// write in place.
 struct ClaimsMemory {
   Slice slice;
   Pin pin;
 };
 ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes);
-// What a fake GPU has recorded of a long run is thrown away.
+// Clears the calls that a fake GPU has recorded in a long run.
 void forget_for_claims(transport::Transport& on);
 
-// An end for as long as a test needs both: `near` connected, `far` was accepted.
+// Both ends of a connection: `near` connected, `far` was accepted.
 struct Lane {
   std::shared_ptr<EventLoop> near_loop;
   std::shared_ptr<EventLoop> far_loop;
@@ -59,7 +59,7 @@ class Harbour {
  public:
   Harbour(transport::Connector& connector, std::shared_ptr<EventLoop> loop);
   std::string address() const { return listener_->address(); }
-  // The next connection that was accepted; fails the test and returns null when none comes.
+  // Returns the next accepted connection; fails the test and returns null if there is none in time.
   std::shared_ptr<Connection> next();
   void end() { listener_.reset(); }
 
@@ -77,7 +77,7 @@ class ConnectionClaims : public testing::TestWithParam<std::string> {
   ConnectionClaims()
       : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
 
-  // What is sent without waiting for its Op must outlive the lane: declare it first.
+  // Memory sent without waiting for its Op must outlive the connection: declare it first.
   Lane open() { return open_lane(connector_); }
   std::shared_ptr<Connection> connect(const std::string& address,
                                       const std::shared_ptr<EventLoop>& loop,
@@ -89,11 +89,11 @@ class ConnectionClaims : public testing::TestWithParam<std::string> {
   transport::Connector& connector_;
 };
 
-// A lane that carries traffic already: what is sent on it from now on may go at once.
+// Exchanges a message each way, after which sends on the connection may start at once.
 void warm_up(const Lane& lane, Mailbox& near_mail, Mailbox& far_mail);
-// Everything posted to the loop before has run.
+// Returns once everything posted to the loop before this call has run.
 void flush(EventLoop& loop);
-// Equal contents; does not print megabytes.
+// Compares contents; a failure does not print megabytes.
 bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b);
 
 }  // namespace weft::conformance

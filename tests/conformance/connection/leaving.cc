@@ -17,7 +17,7 @@ std::optional<std::string> ask(const std::string& backend) {
     static_cast<void>(self.hear());
   });
   const std::string address = other.hear();
-  if (address.empty()) return std::nullopt;  // it cannot even listen: the tests are to say so
+  if (address.empty()) return std::nullopt;  // it cannot even listen; the tests report that
   auto why = transport::open(backend)->connector()->why_unreachable(address);
   other.say("enough");
   other.expect_success();  // not killed: it may have files to remove

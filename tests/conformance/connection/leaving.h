@@ -1,5 +1,5 @@
-// Whether the lanes of a backend leave the process. The backend is asked: no test knows one by its
-// name, so that a new one is tested like those that are there.
+// Whether connections of a backend reach other processes. This asks the backend, so that no test
+// needs a list of names and a new backend is tested like the others.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace weft::conformance {
 
-// Why no other process reaches what this one listens on; nothing where it may. Asked once for each
-// backend, by a fork: before the test makes threads.
+// The reason why other processes cannot reach a listener of the backend; nothing if they can. Forks
+// once per backend: call it before the test makes threads.
 std::optional<std::string> why_within_the_process(const std::string& backend);
 
 }  // namespace weft::conformance

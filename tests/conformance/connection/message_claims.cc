@@ -1,5 +1,5 @@
-// Messages arrive whole and in order, whatever their sizes and however the ends take turns. Numbers
-// like TP-004 name the behaviours of TensorPipe's suite that a claim covers.
+// Messages arrive whole and in order, whatever their sizes and however the ends take turns.
+// TensorPipe's test suite checks many of these behaviours too.
 #include <array>
 #include <thread>
 
@@ -8,7 +8,6 @@
 namespace weft::conformance {
 namespace {
 
-// TP-001
 TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
@@ -26,8 +25,7 @@ TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
   EXPECT_TRUE(back.payloads.empty());
 }
 
-// TP-003
-TEST_P(ConnectionClaims, WhatWasSentBeforeThePeerReceivesArrivesInOrder) {
+TEST_P(ConnectionClaims, SendsBeforeReceiveArriveInOrder) {
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 16 << 10));
   const Lane lane = open();
@@ -37,7 +35,6 @@ TEST_P(ConnectionClaims, WhatWasSentBeforeThePeerReceivesArrivesInOrder) {
   for (const auto& payload : payloads) EXPECT_TRUE(same(mail.next().payloads.at(0), payload));
 }
 
-// TP-004
 TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
   const auto payload = pattern(4, 13);
   const Lane lane = open();
@@ -54,8 +51,7 @@ TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
   }
 }
 
-// TP-013
-TEST_P(ConnectionClaims, EmptyPayloadsCountWithAnAddressAndWithout) {
+TEST_P(ConnectionClaims, EmptyPayloadsAreCounted) {
   const auto payload = pattern(5, 100);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
@@ -74,7 +70,6 @@ TEST_P(ConnectionClaims, EmptyPayloadsCountWithAnAddressAndWithout) {
   EXPECT_TRUE(same(mixed.payloads[2], payload) && mixed.payloads[3].empty());
 }
 
-// TP-006
 TEST_P(ConnectionClaims, CarriesSixtyFourMebibytes) {
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
@@ -84,8 +79,7 @@ TEST_P(ConnectionClaims, CarriesSixtyFourMebibytes) {
   expect_good(sent);
 }
 
-// TP-007
-TEST_P(ConnectionClaims, SizesThatWrapAroundAnyRingArriveWhole) {
+TEST_P(ConnectionClaims, MessagesWrapAroundRingsWhole) {
   const auto payload = pattern(7, 40000);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
@@ -105,7 +99,6 @@ TEST_P(ConnectionClaims, SizesThatWrapAroundAnyRingArriveWhole) {
   }
 }
 
-// TP-012
 TEST_P(ConnectionClaims, CarriesALotBothWaysAtOnce) {
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(i, 256 << 10));
@@ -122,7 +115,7 @@ TEST_P(ConnectionClaims, CarriesALotBothWaysAtOnce) {
   }
 }
 
-TEST_P(ConnectionClaims, ManySmallMessagesArriveEachAsItWasSent) {
+TEST_P(ConnectionClaims, ManySmallMessagesArriveInOrder) {
   const Lane lane = open();
   constexpr std::uint32_t kMessages = 100'000;
   struct Seen {
@@ -153,8 +146,7 @@ TEST_P(ConnectionClaims, ManySmallMessagesArriveEachAsItWasSent) {
   EXPECT_EQ(seen->wrong, 0u);
 }
 
-// TP-019
-TEST_P(ConnectionClaims, BothEndsMaySendFirstAndReadThen) {
+TEST_P(ConnectionClaims, BothEndsMaySendBeforeReading) {
   const auto payload = pattern(19, 100'000);
   const Lane lane = open();
   for (const auto& end : {lane.near, lane.far}) {
@@ -174,12 +166,11 @@ TEST_P(ConnectionClaims, BothEndsMaySendFirstAndReadThen) {
   }
 }
 
-// TP-020
 TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
   const Lane lane = open();
   constexpr int kRounds = 1000;
   struct Seen {
-    int round = 0;  // touched on the near loop only
+    int round = 0;  // accessed on the near loop only
     int wrong = 0;
     std::atomic<bool> finished{false};
   };
@@ -208,7 +199,7 @@ TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
   EXPECT_EQ(seen->wrong, 0);
 }
 
-TEST_P(ConnectionClaims, SendersOnManyThreadsEachKeepTheirOrder) {
+TEST_P(ConnectionClaims, EachSendingThreadKeepsItsOrder) {
   const auto payload = pattern(8, 3000);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
@@ -234,7 +225,7 @@ TEST_P(ConnectionClaims, SendersOnManyThreadsEachKeepTheirOrder) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_P(ConnectionClaims, TellsWhoIsAtTheOtherEndAndWhatItCanDo) {
+TEST_P(ConnectionClaims, ReportsItsPeerAndCapabilities) {
   const Lane lane = open();
   for (const auto& end : {lane.near, lane.far}) {
     EXPECT_EQ(end->transport(), name_for_claims(GetParam()));

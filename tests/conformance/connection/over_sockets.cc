@@ -1,4 +1,4 @@
-// Lanes over tcp that have several sockets each (WEFT_TCP_SOCKETS).
+// tcp connections of several sockets each (WEFT_TCP_SOCKETS).
 #include <weft/tests/conformance/connection/lanes.h>
 #include <weft/transport/tcp/tcp.h>
 

@@ -1,4 +1,4 @@
-// The same between two processes, and what happens when one of them is killed.
+// Messages between two processes, and the effects of killing one of them.
 #include <array>
 #include <optional>
 
@@ -7,14 +7,14 @@
 namespace weft::conformance {
 namespace {
 
-// A message, which is not accepted.
+// Waits for a message, which it does not accept.
 bool has_come(Connection& near, EventLoop& loop) {
   const auto arrived = std::make_shared<std::atomic<bool>>(false);
   near.receive({[arrived](const Arrival&) { *arrived = true; }, [](const Error&) {}});
   return loop.drive([&] { return arrived->load(); }, patience());
 }
 
-TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
+TEST_P(ConnectionProcessClaims, EchoesMessagesOfAllSizes) {
   const std::array<std::size_t, 8> sizes{0, 1, 13, 4096, 65'537, 1 << 20, 16 << 20, 3};
   const bool is_started = start([&](Far& far) {
     Mailbox mail(*far.connection, far.loop);
@@ -41,7 +41,6 @@ TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
   child->expect_success();
 }
 
-// TP-012
 TEST_P(ConnectionProcessClaims, CarriesALotBothWaysAtOnce) {
   const auto exchange = [](Connection& connection, const std::shared_ptr<EventLoop>& on,
                            std::uint32_t mine, std::uint32_t theirs) {
@@ -66,7 +65,7 @@ TEST_P(ConnectionProcessClaims, CarriesALotBothWaysAtOnce) {
   child->expect_success();
 }
 
-TEST_P(ConnectionProcessClaims, WhatWasSentArrivesThoughTheProcessEndsRightAfter) {
+TEST_P(ConnectionProcessClaims, SentMessagesArriveDespiteProcessEnd) {
   const auto payload = pattern(1, 1 << 20);
   const bool is_started = start([&](Far& far) {
     Mailbox mail(*far.connection, far.loop);
@@ -84,7 +83,7 @@ TEST_P(ConnectionProcessClaims, WhatWasSentArrivesThoughTheProcessEndsRightAfter
   child->expect_success();
 }
 
-TEST_P(ConnectionProcessClaims, AKilledPeerEndsALaneThatIsIdle) {
+TEST_P(ConnectionProcessClaims, KilledPeerEndsAnIdleConnection) {
   const bool is_started = start([](Far& far) {
     Mailbox mail(*far.connection, far.loop);
     mail.next();
@@ -103,7 +102,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerEndsALaneThatIsIdle) {
   EXPECT_EQ(failure_of(near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(), Blame::PeerLost);
 }
 
-TEST_P(ConnectionProcessClaims, AKilledPeerFailsTheMessageItWasSending) {
+TEST_P(ConnectionProcessClaims, KilledPeerFailsItsUnfinishedMessage) {
   const auto payload = pattern(2, 64 << 20);
   const bool is_started = start([&](Far& far) {
     const Op sent =
@@ -128,7 +127,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsTheMessageItWasSending) {
   EXPECT_EQ(seen->closings, 1);
 }
 
-TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
+TEST_P(ConnectionProcessClaims, KilledPeerFailsPendingSends) {
   const bool is_started = start([](Far& far) {
     far.connection->send(bytes_of("never accepted"), {}, nullptr, {});
     far.connection->receive({[](const Arrival&) {}, [](const Error&) {}});
@@ -146,7 +145,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
   EXPECT_EQ(failure_of(behind).blame(), Blame::PeerLost);
 }
 
-// Sends until that fails, which it must. What is sent before the end has been noticed may be taken.
+// Sends until a send fails, which must happen. Sends before the end has been noticed may succeed.
 void expect_sends_to_fail(Connection& near, EventLoop& loop) {
   const auto payload = pattern(5, 1 << 20);
   std::optional<Error> why;
@@ -161,7 +160,7 @@ void expect_sends_to_fail(Connection& near, EventLoop& loop) {
   EXPECT_EQ(why->blame(), Blame::PeerLost);
 }
 
-TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
+TEST_P(ConnectionProcessClaims, LaterSendsToAKilledPeerFail) {
   const bool is_started = start([](Far& far) {
     const auto left = pattern(4, 64);
     far.connection->send(bytes_of("never accepted"), std::array{slice_of(left)}, nullptr, {});
@@ -174,8 +173,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessa
   expect_sends_to_fail(*near, *loop);
 }
 
-TEST_P(ConnectionProcessClaims,
-       APeerThatClosedAndEndedFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
+TEST_P(ConnectionProcessClaims, LaterSendsToAnEndedPeerFail) {
   const bool is_started = start([](Far& far) {
     const auto left = pattern(4, 64);
     expect_good(
@@ -185,14 +183,14 @@ TEST_P(ConnectionProcessClaims,
   });
   if (!is_started) return;
   ASSERT_TRUE(has_come(*near, *loop));
-  // That it closed is noticed before it ends.
+  // This end notices the close before the peer's process ends.
   for (int turn = 0; turn < 3; ++turn) flush(*loop);
   child->say("enough");
   child->expect_success();
   expect_sends_to_fail(*near, *loop);
 }
 
-// The address of one that listened and was killed.
+// Returns the address of a process that listened and was killed.
 std::string address_of_a_killed_listener(const std::string& backend) {
   Child killed([&](Child& self) {
     const auto own_loop = std::make_shared<EventLoop>("gone");
@@ -204,7 +202,7 @@ std::string address_of_a_killed_listener(const std::string& backend) {
   return killed.hear();
 }
 
-TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
+TEST_P(ConnectionProcessClaims, KilledListenerCannotBeReached) {
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
   const std::string address = address_of_a_killed_listener(GetParam());
@@ -215,9 +213,9 @@ TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
   EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
 }
 
-// As a remote call connects: the worker has listened, so that who refuses now is no process that is
-// still to come.
-TEST_P(ConnectionProcessClaims, WhoHasListenedAndRefusesIsLostThoughThereIsNoDeadline) {
+// As a remote call connects: the worker has listened before, so a refusal does not mean that its
+// process has yet to start.
+TEST_P(ConnectionProcessClaims, RefusingPeerThatListenedIsLost) {
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
   const std::string address = address_of_a_killed_listener(GetParam());

@@ -1,4 +1,4 @@
-// One-sided writes land where they should, in line with the sends of their lane, and nowhere else.
+// One-sided writes change exactly the bytes they name, in order with the sends of their connection.
 #include <algorithm>
 #include <array>
 
@@ -20,7 +20,7 @@ std::vector<std::string> one_sided_backends() {
 
 class PutClaims : public ConnectionClaims {
  protected:
-  // Of the far end.
+  // Exposes memory of the far end.
   static std::shared_ptr<MemoryRegion> expose(const Lane& lane, const Slice& memory) {
     return lane.far->one_sided()->expose(memory).value();
   }
@@ -34,13 +34,13 @@ INSTANTIATE_TEST_SUITE_P(Transport, PutClaims, testing::ValuesIn(one_sided_backe
                          [](const auto& one) { return one.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PutClaims);
 
-TEST_P(ConnectionClaims, OneSidedWritesAreThereWhereTheCapabilitiesSaySo) {
+TEST_P(ConnectionClaims, OneSidedMatchesCapabilities) {
   const Lane lane = open();
   EXPECT_EQ(lane.near->one_sided() != nullptr, lane.near->capabilities().one_sided);
   EXPECT_EQ(lane.far->one_sided() != nullptr, lane.far->capabilities().one_sided);
 }
 
-TEST_P(PutClaims, AMessageBehindAPutFindsItsBytesAndNoOthersChanged) {
+TEST_P(PutClaims, PutLandsBeforeTheNextMessage) {
   for (const std::size_t bytes :
        {std::size_t{1}, std::size_t{4096}, std::size_t{200'000}, std::size_t{3} << 20}) {
     const Lane lane = open();
@@ -49,7 +49,7 @@ TEST_P(PutClaims, AMessageBehindAPutFindsItsBytesAndNoOthersChanged) {
     const auto before = pattern(1, bytes + 200);
     auto memory = before;
     const auto region = expose(lane, slice_of(memory));
-    // The key travels as a message does.
+    // The key is sent as a message.
     const auto key = region->key().encode();
     lane.far->send(key, {}, nullptr, {});
     const auto known = RegionKey::decode(bytes_of(near_mail.next().header));
@@ -65,7 +65,7 @@ TEST_P(PutClaims, AMessageBehindAPutFindsItsBytesAndNoOthersChanged) {
   }
 }
 
-TEST_P(PutClaims, GoBothWaysBetweenMessagesOfAllSizes) {
+TEST_P(PutClaims, GoBothWaysBetweenMessages) {
   constexpr std::uint32_t kRounds = 50;
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
@@ -101,7 +101,7 @@ TEST_P(PutClaims, GoBothWaysBetweenMessagesOfAllSizes) {
   for (const Op& op : ops) expect_good(op);
 }
 
-TEST_P(PutClaims, WaitsForItsFenceAndWhatIsBehindWaitsToo) {
+TEST_P(PutClaims, FenceHoldsBackPutAndLaterSends) {
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
   std::vector<std::byte> memory(1000);
@@ -113,14 +113,14 @@ TEST_P(PutClaims, WaitsForItsFenceAndWhatIsBehindWaitsToo) {
   flush(*lane.near_loop);
   EXPECT_FALSE(op.ended());
   EXPECT_FALSE(behind.ended());
-  std::ranges::copy(pattern(7, 1000), from.begin());  // the fence says when it may be read
+  std::ranges::copy(pattern(7, 1000), from.begin());  // the memory may be read only after the fence
   flag->raise();
   EXPECT_EQ(mail.next().header, "behind");
   EXPECT_TRUE(same(memory, from));
   expect_good(op);
 }
 
-TEST_P(PutClaims, PastTheEndIsTheCallersFaultAndTheLaneGoesOn) {
+TEST_P(PutClaims, PastTheEndIsTheCallersError) {
   const Lane lane = open();
   std::vector<std::byte> memory(100);
   const auto region = expose(lane, slice_of(memory));
@@ -136,7 +136,7 @@ TEST_P(PutClaims, PastTheEndIsTheCallersFaultAndTheLaneGoesOn) {
   EXPECT_TRUE(std::equal(from.begin(), from.end(), memory.begin() + 40));
 }
 
-TEST_P(PutClaims, MemoryOfAGpuIsRefusedByName) {
+TEST_P(PutClaims, GpuMemoryIsRefusedByName) {
   const Lane lane = open();
   std::byte somewhere{};
   const Slice on_gpu{&somewhere, 1, Device::cuda(1)};
@@ -148,7 +148,7 @@ TEST_P(PutClaims, MemoryOfAGpuIsRefusedByName) {
       Blame::Caller);
 }
 
-TEST_P(PutClaims, IntoMemoryThatWasWithdrawnTouchesItNotAndEndsTheLane) {
+TEST_P(PutClaims, PutToWithdrawnMemoryEndsConnection) {
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox far_mail(*lane.far, lane.far_loop);
@@ -167,7 +167,7 @@ TEST_P(PutClaims, IntoMemoryThatWasWithdrawnTouchesItNotAndEndsTheLane) {
       << "a lane that fails stays failed";
 }
 
-TEST_P(PutClaims, ThoseThatWaitEndInOrderWhenTheLaneIsClosed) {
+TEST_P(PutClaims, ClosingFailsPendingPutsInOrder) {
   const Lane lane = open();
   std::vector<std::byte> memory(10);
   const auto region = expose(lane, slice_of(memory));
@@ -188,7 +188,7 @@ TEST_P(PutClaims, ThoseThatWaitEndInOrderWhenTheLaneIsClosed) {
   EXPECT_FALSE(lane.near->one_sided()->expose(slice_of(from)).ok());
 }
 
-TEST(RegionKeys, HaveOneSizeAndComeBackAsTheyWere) {
+TEST(RegionKeys, HaveOneSizeAndRoundTrip) {
   const RegionKey key{0x0102030405060708, 1000, ~std::uint64_t{0}};
   const auto bytes = key.encode();
   EXPECT_EQ(bytes[0], std::byte{8});

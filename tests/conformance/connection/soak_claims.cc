@@ -1,7 +1,7 @@
-// The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left
-// behind. 100 000 each way, and a million in ./dev test --all and ./dev soak transport; a fiftieth
-// of these where threads are watched (tsan) and where lanes carry device memory over others, whose
-// own long run is another program's. WEFT_SOAK_MESSAGES says another number.
+// The long run: messages of mixed sizes both ways at once, every byte checked, and no memory or
+// descriptor leaked. 100 000 messages each way, and a million in ./dev test --all and ./dev soak
+// transport; a fiftieth of these under tsan, and for connections that carry device memory over
+// others, whose own long run is another program's. WEFT_SOAK_MESSAGES sets another number.
 #include <array>
 #include <barrier>
 #include <cstdlib>
@@ -36,8 +36,8 @@ std::uint64_t messages() {
 constexpr std::size_t kLargest = 1 << 20;
 constexpr std::size_t kMaxPayloads = 3;
 
-// What message `number` of a direction is: the same on both ends. Of 100 messages 90 are small, 9
-// fit a ring easily, one may be as large as the ring.
+// The contents of message `number` of a direction, the same on both ends. Of 100 messages, 90 are
+// small, 9 fit a ring easily, and one may be as large as the ring.
 class Script {
  public:
   Script(std::uint32_t direction, transport::Transport& on)
@@ -75,8 +75,8 @@ bool same_bytes(const void* a, const Slice& b) {
   return b.bytes == 0 || std::memcmp(a, b.data, b.bytes) == 0;
 }
 
-// Receives one direction. Every second message is read where it lies, if it lies there; the others
-// land in memory. The lane holds on to it.
+// Receives one direction. Every second message is read in place, if it is in place; the others are
+// copied out. The connection's handlers keep the object alive.
 class Checker {
  public:
   Checker(Connection& connection, std::uint32_t direction, transport::Transport& on)
@@ -113,8 +113,8 @@ class Checker {
       }
       return ended(good, connection_.accept({}, {}, {}));
     }
-    // A lane of device memory shows the next message while this one's payloads are still being
-    // copied.
+    // A connection of device memory announces the next message while the payloads of this one are
+    // still being copied.
     const auto landing = free_landing();
     std::array<Slice, kMaxPayloads> to;
     for (std::size_t i = 0; i < expected.payloads; ++i)
@@ -151,7 +151,7 @@ class Checker {
   Connection& connection_;
   const Script script_;
   transport::Transport& on_;
-  std::uint64_t taken_ = 0;  // on the loop
+  std::uint64_t taken_ = 0;  // used on the loop's thread
   std::mutex free_mutex_;
   std::vector<std::shared_ptr<Landing>> free_;
   std::atomic<std::uint64_t> checked_{0};
@@ -159,7 +159,7 @@ class Checker {
   std::atomic<bool> ended_{false};
 };
 
-// Sends messages [begin, end) and waits until as many have come; bounded in what is under way.
+// Sends messages [begin, end) and waits until as many have arrived; limits how many are under way.
 void exchange(Connection& connection, EventLoop& loop, const Script& mine, const Checker& checker,
               std::uint64_t begin, std::uint64_t end) {
   std::vector<Op> under_way(256);
@@ -177,8 +177,9 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
   EXPECT_EQ(checker.wrong(), 0u);
 }
 
-// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow.
-// `meet` waits for the other end where it is in this process, and has what is counted here.
+// Runs one end. The first tenth of the messages brings every buffer and pool to its full size;
+// after that nothing may grow. `meet` waits for the other end if that is in this process, whose
+// descriptors and memory are counted here.
 void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, std::uint32_t mine,
              std::uint32_t theirs, const std::function<void()>& meet) {
   const Script sent(mine, on);
@@ -197,7 +198,7 @@ void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, 
   EXPECT_EQ(open_descriptors(), descriptors);
   EXPECT_LE(live_bytes(), bytes + (1 << 20)) << "memory grows with the number of messages";
   meet();
-  // Nobody leaves while the other still measures.
+  // Neither end leaves while the other still measures.
   expect_good(connection.send({}, {}, {}, {}));
   EXPECT_TRUE(
       loop.drive([&] { return checker.checked() > messages() || checker.ended(); }, patience()));
@@ -205,7 +206,7 @@ void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, 
 
 using ConnectionSoak = ConnectionProcessClaims;
 
-TEST_P(ConnectionSoak, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
+TEST_P(ConnectionSoak, MixedMessagesArriveWithoutLeaks) {
   lifetime = std::chrono::hours(1);
   const bool is_started =
       start([](Far& far) { run_end(*far.transport, *far.connection, *far.loop, 1, 2, [] {}); });
@@ -220,8 +221,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionSoak);
 
 class ConnectionSoakOfThreads : public ConnectionClaims {};
 
-TEST_P(ConnectionSoakOfThreads,
-       AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
+TEST_P(ConnectionSoakOfThreads, MixedMessagesArriveWithoutLeaks) {
   if (!why_within_the_process(GetParam()))
     GTEST_SKIP() << GetParam() << " has the same between processes";
   Lane lane = open();

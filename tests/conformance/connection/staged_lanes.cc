@@ -8,7 +8,7 @@ namespace {
 
 namespace cuda_ipc = transport::cuda_ipc;
 
-// Lanes by name over another connector's.
+// CUDA IPC connections over another connector's.
 class ByName final : public transport::Connector {
  public:
   ByName(std::unique_ptr<transport::Connector> below,

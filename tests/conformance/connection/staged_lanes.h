@@ -1,5 +1,5 @@
-// A backend whose lanes carry device memory through pinned memory, or by name where it can be
-// shared, on a fake GPU or a real one.
+// A backend whose connections carry device memory through pinned memory, or by CUDA IPC if it can
+// be shared, on a fake GPU or a real one.
 #pragma once
 
 #include <weft/tests/conformance/connection/lanes.h>
@@ -8,17 +8,17 @@
 
 namespace weft::conformance {
 
-// By name: the two ends of a lane take each other for two processes, which a fake driver plays
-// (is_two_processes). Direct: through no memory of the host, where the backend's network has been
-// told to move what lies on a GPU itself.
+// ByName: by CUDA IPC; the two ends of a connection take each other for two processes, which a fake
+// driver plays (is_two_processes). Direct: not through host memory, if the backend's network has
+// been told to read and write GPU memory itself.
 enum class Way { Pinned, Direct, ByName };
 
 class StagedTransport final : public transport::Transport {
  public:
-  // `fake` may be null: then the device is a real one's.
+  // `fake` may be null; then `device` is a real one.
   StagedTransport(const std::string& backend, Way way, std::unique_ptr<harness::FakeDriver> fake,
                   std::shared_ptr<cuda::Device> device);
-  // What lanes retired is reclaimed; the device must be nobody else's by then.
+  // Reclaims the memory that connections retired; by then nothing else may refer to the device.
   ~StagedTransport() override;
 
   std::string_view name() const override { return below_->name(); }
