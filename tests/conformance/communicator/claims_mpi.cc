@@ -153,7 +153,7 @@ TEST(MpiFaults, RankIsKilledMidway) {
                           .done()
                           .synchronize(Deadline::in(std::chrono::seconds(60))));
   }
-  ADD_FAILURE() << "all ten sums ended, and nobody ended this rank";
+  ADD_FAILURE() << "all ten sums ended, and mpirun did not end this rank";
 }
 
 TEST(MpiMessages, WrongSizeIsTheReceiversError) {

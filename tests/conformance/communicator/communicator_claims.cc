@@ -630,7 +630,7 @@ TEST_P(CommunicatorClaims, MissingRankTimesOutTheOperation) {
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
     const Op op =
         rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, data.pin(), Fence());
-    const Error error = expect_failed(op, "an operation that nobody else enters");
+    const Error error = expect_failed(op, "an operation that no other rank enters");
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("all_reduce"));
     EXPECT_THAT(error.text(), HasSubstr("rank 0 of"));

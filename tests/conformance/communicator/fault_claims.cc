@@ -169,7 +169,7 @@ TEST_P(CommunicatorFaults, LeavingDoesNotWaitForAStoppedRank) {
   other_->signal(SIGSTOP);
   const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
   ASSERT_EQ(left.wait_for(std::chrono::seconds(20)), std::future_status::ready)
-      << "it waits for who does not move";
+      << "leaving waits for a stopped rank";
   other_->signal(SIGCONT);
   other_->say("go on");
   other_->say("enough");
@@ -217,7 +217,8 @@ TEST_P(CommunicatorFaults, FasterRankIsHeldBackWithoutLoss) {
     sent.emplace_back(kElements, static_cast<float>(round));
   for (auto& numbers : sent) ops.push_back(broadcast_of(0, *communicator, numbers));
   for (int turn = 0; turn < 100; ++turn) turn_of(*loop);
-  EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
+  EXPECT_FALSE(ops.back().ended())
+      << "80 MiB were buffered though the other rank has taken none of it";
   other_->say("now");
   for (const Op& op : ops) harness::expect_good(op);
   other_->say("enough");

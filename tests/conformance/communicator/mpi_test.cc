@@ -84,12 +84,12 @@ TEST_P(Mpi, EndsAsAWholeWhenARankIsKilled) {
   const Outcome outcome = run_ranks(GetParam(), "", "MpiFaults.RankIsKilledMidway");
   EXPECT_NE(outcome.code, 0);
   EXPECT_NE(outcome.out.find("signal 9"), std::string::npos) << outcome.out;
-  EXPECT_EQ(outcome.out.find("nobody ended this rank"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("mpirun did not end this rank"), std::string::npos) << outcome.out;
 }
 
 TEST(MpiTransport, SaysWhyItNeedsMpirun) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr)
-    GTEST_SKIP() << "this test itself runs below mpirun";
+    GTEST_SKIP() << "this test itself runs under mpirun";
   try {
     transport::open("mpi");
     FAIL() << "it was opened";

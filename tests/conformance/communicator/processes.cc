@@ -59,7 +59,7 @@ void Processes::run_ranks(const std::function<void(Rank&)>& join,
   for (std::size_t rank = 0; rank < processes.size(); ++rank) {
     int status = 0;
     ::waitpid(processes[rank], &status, 0);
-    EXPECT_EQ(status, 0) << "rank " << rank << " did not end well (above)";
+    EXPECT_EQ(status, 0) << "rank " << rank << " failed; its output is above";
   }
   std::filesystem::remove_all(folder);
 }

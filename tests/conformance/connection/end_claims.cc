@@ -225,7 +225,7 @@ TEST_P(ConnectionClaims, ClosingFailsAWaitingAccept) {
   lane.far->close(Error(Blame::Cancelled, "will not wait"));
   EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
   EXPECT_TRUE(watch.expired());
-  EXPECT_TRUE(sent.done().synchronize(patience())) << "the sender hears of it";
+  EXPECT_TRUE(sent.done().synchronize(patience())) << "the sender is not told of the close";
 }
 
 TEST_P(ConnectionClaims, DroppedPeerEndsAnIdleConnection) {

@@ -62,7 +62,7 @@ class Watch {
   int closings() const { return seen_->closings; }
   Error why() const {
     std::lock_guard lock(seen_->mutex);
-    return seen_->why.value_or(Error(Blame::Caller, "the lane has not ended"));
+    return seen_->why.value_or(Error(Blame::Caller, "the connection has not ended"));
   }
 
  private:
@@ -161,7 +161,7 @@ class ConnectionFaults : public ConnectionProcessClaims {
     }
     child->kill();
     EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, before_any_timer()))
-        << "the end is not noticed";
+        << "the peer's end is not noticed";
     // While connecting, attempts go on until the deadline: another process may listen by then.
     const bool may_be_late = phase == Phase::Connect && watch.why().blame() == Blame::Timeout;
     EXPECT_TRUE(may_be_late || watch.why().blame() == Blame::PeerLost) << watch.why().what();
@@ -270,7 +270,7 @@ TEST_P(ConnectionFaults, SlowPeerHoldsSenderBackWithoutLoss) {
   for (const auto& payload : payloads)
     ops.push_back(near->send({}, std::array{slice_of(payload)}, nullptr, {}));
   for (int turn = 0; turn < 100; ++turn) flush(*loop);
-  EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
+  EXPECT_FALSE(ops.back().ended()) << "80 MiB were buffered though the peer has taken none of it";
   child->say("now");
   for (const Op& op : ops) expect_good(op);
   EXPECT_EQ(child->hear(), "all of it");
@@ -318,7 +318,7 @@ TEST_P(ConnectionFaults, KilledProcessLeavesNothingBehind) {
     EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
     near.reset();
     EXPECT_TRUE(loop->drive([] { return !holds_shared_memory(); }, patience()))
-        << "a segment is kept";
+        << "a shared memory segment is still open";
     for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
       EXPECT_TRUE(entry.is_socket() && entry.path().filename().string().starts_with("weft-"))
           << entry.path();

@@ -153,7 +153,7 @@ void expect_sends_to_fail(Connection& near, EventLoop& loop) {
   while (!why && !soon.passed()) {
     const Op sent = near.send({}, std::array{slice_of(payload)}, nullptr, {});
     loop.drive([&] { return sent.ended(); }, Deadline::in(std::chrono::seconds(5)));
-    ASSERT_TRUE(sent.ended()) << "it hears nothing";
+    ASSERT_TRUE(sent.ended()) << "the send neither ends nor fails";
     why = sent.error();
   }
   ASSERT_TRUE(why);

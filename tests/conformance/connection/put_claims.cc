@@ -164,7 +164,7 @@ TEST_P(PutClaims, PutToWithdrawnMemoryEndsConnection) {
   EXPECT_EQ(far_mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_TRUE(same(memory, std::vector<std::byte>(1000)));
   EXPECT_EQ(failure_of(put(lane, from, key, 0)).blame(), Blame::PeerLost)
-      << "a lane that fails stays failed";
+      << "the connection recovered after it had failed";
 }
 
 TEST_P(PutClaims, ClosingFailsPendingPutsInOrder) {

@@ -173,7 +173,7 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
   for (const Op& op : under_way) expect_good(op);
   const Deadline limit = Deadline::in(std::chrono::minutes(10));
   EXPECT_TRUE(loop.drive([&] { return checker.checked() >= end || checker.ended(); }, limit));
-  EXPECT_GE(checker.checked(), end) << "the lane has ended";
+  EXPECT_GE(checker.checked(), end) << "the connection ended early";
   EXPECT_EQ(checker.wrong(), 0u);
 }
 
