@@ -13,14 +13,14 @@ using harness::bytes_of;
 
 Bytes as_bytes(const std::vector<std::byte>& bytes) { return bytes; }
 
-TEST(Frame, PreambleIsRecognisedWholeAndInPart) {
+TEST(Frame, AcceptsWholeAndPartialPreambles) {
   const auto whole = preamble();
   for (std::size_t bytes = 0; bytes <= whole.size(); ++bytes) {
     EXPECT_FALSE(why_stranger(Bytes(whole).first(bytes))) << bytes;
   }
 }
 
-TEST(Frame, StrangersAreToldByTheirFirstBytes) {
+TEST(Frame, StrangersAreKnownByTheirFirstBytes) {
   for (const std::string_view text :
        {"GET / HTTP/1.1\r\n", "G", "WEFX", "weft", "\x16\x03\x01\x02", "SSH-2.0-"}) {
     EXPECT_TRUE(why_stranger(bytes_of(text))) << text;
@@ -30,7 +30,7 @@ TEST(Frame, StrangersAreToldByTheirFirstBytes) {
   EXPECT_NE(why->find("GET /"), std::string::npos) << *why;
 }
 
-TEST(Frame, OtherVersionsAndUnknownFlagsAreRefusedByName) {
+TEST(Frame, OtherVersionsAndFlagsAreRefused) {
   auto other = preamble();
   other[4] = std::byte{2};
   ASSERT_TRUE(why_stranger(other));
@@ -40,7 +40,7 @@ TEST(Frame, OtherVersionsAndUnknownFlagsAreRefusedByName) {
   EXPECT_TRUE(why_stranger(flagged));
 }
 
-TEST(Frame, FrontIsLittleEndianAndReadsBack) {
+TEST(Frame, FrontIsLittleEndianAndRoundTrips) {
   std::vector<std::byte> memory(300);
   const std::vector<Slice> payloads{{memory.data(), 300, {}}, {nullptr, 0, {}}};
   std::vector<std::byte> front;
@@ -71,7 +71,7 @@ TEST(Frame, HeadsAboveTheLimitsAreRefused) {
   EXPECT_TRUE(why_refused({kMaxGoodbye + 1, kGoodbyePayloads}, limits));
 }
 
-TEST(Frame, SumsThatOverflowOrExceedTheLimitAreRefused) {
+TEST(Frame, ExcessiveTotalSizesAreRefused) {
   Capabilities limits;
   limits.max_message = 1000;
   std::vector<std::byte> table(16);
@@ -88,7 +88,7 @@ TEST(Frame, SumsThatOverflowOrExceedTheLimitAreRefused) {
   EXPECT_FALSE(set(std::uint64_t{1} << 63, std::uint64_t{1} << 63));
 }
 
-TEST(Frame, GoodbyeCarriesAReasonOfBoundedLength) {
+TEST(Frame, GoodbyeReasonHasBoundedLength) {
   const auto goodbye = encode_goodbye("tired");
   const Head head = decode_head(goodbye);
   EXPECT_TRUE(head.is_goodbye());
@@ -99,7 +99,7 @@ TEST(Frame, GoodbyeCarriesAReasonOfBoundedLength) {
   EXPECT_EQ(encode_goodbye("").size(), kHeadBytes);
 }
 
-TEST(Frame, AMessageToSendIsMeasuredAgainstTheLimits) {
+TEST(Frame, TooLargeMessageNamesTheLimit) {
   Capabilities limits;
   limits.max_header = 10;
   limits.max_payloads = 2;

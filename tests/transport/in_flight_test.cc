@@ -1,4 +1,5 @@
-// Who looks at what is under way, and for how long. Fences are flags that the test raises.
+// When operations under way are polled, and for how long. Their fences are flags that the test
+// raises.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -18,7 +19,7 @@ bool comes_true(const std::function<bool()>& what) {
   return cuda::poll_until(what, Deadline::in(std::chrono::seconds(30)));
 }
 
-// A sleep would end some 50 µs late.
+// Spins, since a sleep would end some 50 µs late.
 void spin(microseconds time) {
   const auto end = Deadline::Clock::now() + time;
   while (Deadline::Clock::now() < end) {
@@ -58,8 +59,9 @@ class InFlightOperations : public cuda::FakeCuda {
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("test");
 };
 
-// The loop stops looking some 100 µs after the last one: operations come before, then, and behind.
-TEST_F(InFlightOperations, EndInWhateverRhythmTheyCome) {
+// The loop stops polling some 100 µs after the last operation: operations are issued before, at and
+// after that moment.
+TEST_F(InFlightOperations, EndWheneverTheyAreIssued) {
   const auto owner = make_owner();
   for (int round = 0; round < 1000; ++round) {
     spin(microseconds(round * 7 % 250));
@@ -77,7 +79,7 @@ TEST_F(InFlightOperations, EndInWhateverRhythmTheyCome) {
   }
 }
 
-TEST_F(InFlightOperations, KeepTheirOwnerUntilTheLastHasEndedAndNoLonger) {
+TEST_F(InFlightOperations, KeepTheirOwnerUntilTheLastEnds) {
   for (int round = 0; round < 200; ++round) {
     auto owner = make_owner();
     const std::weak_ptr<Owner> seen = owner;
@@ -93,7 +95,7 @@ TEST_F(InFlightOperations, KeepTheirOwnerUntilTheLastHasEndedAndNoLonger) {
   }
 }
 
-TEST_F(InFlightOperations, LetTheOwnerGoAtAnyMomentBehindTheLast) {
+TEST_F(InFlightOperations, OwnerMayGoAnyTimeAfterTheLast) {
   for (int round = 0; round < 500; ++round) {
     auto owner = make_owner();
     const std::weak_ptr<Owner> seen = owner;
@@ -106,11 +108,11 @@ TEST_F(InFlightOperations, LetTheOwnerGoAtAnyMomentBehindTheLast) {
   }
 }
 
-// Between two looks as well.
-TEST_F(InFlightOperations, ThatHavePassedWhenTheirLoopEndsHaveNotFailed) {
+// The loop ends between two polls.
+TEST_F(InFlightOperations, PassedOnesSucceedWhenTheLoopEnds) {
   auto owner = make_owner(std::chrono::minutes(10));
   const Begun first = begin(owner, /*in_line=*/false, /*has_passed=*/true);
-  ASSERT_TRUE(comes_true([&] { return first.op.ended(); }));  // the only look
+  ASSERT_TRUE(comes_true([&] { return first.op.ended(); }));  // the only poll
   const Begun one = begin(owner);
   EXPECT_FALSE(owner->flight.passed());
   one.done->raise();
@@ -123,8 +125,8 @@ TEST_F(InFlightOperations, ThatHavePassedWhenTheirLoopEndsHaveNotFailed) {
   EXPECT_TRUE(one.pin.expired());
 }
 
-// A driver is asked for each question, with its locks.
-TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
+// Each query would ask the driver and take its locks.
+TEST_F(InFlightOperations, OrderedOnesAreNotAllQueried) {
   class CountingFlag final : public HostFlag {
    public:
     explicit CountingFlag(std::atomic<int>& questions) : questions_(questions) {}
@@ -137,8 +139,7 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
     std::atomic<int>& questions_;
   };
   constexpr std::size_t kOperations = 64,
-                        kMostQuestions =
-                            8;  // the first, the last, and half of what is left each time
+                        kMostQuestions = 8;  // the first, the last, then a binary search
   for (std::size_t passed = 0; passed <= kOperations; ++passed) {
     std::atomic<int> questions{0};
     std::vector<std::shared_ptr<HostFlag>> flags;
@@ -146,10 +147,10 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
       flags.push_back(std::make_shared<CountingFlag>(questions));
       if (i < passed) flags.back()->raise();
     }
-    questions = 0;  // raising asks as well
+    questions = 0;  // raise() queries too
     std::vector<Op> ops;
     auto owner =
-        make_owner(std::chrono::minutes(10));  // the loop looks once, behind what was posted
+        make_owner(std::chrono::minutes(10));  // the loop polls once, after the posted work
     loop->post([&] {
       for (const auto& flag : flags) {
         const Completion completion(nullptr, Fence(flag));
@@ -161,7 +162,7 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
     });
     std::atomic<bool> looked{false};
     ASSERT_TRUE(comes_true([&] { return questions > 0; }));
-    loop->post([&] { looked = true; });  // runs in a turn behind that of the look
+    loop->post([&] { looked = true; });  // runs in a turn after that of the poll
     ASSERT_TRUE(comes_true([&] { return looked.load(); }));
     for (std::size_t i = 0; i < kOperations; ++i)
       EXPECT_EQ(ops[i].ended(), i < passed) << i << " of " << passed;
@@ -172,7 +173,7 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
   }
 }
 
-TEST_F(InFlightOperations, ThatWaitInLineAreAskedInEveryTurn) {
+TEST_F(InFlightOperations, QueuedOnesAreQueriedEveryTurn) {
   const auto owner = make_owner(std::chrono::minutes(10));
   const Begun waits = begin(owner, /*in_line=*/true);
   spin(microseconds(300));
@@ -180,7 +181,7 @@ TEST_F(InFlightOperations, ThatWaitInLineAreAskedInEveryTurn) {
   EXPECT_TRUE(comes_true([&] { return waits.op.ended(); }));
 }
 
-TEST_F(InFlightOperations, FailWhenTheLoopEndsThatWatchesThem) {
+TEST_F(InFlightOperations, PendingOnesFailWhenTheLoopEnds) {
   auto owner = make_owner();
   const std::weak_ptr<Owner> seen = owner;
   const Begun one = begin(owner);

@@ -1,4 +1,4 @@
-// Which way to a peer is taken, and what is said where there is none.
+// Which route to a peer is chosen, and what the error says if there is none.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -20,7 +20,7 @@ using harness::bytes_of;
 using harness::Mailbox;
 using testing::HasSubstr;
 
-// A process that listens on some transports, and what it hears.
+// A process that listens on some transports, and the messages it receives.
 struct Host {
   explicit Host(const std::vector<std::string>& names) : routes(names) {
     offers =
@@ -38,7 +38,7 @@ struct Host {
   std::vector<std::shared_ptr<Connection>> accepted;
   std::unique_ptr<Mailbox> mail;
   std::atomic<bool> has_mail{
-      false};  // drive() asks on the test's thread while the loop's thread accepts
+      false};  // drive() reads it on the test's thread while the loop's thread accepts
 };
 
 Error refusal(const std::function<void()>& call) {
@@ -58,8 +58,8 @@ std::string chosen(const Routes& routes, const std::vector<Offer>& offers) {
   return std::string(connection->transport());
 }
 
-// The programs of these tests are built without libtorch, so without Gloo.
-TEST(Registry, SaysWhyABackendOfTheTreeIsNotInTheProgram) {
+// These tests are built without libtorch, hence without Gloo.
+TEST(Registry, SaysWhyABackendIsLeftOut) {
   const auto all = left_out();
   const auto gloo =
       std::find_if(all.begin(), all.end(), [](const LeftOut& one) { return one.name == "gloo"; });
@@ -80,7 +80,7 @@ TEST(Registry, SaysWhyABackendOfTheTreeIsNotInTheProgram) {
   }
 }
 
-TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
+TEST(Routes, TakesTheBestThatBothHave) {
   Host host({"tcp", "shm"});
   ASSERT_EQ(host.offers.size(), 2u);
   const Routes all;
@@ -94,7 +94,7 @@ TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
   EXPECT_EQ(chosen(all, host.offers), "tcp");
 }
 
-TEST(Routes, WhatIsSentOverTheChosenOneArrives) {
+TEST(Routes, ChosenTransportCarriesMessages) {
   Host host({"shm", "tcp"});
   const auto loop = std::make_shared<EventLoop>("caller");
   const auto connection = Routes().connect(
@@ -105,7 +105,7 @@ TEST(Routes, WhatIsSentOverTheChosenOneArrives) {
   EXPECT_EQ(host.mail->next().header, "hello");
 }
 
-TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
+TEST(Routes, PassesOverUnreachableAddresses) {
   Host host({"shm", "tcp"});
   for (Offer& offer : host.offers) {
     if (offer.transport == "shm") offer.address = "another-boot/1/1/3";
@@ -121,14 +121,14 @@ TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
     EXPECT_EQ(chosen(all, host.offers), "tcp");
     EXPECT_EQ(chosen(all, host.offers), "tcp");
   }
-  static bool is_known = false;  // where the tests of one process are repeated
+  static bool is_known = false;  // the tests of one process may be repeated
   EXPECT_EQ(said, std::exchange(is_known, true) ? 0 : 1) << "once, and not for every peer";
   const Error why = refusal([&] { chosen(Routes({"shm"}), host.offers); });
   EXPECT_EQ(why.blame(), Blame::Unsupported);
   EXPECT_THAT(why.text(), HasSubstr("it is on another host"));
 }
 
-TEST(Routes, PassesOverWhatHasFailedAsLongAsAnotherIsLeft) {
+TEST(Routes, PassesOverFailedWhileOneIsLeft) {
   Host host({"shm", "tcp"});
   const Routes all;
   const auto loop = std::make_shared<EventLoop>("caller");
@@ -142,8 +142,8 @@ TEST(Routes, PassesOverWhatHasFailedAsLongAsAnotherIsLeft) {
       << "the best of those that have failed";
 }
 
-// Each process says it once, so this is one of its own.
-TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
+// Logged once per process, hence the new process.
+TEST(RoutesDeathTest, LogWhyATransportIsUnusable) {
   std::vector<testing::Matcher<const std::string&>> reasons;
   for (const Backend& backend : backends()) {
     const auto opened = backend.open();
@@ -162,7 +162,7 @@ TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
   EXPECT_EXIT(be_made(), testing::ExitedWithCode(0), testing::AllOfArray(reasons));
 }
 
-TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {
+TEST(Routes, SaysWhyEachTransportIsUnusable) {
   const Error why = refusal([] {
     chosen(Routes({"shm", "tcp"}), {{"tcp", "nonsense"}, {"pigeon", "loft"}});
   });
@@ -172,7 +172,7 @@ TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {
   EXPECT_THAT(why.text(), HasSubstr("this process has shm, tcp"));
 }
 
-TEST(Routes, OneThatIsNamedAndCannotBeUsedIsAnErrorWithTheReason) {
+TEST(Routes, NamingAnUnusableOneIsAnError) {
   EXPECT_EQ(refusal([] { Routes({"pigeon"}); }).blame(), Blame::Caller);
   int unusable = 0;
   for (const Backend& backend : backends()) {

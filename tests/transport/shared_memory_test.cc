@@ -11,12 +11,12 @@
 
 namespace {
 
-int interruptions = 0;  // calls that a signal is to end
+int interruptions = 0;  // calls that a signal is to interrupt
 
 }  // namespace
 
-// In the place of the C library's: before Linux 6.14 a signal ends it, and the test is for every
-// kernel.
+// Replaces the C library's function: before Linux 6.14 a signal interrupts it, and the test must
+// work on every kernel.
 extern "C" int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
   if (interruptions > 0) {
     --interruptions;
@@ -28,7 +28,7 @@ extern "C" int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
 namespace weft::transport {
 namespace {
 
-TEST(SharedMemory, IsThereFromTheBeginningAndKeepsItsSize) {
+TEST(SharedMemory, IsAllocatedAndKeepsItsSize) {
   constexpr std::size_t kBytes = (1 << 20) + 100;
   const Descriptor memory = make_shared_memory(kBytes, "test");
   EXPECT_TRUE(is_shared_memory(memory, kBytes));
@@ -41,7 +41,7 @@ TEST(SharedMemory, IsThereFromTheBeginningAndKeepsItsSize) {
   EXPECT_NE(ftruncate(memory.get(), 2 * kBytes), 0);
 }
 
-TEST(SharedMemory, IsMadeThoughSignalsComeMeanwhile) {
+TEST(SharedMemory, IsMadeDespiteSignals) {
   constexpr std::size_t kBytes = 1 << 20;
   interruptions = 3;
   const Descriptor memory = make_shared_memory(kBytes, "test");
@@ -51,8 +51,8 @@ TEST(SharedMemory, IsMadeThoughSignalsComeMeanwhile) {
   EXPECT_GE(static_cast<std::size_t>(about.st_blocks) * 512, kBytes);
 }
 
-// What vm.memfd_noexec = 1 has the kernel do with all of them.
-TEST(SharedMemory, IsKnownThoughTheKernelHasSealedItAgainstExecutionAsWell) {
+// With vm.memfd_noexec = 1 the kernel adds this seal to every memfd.
+TEST(SharedMemory, IsRecognisedWithTheNoExecSeal) {
   constexpr unsigned kNotExecuted = 0x8;  // MFD_NOEXEC_SEAL
   const Descriptor memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNotExecuted));
   if (!memory) GTEST_SKIP() << "this kernel is older than Linux 6.3";

@@ -1,4 +1,4 @@
-// Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is
+// Connections through pinned memory whose GPU, peer or loop fails. The claims for every backend are
 // in tests/conformance/connection.
 #include <algorithm>
 #include <array>
@@ -38,7 +38,7 @@ class StagedConnectionTest : public cuda::ThreadedCuda {
     far = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop),
                        stage, loop);
   }
-  // The near end as the far one's peer should be.
+  // Makes the near end a staged connection too, as the far end expects.
   void stage_near() { near = staged::over(std::move(raw), stage, raw_loop); }
 
   std::shared_ptr<cuda::DeviceMemory> on_device(std::size_t bytes) {
@@ -70,7 +70,7 @@ class StagedConnectionTest : public cuda::ThreadedCuda {
   std::shared_ptr<Connection> far;
 };
 
-TEST_F(StagedConnectionTest, CopiesNoFurtherAheadThanItHasChunks) {
+TEST_F(StagedConnectionTest, CopiesOnlyAsFarAsChunksAllow) {
   stage_near();
   const auto pinned = stage->pinned().usage().used_bytes;
   const int before = copies();
@@ -89,7 +89,7 @@ TEST_F(StagedConnectionTest, CopiesNoFurtherAheadThanItHasChunks) {
 }
 
 #if WEFT_TRACE_ENABLED
-TEST_F(StagedConnectionTest, EachPieceIsASpanOfTheTimelineOnItsWayOutAndOnItsWayIn) {
+TEST_F(StagedConnectionTest, EachPieceIsASpanOutAndIn) {
   constinit static trace::Name gradient{trace::Layer::User, "send gradient"};
   stage_near();
   const auto from = on_device(kChunkBytes + 7), to = on_device(kChunkBytes + 7);
@@ -113,7 +113,7 @@ TEST_F(StagedConnectionTest, EachPieceIsASpanOfTheTimelineOnItsWayOutAndOnItsWay
 }
 #endif
 
-TEST_F(StagedConnectionTest, ACopyThatIsRefusedAtOnceFailsItsMessageAlone) {
+TEST_F(StagedConnectionTest, FailedFirstCopyFailsItsMessage) {
   stage_near();
   Mailbox mail(*far, loop);
   for (const std::size_t bytes : {std::size_t{100}, 3 * kChunkBytes}) {
@@ -127,7 +127,7 @@ TEST_F(StagedConnectionTest, ACopyThatIsRefusedAtOnceFailsItsMessageAlone) {
   }
 }
 
-TEST_F(StagedConnectionTest, ACopyThatIsRefusedLaterEndsTheLane) {
+TEST_F(StagedConnectionTest, FailedLaterCopyEndsConnection) {
   stage_near();
   Mailbox mail(*far, loop);
   const auto a = on_device(20 * kChunkBytes);
@@ -139,7 +139,7 @@ TEST_F(StagedConnectionTest, ACopyThatIsRefusedLaterEndsTheLane) {
   EXPECT_EQ(failure_of(near->send({}, {}, nullptr, {})).blame(), Blame::Caller);
 }
 
-TEST_F(StagedConnectionTest, ACopyToADestinationThatIsRefusedFailsTheAcceptAlone) {
+TEST_F(StagedConnectionTest, FailedCopyInFailsOnlyTheAccept) {
   stage_near();
   const auto to = on_device(100);
   std::atomic<int> arrived{0};
@@ -154,7 +154,7 @@ TEST_F(StagedConnectionTest, ACopyToADestinationThatIsRefusedFailsTheAcceptAlone
   expect_good(far->accept(std::array{to->slice()}, to, {}));
 }
 
-TEST_F(StagedConnectionTest, ALostDeviceSendsNothingThatWasNotCopied) {
+TEST_F(StagedConnectionTest, LostDeviceSendsNothingUncopied) {
   stage_near();
   Mailbox mail(*far, loop);
   const auto a = on_device(100);
@@ -170,7 +170,7 @@ TEST_F(StagedConnectionTest, ALostDeviceSendsNothingThatWasNotCopied) {
   gate->raise();
 }
 
-TEST_F(StagedConnectionTest, AnEndedLoopFailsWhatIsUnderWay) {
+TEST_F(StagedConnectionTest, EndedLoopFailsPendingSends) {
   stage_near();
   const auto a = on_device(3 * kChunkBytes);
   const auto gate = stage->flags().make();
@@ -185,7 +185,7 @@ TEST_F(StagedConnectionTest, AnEndedLoopFailsWhatIsUnderWay) {
   gate->raise();
 }
 
-TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMemory) {
+TEST_F(StagedConnectionTest, EndWithoutAGpuReceivesChunks) {
   near = staged::over(std::move(raw),
                       std::make_shared<staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>()),
                       raw_loop);
@@ -198,14 +198,14 @@ TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMe
   EXPECT_THAT(refused.text(), HasSubstr("without a GPU"));
 }
 
-TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
+TEST_F(StagedConnectionTest, MalformedMessagesEndTheConnection) {
   const auto lead = staged::encode_lead(
       bytes_of("x"), std::array{Slice{nullptr, 2 * kChunkBytes, Device::host()}});
   const auto chunk = std::make_shared<const std::vector<std::byte>>(pattern(1, kChunkBytes + 1));
   const auto kind = [](int number) { return std::vector{static_cast<std::byte>(number)}; };
   struct Case {
     std::vector<std::vector<std::byte>> headers;
-    std::size_t payload;  // of the last
+    std::size_t payload;  // of the last message
     const char* text;
   };
   auto cut = lead, many = lead, small = lead;
@@ -260,8 +260,8 @@ class StagedConnectionOfTwoGpus : public cuda::FakeCuda {
   std::shared_ptr<cuda::Device> other = cuda::Device::open(fake.driver(), 1);
 };
 
-// TP-016: none of them the default one of the thread that sends or accepts.
-TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
+// Neither GPU is the default one of the thread that sends or accepts.
+TEST_F(StagedConnectionOfTwoGpus, OneMessageUsesBothGpus) {
   const auto stage = std::make_shared<staged::Stage>(std::vector{device, other});
   const auto near_loop = std::make_shared<EventLoop>("near"),
              far_loop = std::make_shared<EventLoop>("far");
@@ -296,8 +296,8 @@ TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
   }
 }
 
-// A lane of host memory whose network moves memory of GPUs as well, as verbs does; here the fake
-// GPU's is the host's.
+// A connection whose network can read and write GPU memory itself, as verbs does; a fake GPU's
+// memory is memory of the host.
 class ReachingLane final : public Connection {
  public:
   static constexpr std::size_t kLeast = 128 << 10;
@@ -396,24 +396,21 @@ class StagedOverAReachingLane : public StagedConnectionOfTwoGpus {
   std::shared_ptr<std::atomic<bool>> closed = std::make_shared<std::atomic<bool>>(false);
 };
 
-TEST_F(StagedOverAReachingLane, CopiesOnlyWhatTheLaneBelowDoesNotReach) {
+TEST_F(StagedOverAReachingLane, CopiesOnlyUnreachedMemory) {
   constexpr std::size_t kLeast = ReachingLane::kLeast;
   struct Case {
-    std::vector<std::size_t> sizes;  // in turn on the first and the second GPU
-    int unreached;                   // GPU, by the near end
+    std::vector<std::size_t> sizes;  // alternately on the first and the second GPU
+    int unreached;                   // the GPU that the near end cannot reach
     int copies;                      // in all
-    int direct;                      // pieces, at the near end
+    int direct;                      // pieces sent directly by the near end
   };
   const std::vector<Case> cases{
       {{kLeast}, -1, 0, 1},
-      {{kLeast - 1}, -1, 2, 0},  // to a chunk and from one
-      {{kLeast, 100, kLeast + 7},
-       -1,
-       2,
-       2},  // one message: its small part alone goes through a chunk
-      {{2 * kChunkBytes + kLeast}, -1, 0, 3},      // three chunks
-      {{2 * kChunkBytes + kLeast - 1}, -1, 2, 2},  // the last is too small
-      {{kLeast, kLeast}, 1, 1, 1},                 // the far end reaches what the near one does not
+      {{kLeast - 1}, -1, 2, 0},                // copied to a chunk and from one
+      {{kLeast, 100, kLeast + 7}, -1, 2, 2},   // one message; only its small payload takes a chunk
+      {{2 * kChunkBytes + kLeast}, -1, 0, 3},  // three chunks
+      {{2 * kChunkBytes + kLeast - 1}, -1, 2, 2},  // the last chunk is too small
+      {{kLeast, kLeast}, 1, 1, 1},  // the far end reaches a GPU that the near end does not
       {{kChunkBytes + kLeast, kChunkBytes + kLeast}, 0, 2, 2},
   };
   int messages = 0;
@@ -441,8 +438,8 @@ TEST_F(StagedOverAReachingLane, CopiesOnlyWhatTheLaneBelowDoesNotReach) {
   }
 }
 
-// The lane below has said why, or fails what follows.
-TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotReached) {
+// The connection below has logged the reason already, or fails later messages.
+TEST_F(StagedOverAReachingLane, CopiesUnreachedMemorySilently) {
   const auto from = on(first, ReachingLane::kLeast, 1), to = on(first, ReachingLane::kLeast, 2);
   near_below->unreached = 0;
   int messages = 0;
@@ -458,13 +455,13 @@ TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotRea
   EXPECT_THAT(take_logged(), testing::IsEmpty());
 }
 
-// It shows nothing more before that one is taken: silence would be the other way.
-TEST_F(StagedOverAReachingLane, ALaneBelowThatRefusesWhatItReachedEnds) {
+// The refused message blocks those behind it; without the end the connection would stay silent.
+TEST_F(StagedOverAReachingLane, RefusedReachedMemoryEndsConnection) {
   const auto to = on(first, ReachingLane::kLeast, 1);
   const auto content =
       std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
   near->send({}, std::array{slice_of(*content)}, content,
-             {});  // is being written still when the other side has ended
+             {});  // still being written when the other side has ended
   near->send({}, {}, nullptr, {});
   ASSERT_TRUE(drive_until_arrived(1));
   far_below->refuses = true;
@@ -474,16 +471,16 @@ TEST_F(StagedOverAReachingLane, ALaneBelowThatRefusesWhatItReachedEnds) {
   EXPECT_EQ(failure_of(far->send({}, {}, nullptr, {})).blame(), Blame::Caller);
 }
 
-TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
+TEST_F(StagedOverAReachingLane, LostGpuSendsNothingUnready) {
   const auto a = on(first, ReachingLane::kLeast, 1);
   const auto b = on(second, 1000, 2);
   const auto gate = stage->flags().make();
   gate->wait(first);
   const Op direct = near->send({}, std::array{a->slice()}, a, cuda::record(first));
   fake.lose_context(0);
-  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);  // from now on it is known
+  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);  // from now on the loss is known
   const Op mixed =
-      near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
+      near->send({}, std::array{b->slice(), a->slice()}, a, {});  // only the other GPU would copy
   EXPECT_EQ(failure_of(mixed).blame(), Blame::Device);
   near->send({}, {}, nullptr, {});
   EXPECT_TRUE(drive_until_arrived(1)) << "nothing but the message without payloads";
@@ -492,7 +489,7 @@ TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
   gate->raise();
 }
 
-TEST_F(StagedOverAReachingLane, AGpuThatIsLostReceivesNothing) {
+TEST_F(StagedOverAReachingLane, LostGpuReceivesNothing) {
   const auto to = on(first, ReachingLane::kLeast, 1);
   const auto content =
       std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));

@@ -1,5 +1,5 @@
-// Device memory through a communicator of the host, whose every step the test takes itself. (That
-// the results are right is claimed in tests/conformance, over Gloo.)
+// Device memory through a communicator of the host whose every step the test controls.
+// (tests/conformance checks over Gloo that the results are right.)
 #include <cstring>
 #include <mutex>
 
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 Deadline soon() { return Deadline::in(std::chrono::seconds(30)); }
 
-// A host communicator that does nothing until the test says how an operation ends.
+// A host communicator whose operations end only when and how the test says.
 class ScriptedHost final : public Communicator, public PointToPoint {
  public:
   struct Call {
@@ -45,6 +45,29 @@ class ScriptedHost final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int, int, Pin pin, Fence) noexcept override {
     return begin("recv", data.slice, std::move(pin));
   }
+<<<<<<< HEAD
+=======
+  // Not used in this test.
+  Op reduce(const Elements&, int, ReduceOp, Pin, Fence) noexcept override { return {}; }
+  Op all_gather(std::span<const Slice>, const Elements&, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op gather(std::span<const Slice>, const Elements&, int, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op scatter(const Elements&, std::span<const Slice>, int, Pin, Fence) noexcept override {
+    return {};
+  }
+  Op reduce_scatter(const Elements&, std::span<const Slice>, ReduceOp, Pin,
+                    Fence) noexcept override {
+    return {};
+  }
+  Op all_to_all(std::span<const Slice>, std::span<const Slice>, Dtype, Pin,
+                Fence) noexcept override {
+    return {};
+  }
+
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
   void abort(const Error& why) noexcept override {
     std::vector<Call> pending;
     {
@@ -99,7 +122,7 @@ class StagedTest : public cuda::ThreadedCuda {
     return {memory.slice(), Dtype::Float32};
   }
 
-  // Drives the loop until the host has been called so often.
+  // Drives the loop until the host communicator has had `index` + 1 calls; returns the last.
   ScriptedHost::Call wait_for_call(std::size_t index) {
     EXPECT_TRUE(loop->drive([&] { return host->calls() > index; }, soon()));
     return host->call(index);
@@ -124,7 +147,7 @@ class StagedTest : public cuda::ThreadedCuda {
   std::shared_ptr<Communicator> staged = staged::over(host, device, loop);
 };
 
-TEST_F(StagedTest, CopiesOutThenRunsOnTheHostThenCopiesBack) {
+TEST_F(StagedTest, CopiesOutRunsOnHostCopiesBack) {
   const auto a = number(3);
   const int blocks = fake.host_blocks();
   const Op op = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -141,7 +164,7 @@ TEST_F(StagedTest, CopiesOutThenRunsOnTheHostThenCopiesBack) {
   EXPECT_EQ(fake.host_blocks(), blocks) << "the host was made to wait";
 }
 
-TEST_F(StagedTest, TheHostSeesNothingBeforeTheBytesAreReady) {
+TEST_F(StagedTest, HostStartsOnlyAfterReady) {
   const auto a = number(3);
   const auto gate = flags.make();
   gate->wait(stream);
@@ -162,7 +185,7 @@ TEST_F(StagedTest, TheHostSeesNothingBeforeTheBytesAreReady) {
   EXPECT_TRUE(later.done().synchronize(soon()));
 }
 
-TEST_F(StagedTest, OnlyWhatIsReadIsCopiedOutAndOnlyWhatIsWrittenBack) {
+TEST_F(StagedTest, CopiesOnlyWhatIsReadOrWritten) {
   const auto a = number(3);
   const auto copies = [&] {
     int count = 0;
@@ -184,7 +207,7 @@ TEST_F(StagedTest, OnlyWhatIsReadIsCopiedOutAndOnlyWhatIsWrittenBack) {
 }
 
 #if WEFT_TRACE_ENABLED
-TEST_F(StagedTest, EachCopyIsOneSpanOfTheTimelineWithItsBytes) {
+TEST_F(StagedTest, EachCopyIsASpanWithItsBytes) {
   constinit static trace::Name bucket{trace::Layer::User, "bucket"};
   const auto a = number(3), b = number(4);
   harness::DeviceTimeline timeline;
@@ -211,7 +234,7 @@ TEST_F(StagedTest, EachCopyIsOneSpanOfTheTimelineWithItsBytes) {
 }
 #endif
 
-TEST_F(StagedTest, AStreamThatWaitsGoesOnWhenTheHostsHalfFails) {
+TEST_F(StagedTest, HostFailureReleasesStreams) {
   const auto a = number(3);
   const Op op = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
   op.done().wait(stream);
@@ -221,7 +244,7 @@ TEST_F(StagedTest, AStreamThatWaitsGoesOnWhenTheHostsHalfFails) {
   expect_error(op, Blame::PeerLost);
 }
 
-TEST_F(StagedTest, AbortReachesTheHostAndPassesTheFences) {
+TEST_F(StagedTest, AbortReachesHostAndPassesFences) {
   const auto a = number(3);
   const Op running = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
   wait_for_call(0);
@@ -236,7 +259,7 @@ TEST_F(StagedTest, AbortReachesTheHostAndPassesTheFences) {
   EXPECT_EQ(host->calls(), 1u);
 }
 
-TEST_F(StagedTest, ALostDeviceSendsNothingToTheOthers) {
+TEST_F(StagedTest, LostDeviceSendsNothing) {
   const auto a = number(3);
   const auto gate = flags.make();
   gate->wait(stream);
@@ -250,7 +273,7 @@ TEST_F(StagedTest, ALostDeviceSendsNothingToTheOthers) {
   gate->raise();
 }
 
-TEST_F(StagedTest, APinIsHeldUntilTheCopyBackIsDone) {
+TEST_F(StagedTest, PinIsHeldUntilTheCopyBack) {
   auto a = number(3);
   const std::weak_ptr<cuda::DeviceMemory> watched = a;
   const Op op = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -262,7 +285,7 @@ TEST_F(StagedTest, APinIsHeldUntilTheCopyBackIsDone) {
   EXPECT_TRUE(op.done().query());
 }
 
-TEST_F(StagedTest, AMessageIsSentWhenItHasBeenCopiedAndDoneWhenItIsSent) {
+TEST_F(StagedTest, MessageIsSentOnceCopied) {
   const auto a = number(3);
   const auto gate = flags.make();
   gate->wait(stream);
@@ -277,7 +300,7 @@ TEST_F(StagedTest, AMessageIsSentWhenItHasBeenCopiedAndDoneWhenItIsSent) {
   EXPECT_FALSE(op.error());
 }
 
-TEST_F(StagedTest, AReceiveKeepsNoCollectiveFromGoingOn) {
+TEST_F(StagedTest, ReceiveDoesNotBlockCollectives) {
   const auto a = number(3), b = number(4);
   const Op received = staged->point_to_point()->recv(floats(*a), kAnySource, 9, a, Fence());
   const Op op = staged->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
@@ -285,7 +308,7 @@ TEST_F(StagedTest, AReceiveKeepsNoCollectiveFromGoingOn) {
   wait_for_call(1).completion->finish();
   EXPECT_TRUE(op.done().synchronize(soon()));
   EXPECT_FALSE(received.done().query());
-  // A stream can wait for it all the same.
+  // A stream can wait for it nevertheless.
   received.done().wait(stream);
   const Fence behind = cuda::record(stream);
   const auto call = host->call(0);
@@ -298,14 +321,14 @@ TEST_F(StagedTest, AReceiveKeepsNoCollectiveFromGoingOn) {
   EXPECT_FALSE(received.error());
 }
 
-TEST_F(StagedTest, AReceiveThatFailsSaysSo) {
+TEST_F(StagedTest, FailedReceiveReportsItsError) {
   const auto a = number(3);
   const Op op = staged->point_to_point()->recv(floats(*a), 1, 0, a, Fence());
   wait_for_call(0).completion->fail(Error(Blame::Timeout, "nobody sent"));
   expect_error(op, Blame::Timeout);
 }
 
-TEST_F(StagedTest, AnEndedLoopFailsWhatIsUnderWay) {
+TEST_F(StagedTest, EndedLoopFailsOperations) {
   const auto a = number(3), b = number(4), c = number(5);
   const Op running = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
   wait_for_call(0);
@@ -321,8 +344,8 @@ TEST_F(StagedTest, AnEndedLoopFailsWhatIsUnderWay) {
   expect_error(message, Blame::Cancelled);
 }
 
-// The second is for memory that is ready only once the first has come; its bytes come first.
-TEST_F(StagedTest, MessagesThatComeInAnotherOrderThanTheirStreamWaitsForThemDoNotHangIt) {
+// The second receive's memory is ready only after the first has ended, but its bytes arrive first.
+TEST_F(StagedTest, OutOfOrderMessagesHangNoStream) {
   const auto a = number(0);
   const auto b = number(0);
   const Op first = staged->point_to_point()->recv(floats(*a), 1, 1, a, Fence());
@@ -340,13 +363,13 @@ TEST_F(StagedTest, MessagesThatComeInAnotherOrderThanTheirStreamWaitsForThemDoNo
   EXPECT_EQ(value_of(*b), 2);
 }
 
-TEST_F(StagedTest, WhatCannotBeEnqueuedFailsTheGroup) {
+TEST_F(StagedTest, FailedEnqueueFailsTheGroup) {
   const auto a = number(3);
   fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE);
   const Op op = staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
   expect_error(op, Blame::Caller);
   EXPECT_TRUE(host->aborted()) << "the other ranks would wait for this one";
-  // Behind the flag that the copy back waits for, as well.
+  // The same for the copy back, which is enqueued behind a flag.
   fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, 2);
   expect_error(staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence()), Blame::Caller);
 }

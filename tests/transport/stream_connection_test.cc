@@ -1,4 +1,4 @@
-// Connections over streams that misbehave on purpose. What every transport must do is in
+// Connections over streams that misbehave on purpose. The claims for every transport are in
 // tests/conformance/connection.
 #include <array>
 #include <chrono>
@@ -27,7 +27,7 @@ using harness::slice_of;
 constexpr std::size_t kPreamble = 8;
 constexpr std::size_t kRing = 4096;
 
-// Two ends over scripted streams, each on a loop of its own.
+// Both ends over scripted streams, each on its own loop.
 struct Ends {
   explicit Ends(const Capabilities& limits = inproc::capabilities(), std::size_t ring = kRing)
       : Ends(inproc::make_streams(ring), limits) {}
@@ -45,7 +45,7 @@ struct Ends {
   std::shared_ptr<Connection> b;
 };
 
-// Everything posted to the loop before has run.
+// Returns once everything posted to the loop before this call has run.
 void flush(EventLoop& loop) {
   std::promise<void> reached;
   loop.post([&] { reached.set_value(); });
@@ -80,7 +80,7 @@ TEST(StreamConnection, CarriesMessagesInPiecesOfAnySize) {
   }
 }
 
-TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime) {
+TEST(StreamConnection, SlowLinkDelaysButKeepsOrder) {
   using namespace std::chrono_literals;
   Ends ends;
   Mailbox mail(*ends.b, ends.loop_b);
@@ -105,7 +105,7 @@ TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime)
   receive_all();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_GE(took.count(), 5e-3 + 3 * static_cast<double>(large.size()) / kBytesPerSecond);
-  // What is sent over the fast link again does not overtake what is still on its way.
+  // A message sent after the link is fast again does not overtake one that is still on its way.
   ends.a->send(bytes_of("slow"), {}, nullptr, {});
   ends.a_to_b.slow_down(0ns, 0);
   ends.a->send(bytes_of("fast"), {}, nullptr, {});
@@ -113,7 +113,7 @@ TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime)
   EXPECT_EQ(mail.next().header, "fast");
 }
 
-TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
+TEST(StreamConnection, CountsMessagesWaitingToBeSent) {
   Ends ends;
   const trace::Depth& waiting = trace::depth(trace::Queue::Messages, "inproc");
   const auto large = pattern(1, 2 * kRing);
@@ -134,13 +134,13 @@ TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
   EXPECT_EQ(waiting.now, 0) << "what fails waits no more";
 }
 
-// Takes the preamble and what fits into 10 bytes. Then its peer is gone, but more may be read for
-// ever.
+// Takes the preamble and 2 more bytes. Then its peer is gone for writing, but the stream can still
+// be read.
 struct DeafStream : ByteStream {
   struct State {
     std::atomic<bool> is_deaf{false};
     std::atomic<bool> withdrawn{false};
-    std::atomic<bool> is_stuck{false};  // a device is at work on the memory and cannot be stopped
+    std::atomic<bool> is_stuck{false};  // a device is using the memory and cannot be stopped
     std::function<void()> writable;
   };
   explicit DeafStream(std::shared_ptr<State> shared) : state(std::move(shared)) {}
@@ -173,7 +173,7 @@ struct DeafStream : ByteStream {
   const std::shared_ptr<State> state;
 };
 
-TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsPinGoes) {
+TEST(StreamConnection, FailedSendIsWithdrawnBeforeUnpinning) {
   const auto state = std::make_shared<DeafStream::State>();
   const auto loop = std::make_shared<EventLoop>("near");
   const auto near =
@@ -192,7 +192,7 @@ TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsP
   EXPECT_TRUE(withdrawn_first.get_future().get());
 }
 
-TEST(StreamConnection, MemoryThatADeviceCannotBeKeptFromStaysForGood) {
+TEST(StreamConnection, MemoryADeviceStillUsesIsKept) {
   for (const bool by_peer : {true, false}) {
     const auto state = std::make_shared<DeafStream::State>();
     state->is_stuck = true;
@@ -214,7 +214,7 @@ TEST(StreamConnection, MemoryThatADeviceCannotBeKeptFromStaysForGood) {
   }
 }
 
-// Its reach() takes as long as the test says, and is over only when it has begun.
+// Its reach() blocks until the test allows it to continue; the stream ends when the test says so.
 struct ReachingStream final : DeafStream {
   struct Fate {
     std::atomic<bool> is_over{false};
@@ -243,7 +243,7 @@ struct ReachingStream final : DeafStream {
   const std::shared_ptr<Fate> fate;
 };
 
-TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReachNeedsNoStream) {
+TEST(StreamConnection, EndingDoesNotWaitForAReach) {
   const auto fate = std::make_shared<ReachingStream::Fate>();
   const auto loop = std::make_shared<EventLoop>("near");
   const auto near = connect_over(std::make_unique<ReachingStream>(fate), inproc::capabilities(),
@@ -262,8 +262,8 @@ TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReac
   EXPECT_EQ(near->reach({}, gpu).error().blame(), Blame::PeerLost);
 }
 
-// One message of one payload has come, and ends the stream. The first read() finds nothing yet;
-// later ones neither, where the stream cannot move what it shows.
+// One message with one payload has arrived, and then the stream ends. The first read() returns
+// nothing; with `stuck`, all later ones too, although peek() shows the bytes.
 struct LastMessageStream final : DeafStream {
   LastMessageStream(const std::vector<std::byte>& payload, bool is_stuck)
       : DeafStream(std::make_shared<State>()), stuck(is_stuck) {
@@ -284,7 +284,7 @@ struct LastMessageStream final : DeafStream {
     consume(part.size());
     return part.size();
   }
-  std::size_t window() const override { return kPreamble + 16; }  // not the payload as well
+  std::size_t window() const override { return kPreamble + 16; }  // too small for the payload
   std::optional<Error> end() const noexcept override {
     return was_read ? std::optional(Error(Blame::Device, "it broke")) : std::nullopt;
   }
@@ -295,7 +295,7 @@ struct LastMessageStream final : DeafStream {
   const bool stuck;
 };
 
-TEST(StreamConnection, AStreamThatBreaksInsideAPayloadEndsTheLaneThoughItShowsTheRest) {
+TEST(StreamConnection, BreakInsideAPayloadEndsConnection) {
   const auto loop = std::make_shared<EventLoop>("near");
   const auto near = connect_over(std::make_unique<LastMessageStream>(pattern(1, 100), true),
                                  inproc::capabilities(), "broken", loop);
@@ -307,7 +307,7 @@ TEST(StreamConnection, AStreamThatBreaksInsideAPayloadEndsTheLaneThoughItShowsTh
   EXPECT_EQ(mail.count(), 0u);
 }
 
-TEST(StreamConnection, WhatComesWithTheEndIsReadAllTheSame) {
+TEST(StreamConnection, MessageBeforeTheEndIsRead) {
   const auto loop = std::make_shared<EventLoop>("near");
   const auto payload = pattern(1, 100);
   const auto near = connect_over(std::make_unique<LastMessageStream>(payload, false),
@@ -317,9 +317,9 @@ TEST(StreamConnection, WhatComesWithTheEndIsReadAllTheSame) {
   EXPECT_EQ(mail.wait_closed().blame(), Blame::Device);
 }
 
-TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {
+TEST(StreamConnection, CutMessageIsNeverShown) {
   const auto payload = pattern(3, 20);
-  // preamble, then head, table of one, header, payload
+  // preamble, then head, table of one size, header, payload
   const std::size_t whole = kPreamble + 8 + 8 + 6 + payload.size();
   for (std::size_t at = 0; at < whole; ++at) {
     SCOPED_TRACE(at);
@@ -341,7 +341,8 @@ TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {
   EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
 }
 
-// A connection whose other end is a bare stream: what a stranger, or a broken peer, would write.
+// A connection whose other end is a bare stream, on which the test writes as a stranger or a broken
+// peer would.
 struct Stranger {
   explicit Stranger(const Capabilities& limits = inproc::capabilities()) {
     inproc::Streams streams = inproc::make_streams(kRing, "stranger", "us");
@@ -359,7 +360,7 @@ struct Stranger {
   std::shared_ptr<Connection> us;
 };
 
-TEST(StreamConnection, AStrangersFirstBytesEndTheLaneWhileTheStrangerStays) {
+TEST(StreamConnection, StrangersFirstBytesEndConnection) {
   for (const std::string_view text :
        {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01", "x", "WEFT\x02"}) {
     Stranger stranger;
@@ -375,7 +376,7 @@ TEST(StreamConnection, AStrangersFirstBytesEndTheLaneWhileTheStrangerStays) {
   }
 }
 
-TEST(StreamConnection, HeadsAndTablesAboveTheLimitsEndTheLaneBeforeAnythingIsAllocated) {
+TEST(StreamConnection, OversizedHeadsEndTheConnection) {
   const auto head = [](std::uint32_t header, std::uint32_t payloads) {
     std::vector<std::byte> bytes(8);
     std::memcpy(&bytes[0], &header, 4);
@@ -395,7 +396,7 @@ TEST(StreamConnection, HeadsAndTablesAboveTheLimitsEndTheLaneBeforeAnythingIsAll
   }
 }
 
-TEST(StreamConnection, AStrangerThatSaysPartOfAPreambleAndGoesIsAnEndedStream) {
+TEST(StreamConnection, PartialPreambleThenEndIsPeerLost) {
   Stranger stranger;
   Mailbox mail(*stranger.us, stranger.loop);
   stranger.say(bytes_of("WEF"));
@@ -403,7 +404,7 @@ TEST(StreamConnection, AStrangerThatSaysPartOfAPreambleAndGoesIsAnEndedStream) {
   EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
 }
 
-TEST(StreamConnection, ACorruptedHeadIsNeverTakenForAMessageOfAnotherSize) {
+TEST(StreamConnection, CorruptedHeadIsNeverAMessage) {
   Ends ends;
   ends.a_to_b.corrupt(kPreamble + 7);  // the highest byte of the number of payloads
   Mailbox mail(*ends.b, ends.loop_b);
@@ -412,7 +413,7 @@ TEST(StreamConnection, ACorruptedHeadIsNeverTakenForAMessageOfAnotherSize) {
   EXPECT_EQ(mail.count(), 0u);
 }
 
-TEST(StreamConnection, WhatIsHeldBackInTheMiddleComesWhenItIsReleased) {
+TEST(StreamConnection, HeldBytesArriveWhenReleased) {
   const auto payload = pattern(1, 100);
   const std::size_t whole = kPreamble + 8 + 8 + 6 + payload.size();
   for (std::size_t at = 0; at < whole; at += 5) {
@@ -428,14 +429,15 @@ TEST(StreamConnection, WhatIsHeldBackInTheMiddleComesWhenItIsReleased) {
   }
 }
 
-TEST(StreamConnection, AMessageThatFitsTheWindowIsShownInPlaceAndOneThatDoesNotIsNot) {
+TEST(StreamConnection, ShowsMessagesInPlaceIfTheyFit) {
   Ends ends;
   Mailbox mail(*ends.b, ends.loop_b);
-  ends.a->send(bytes_of("first"), {}, nullptr, {});  // the preamble has gone when this has come
+  ends.a->send(bytes_of("first"), {}, nullptr,
+               {});  // once it has arrived, the preamble has been sent
   mail.next();
   const auto fits = pattern(1, kRing / 2);
   const auto does_not = pattern(2, 2 * kRing);
-  for (int round = 0; round < 5; ++round) {  // wherever in the ring it begins
+  for (int round = 0; round < 5; ++round) {  // begins at different places in the ring
     ends.a->send({}, std::array{slice_of(fits)}, nullptr, {});
     const Letter in_place = mail.next();
     EXPECT_TRUE(in_place.was_in_place);
@@ -447,7 +449,7 @@ TEST(StreamConnection, AMessageThatFitsTheWindowIsShownInPlaceAndOneThatDoesNotI
   }
 }
 
-// As a stream that keeps up to a half of its ring for one message.
+// A stream that shows messages of up to half its ring whole.
 class Keeping final : public ByteStream {
  public:
   explicit Keeping(std::unique_ptr<ByteStream> below) : below_(std::move(below)) {}
@@ -472,7 +474,7 @@ class Keeping final : public ByteStream {
   const std::unique_ptr<ByteStream> below_;
 };
 
-TEST(StreamConnection, WhoWorksInPlaceIsShownMessagesWholeAndOthersLongOnesEarly) {
+TEST(StreamConnection, InPlaceHandlersSeeMessagesWhole) {
   const auto payload = pattern(1, 64 << 10);
   for (const bool in_place : {false, true}) {
     SCOPED_TRACE(in_place);
@@ -506,7 +508,7 @@ TEST(StreamConnection, WhoWorksInPlaceIsShownMessagesWholeAndOthersLongOnesEarly
   }
 }
 
-TEST(StreamConnection, FrontsLargerThanTheWindowAreGathered) {
+TEST(StreamConnection, FrontsBeyondTheWindowAreGathered) {
   Ends ends;
   Mailbox mail(*ends.b, ends.loop_b);
   std::byte byte{42};
@@ -523,7 +525,7 @@ TEST(StreamConnection, FrontsLargerThanTheWindowAreGathered) {
   }
 }
 
-TEST(StreamConnection, PeersThatOnlyHearNoMoreFailWhatWaitsThoughAMessageIsNotAccepted) {
+TEST(StreamConnection, LostPeerFailsSendsBeforeAnAccept) {
   Stranger stranger;
   std::promise<void> arrived;
   stranger.us->receive({[&](const Arrival&) { arrived.set_value(); }, [](const Error&) {}});
@@ -542,9 +544,9 @@ TEST(StreamConnection, PeersThatOnlyHearNoMoreFailWhatWaitsThoughAMessageIsNotAc
   EXPECT_EQ(failure_of(stranger.us->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
 }
 
-TEST(StreamConnection, GoodbyeFollowsWhatWasSentThoughThereWasNoRoomForIt) {
+TEST(StreamConnection, GoodbyeWaitsForRoomInTheRing) {
   Ends ends;
-  ends.b_to_a.hold_at(kPreamble);  // nothing comes back meanwhile
+  ends.b_to_a.hold_at(kPreamble);  // no byte comes back meanwhile
   const auto payload = pattern(1, kRing - kPreamble - 8 - 8);
   Mailbox mail_a(*ends.a, ends.loop_a);
   flush(*ends.loop_a);
@@ -559,7 +561,7 @@ TEST(StreamConnection, GoodbyeFollowsWhatWasSentThoughThereWasNoRoomForIt) {
   EXPECT_NE(mail_b.wait_closed().text().find("that was all"), std::string::npos);
 }
 
-TEST(StreamConnection, TheReasonThatAPeerGivesIsOneLineOfTheLog) {
+TEST(StreamConnection, PeersReasonIsOnePrintableLine) {
   Ends ends;
   Mailbox mail_a(*ends.a, ends.loop_a);
   Mailbox mail_b(*ends.b, ends.loop_b);
@@ -572,7 +574,7 @@ TEST(StreamConnection, TheReasonThatAPeerGivesIsOneLineOfTheLog) {
             std::string::npos);
 }
 
-TEST(StreamConnection, EndsWhatIsPendingWhenItsLoopGoesWithTheLastReference) {
+TEST(StreamConnection, EndedLoopFailsPendingOperations) {
   Op stuck;
   Op accepted;
   std::vector<std::byte> got(2 * kRing);
@@ -591,7 +593,7 @@ TEST(StreamConnection, EndsWhatIsPendingWhenItsLoopGoesWithTheLastReference) {
   EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
 }
 
-TEST(StreamConnection, KeepsTheLoopWhileSomebodyHoldsIt) {
+TEST(StreamConnection, KeepsItsLoopAlive) {
   Ends ends;
   Mailbox mail(*ends.b, ends.loop_b);
   const std::weak_ptr<EventLoop> watch = ends.loop_a;
@@ -601,7 +603,7 @@ TEST(StreamConnection, KeepsTheLoopWhileSomebodyHoldsIt) {
   EXPECT_EQ(mail.next().header, "still here");
 }
 
-TEST(StreamConnection, LeavesNothingBehindOnceBothEndsAreDropped) {
+TEST(StreamConnection, DroppingBothEndsLeavesNothing) {
   const auto kept = std::make_shared<int>(0);
   std::weak_ptr<EventLoop> loop_a;
   std::weak_ptr<EventLoop> loop_b;

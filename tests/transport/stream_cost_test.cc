@@ -1,5 +1,5 @@
-// The hot paths of a connection allocate nothing. In a program of its own, which counts what
-// operator new does.
+// The hot paths of a connection allocate nothing. This is a program of its own, because it counts
+// what operator new allocates.
 #include <array>
 #include <cstdlib>
 #include <new>
@@ -12,10 +12,10 @@
 #include <weft/transport/stream_connection.h>
 
 namespace {
-thread_local std::size_t allocations = 0;  // of this thread
+thread_local std::size_t allocations = 0;  // of the current thread
 }
 
-// Not inlined: g++ 12 would see one of a pair only, and take free() for a mistake.
+// Not inlined: g++ 12 would inline only one of the pair and warn that free() does not match.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
@@ -36,7 +36,7 @@ struct End {
     Capabilities limits;
     limits.inline_bytes = 4096;
     connection = connect_over(std::move(owned), limits, "memory", loop);
-    // Once something goes at once, the preamble has gone.
+    // Once a message is sent at once, the preamble has been sent.
     loop->drive([&] { return connection->send({}, {}, nullptr, {}).ended(); }, harness::patience());
   }
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("test");
@@ -44,13 +44,13 @@ struct End {
   std::shared_ptr<Connection> connection;
 };
 
-TEST(StreamCost, SendingWhatGoesAtOnceAllocatesNothing) {
+TEST(StreamCost, SendingAtOnceAllocatesNothing) {
   const End end;
   std::array<std::byte, 1000> memory{};
   const std::array payloads{Slice{memory.data(), 8, {}}, Slice{memory.data(), memory.size(), {}}};
   const Pin pin = std::make_shared<int>(0);
   const auto send = [&] { return end.connection->send(bytes_of("header"), payloads, pin, {}); };
-  send();  // the scratch has its size now
+  send();  // now the scratch memory has its full size
   const std::size_t before = allocations;
   bool all_ended = true;
   for (int i = 0; i < 1000; ++i) all_ended &= send().ended();
@@ -59,7 +59,7 @@ TEST(StreamCost, SendingWhatGoesAtOnceAllocatesNothing) {
   EXPECT_EQ(pin.use_count(), 1);
 }
 
-TEST(StreamCost, ReceivingWhatIsInPlaceAllocatesNothing) {
+TEST(StreamCost, ReceivingInPlaceAllocatesNothing) {
   const End end;
   std::array<std::byte, 500> memory{};
   std::vector<std::byte> lane;

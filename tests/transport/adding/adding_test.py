@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Adds a transport as docs/adding-a-transport.md says, and sees what the suites make of it.
+"""Adds a transport as docs/adding-a-transport.md says, and runs the conformance suites over it.
 
-In a copy of the tree transport/inproc is copied to transport/copycat, with no name left of the old one; nothing else of the
-copy is touched. Then a build of its own must find the folder, and both conformance suites must run over copycat what they
-run over inproc, with the same outcome. It builds some hundred files, so it is done on request only.
+In a copy of the tree, transport/inproc is copied to transport/copycat and every name in it is changed; nothing else in the
+tree is changed. Then a separate build must find the folder, and both conformance suites must run the same tests over copycat
+as over inproc, with the same outcomes. It builds some hundred files, so it runs on request only.
 
 usage: adding_test.py SOURCE_FOLDER WORK_FOLDER TORCH_ROOT CXX_COMPILER
 """
@@ -20,7 +20,7 @@ REQUEST = "WEFT_TRY_ADDING"
 OLD, NEW = "inproc", "copycat"
 PROGRAMS = ["connection_test", "connection_process_test", "connection_fault_test", "connection_soak_test", "communicator_mesh_test",
             "communicator_fault_test"]
-# What is not built says nothing about the folder.
+# Options that are switched off: they have no bearing on the folder.
 WITHOUT = ["CUDA", "NCCL", "GLOO", "VERBS", "MPI", "METRICS", "BUILD_BENCHES", "BUILD_EXAMPLES"]
 
 
@@ -32,7 +32,7 @@ def run(*command, **options):
 
 
 def files_of(tree):
-    """{path in the tree: bytes} of what is no build."""
+    """{path in the tree: bytes} of every file outside build folders."""
     found = {}
     for folder, folders, names in os.walk(tree):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in ("build", "__pycache__")]
@@ -50,14 +50,14 @@ def renamed(text):
 
 
 def with_copycat(files):
-    """The files, and those of the folder that is added."""
+    """The files, and those of the added folder."""
     prefix = f"transport/{OLD}/"
     added = {renamed(path): renamed(content.decode()).encode() for path, content in files.items() if path.startswith(prefix)}
     return {**files, **added}
 
 
 def bring(tree, files):
-    """Makes the tree hold just those, and touches none that it holds already: the next build has less to do."""
+    """Makes the tree hold exactly these files; leaves unchanged files alone, so that the next build has less to do."""
     there = files_of(tree)
     for path in there.keys() - files.keys():
         (tree / path).unlink()
@@ -68,14 +68,14 @@ def bring(tree, files):
 
 
 def changed(tree, before):
-    """What differs in the tree from what it was made of."""
+    """The paths at which the tree differs from the files that it was made of."""
     after = files_of(tree)
     digest = lambda content: hashlib.sha256(content or b"").digest()
     return sorted(path for path in before.keys() | after.keys() if digest(before.get(path)) != digest(after.get(path)))
 
 
 def outcomes(program, backend, folder):
-    """{test, as if the backend were called X: its outcome}."""
+    """{test, with the backend's name replaced by X: its outcome}."""
     report = folder / f"{program.name}-{backend}.json"
     report.unlink(missing_ok=True)
     run(program, f"--gtest_filter=*{backend}*:*{backend.capitalize()}*", f"--gtest_output=json:{report}", "--gtest_brief=1",
@@ -104,7 +104,7 @@ def main(source, work, torch, compiler):
     for name in PROGRAMS:
         ours = outcomes(build / "tests" / name, NEW, work)
         theirs = outcomes(build / "tests" / name, OLD, work)
-        theirs.pop("Connections.AtLeastXIsTested", None)  # which is of inproc by its name
+        theirs.pop("Connections.AtLeastXIsTested", None)  # this test is about inproc itself
         if ours != theirs:
             differ = sorted(ours.items() ^ theirs.items())
             sys.exit(f"{name}: {NEW} and {OLD} differ in {len(differ)}: {differ[:10]}")

@@ -1,4 +1,4 @@
-// Two ends of a cuda_ipc lane on a fake GPU, of one process that plays two.
+// Both ends of a cuda_ipc connection on a fake GPU, in one process that plays two.
 #pragma once
 
 #include <array>
@@ -36,7 +36,8 @@ class Lanes : public cuda::FakeCuda {
   explicit Lanes(harness::FakeDriver::Options options = {.threads = true, .is_two_processes = true})
       : FakeCuda(options) {}
 
-  // Two ends; `below` makes each of them first (over staged::over(), say).
+  // Makes both ends over inproc; `below` may wrap each inproc connection first (in staged::over(),
+  // say).
   using Below = std::function<std::shared_ptr<Connection>(std::shared_ptr<Connection>,
                                                           const std::shared_ptr<EventLoop>&)>;
   void open(const Below& below = {}) {
@@ -50,7 +51,7 @@ class Lanes : public cuda::FakeCuda {
     near = over(std::move(a), stage, near_loop, here);
     far = over(std::move(b), stage, far_loop, there);
   }
-  // Receives on the far end, and leaves every message to the test to accept.
+  // Receives on the far end; the test accepts every message itself.
   void receive() {
     far->receive({[kept = arrived](const Arrival& arrival) {
                     std::lock_guard lock(kept->mutex);
@@ -114,7 +115,7 @@ class Lanes : public cuda::FakeCuda {
   std::size_t seen = 0;
 };
 
-// The far end has a second GPU, and that alone.
+// The far end uses a second GPU only.
 template <class Fixture>
 class OfTwoGpus : public Fixture {
  protected:

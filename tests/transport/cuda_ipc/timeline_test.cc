@@ -1,4 +1,4 @@
-// What a timeline shows of a cuda_ipc lane.
+// What a timeline shows of a cuda_ipc connection.
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/transport/cuda_ipc/lanes.h>
@@ -8,7 +8,7 @@ namespace {
 
 class CudaIpcInATimeline : public Lanes {};
 
-TEST_F(CudaIpcInATimeline, ACopyIsASpanOfTheTimelineWithAnArrowFromWhoAccepts) {
+TEST_F(CudaIpcInATimeline, CopyIsASpanWithAnArrowFromAccept) {
   constinit static trace::Name accepting{trace::Layer::User, "accept"};
   open();
   receive();

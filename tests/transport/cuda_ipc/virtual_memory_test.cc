@@ -1,4 +1,4 @@
-// Memory of virtual addresses over lanes by name: it is shared by descriptors.
+// Memory of virtual addresses over cuda_ipc connections: it is shared by file descriptors.
 #include <cstdlib>
 #include <thread>
 
@@ -24,7 +24,7 @@ class CudaIpcOfVirtualMemory : public Lanes {
       cuda::VirtualMemory::Kind kind = cuda::VirtualMemory::Kind::Shareable) {
     return std::make_shared<cuda::VirtualMemory>(device, segments, kind);
   }
-  // One message, read to `to`; says what came.
+  // Sends one message and accepts it into `to`; returns the bytes there.
   std::vector<std::byte> pass(const Slice& from, const Slice& to) {
     const Op sent = near->send({}, std::array{from}, nullptr, {});
     next();
@@ -44,7 +44,7 @@ class CudaIpcOfVirtualMemory : public Lanes {
   }
 };
 
-TEST_F(CudaIpcOfVirtualMemory, APayloadAcrossSegmentsIsOneCopyForEachAndEachIsPassedOnce) {
+TEST_F(CudaIpcOfVirtualMemory, SegmentsArePassedOnceAndCopiedEach) {
   open();
   receive();
   const auto memory = mapped(*device, 3);
@@ -63,7 +63,7 @@ TEST_F(CudaIpcOfVirtualMemory, APayloadAcrossSegmentsIsOneCopyForEachAndEachIsPa
   EXPECT_EQ(exports(), 3);
 }
 
-TEST_F(CudaIpcOfVirtualMemory, ASegmentInSeveralPayloadsOfAMessageIsToldOfOnce) {
+TEST_F(CudaIpcOfVirtualMemory, SegmentOfManyPayloadsIsPassedOnce) {
   open();
   receive();
   const auto memory = mapped(*device, 2);
@@ -81,7 +81,7 @@ TEST_F(CudaIpcOfVirtualMemory, ASegmentInSeveralPayloadsOfAMessageIsToldOfOnce) 
   EXPECT_EQ(imports(), 1);
 }
 
-TEST_F(CudaIpcOfVirtualMemory, WhatIsMappedAnewAtAnAddressIsToldOfAnewAndTheFormerLetGo) {
+TEST_F(CudaIpcOfVirtualMemory, RemappedSegmentReplacesTheFormer) {
   open();
   receive();
   const auto memory = mapped(*device, 1);
@@ -98,7 +98,7 @@ TEST_F(CudaIpcOfVirtualMemory, WhatIsMappedAnewAtAnAddressIsToldOfAnewAndTheForm
   }
 }
 
-TEST_F(CudaIpcOfVirtualMemory, GoesTogetherWithEveryOtherMemory) {
+TEST_F(CudaIpcOfVirtualMemory, MixesWithOtherMemoryInAMessage) {
   open();
   receive();
   const auto memory = mapped(*device, 2);
@@ -120,7 +120,7 @@ TEST_F(CudaIpcOfVirtualMemory, GoesTogetherWithEveryOtherMemory) {
   EXPECT_EQ(again_to, read(across.part(40, 30)));
 }
 
-TEST_F(CudaIpcOfVirtualMemory, ThatWasNotMadeToBeSharedIsRefusedByName) {
+TEST_F(CudaIpcOfVirtualMemory, UnshareableSegmentIsRefusedByName) {
   open();
   receive();
   const auto memory = mapped(*device, 1, cuda::VirtualMemory::Kind::Private);
@@ -132,8 +132,9 @@ TEST_F(CudaIpcOfVirtualMemory, ThatWasNotMadeToBeSharedIsRefusedByName) {
   EXPECT_EQ(next(), "the lane goes on");
 }
 
-// Of a payload that goes there nothing is told, and what of it another one has is.
-TEST_F(CudaIpcOfVirtualMemory, APayloadOfWhichAPartCannotBeSharedGoesByTheLaneBelow) {
+// A payload that takes the connection below does not describe any memory; another payload of the
+// same message describes the part that can be shared.
+TEST_F(CudaIpcOfVirtualMemory, PartlyUnshareablePayloadIsSentBelow) {
   open([this](std::shared_ptr<Connection> below, const std::shared_ptr<EventLoop>& loop) {
     return staged::over(std::move(below), stage, loop);
   });
@@ -153,7 +154,7 @@ TEST_F(CudaIpcOfVirtualMemory, APayloadOfWhichAPartCannotBeSharedGoesByTheLaneBe
   EXPECT_EQ(imports(), 1);
 }
 
-TEST_F(CudaIpcOfVirtualMemory, MorePiecesThanAMessageTakesGoByTheLaneBelow) {
+TEST_F(CudaIpcOfVirtualMemory, PiecesBeyondTheLimitAreSentBelow) {
   open([this](std::shared_ptr<Connection> below, const std::shared_ptr<EventLoop>& loop) {
     return staged::over(std::move(below), stage, loop);
   });
@@ -176,7 +177,7 @@ TEST_F(CudaIpcOfVirtualMemory, MorePiecesThanAMessageTakesGoByTheLaneBelow) {
   EXPECT_EQ(read(places.back()), pattern(1, 2));
 }
 
-TEST_F(CudaIpcOfVirtualMemory, WhatCannotBeOpenedAtFirstIsTriedAgainAndLeavesNothing) {
+TEST_F(CudaIpcOfVirtualMemory, OpeningIsRetriedWithoutLeaks) {
   open();
   receive();
   const auto to = shareable(100);
@@ -190,7 +191,7 @@ TEST_F(CudaIpcOfVirtualMemory, WhatCannotBeOpenedAtFirstIsTriedAgainAndLeavesNot
     next();
     const auto before = fake.alive();
     EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr(name));
-    expect_good(sent);  // nobody reads it any more
+    expect_good(sent);  // it will not be read any more
     EXPECT_EQ(fake.alive().mappings, before.mappings);
     EXPECT_EQ(fake.alive().reservations, before.reservations);
     EXPECT_EQ(pass(from, to->slice()), pattern(1, 100));
@@ -201,7 +202,7 @@ TEST_F(CudaIpcOfVirtualMemory, WhatCannotBeOpenedAtFirstIsTriedAgainAndLeavesNot
   fails_in(&cuda::Driver::mem_set_access, "cuMemSetAccess");
 }
 
-TEST_F(CudaIpcOfVirtualMemory, IsOpenedWhileAnotherThreadCaptures) {
+TEST_F(CudaIpcOfVirtualMemory, OpensWhileAnotherThreadCaptures) {
   open();
   receive();
   const auto memory = mapped(*device, 1);
@@ -219,7 +220,7 @@ TEST_F(CudaIpcOfVirtualMemory, IsOpenedWhileAnotherThreadCaptures) {
   EXPECT_EQ(read(to->slice()), pattern(1, 100));
 }
 
-// How many descriptors a socket holds that nobody reads from.
+// Returns how many descriptors fit into a socket that is not read.
 std::size_t room_of_a_socket() {
   int ends[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
@@ -229,12 +230,12 @@ std::size_t room_of_a_socket() {
   return count;
 }
 
-// Nobody turns the far loop but next(), so nobody takes what is passed before.
-TEST_F(CudaIpcOfVirtualMemory, AMessageThatTellsOfMoreThanTheSocketHoldsWaitsAndGoesOn) {
+// Only next() drives the far loop, so no descriptor is taken before.
+TEST_F(CudaIpcOfVirtualMemory, MessageWaitsForRoomInTheSocket) {
   far_loop = std::make_shared<EventLoop>("far", EventLoop::Thread::Given);
   open();
   receive();
-  const auto expect_ends = [&](const Op& op) {  // on whichever loop
+  const auto expect_ends = [&](const Op& op) {  // it may end on either loop
     for (const Deadline limit = patience(); !op.ended() && !limit.passed();) {
       far_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
     }
@@ -276,7 +277,8 @@ TEST_F(CudaIpcOfVirtualMemory, NoDescriptorIsLeftOpen) {
   pass(memory->segment(0).part(0, 100), to->slice());
   EXPECT_EQ(harness::open_descriptors(), with_one + 1)
       << "the fake driver's file for what it has imported";
-  // Passed and never opened; replaced before it was; and what a lane that ends has not shown yet.
+  // Three more cases: passed and never opened; replaced before it was opened; passed but not yet
+  // announced by a connection that ends.
   near->send({}, std::array{memory->segment(1).part(0, 100)}, memory, {});
   next();
   expect_good(far->accept({}, nullptr, {}));
@@ -292,13 +294,13 @@ TEST_F(CudaIpcOfVirtualMemory, NoDescriptorIsLeftOpen) {
   far.reset();
   for (const Deadline limit = patience();
        harness::open_descriptors() != before && !limit.passed();) {
-    device->retirement().reclaim();  // what the loops give up when they come to it
+    device->retirement().reclaim();  // frees what the loops retire
     std::this_thread::yield();
   }
   EXPECT_EQ(harness::open_descriptors(), before);
 }
 
-TEST_F(CudaIpcOfVirtualMemory, WithoutAFolderForTheSocketIsRefusedByNameAndOtherMemoryGoes) {
+TEST_F(CudaIpcOfVirtualMemory, WithoutASocketFolderIsRefusedByName) {
   const char* const folder = std::getenv("TMPDIR");
   const std::string former = folder == nullptr ? "" : folder;
   ::setenv("TMPDIR", "/nowhere", 1);
@@ -314,9 +316,13 @@ TEST_F(CudaIpcOfVirtualMemory, WithoutAFolderForTheSocketIsRefusedByNameAndOther
   EXPECT_EQ(pass(plain->slice(), to->slice()), pattern(1, 100));
 }
 
+<<<<<<< HEAD
 // --- refused by the lane below
+=======
+// --- Messages that the connection below refuses
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
-// A lane whose next message with something to read is refused.
+// A connection that refuses its next message if told to.
 class Refusing final : public Connection {
  public:
   explicit Refusing(std::shared_ptr<Connection> below) : below_(std::move(below)) {}
@@ -340,8 +346,8 @@ class Refusing final : public Connection {
   std::shared_ptr<Connection> below_;
 };
 
-// Its descriptor has been passed by then.
-TEST_F(CudaIpcOfVirtualMemory, IsReadAlsoWhereAMessageThatToldOfItWasRefused) {
+// The descriptor has already been passed when the message is refused.
+TEST_F(CudaIpcOfVirtualMemory, IsReadableAfterARefusedMessage) {
   std::shared_ptr<Refusing> below;
   open([&](std::shared_ptr<Connection> one,
            const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
@@ -359,16 +365,20 @@ TEST_F(CudaIpcOfVirtualMemory, IsReadAlsoWhereAMessageThatToldOfItWasRefused) {
     EXPECT_EQ(failure_of(sent).blame(), Blame::Busy);
   }
   EXPECT_EQ(pass(memory->segment(2).part(0, 100), to->slice()), pattern(2, 100));
-  memory->unmap(1);  // what was told in vain is told as what is there now
+  memory->unmap(1);  // the next message describes the segment's new memory
   memory->map(1);
   write(memory->segment(1).part(0, 100), pattern(7, 100));
   EXPECT_EQ(pass(memory->segment(1).part(0, 100), to->slice()), pattern(7, 100));
   below.reset();
 }
 
+<<<<<<< HEAD
 // --- a peer of bytes
+=======
+// --- A peer written by hand
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
-// Whoever connects to a lane and speaks by himself.
+// A peer that connects and sends arbitrary bytes.
 class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
  protected:
   void SetUp() override {
@@ -385,7 +395,7 @@ class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
     raw->send(encode(Hello{there, page->name(), passing.name(), {gpu}}), {}, nullptr, {});
     raw->send(encode_reach(1), {}, nullptr, {});
     letters->next();
-    letters->next();  // it has said what it reaches
+    letters->next();  // the far end's hello, and which GPUs it reaches
   }
   void TearDown() override {
     letters.reset();
@@ -406,7 +416,7 @@ class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
   std::unique_ptr<Mailbox> letters;
 };
 
-TEST_F(CudaIpcWithStranger, WhatIsSaidOfTheSizeIsNotTaken) {
+TEST_F(CudaIpcWithStranger, ClaimedSizesAreNotTrusted) {
   ASSERT_FALSE(passing.why_not(here.process));
   const auto memory = mapped(*device, 1);
   write(memory->segment(0).part(0, 100), pattern(1, 100));
@@ -425,13 +435,13 @@ TEST_F(CudaIpcWithStranger, WhatIsSaidOfTheSizeIsNotTaken) {
   next();
   expect_good(far->accept(std::array{to->slice()}, to, {}));
   EXPECT_EQ(read(to->slice()), pattern(1, 100));
-  // And beyond what it has said itself, once that is known.
+  // Nor may a piece exceed the size that the peer itself announced.
   tell({.bytes = 100, .allocation = 2, .offset = kSegment});
   next();
   EXPECT_EQ(failure_of(far->accept(std::array{to->slice()}, to, {})).blame(), Blame::PeerLost);
 }
 
-TEST_F(CudaIpcWithStranger, ADescriptorOfSomethingElseIsNotOpened) {
+TEST_F(CudaIpcWithStranger, ForeignDescriptorsAreNotOpened) {
   ASSERT_FALSE(passing.why_not(here.process));
   const auto to = shareable(100);
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Passed);
@@ -441,7 +451,7 @@ TEST_F(CudaIpcWithStranger, ADescriptorOfSomethingElseIsNotOpened) {
               HasSubstr("cuMemImportFromShareableHandle"));
 }
 
-TEST_F(CudaIpcWithStranger, WhoDoesNotConnectIsPassedNothing) {
+TEST_F(CudaIpcWithStranger, UnconnectedPeerIsPassedNothing) {
   const auto memory = mapped(*device, 1);
   const Error error =
       failure_of(far->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
@@ -449,14 +459,18 @@ TEST_F(CudaIpcWithStranger, WhoDoesNotConnectIsPassedNothing) {
   EXPECT_THAT(error.text(), HasSubstr("has not connected"));
 }
 
-TEST_F(CudaIpcWithStranger, OthersThatConnectAreNotThePeer) {
+TEST_F(CudaIpcWithStranger, OtherProcessesAreNotThePeer) {
   const std::uint64_t nobody = here.process + 1;
   EXPECT_THAT(passing.why_not(nobody).value_or(""), HasSubstr("has not connected"));
   EXPECT_EQ(passing.name(), 0u) << "it listens no more";
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Gone);
 }
 
+<<<<<<< HEAD
 // --- two GPUs
+=======
+// --- Two GPUs
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory> {
  protected:
@@ -464,7 +478,7 @@ class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory>
       : OfTwoGpus({.devices = 2, .threads = true, .is_two_processes = true}) {}
 };
 
-TEST_F(CudaIpcOfVirtualMemoryOnTwoGpus, IsMappedForTheGpuThatReads) {
+TEST_F(CudaIpcOfVirtualMemoryOnTwoGpus, IsMappedForTheReadingGpu) {
   open_apart();
   receive();
   const auto memory = mapped(*device, 1);

@@ -1,4 +1,4 @@
-// What is Gloo's own; the conformance suite has the rest.
+// Behaviour of the Gloo backend alone; tests/conformance has the claims for every backend.
 #include <array>
 #include <filesystem>
 #include <mutex>
@@ -40,9 +40,8 @@ Error failure_of(const Op& op) {
   return op.error().value_or(Error(Blame::Remote, "it did not fail"));
 }
 
-// A job that dies for want of threads is one thing; that it takes the process with it, without a
-// word, another.
-TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionStillWork) {
+// A lack of threads may fail a job, but must not end the process without an error.
+TEST(GlooCommunicator, OutOfThreadsMessagesFailWithBusy) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::shared_ptr<Communicator> peer;
   std::thread joining([&] { peer = join(1, store); });
@@ -55,8 +54,8 @@ TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionS
     logged += line;
   });
   Numbers summed{}, received{};
-  const Op waiting =
-      communicator->all_reduce(elements_of(summed), ReduceOp::Sum, Pin(), Fence());  // for the peer
+  const Op waiting = communicator->all_reduce(elements_of(summed), ReduceOp::Sum, Pin(),
+                                              Fence());  // waits for the peer
   {
     const harness::NoMoreThreads no_more;
     if (harness::can_make_threads())
@@ -75,8 +74,9 @@ TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionS
   EXPECT_NE(logged.find("this thread waits for it"), std::string::npos) << logged;
 }
 
-// Where it had begun, the peer would get half a message, or one that its sender knows as failed.
-TEST(GlooCommunicator, AMessageThatIsRefusedForWantOfAThreadHasNotBegun) {
+// Had the send begun, the peer would receive half a message, or one that its sender reports as
+// failed.
+TEST(GlooCommunicator, RefusedMessageSendsNothing) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::shared_ptr<Communicator> peer;
   std::thread joining([&] { peer = join(1, store); });
@@ -135,7 +135,7 @@ TEST(GlooCommunicator, MessagesOfOneTagShareAThread) {
     ASSERT_EQ(received[static_cast<std::size_t>(i)][0], static_cast<float>(i));
 }
 
-TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
+TEST(GlooCommunicator, ThreadsEndWithTheirTagsMessages) {
   constexpr int kTags = 200;
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::shared_ptr<Communicator> peer;
@@ -149,7 +149,7 @@ TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
     ops.push_back(communicator->point_to_point()->recv(
         elements_of(received[static_cast<std::size_t>(tag)]), 1, tag, Pin(), Fence()));
   }
-  for (int tag = kTags; tag-- > 0;) {  // the last one first
+  for (int tag = kTags; tag-- > 0;) {  // the last tag first
     sent[static_cast<std::size_t>(tag)][0] = static_cast<float>(tag);
     const Op send = peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(tag)]),
                                                  0, tag, Pin(), Fence());
@@ -165,7 +165,7 @@ TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
   EXPECT_TRUE(are_few()) << threads_of_process() - before << " threads are kept";
 }
 
-TEST(GlooCommunicator, MessagesOfMoreTagsThanThereMayBeThreadsAreRefusedByName) {
+TEST(GlooCommunicator, TagsBeyondTheThreadLimitAreRefused) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::shared_ptr<Communicator> peer;
   std::thread joining([&] { peer = join(1, store); });

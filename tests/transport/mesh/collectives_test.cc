@@ -1,5 +1,5 @@
-// Collectives of real size over real connections, against a plain reference; and calls that do not
-// match.
+// Collectives of realistic sizes over real connections, compared with a plain reference; and calls
+// that do not match.
 #include <atomic>
 #include <map>
 
@@ -18,7 +18,8 @@ constexpr Dtype kDtypes[] = {
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
                              ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
 
-// Small numbers, so that results of few ranks are exact in every dtype, and averages nearly.
+// Small numbers, so that the results of a few ranks are exact in every dtype, and averages nearly
+// exact.
 double number(Dtype dtype, int rank, std::size_t index) {
   const auto mixed = static_cast<std::size_t>(rank) * 3 + index * 7 % 11;
   return dtype == Dtype::Bool ? static_cast<double>(mixed % 2) : static_cast<double>(1 + mixed % 3);
@@ -55,7 +56,7 @@ double expected(Dtype dtype, ReduceOp op, int ranks, std::size_t index) {
   return op == ReduceOp::Avg ? result / ranks : result;
 }
 
-// Of complex numbers, whose product is not one of their parts.
+// False for products of complex numbers: reduce() computes them part by part.
 bool has_plain_reference(Dtype dtype, ReduceOp op) {
   return op != ReduceOp::Product ||
          (dtype != Dtype::ComplexFloat32 && dtype != Dtype::ComplexFloat64);
@@ -79,7 +80,7 @@ void expect_reduced(const std::vector<std::byte>& memory, Dtype dtype, ReduceOp 
 class OfRanks : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Mesh, OfRanks, testing::Values(1, 2, 3, 4));
 
-TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
+TEST_P(OfRanks, AllReduceIsRightForAllDtypesAndOps) {
   run_ranks(GetParam(), [](Communicator& communicator) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kOps) {
@@ -98,9 +99,9 @@ TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
   });
 }
 
-TEST_P(OfRanks, ReductionsAreRightAroundEveryBoundary) {
-  // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many
-  // chunks; for each choice.
+TEST_P(OfRanks, ResultsAreRightAroundSizeBoundaries) {
+  // Boundaries: zero elements, fewer elements than ranks, one message, a block's rounding, one
+  // chunk, many chunks; for each algorithm that is chosen.
   const std::vector<std::size_t> counts{0,    1,    2,    3,    5,    15,     16,      17,
                                         4095, 4096, 4097, 8192, 8193, 40'001, 150'001, 700'001};
   run_ranks(GetParam(), [&](Communicator& communicator) {
@@ -134,7 +135,7 @@ TEST_P(OfRanks, ReductionsAreRightAroundEveryBoundary) {
   });
 }
 
-TEST_P(OfRanks, ReduceScatterOfLargePartsReadsItsInputsOnly) {
+TEST_P(OfRanks, ReduceScatterOnlyReadsItsInputs) {
   run_ranks(GetParam(), [](Communicator& communicator) {
     constexpr std::size_t kCount = 100'003;
     const auto ranks = static_cast<std::size_t>(communicator.size());
@@ -151,7 +152,7 @@ TEST_P(OfRanks, ReduceScatterOfLargePartsReadsItsInputsOnly) {
   });
 }
 
-TEST(Mesh, ManyRanksGoRoundARing) {
+TEST(Mesh, ManyRanksUseARing) {
   run_ranks(10, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 3u, 20'001u}) {
       auto data = memory_of(Dtype::Float32, communicator.rank(), count);
@@ -178,7 +179,7 @@ TEST(Mesh, ManyRanksGoRoundARing) {
   });
 }
 
-TEST_P(OfRanks, SumsOfAllSizesHaveTheSameBitsOnAllRanks) {
+TEST_P(OfRanks, SumsHaveTheSameBitsOnAllRanks) {
   std::mutex mutex;
   std::map<std::string, std::vector<std::vector<std::byte>>> results;
   run_ranks(GetParam(), [&](Communicator& communicator) {
@@ -203,18 +204,23 @@ TEST_P(OfRanks, SumsOfAllSizesHaveTheSameBitsOnAllRanks) {
   }
 }
 
+<<<<<<< HEAD
 // --- calls that do not match
+=======
+// --- Calls that do not match
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 using CallOf = std::function<Op(Communicator&, std::vector<float>&)>;
 
-// Rank 0 makes the first call, rank 1 the second: both must fail, and say what each called.
+// Rank 0 makes the first call, rank 1 the second: both must fail, and both errors must contain the
+// words.
 void expect_mismatch(const CallOf& first, const CallOf& second,
                      const std::vector<std::string>& words) {
   run_ranks(2, [&](Communicator& communicator) {
     std::vector<float> data(64, 1);
     const Op op = (communicator.rank() == 0 ? first : second)(communicator, data);
     std::vector<Error> errors;
-    // A rank that only sends may be done; whatever comes next shows it.
+    // A rank that only sends may have finished; its next operation reveals the mismatch.
     if (op.done().synchronize(soon()) && op.error()) errors.push_back(*op.error());
     const Op next = communicator.barrier(Fence());
     errors.push_back(expect_failed(next, "the operation after a mismatch"));
@@ -233,7 +239,7 @@ Op sum(Communicator& communicator, std::vector<float>& data, std::size_t count =
                                  Fence());
 }
 
-TEST(Mismatch, OfCollectives) {
+TEST(Mismatch, DifferentCollectivesAreNamed) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data); },
                   [](auto& c, auto& data) {
                     return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence());
@@ -241,34 +247,34 @@ TEST(Mismatch, OfCollectives) {
                   {"all_reduce of 256 bytes", "broadcast of 256 bytes", "same order"});
 }
 
-TEST(Mismatch, OfSizes) {
+TEST(Mismatch, DifferentSizesAreNamed) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 64); },
                   [](auto& c, auto& data) { return sum(c, data, 63); }, {"256 bytes", "252 bytes"});
 }
 
-TEST(Mismatch, OfSizesThatAreCutDifferently) {
+TEST(Mismatch, DifferentlyCutSizesAreNamed) {
   const auto many = [](auto& c, auto&) {
-    static std::vector<float> large(1 << 20);  // for both ranks' failed operations
+    static std::vector<float> large(1 << 20);  // outlives the failed operations of both ranks
     return sum(c, large, large.size());
   };
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 1); }, many,
                   {"of 4 bytes", "of 4194304 bytes"});
 }
 
-TEST(Mismatch, OfDtypes) {
+TEST(Mismatch, DifferentDtypesAreNamed) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32); },
                   [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Int32); },
                   {"float32", "int32"});
 }
 
-TEST(Mismatch, OfOperators) {
+TEST(Mismatch, DifferentOperatorsAreNamed) {
   expect_mismatch(
       [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Min); },
       [](auto& c, auto& data) { return sum(c, data, 64, Dtype::Float32, ReduceOp::Max); },
       {"Min", "Max"});
 }
 
-TEST(Mismatch, OfRootsWhereBothSend) {
+TEST(Mismatch, TwoSendingRootsBothFail) {
   expect_mismatch(
       [](auto& c, auto& data) {
         return c.broadcast(elements_of(data, Dtype::Float32), 0, Pin(), Fence());
@@ -279,10 +285,10 @@ TEST(Mismatch, OfRootsWhereBothSend) {
       {"broadcast"});
 }
 
-TEST(Mismatch, OfPartsOfAnAllToAll) {
+TEST(Mismatch, DifferentPartsOfAllToAllAreNamed) {
   run_ranks(2, [](Communicator& communicator) {
     std::vector<float> sent(8, 1), received(8);
-    // Rank 1 expects less than rank 0 sends it.
+    // Rank 1 expects fewer bytes than rank 0 sends it.
     const std::size_t expected = communicator.rank() == 0 ? 16 : 12;
     const std::vector<Slice> inputs{{sent.data(), 16, Device::host()},
                                     {sent.data(), 16, Device::host()}};
@@ -297,7 +303,7 @@ TEST(Mismatch, OfPartsOfAnAllToAll) {
   });
 }
 
-TEST(Mesh, AnOperatorThatADtypeHasNotIsRefusedAndBreaksNothing) {
+TEST(Mesh, UnsupportedOperatorIsRefused) {
   run_ranks(2, [](Communicator& communicator) {
     std::vector<float> data(4, 1);
     const Op op = communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::BitXor,
@@ -310,7 +316,7 @@ TEST(Mesh, AnOperatorThatADtypeHasNotIsRefusedAndBreaksNothing) {
   });
 }
 
-TEST(Mesh, ACommunicatorMayBeDroppedInsideItsOwnOperationsEnd) {
+TEST(Mesh, MayBeDroppedAsItsOperationEnds) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
@@ -327,7 +333,7 @@ TEST(Mesh, ACommunicatorMayBeDroppedInsideItsOwnOperationsEnd) {
         communicator.reset();
       });
       ASSERT_TRUE(op.done().synchronize(soon()));
-      // The other may be gone first, but then all of this has arrived.
+      // The other rank may leave first, but by then all of this rank's data has arrived.
       EXPECT_FALSE(op.error()) << op.error()->what();
       EXPECT_EQ(data[99'999], 2);
       std::lock_guard lock(mutex);

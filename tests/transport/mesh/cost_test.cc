@@ -1,5 +1,5 @@
-// A small collective allocates its Op, and not even that where it ends in its call. In a program of
-// its own, which counts what operator new does.
+// A small collective allocates its Op only, and nothing at all if it ends within its call. This is
+// a program of its own, because it counts what operator new allocates.
 #include <cstdlib>
 #include <functional>
 #include <new>
@@ -9,7 +9,7 @@
 #include <weft/transport/mesh/mesh_communicator.h>
 
 namespace {
-thread_local std::size_t allocations = 0;  // of this thread
+thread_local std::size_t allocations = 0;  // of the current thread
 }
 
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
@@ -23,7 +23,7 @@ thread_local std::size_t allocations = 0;  // of this thread
 namespace weft::transport::mesh {
 namespace {
 
-// A lane whose other end takes everything at once.
+// A connection whose sends end at once.
 class Swallowing final : public Connection {
  public:
   std::string_view transport() const override { return "swallowing"; }
@@ -55,11 +55,11 @@ class MeshCost : public testing::Test {
     number_ = 1;
     return communicator_.all_reduce(number(), ReduceOp::Sum, pin_, Fence());
   }
-  // What the others send in the next all_reduce.
+  // Delivers the parts that the other ranks send in the next all_reduce.
   void others_come() {
     header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 4};
     const auto bytes = encode(header_);
-    for (const int peer : {2, 1}) {  // rank 2's waits until rank 1's is in
+    for (const int peer : {2, 1}) {  // the part of rank 2 waits until that of rank 1 is added
       core_->arrived(
           peer, Lane::Collectives,
           {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
@@ -86,7 +86,7 @@ class MeshCost : public testing::Test {
 
 constexpr std::size_t kCalls = 1000;
 
-// Of kCalls calls, when everything has its size.
+// Counts the allocations of kCalls calls, after a warm-up in which every buffer reaches its size.
 std::size_t allocations_of(const std::function<bool()>& call) {
   for (int i = 0; i < 100; ++i) {
     if (!call()) ADD_FAILURE() << "call " << i;
@@ -99,19 +99,19 @@ std::size_t allocations_of(const std::function<bool()>& call) {
   return count;
 }
 
-TEST_F(MeshCost, ASmallAllReduceAllocatesItsOpAndNothingElse) {
+TEST_F(MeshCost, SmallAllReduceAllocatesOnlyItsOp) {
   const std::size_t count = allocations_of([&] {
     const Op op = all_reduce();
     const bool waits = !op.ended();
     others_come();
     return waits && op.ended() && !op.error() && number_ == 5;
   });
-  // The flag and the state; a queue's block now and then.
+  // The Op's flag and state; now and then a block of a queue.
   EXPECT_LE(count, kCalls * 2 + kCalls / 32);
   EXPECT_EQ(pin_.use_count(), 1);
 }
 
-TEST_F(MeshCost, WhoComesLastAllocatesNothing) {
+TEST_F(MeshCost, LastRankAllocatesNothing) {
   const std::size_t count = allocations_of([&] {
     others_come();
     const Op op = all_reduce();
@@ -121,7 +121,7 @@ TEST_F(MeshCost, WhoComesLastAllocatesNothing) {
   EXPECT_EQ(pin_.use_count(), 1);
 }
 
-TEST_F(MeshCost, ABroadcastsRootAllocatesNothing) {
+TEST_F(MeshCost, BroadcastRootAllocatesNothing) {
   const std::size_t count = allocations_of([&] {
     const Op op = communicator_.broadcast(number(), 0, pin_, Fence());
     return op.ended() && !op.error();
@@ -130,7 +130,7 @@ TEST_F(MeshCost, ABroadcastsRootAllocatesNothing) {
   EXPECT_EQ(pin_.use_count(), 1);
 }
 
-TEST_F(MeshCost, WhatFailsInItsCallSaysWhy) {
+TEST_F(MeshCost, FailureInTheCallSaysWhy) {
   header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Max, 0, 4};
   const auto bytes = encode(header_);
   core_->arrived(

@@ -1,4 +1,4 @@
-// Peers that say nonsense, go away or never come: everything that waits ends with an error that
+// Peers that send nonsense, leave, or never join: every pending operation ends with an error that
 // names them.
 #include <weft/base/log.h>
 #include <weft/tests/transport/mesh/mesh_ranks.h>
@@ -12,10 +12,10 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Rank 0 of two, whose peer is scripted.
+// Rank 0 of two; the peer is scripted.
 class MeshFaults : public testing::Test {
  protected:
-  // Joins while the script meets.
+  // Joins on a thread while `meet` runs the peer's side.
   void join(
       const std::function<void(ScriptedPeer&)>& meet = [](ScriptedPeer& script) { script.join(); },
       std::chrono::milliseconds timeout = kTimeout) {
@@ -33,7 +33,7 @@ class MeshFaults : public testing::Test {
     return communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(),
                                     Fence());
   }
-  // The part of a sum() that rank 1 sends.
+  // The header of the part that rank 1 sends in a sum().
   Header part(std::uint64_t sequence = 1) {
     Header header;
     header.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, data.size() * 4};
@@ -54,13 +54,13 @@ class MeshFaults : public testing::Test {
   std::optional<Error> join_error;
 };
 
-TEST_F(MeshFaults, TheScriptIsAPeerLikeAnyOther) {
+TEST_F(MeshFaults, ScriptedPeerCanTakePart) {
   join();
   ASSERT_NE(communicator, nullptr) << join_error->what();
   const Op op = sum();
   peer.say(Lane::Collectives, part(), 64);
   expect_done(op, "all_reduce");
-  EXPECT_EQ(data[15], 1);  // the script's numbers are zeros
+  EXPECT_EQ(data[15], 1);  // the script sends zeros
 }
 
 TEST_F(MeshFaults, JoiningLeavesNothingInTheStore) {
@@ -84,7 +84,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
       strangers.push_back(script.connect());
       strangers.back()->send(encode(hello), {}, Pin(), Fence());
     };
-    for (int i = 0; i < 300; ++i) strangers.push_back(script.connect());  // and say nothing
+    for (int i = 0; i < 300; ++i) strangers.push_back(script.connect());  // these send nothing
     strangers.push_back(script.connect());
     strangers.back()->send(std::vector<std::byte>(5), {}, Pin(), Fence());
     Hello hello = script.hello;
@@ -97,7 +97,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
     hello.rank = 0;
     greet(hello);
     script.say_hello(Lane::Messages);
-    hello = script.hello;  // a second time on the same lane
+    hello = script.hello;  // a second hello for the same connection
     greet(hello);
     script.say_hello(Lane::Collectives);
     Header barrier;
@@ -118,7 +118,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
   }
 }
 
-TEST_F(MeshFaults, WhoNeverComesIsNamed) {
+TEST_F(MeshFaults, RankThatNeverJoinsIsNamed) {
   join([](ScriptedPeer&) {}, std::chrono::milliseconds(200));
   ASSERT_TRUE(join_error);
   EXPECT_EQ(join_error->blame(), Blame::Timeout);
@@ -126,7 +126,7 @@ TEST_F(MeshFaults, WhoNeverComesIsNamed) {
   EXPECT_THAT(join_error->text(), HasSubstr("200 ms"));
 }
 
-TEST_F(MeshFaults, WhoGoesWhileTheOthersJoinIsNamed) {
+TEST_F(MeshFaults, RankLostWhileJoiningIsNamed) {
   join([](ScriptedPeer& script) {
     script.meet();
     script.say_hello(Lane::Collectives);
@@ -139,7 +139,7 @@ TEST_F(MeshFaults, WhoGoesWhileTheOthersJoinIsNamed) {
   EXPECT_THAT(join_error->text(), HasSubstr("rank 1"));
 }
 
-TEST(MeshJoin, AllWhoAreMissingAreNamed) {
+TEST(MeshJoin, AllMissingRanksAreNamed) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::vector<std::thread> threads;
   for (const int rank : {0, 2}) {  // of four
@@ -166,7 +166,7 @@ struct Nonsense {
 
 class MeshNonsense : public MeshFaults, public testing::WithParamInterface<Nonsense> {};
 
-TEST_P(MeshNonsense, BreaksTheCommunicatorAndNothingElse) {
+TEST_P(MeshNonsense, BreaksOnlyTheCommunicator) {
   const Nonsense& nonsense = GetParam();
   join();
   ASSERT_NE(communicator, nullptr);
@@ -219,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
                  [](Header) { return with(Type::Request, 16, 7); }, 16}),
     [](const auto& one) { return one.param.name; });
 
-TEST_F(MeshFaults, MoreThanTheCreditIsRefused) {
+TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
   join();
   for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {
     peer.say(Lane::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
@@ -234,7 +234,7 @@ TEST_F(MeshFaults, AnnouncementsAreBounded) {
   expect_broken(Blame::PeerLost, "too many announcements");
 }
 
-TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
+TEST_F(MeshFaults, WronglyAnnouncedSizeIsRefused) {
   join();
   std::vector<float> more(4);
   const Op receive =
@@ -245,7 +245,7 @@ TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
   EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::PeerLost);
 }
 
-TEST_F(MeshFaults, AMessageOfAnotherDtypeBreaksBothSides) {
+TEST_F(MeshFaults, DtypeMismatchBreaksBothSides) {
   join();
   std::vector<float> numbers(4);
   const Op receive = communicator->point_to_point()->recv(elements_of(numbers, Dtype::Float32), 1,
@@ -263,7 +263,7 @@ TEST_F(MeshFaults, AMessageOfAnotherDtypeBreaksBothSides) {
   EXPECT_EQ(told.header.blame, Blame::Caller);
 }
 
-TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {
+TEST_F(MeshFaults, PeersReasonIsPassedOn) {
   join();
   const Op op = sum();
   peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Caller, "wrong weather")));
@@ -273,7 +273,7 @@ TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {
   EXPECT_THAT(error.ranks(), IsEmpty());
 }
 
-TEST_F(MeshFaults, RanksThatAPeerNamesArePassedOn) {
+TEST_F(MeshFaults, RanksNamedByAPeerArePassedOn) {
   join();
   const Op op = sum();
   peer.say_raw(Lane::Collectives,
@@ -281,7 +281,7 @@ TEST_F(MeshFaults, RanksThatAPeerNamesArePassedOn) {
   EXPECT_THAT(expect_failed(op, "all_reduce").ranks(), ElementsAre(0));
 }
 
-TEST_F(MeshFaults, APeerThatGivesUpForItselfIsTheOneThatIsLost) {
+TEST_F(MeshFaults, PeerThatCancelsIsTheLostOne) {
   join();
   const Op op = sum();
   peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Cancelled, "enough")));
@@ -290,17 +290,17 @@ TEST_F(MeshFaults, APeerThatGivesUpForItselfIsTheOneThatIsLost) {
   EXPECT_THAT(error.ranks(), ElementsAre(1));
 }
 
-TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
+TEST_F(MeshFaults, LostPeerEndsPendingInEveryPhase) {
   join();
   PointToPoint& messages = *communicator->point_to_point();
   std::vector<float> small(4), large(1 << 20);
   std::vector<Op> ops;
   ops.push_back(sum());
-  ops.push_back(communicator->barrier(Fence()));  // behind it
+  ops.push_back(communicator->barrier(Fence()));  // queued behind the sum
   ops.push_back(
       messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()));  // no message
   ops.push_back(messages.recv(elements_of(small, Dtype::Float32), kAnySource, 1, Pin(),
-                              Fence()));  // from anybody
+                              Fence()));  // from any rank
   ops.push_back(
       messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));  // not cleared
   ops.push_back(
@@ -325,7 +325,7 @@ TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
             Blame::PeerLost);
 }
 
-TEST_F(MeshFaults, WhatCameBeforeAPeerWentMayStillBeReceived) {
+TEST_F(MeshFaults, EarlierMessagesOutliveTheirSender) {
   join();
   PointToPoint& messages = *communicator->point_to_point();
   std::vector<float> small(4, 7), more(4);
@@ -337,8 +337,8 @@ TEST_F(MeshFaults, WhatCameBeforeAPeerWentMayStillBeReceived) {
   EXPECT_EQ(small[0], 0);
 }
 
-TEST_F(MeshFaults, WhatAPeerSaidBeforeItWentCountsOnWhicheverLaneItComes) {
-  std::vector<inproc::Faults> ways;  // in the order of the lanes
+TEST_F(MeshFaults, DelayedPartOfALostPeerStillCounts) {
+  std::vector<inproc::Faults> ways;  // in the order in which the connections are made
   inproc::on_link(
       [&](const inproc::Faults& there, const inproc::Faults&) { ways.push_back(there); });
   join();
@@ -357,7 +357,7 @@ TEST_F(MeshFaults, WhatAPeerSaidBeforeItWentCountsOnWhicheverLaneItComes) {
             Blame::PeerLost);
 }
 
-TEST_F(MeshFaults, APeerOfWhichOneLaneIsLeftIsGivenUp) {
+TEST_F(MeshFaults, PeerWithOneConnectionLeftIsLost) {
   join();
   const Op op = sum();
   peer.close(Lane::Messages);
@@ -365,7 +365,7 @@ TEST_F(MeshFaults, APeerOfWhichOneLaneIsLeftIsGivenUp) {
             Blame::PeerLost);
 }
 
-TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
+TEST_F(MeshFaults, LateRankIsNamedAndBreaksTheGroup) {
   join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
   ASSERT_NE(communicator, nullptr) << join_error->what();
   const Error error = expect_failed(sum(), "an operation that nobody else enters");
@@ -380,7 +380,7 @@ TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
   EXPECT_THAT(told.about, ElementsAre(1));
 }
 
-TEST_F(MeshFaults, AMessageThatNobodySendsEndsAtItsDeadline) {
+TEST_F(MeshFaults, UnsentMessageTimesOut) {
   join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
   std::vector<float> more(4);
   const Op op =
@@ -390,7 +390,7 @@ TEST_F(MeshFaults, AMessageThatNobodySendsEndsAtItsDeadline) {
   EXPECT_THAT(error.text(), HasSubstr("recv from rank 1 (tag 4)"));
 }
 
-TEST_F(MeshFaults, AbortFromAnotherThreadEndsEverythingAndTellsThePeer) {
+TEST_F(MeshFaults, AbortEndsAllAndTellsThePeer) {
   join();
   PointToPoint& messages = *communicator->point_to_point();
   std::vector<float> small(4), large(1 << 20);
@@ -410,14 +410,14 @@ TEST_F(MeshFaults, AbortFromAnotherThreadEndsEverythingAndTellsThePeer) {
     EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("enough"));
   }
-  gate->raise();  // what it was for is over
+  gate->raise();  // the operations that waited for it are over
   Message told = peer.hear(Lane::Collectives);
   while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
   EXPECT_THAT(told.text, HasSubstr("enough"));
 }
 
-TEST_F(MeshFaults, PinsAreHeldUntilNothingTouchesTheMemory) {
+TEST_F(MeshFaults, PinsAreHeldWhileMemoryIsInUse) {
   join();
   bool freed = false;
   std::mutex mutex;
@@ -440,7 +440,7 @@ TEST_F(MeshFaults, PinsAreHeldUntilNothingTouchesTheMemory) {
   EXPECT_TRUE(changed.wait_until(lock, soon().point(), [&] { return freed; }));
 }
 
-TEST_F(MeshFaults, ACommunicatorThatIsDroppedEndsWhatIsPending) {
+TEST_F(MeshFaults, DroppingEndsPendingOperations) {
   join();
   const Op op = sum();
   communicator.reset();

@@ -9,7 +9,7 @@
 namespace weft::transport::mesh {
 namespace {
 
-// `ranks` numbers of each rank folded as the rank at `own_position` does it, in place or not.
+// Folds the numbers of all ranks as rank `own` does, in place or not.
 std::vector<std::byte> folded(Dtype dtype, ReduceOp op,
                               const std::vector<std::vector<double>>& numbers, std::uint32_t own,
                               bool in_place) {
@@ -34,14 +34,14 @@ std::vector<std::byte> folded(Dtype dtype, ReduceOp op,
     auto message = memory[rank];
     fold.add(message.data(), arithmetic, scratch);
     std::fill(message.begin(), message.end(),
-              std::byte{0xee});  // it is gone once it has been added
+              std::byte{0xee});  // the message's memory is reused once it has been added
   }
   EXPECT_EQ(memory, before);
   return out;
 }
 
-TEST(Fold, GivesAllRanksTheSameBitsWhereverTheirOwnNumbersStand) {
-  constexpr std::size_t kCount = 5000;  // more than is widened at once
+TEST(Fold, GivesAllRanksTheSameBits) {
+  constexpr std::size_t kCount = 5000;  // more than are widened at once
   for (const Dtype dtype : {Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::BFloat16}) {
     for (const ReduceOp op :
          {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max}) {
@@ -49,7 +49,7 @@ TEST(Fold, GivesAllRanksTheSameBitsWhereverTheirOwnNumbersStand) {
         std::vector<std::vector<double>> numbers(ranks, std::vector<double>(kCount));
         for (std::size_t rank = 0; rank < ranks; ++rank) {
           for (std::size_t i = 0; i < kCount; ++i) {
-            // Zeros of both signs among them: -0 and +0 are equal, but not the same bits.
+            // Include zeros of both signs: -0 and +0 are equal, but have different bits.
             numbers[rank][i] = i % 7 == 0 ? (rank % 2 == 0 ? -0.0 : 0.0)
                                           : std::sin(static_cast<double>(i * ranks + rank));
           }
@@ -67,7 +67,8 @@ TEST(Fold, GivesAllRanksTheSameBitsWhereverTheirOwnNumbersStand) {
 }
 
 TEST(Fold, RoundsSixteenBitFloatsOnce) {
-  // One half of the last place, three times: rounded after each addition it would never count.
+  // Half of the last place, added three times: if each addition were rounded, it would have no
+  // effect.
   const double half_a_place = std::ldexp(1.0, -9);
   const std::vector<std::vector<double>> numbers{
       {1}, {half_a_place}, {half_a_place}, {half_a_place}};
@@ -75,13 +76,13 @@ TEST(Fold, RoundsSixteenBitFloatsOnce) {
   EXPECT_EQ(harness::load(Dtype::BFloat16, sum.data(), 0), 1 + std::ldexp(1.0, -7));
 }
 
-TEST(Fold, AveragesHalfFloatsWhoseSumWouldOverflow) {
+TEST(Fold, AveragesWithoutHalfFloatOverflow) {
   const std::vector<std::vector<double>> numbers{{60000}, {60000}};
   const auto mean = folded(Dtype::Float16, ReduceOp::Avg, numbers, 1, true);
   EXPECT_EQ(harness::load(Dtype::Float16, mean.data(), 0), 60000);
 }
 
-TEST(Fold, TakesNothing) {
+TEST(Fold, AcceptsZeroElements) {
   EXPECT_TRUE(folded(Dtype::Float32, ReduceOp::Sum, {{}, {}, {}}, 2, true).empty());
 }
 

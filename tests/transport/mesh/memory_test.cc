@@ -1,6 +1,6 @@
 // A communicator whose process has no memory left for what a collective needs besides its tensors.
-// In a program of its own, whose aligned operator new (that of the scratch memory,
-// transport/mesh/scratch.h) can be made to fail.
+// This is a program of its own: its aligned operator new, which allocates the scratch memory
+// (transport/mesh/scratch.h), can be made to fail.
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -32,8 +32,8 @@ std::atomic<int> refused{0};
 namespace weft::transport::mesh {
 namespace {
 
-// What needs such memory: the copy of a small all_reduce, sums in fp32, a reduction that only the
-// root sees.
+// The uses of scratch memory: the copy of a small all_reduce, sums in fp32, and a reduction whose
+// result only the root receives.
 enum class Needs { Copy, WideSum, PartOfReduce };
 
 void PrintTo(Needs needs, std::ostream* out) {
@@ -42,12 +42,12 @@ void PrintTo(Needs needs, std::ostream* out) {
 
 class MeshWithoutMemory : public testing::TestWithParam<Needs> {};
 
-TEST_P(MeshWithoutMemory, EndsEverywhereWithTheReason) {
+TEST_P(MeshWithoutMemory, FailsEveryRankWithTheReason) {
   constexpr int kRanks = 3;
   refused = 0;
   std::barrier joined(kRanks);
   run_ranks(kRanks, [&](Communicator& communicator) {
-    // Held by the pin: lanes may still read it when the operation has failed.
+    // The pin keeps it alive: connections may still read it when the operation has failed.
     const auto numbers = std::make_shared<std::vector<std::uint16_t>>(
         GetParam() == Needs::Copy ? 4000 : 1'000'000, 0);
     const Elements elements =

@@ -1,5 +1,4 @@
-// Ranks of a mesh that are threads of the test, over inproc; and a rank that says what the test
-// makes it say.
+// Ranks of a mesh that are threads of the test, over inproc; and a scripted rank.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +19,7 @@
 
 namespace weft::transport::inproc {
 Result<std::shared_ptr<Transport>>
-open();  // of the registry's table, which would bring every other backend along
+open();  // declared here because the registry's table would link every other backend
 }
 
 namespace weft::transport::mesh {
@@ -44,8 +43,7 @@ inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) {
   return inproc::open().value()->join(options);
 }
 
-// Runs the body on a thread for each rank. No rank leaves before all have come to the end of
-// theirs.
+// Runs the body on a thread for each rank. No rank leaves before all bodies have returned.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                       std::chrono::milliseconds timeout = kTimeout) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
@@ -85,7 +83,7 @@ Elements elements_of(std::vector<T>& data, Dtype dtype) {
   return {{data.data(), data.size() * sizeof(T), Device::host()}, dtype};
 }
 
-// Rank 1 of two, by hand: what it sends need not make sense.
+// Rank 1 of two, scripted: what it sends need not make sense.
 class ScriptedPeer {
  public:
   struct Seen {
@@ -96,7 +94,7 @@ class ScriptedPeer {
   explicit ScriptedPeer(std::shared_ptr<Bootstrap> store) : store_(std::move(store)) {}
   ~ScriptedPeer() { close(); }
 
-  // What rank 0 says first.
+  // Reads what rank 0 has published in the store, and publishes an empty address.
   void meet() {
     const auto secret = store_->get("mesh/secret", soon());
     std::copy(secret.begin(), secret.end(), hello.secret.begin());
@@ -106,7 +104,7 @@ class ScriptedPeer {
     hello.rank = 1;
     hello.ranks = 2;
   }
-  // A connection to rank 0 that has said nothing.
+  // Returns a connection to rank 0 that has sent no hello.
   std::shared_ptr<Connection> connect() {
     return transport_->connector()->connect(address_, {.loop = loop_, .deadline = soon()});
   }
@@ -116,7 +114,7 @@ class ScriptedPeer {
     connection->send(encode(hello), {}, Pin(), Fence());
     receive(connection, lane);
   }
-  // Meets, and passes the barrier that joining ends with.
+  // Joins: meets, sends both hellos, and passes the barrier at the end of joining.
   void join() {
     meet();
     for (const Lane lane : {Lane::Collectives, Lane::Messages}) say_hello(lane);
@@ -135,7 +133,7 @@ class ScriptedPeer {
   Op say_raw(Lane lane, const std::vector<std::byte>& header) {
     return lanes_[static_cast<std::size_t>(lane)]->send(header, {}, Pin(), Fence());
   }
-  // The next message of the lane, without its payload.
+  // Returns the next message of the connection, without its payload.
   Message hear(Lane lane) {
     std::unique_lock lock(mutex_);
     auto& seen = seen_[static_cast<std::size_t>(lane)];

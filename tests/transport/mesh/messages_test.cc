@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Announced, because it is long, and one that goes at once.
+// Messages up to kEagerBytes are sent at once; longer ones are announced first.
 constexpr std::size_t kSizes[] = {0, 1, 100, kEagerBytes, kEagerBytes + 1, 1 << 20};
 
 std::vector<std::uint8_t> bytes_of(int from, std::size_t count, int salt = 0) {
@@ -21,7 +21,7 @@ std::vector<std::uint8_t> bytes_of(int from, std::size_t count, int salt = 0) {
 
 Elements elements(std::vector<std::uint8_t>& bytes) { return elements_of(bytes, Dtype::UInt8); }
 
-TEST(MeshMessages, OfEverySizeArriveWhicheverSideComesFirst) {
+TEST(MeshMessages, OfEverySizeArriveInEitherOrder) {
   run_ranks(2, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     const int other = 1 - communicator.rank();
@@ -49,7 +49,7 @@ TEST(MeshMessages, OfEverySizeArriveWhicheverSideComesFirst) {
   });
 }
 
-TEST(MeshMessages, KeepTheirOrderPerTagWhenReceivedTheOtherWayRound) {
+TEST(MeshMessages, KeepTheirOrderPerTag) {
   run_ranks(2, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     constexpr int kTags = 5, kEach = 8;
@@ -57,7 +57,7 @@ TEST(MeshMessages, KeepTheirOrderPerTagWhenReceivedTheOtherWayRound) {
     std::vector<Op> ops;
     const auto size_of_message = [](int tag, int index) {
       return static_cast<std::size_t>(1 + index) *
-             (tag % 2 == 0 ? 10 : kEagerBytes);  // some go at once, some do not
+             (tag % 2 == 0 ? 10 : kEagerBytes);  // some are sent at once, some announced
     };
     for (int index = 0; index < kEach; ++index) {
       for (int tag = 0; tag < kTags && communicator.rank() == 0; ++tag) {
@@ -90,8 +90,8 @@ TEST(MeshMessages, BeyondTheCreditWaitAtTheSender) {
         memory.push_back(bytes_of(0, kEagerBytes, static_cast<int>(i)));
       }
       for (auto& one : memory) ops.push_back(messages.send(elements(one), 1, 0, Pin(), Fence()));
-      // What the peer keeps for nobody is bounded: the last one cannot have gone before somebody
-      // wants it.
+      // The peer buffers a bounded number of bytes: the last message cannot have been sent before
+      // the peer receives some.
       expect_done(communicator.barrier(Fence()), "barrier");
       EXPECT_FALSE(ops.back().ended());
       expect_done(communicator.barrier(Fence()), "barrier");
@@ -108,11 +108,11 @@ TEST(MeshMessages, BeyondTheCreditWaitAtTheSender) {
   });
 }
 
-TEST(MeshMessages, ManyMoreThanTheCreditStreamThrough) {
+TEST(MeshMessages, ManyBeyondTheCreditStreamThrough) {
   run_ranks(2, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     constexpr int kMessages =
-        30'000;  // 64 bytes of cost each, and announcements when the credit is used up
+        30'000;  // each costs 64 bytes of credit; without credit they are announced
     std::vector<std::uint32_t> memory(kMessages);
     std::vector<Op> ops;
     for (int i = 0; i < kMessages; ++i) {
@@ -128,7 +128,7 @@ TEST(MeshMessages, ManyMoreThanTheCreditStreamThrough) {
   });
 }
 
-TEST(MeshMessages, FromAnySourceComeInTheOrderOfTheirArrival) {
+TEST(MeshMessages, FromAnySourceKeepOrderPerSender) {
   run_ranks(4, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     constexpr int kEach = 10;
@@ -162,8 +162,8 @@ TEST(MeshMessages, FromAnySourceComeInTheOrderOfTheirArrival) {
   });
 }
 
-// Begun before that rank went, and afterwards.
-TEST(MeshMessages, FromAnySourceComeThoughARankHasLeft) {
+// One receive is issued before the rank leaves, one afterwards.
+TEST(MeshMessages, FromAnySourceArriveAfterARankLeft) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
@@ -204,7 +204,7 @@ TEST(MeshMessages, FromAnySourceComeThoughARankHasLeft) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(MeshMessages, ToOneselfArriveWhicheverComesFirst) {
+TEST(MeshMessages, ToOneselfArriveInEitherOrder) {
   run_ranks(1, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     for (const std::size_t size : kSizes) {
@@ -226,7 +226,7 @@ TEST(MeshMessages, ToOneselfArriveWhicheverComesFirst) {
   });
 }
 
-TEST(MeshMessages, OfAnotherSizeFailTheReceiveAndNothingElse) {
+TEST(MeshMessages, OfAnotherSizeFailOnlyTheReceive) {
   run_ranks(2, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
     for (const bool receives_first : {true, false}) {
@@ -266,7 +266,7 @@ TEST(MeshMessages, AreReadOnlyOnceTheyAreReady) {
       const Op one = messages.send(elements(first), 1, 0, Pin(), Fence(gate));
       const Op two = messages.send(elements(second), 1, 0, Pin(), Fence());
       EXPECT_FALSE(one.ended());
-      EXPECT_FALSE(two.ended());  // behind the first
+      EXPECT_FALSE(two.ended());  // queued behind the first
       const auto written = bytes_of(0, 10, 1);
       std::copy(written.begin(), written.end(), first.begin());
       gate->raise();

@@ -1,6 +1,5 @@
-// The plans of all ranks, carried out against each other in one thread and in an order that chance
-// gives: that the parts meet, that nothing waits for ever, and that the result is what the
-// collective says.
+// The plans of all ranks, executed against each other in one thread and in random order: every part
+// is expected by its receiver, no step waits for ever, and the result is that of the collective.
 #include <bit>
 #include <cstring>
 #include <map>
@@ -16,7 +15,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// One rank with its memory. All memory is of 32-bit integers.
+// One rank with its memory, all of it 32-bit integers.
 struct Member {
   std::vector<std::int32_t> data;
   std::vector<std::vector<std::int32_t>> inputs, outputs;
@@ -29,8 +28,8 @@ Slice slice_of(std::vector<std::int32_t>& numbers) {
   return {numbers.data(), numbers.size() * 4, Device::host()};
 }
 
-// Lanes as narrow as they can be: a message is in the way of the next one until it has been taken,
-// and a send is done when its message has been taken.
+// Connections of minimal capacity: a message blocks the next one until it has been received, and a
+// send is done when its message has been received.
 class World {
  public:
   World(int ranks, unsigned seed) : members(static_cast<std::size_t>(ranks)), random_(seed) {}
@@ -50,7 +49,7 @@ class World {
     }
   }
 
-  // Until nothing moves any more.
+  // Runs until no step can run any more.
   void run() {
     for (int rank = 0; rank < ranks(); ++rank) {
       for (Plan::Index i = 0; i < of(rank).plan.steps().size(); ++i) {
@@ -153,7 +152,7 @@ std::vector<std::int32_t> sum_of(int ranks, std::size_t count, std::size_t first
   return sum;
 }
 
-// Calls check(ranks, elements, chunk bytes, seed) for sizes around what the cutting cares about.
+// Calls check(ranks, elements, chunk bytes, seed) for sizes around those at which plans are cut.
 template <class Check>
 void for_all_sizes(const Check& check) {
   constexpr std::size_t kChunk = 64;  // 16 numbers
@@ -188,8 +187,8 @@ TEST_P(Reduces, AllReduceSumsOnEveryRank) {
   });
 }
 
-// Rounded differently on two ranks they would drift apart: the same bits everywhere, whatever adds
-// them up.
+// If ranks rounded differently, they would drift apart: every algorithm must give all ranks the
+// same bits.
 TEST_P(Reduces, FloatsHaveTheSameBitsOnEveryRank) {
   for (const int ranks : {2, 3, 6, 8, 13}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
@@ -225,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, Reduces,
 
 class Broadcasts : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(Broadcasts, GivesEveryRankTheRootsNumbers) {
+TEST_P(Broadcasts, CopiesTheRootsNumbersToAll) {
   for_all_sizes([](int ranks, std::size_t count, std::size_t chunk, unsigned seed) {
     const int root = static_cast<int>(seed) % ranks;
     World world(ranks, seed);
@@ -243,7 +242,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, Broadcasts,
 
 class ReducesToRoot : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(ReducesToRoot, AndLeavesTheOthersAlone) {
+TEST_P(ReducesToRoot, ChangesOnlyTheRootsNumbers) {
   for_all_sizes([](int ranks, std::size_t count, std::size_t chunk, unsigned seed) {
     const int root = ranks - 1 - static_cast<int>(seed) % ranks;
     World world(ranks, seed);
@@ -261,7 +260,7 @@ TEST_P(ReducesToRoot, AndLeavesTheOthersAlone) {
 INSTANTIATE_TEST_SUITE_P(Plans, ReducesToRoot,
                          testing::Values(Algorithm::Direct, Algorithm::Blocks));
 
-TEST(Plans, ReduceScatterTakesPartsThatDiffer) {
+TEST(Plans, ReduceScatterTakesUnequalParts) {
   for_all_sizes([](int ranks, std::size_t count, std::size_t chunk, unsigned seed) {
     const auto size_of_part = [&](int part) {
       return part % 3 == 1 ? 0 : count / static_cast<std::size_t>(part + 1);
@@ -309,12 +308,12 @@ TEST_P(Gathers, GivesEveryRankAllParts) {
 
 INSTANTIATE_TEST_SUITE_P(Plans, Gathers, testing::Values(Algorithm::Direct, Algorithm::Ring));
 
-TEST(Plans, ABarrierHearsOfEveryRank) {
+TEST(Plans, BarrierWaitsForEveryRank) {
   for (int ranks = 2; ranks <= 17; ++ranks) {
     for (int late = 0; late < ranks; ++late) {
       World world(ranks, 0);
       world.plan({.kind = Kind::Barrier}, {Algorithm::Direct});
-      // One rank never comes: nobody may pass.
+      // One rank never enters: no rank may pass.
       for (Plan::Step& step : world.of(late).plan.steps()) ++step.waits_for;
       world.run();
       for (int rank = 0; rank < ranks; ++rank) {
@@ -329,7 +328,7 @@ TEST(Plans, ABarrierHearsOfEveryRank) {
   }
 }
 
-TEST(Plans, EveryChoiceIsOneThatTheKindHas) {
+TEST(Plans, EveryChosenPlanCompletes) {
   for (const int ranks : {2, 3, 8, 9, 40}) {
     for (const std::size_t count : {0u, 1u, 1000u, 20'000u}) {
       for (int kind = 0; kind <= static_cast<int>(Kind::Barrier); ++kind) {

@@ -25,7 +25,7 @@ Header header_of(Type type) {
   return header;
 }
 
-TEST(Wire, AHeaderComesBackAsItWas) {
+TEST(Wire, HeaderRoundTrips) {
   for (const Type type :
        {Type::Collective, Type::Eager, Type::Request, Type::Clear, Type::Payload, Type::Credit}) {
     const Header sent = header_of(type);
@@ -43,7 +43,7 @@ TEST(Wire, AHeaderComesBackAsItWas) {
   }
 }
 
-TEST(Wire, AReasonKeepsItsTextOnOneLine) {
+TEST(Wire, ReasonIsKeptOnOneLine) {
   auto bytes = encode_failure(Error(Blame::Caller, "out of\nluck"));
   const auto message = decode(bytes, {}, kRanks);
   ASSERT_TRUE(message.ok());
@@ -54,7 +54,7 @@ TEST(Wire, AReasonKeepsItsTextOnOneLine) {
   EXPECT_FALSE(decode(bytes, {}, kRanks).ok());
 }
 
-TEST(Wire, AReasonNamesItsRanks) {
+TEST(Wire, ReasonNamesItsRanks) {
   const auto whole = encode_failure(Error(Blame::PeerLost, "lost").with_ranks({3, 0}));
   const auto message = decode(whole, {}, kRanks);
   ASSERT_TRUE(message.ok());
@@ -70,7 +70,7 @@ TEST(Wire, AReasonNamesItsRanks) {
     std::copy(fixed.begin(), fixed.end(), bytes.begin());
     EXPECT_FALSE(decode(bytes, {}, kRanks).ok()) << count;
   }
-  // More than fit are cut, and so is a long text.
+  // Ranks beyond the limit are dropped, and a long text is cut.
   std::vector<int> many(2 * kMaxAbout);
   std::iota(many.begin(), many.end(), 0);
   const auto cut = decode(
@@ -109,7 +109,7 @@ TEST(Wire, EveryFieldIsChecked) {
   EXPECT_FALSE(decode(encode(header_of(Type::Clear)), other, kRanks).ok());
 }
 
-TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
+TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   Hello hello;
   hello.secret.fill(std::byte{0x5a});
   hello.rank = 2;
@@ -131,7 +131,7 @@ TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
   EXPECT_FALSE(decode_hello({}).ok());
 }
 
-TEST(Wire, AModelAndAStepBeginAgainWhereTheyDoNotFit) {
+TEST(Wire, ModelAndStepNumbersWrapAround) {
   EXPECT_EQ(carried({}), Training());
   EXPECT_EQ(carried({255, 0xff'ffff}), (Training{255, 0xff'ffff}));
   EXPECT_EQ(carried({256, 0x100'0000}), (Training{1, 1}));
@@ -143,7 +143,7 @@ TEST(Wire, AModelAndAStepBeginAgainWhereTheyDoNotFit) {
   }
 }
 
-TEST(Wire, ACallSaysWhatItIs) {
+TEST(Wire, CallsAreDescribed) {
   EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}),
             "all_reduce of 8 bytes of float32 with Sum");
   EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),

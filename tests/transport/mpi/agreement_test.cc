@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Each rank with its time, on a thread of its own; how many were let in.
+// Runs each rank on its own thread with its own deadline; returns how many were let in.
 int let_in(const std::vector<Deadline>& deadlines, int ranks) {
   harness::MemoryBootstrap store;
   std::atomic<int> begun{0};
@@ -32,17 +32,17 @@ int let_in(const std::vector<Deadline>& deadlines, int ranks) {
   return begun;
 }
 
-TEST(AgreementToBegin, LetsAllInWhoHaveCome) {
+TEST(AgreementToBegin, LetsAllInOnceAllHaveCome) {
   EXPECT_EQ(let_in({Deadline::never(), Deadline::never(), Deadline::never()}, 3), 3);
   EXPECT_EQ(let_in({Deadline::in(microseconds(0))}, 1), 1);
 }
 
-TEST(AgreementToBegin, LetsNobodyInWhereOneDoesNotCome) {
+TEST(AgreementToBegin, LetsNobodyInIfOneIsMissing) {
   EXPECT_EQ(let_in({Deadline::in(microseconds(1000)), Deadline::never()}, 3), 0)
       << "who has more time need not use it up";
 }
 
-TEST(AgreementToBegin, RefusesWhoComesWhenOthersHaveGivenUp) {
+TEST(AgreementToBegin, RefusesARankAfterOthersGaveUp) {
   harness::MemoryBootstrap store;
   const auto come = [&](int rank) {
     try {
@@ -58,8 +58,8 @@ TEST(AgreementToBegin, RefusesWhoComesWhenOthersHaveGivenUp) {
   EXPECT_EQ(come(1), "rank 0 reached its deadline before all ranks had joined");
 }
 
-// Whose time is over just when the last comes.
-TEST(AgreementToBegin, IsOfAllOrNone) {
+// The deadlines pass at about the moment when the last rank comes.
+TEST(AgreementToBegin, LetsInAllOrNone) {
   std::mt19937 random(1);
   for (int round = 0; round < 500; ++round) {
     std::vector<Deadline> deadlines;

@@ -1,4 +1,4 @@
-// What is said of GPUs by an MPI that knows of them, and by one that does not.
+// What the library says about GPU memory, for a CUDA-aware MPI and for one that is not.
 #include <cstring>
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ Library library_that_answers(int (*query)()) {
   return library;
 }
 
-TEST(MpiLibrary, IsNotHandedMemoryOfAGpuThoughItIsCudaAwareSinceItKnowsNoStreams) {
+TEST(MpiLibrary, RefusesGpuMemoryThoughCudaAware) {
   const Library aware = library_that_answers([] { return 1; });
   EXPECT_TRUE(aware.is_cuda_aware());
   EXPECT_THAT(aware.why_no_device_memory(),
@@ -34,7 +34,7 @@ TEST(MpiLibrary, IsNotHandedMemoryOfAGpuThoughItIsCudaAwareSinceItKnowsNoStreams
   EXPECT_THAT(aware.why_no_device_memory(), HasSubstr("stage it"));
 }
 
-TEST(MpiLibrary, SaysSoWhereItWasBuiltWithoutCuda) {
+TEST(MpiLibrary, SaysItWasBuiltWithoutCuda) {
   for (int (*query)() : {+[] { return 0; }, static_cast<int (*)()>(nullptr)}) {
     const Library plain = library_that_answers(query);
     EXPECT_FALSE(plain.is_cuda_aware());

@@ -1,5 +1,5 @@
-// Under MPI_THREAD_SERIALIZED no two threads are inside MPI at once, whoever calls: here an MPI of
-// the test's own, which sees to it.
+// Under MPI_THREAD_SERIALIZED no two threads are inside MPI at once, whichever function they call.
+// The MPI here is the test's own; it checks that.
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -20,8 +20,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Who is inside. Those that a thread may enter unseen stay until another has come as well, if one
-// can.
+// Marks a thread as inside MPI. With `stays`, it remains there until another thread is inside too,
+// or for 50 ms.
 class Inside {
  public:
   explicit Inside(bool stays = false) {
@@ -53,7 +53,7 @@ class Inside {
   static inline bool longs_for_company = false;
 };
 
-// Everything succeeds and nothing ever ends.
+// Every call succeeds, and no request ever ends.
 std::shared_ptr<Library> serialized_library() {
   auto library = std::make_shared<Library>();
   library->get_library_version = [](char* text, int* bytes) {
@@ -122,8 +122,8 @@ std::shared_ptr<Library> serialized_library() {
   return library;
 }
 
-// A world of that MPI, which knows no types yet, and a communicator whose loop asks MPI after a
-// barrier all the time.
+// A world of that MPI with no types made yet, and a communicator whose loop polls MPI all the time
+// because its barrier never ends.
 class MpiTurn : public testing::Test {
  protected:
   explicit MpiTurn(const std::shared_ptr<const Library>& library = serialized_library())
@@ -151,32 +151,32 @@ class MpiTurn : public testing::Test {
   Slice part{other.data(), other.size(), Device::host()};
 };
 
-// Each in a world that makes the type anew.
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfABroadcastIsMade) {
+// Each test has a world of its own, in which the type is made anew.
+TEST_F(MpiTurn, IsHeldWhileMakingBroadcastType) {
   static_cast<void>(busy->broadcast(data, 0, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfAGatheringIsMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingAllGatherType) {
   static_cast<void>(busy->all_gather({&part, 1}, data, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfAGatheringAtOneIsMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingGatherType) {
   static_cast<void>(busy->gather({&part, 1}, data, 0, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfAScatteringIsMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingScatterType) {
   static_cast<void>(busy->scatter(data, {&part, 1}, 0, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfAnExchangeIsMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingAllToAllType) {
   static_cast<void>(busy->all_to_all({&part, 1}, {&data.slice, 1}, data.dtype, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeAndTheOperatorOfAReductionAreMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingTypeAndOperator) {
   static_cast<void>(busy->all_reduce(data, ReduceOp::Sum, {}, {}));
   EXPECT_FALSE(Inside::were_together());
 }
-TEST_F(MpiTurn, IsHeldWhileTheTypeOfAMessageIsMade) {
+TEST_F(MpiTurn, IsHeldWhileMakingMessageType) {
   static_cast<void>(busy->send(data, 0, 1, {}, {}));
   static_cast<void>(busy->recv({part, Dtype::Int32}, 0, 1, {}, {}));
   EXPECT_FALSE(Inside::were_together());
@@ -195,8 +195,8 @@ class MpiRefusal : public MpiTurn {
   MpiRefusal() : MpiTurn(library_that_refuses_messages()) {}
 };
 
-// The group that is refused asks after nothing itself meanwhile, but another may.
-TEST_F(MpiRefusal, IsReadInItsTurn) {
+// The refused group polls nothing meanwhile, but another group may.
+TEST_F(MpiRefusal, ErrorTextIsReadInItsTurn) {
   const auto refused = join("refused");
   const Op op = refused->send(data, 0, 1, {}, {});
   ASSERT_TRUE(op.error());

@@ -1,5 +1,5 @@
-// A libnccl.so.2 that has some of NCCL's functions only, for library_test.cc. CMake sets its
-// version. Without nccl.h, whose declarations say the same in NCCL's types.
+// A libnccl.so.2 with only a few of NCCL's functions, for library_test.cc. CMake sets its version.
+// It does not include nccl.h, which declares the same functions with NCCL's types.
 extern "C" {
 
 int ncclGetVersion(int* version) {

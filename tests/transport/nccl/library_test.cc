@@ -8,7 +8,7 @@ namespace weft::transport::nccl {
 using testing::HasSubstr;
 using testing::Not;
 
-// A library that says it is the version of this code.
+// A library that reports the version of this code.
 template <int kCode>
 Library library_of_version() {
   Library library;
@@ -19,7 +19,7 @@ Library library_of_version() {
   return library;
 }
 
-TEST(NcclLibrary, SaysForEachPlaceWhyItHasNoUsableLibrary) {
+TEST(NcclLibrary, SaysWhyEachPlaceIsUnusable) {
   const auto opened = Library::open({"/nowhere/libnccl.so.2", "libc.so.6"});
   ASSERT_FALSE(opened.ok());
   const std::string text = opened.error().what();
@@ -29,7 +29,7 @@ TEST(NcclLibrary, SaysForEachPlaceWhyItHasNoUsableLibrary) {
   EXPECT_THAT(text, HasSubstr("install NCCL 2.26 or newer: the wheel nvidia-nccl-cu13 has one"));
 }
 
-TEST(NcclLibrary, HasEveryFunctionOfTheTableInTheInstalledVersion) {
+TEST(NcclLibrary, InstalledVersionHasEveryFunction) {
   const auto opened = Library::open();
   if (!opened.ok()) GTEST_SKIP() << opened.error().text();
   EXPECT_TRUE(opened.value()->version().starts_with("2.")) << opened.value()->version();
@@ -49,7 +49,7 @@ TEST(NcclLibrary, ReadsTheShorterVersionCodeBefore29) {
   EXPECT_EQ(library_of_version<NCCL_VERSION(2, 9, 6)>().version(), "2.9.6");
 }
 
-TEST(NcclLibrary, AnOldOneIsRefusedForItsVersionFirst) {
+TEST(NcclLibrary, OldLibraryIsRefusedByItsVersion) {
   const auto opened = Library::open({WEFT_TEST_OLD_NCCL});
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().blame(), Blame::Unsupported);
@@ -58,7 +58,7 @@ TEST(NcclLibrary, AnOldOneIsRefusedForItsVersionFirst) {
   EXPECT_THAT(opened.error().text(), Not(HasSubstr("has no")));
 }
 
-TEST(NcclLibrary, OneThatLacksARequiredFunctionIsRefusedByIt) {
+TEST(NcclLibrary, MissingRequiredFunctionIsNamed) {
   const auto opened = Library::open({WEFT_TEST_NCCL_WITH_FEW});
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().blame(), Blame::Unsupported);
@@ -68,13 +68,13 @@ TEST(NcclLibrary, OneThatLacksARequiredFunctionIsRefusedByIt) {
           ": NCCL 2.28.9 has no ncclCommInitRankConfig, which came with NCCL 2.14; install NCCL"));
 }
 
-TEST(NcclLibrary, AMissingFunctionIsNamedWithItsRelease) {
+TEST(NcclLibrary, MissingFunctionIsNamedWithRelease) {
   Library library = library_of_version<NCCL_VERSION(2, 28, 9)>();
   const auto missing = library.lacks(&Library::send);
   ASSERT_TRUE(missing);
   EXPECT_EQ(missing->blame(), Blame::Unsupported);
   EXPECT_EQ(missing->text(), "NCCL 2.28.9 has no ncclSend, which came with NCCL 2.7");
-  // This function has the same type as another one of the table.
+  // These two functions have the same type in the table.
   EXPECT_THAT(library.lacks(&Library::comm_finalize)->text(),
               HasSubstr("ncclCommFinalize, which came with NCCL 2.14"));
   EXPECT_THAT(library.lacks(&Library::comm_abort)->text(),

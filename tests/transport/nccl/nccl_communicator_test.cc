@@ -1,5 +1,5 @@
-// The NCCL backend over the fake NCCL: what it asks of the library, and how it fails. (That its
-// results are right is claimed for every backend in tests/conformance.)
+// The NCCL backend over the fake NCCL: which calls it makes, and how it fails. (tests/conformance
+// checks for every backend that results are right.)
 #include <cstring>
 #include <map>
 #include <thread>
@@ -63,7 +63,7 @@ class NcclTest : public cuda::ThreadedCuda {
     return ranks;
   }
 
-  // Device memory that holds the number, and is there at once.
+  // Device memory that holds the number and is ready.
   std::shared_ptr<cuda::DeviceMemory> number(float value) {
     auto memory = std::make_shared<cuda::DeviceMemory>(stream, sizeof value);
     EXPECT_TRUE(cuda::record(stream).synchronize(soon()));
@@ -79,14 +79,14 @@ class NcclTest : public cuda::ThreadedCuda {
     return {memory.slice(), Dtype::Float32};
   }
 
-  // The error that the Op ends with.
+  // Returns the error that the Op ends with.
   static Error error_of(const Op& op) {
     EXPECT_TRUE(op.done().synchronize(soon())) << "the fence of a failed operation does not pass";
     const auto error = op.error();
     return error.value_or(Error(Blame::Cancelled, "it did not fail"));
   }
 
-  // Everything is closed before the fakes check that.
+  // Closes everything before the fakes check that nothing is left.
   void TearDown() override {
     loop.reset();
     EXPECT_TRUE(device->retirement().reclaim_all(soon()));
@@ -101,8 +101,8 @@ class NcclTest : public cuda::ThreadedCuda {
   cuda::FlagPool flags{*device};
 };
 
-// NCCL refuses two ranks on one GPU ("Duplicate GPU detected") so.
-TEST_F(NcclTest, CN011_WhatNcclRefusesWhenItStartsIsTheCallersErrorWithItsWords) {
+// This is how NCCL refuses two ranks on one GPU ("Duplicate GPU detected").
+TEST_F(NcclTest, RefusalAtStartIsTheCallersError) {
   nccl.fail(&Library::comm_init_rank_config, ncclInvalidUsage);
   const Error error = cuda::error_from([&] { join_one(0, 1); });
   EXPECT_EQ(error.blame(), Blame::Caller);
@@ -111,7 +111,7 @@ TEST_F(NcclTest, CN011_WhatNcclRefusesWhenItStartsIsTheCallersErrorWithItsWords)
   EXPECT_EQ(nccl.alive(), 0);
 }
 
-TEST_F(NcclTest, CN010_OperationsThatNobodyWaitsForLetGoOfTheirMemory) {
+TEST_F(NcclTest, UnawaitedOperationsFreeTheirMemory) {
   auto ranks = join(2);
   std::vector<std::weak_ptr<cuda::DeviceMemory>> watched;
   for (int i = 0; i < 200; ++i) {
@@ -128,7 +128,7 @@ TEST_F(NcclTest, CN010_OperationsThatNobodyWaitsForLetGoOfTheirMemory) {
   EXPECT_TRUE(loop->drive(all_gone, soon()));
 }
 
-TEST_F(NcclTest, CN013_CN018_JoiningFailsInTimeWhenARankDoesNotCome) {
+TEST_F(NcclTest, JoiningTimesOutIfARankIsMissing) {
   timeout = std::chrono::milliseconds(50);
   const Error error = cuda::error_from([&] { join_one(0, 2); });
   EXPECT_EQ(error.blame(), Blame::Timeout);
@@ -136,7 +136,7 @@ TEST_F(NcclTest, CN013_CN018_JoiningFailsInTimeWhenARankDoesNotCome) {
   EXPECT_EQ(nccl.alive(), 0) << "a communicator that was not made is not left behind";
 }
 
-TEST_F(NcclTest, JoiningFailsOnAllRanksWithWhatRankZeroCouldNotDo) {
+TEST_F(NcclTest, RankZerosFailureFailsAllJoins) {
   nccl.fail(&Library::get_unique_id, ncclSystemError);
   EXPECT_EQ(cuda::error_from([&] { join_one(0, 2); }).blame(), Blame::PeerLost);
   const Error other = cuda::error_from([&] { join_one(1, 2); });
@@ -144,9 +144,9 @@ TEST_F(NcclTest, JoiningFailsOnAllRanksWithWhatRankZeroCouldNotDo) {
   EXPECT_THAT(other.text(), HasSubstr("rank 0 could not start NCCL"));
 }
 
-TEST_F(NcclTest, WhatRankZeroCouldNotDoIsNoIdThoughItIsAsLong) {
+TEST_F(NcclTest, ErrorAsLongAsAnIdIsNotAnId) {
   const std::string text(sizeof(ncclUniqueId) - 1, 'x');
-  std::vector<std::byte> said{std::byte{0}};  // words follow
+  std::vector<std::byte> said{std::byte{0}};  // marks an error; its text follows
   for (const char letter : text) said.push_back(static_cast<std::byte>(letter));
   ASSERT_EQ(said.size(), sizeof(ncclUniqueId));
   store->set("nccl_id", said);
@@ -156,7 +156,7 @@ TEST_F(NcclTest, WhatRankZeroCouldNotDoIsNoIdThoughItIsAsLong) {
   EXPECT_THAT(error.text(), HasSubstr("rank 0 could not start NCCL: " + text));
 }
 
-TEST_F(NcclTest, CN011_JoiningWithoutAGpuIsRefusedByName) {
+TEST_F(NcclTest, JoiningWithoutAGpuIsRefused) {
   Nccl transport([&] { return nccl.library(); });
   JoinOptions made = options(0, 1);
   made.cuda = nullptr;
@@ -165,7 +165,7 @@ TEST_F(NcclTest, CN011_JoiningWithoutAGpuIsRefusedByName) {
   EXPECT_THAT(error.text(), HasSubstr("no GPU was given"));
 }
 
-TEST_F(NcclTest, CN015_TheLibraryIsOpenedAtTheFirstJoin) {
+TEST_F(NcclTest, LibraryIsOpenedAtTheFirstJoin) {
   int opened = 0;
   Nccl transport([&]() -> Result<std::shared_ptr<const Library>> {
     ++opened;
@@ -178,7 +178,7 @@ TEST_F(NcclTest, CN015_TheLibraryIsOpenedAtTheFirstJoin) {
   EXPECT_EQ(opened, 1);
 }
 
-TEST_F(NcclTest, CN022_AnOperationIsEnqueuedWithoutMakingTheHostWait) {
+TEST_F(NcclTest, EnqueuingDoesNotBlockTheHost) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   const int blocks = fake.host_blocks();
@@ -194,7 +194,7 @@ TEST_F(NcclTest, CN022_AnOperationIsEnqueuedWithoutMakingTheHostWait) {
   EXPECT_EQ(value_of(*b), 3);
 }
 
-TEST_F(NcclTest, AnOperationReadsItsBytesOnlyAfterReady) {
+TEST_F(NcclTest, OperationReadsOnlyAfterReady) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   const auto gate = flags.make();
@@ -211,7 +211,7 @@ TEST_F(NcclTest, AnOperationReadsItsBytesOnlyAfterReady) {
   EXPECT_EQ(value_of(*b), 12);
 }
 
-TEST_F(NcclTest, ThePinIsHeldUntilTheStreamIsDoneWithIt) {
+TEST_F(NcclTest, PinIsHeldUntilTheStreamIsDone) {
   auto ranks = join(2);
   auto a = number(1);
   const auto b = number(2);
@@ -225,8 +225,8 @@ TEST_F(NcclTest, ThePinIsHeldUntilTheStreamIsDoneWithIt) {
 }
 
 #if WEFT_TRACE_ENABLED
-// Also of what another thread starts, because it had to wait in line.
-TEST_F(NcclTest, AnOperationIsOneSpanOfTheTimelineWithAnArrowFromWhoIssuedIt) {
+// The second operation is queued, so another thread enqueues it.
+TEST_F(NcclTest, OperationIsASpanWithAnArrowToIt) {
   constinit static trace::Name bucket{trace::Layer::User, "bucket"};
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
@@ -259,10 +259,10 @@ TEST_F(NcclTest, AnOperationIsOneSpanOfTheTimelineWithAnArrowFromWhoIssuedIt) {
 #endif
 
 #ifdef WEFT_TEST_NVTX
-// Once, before anything is traced.
+// Attached once, before anything is traced.
 [[maybe_unused]] const bool tool_is_attached = (harness::attach_nvtx_tool(), true);
 
-TEST_F(NcclTest, AToolSeesWhatIsReducedWhere) {
+TEST_F(NcclTest, NvtxToolSeesEachReduction) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   harness::take_nvtx_recording();
@@ -284,7 +284,7 @@ TEST_F(NcclTest, AToolSeesWhatIsReducedWhere) {
 }
 #endif
 
-TEST_F(NcclTest, WhatMustConnectFirstWaitsInLineAndKeepsItsOrder) {
+TEST_F(NcclTest, ConnectingOperationsKeepTheirOrder) {
   auto ranks = join(2);
   nccl.hold(0);
   std::vector<std::shared_ptr<cuda::DeviceMemory>> a, b;
@@ -302,7 +302,7 @@ TEST_F(NcclTest, WhatMustConnectFirstWaitsInLineAndKeepsItsOrder) {
     EXPECT_EQ(value_of(*a[static_cast<std::size_t>(i)]), static_cast<float>(100 + i));
 }
 
-TEST_F(NcclTest, AStreamCanWaitForAnOperationThatIsStillInLine) {
+TEST_F(NcclTest, StreamCanAwaitAQueuedOperation) {
   auto ranks = join(2);
   nccl.hold(0);
   const auto a = number(1), b = number(2);
@@ -316,7 +316,7 @@ TEST_F(NcclTest, AStreamCanWaitForAnOperationThatIsStillInLine) {
   EXPECT_TRUE(second.done().synchronize(soon()));
 }
 
-TEST_F(NcclTest, CN017_CN019_AnOperationThatAPeerDoesNotEnterFailsAtItsDeadlineAndItsFencePasses) {
+TEST_F(NcclTest, UnmatchedOperationTimesOut) {
   timeout = std::chrono::milliseconds(500);
   auto ranks = join(2);
   const auto a = number(1);
@@ -325,13 +325,13 @@ TEST_F(NcclTest, CN017_CN019_AnOperationThatAPeerDoesNotEnterFailsAtItsDeadlineA
   EXPECT_EQ(error.blame(), Blame::Timeout);
   EXPECT_THAT(error.text(), HasSubstr("all_reduce on group 'test' (nccl, rank 0 of 2)"));
   EXPECT_THAT(error.text(), HasSubstr("500 ms"));
-  // The communicator is broken, and says so at once.
+  // The communicator is broken: later operations fail at once.
   const Op later = ranks[0]->barrier(Fence());
   EXPECT_TRUE(later.done().query());
   EXPECT_THAT(error_of(later).text(), HasSubstr("500 ms"));
 }
 
-TEST_F(NcclTest, TheDeadlineCountsFromWhenTheOperationIsReady) {
+TEST_F(NcclTest, DeadlineCountsFromReady) {
   timeout = std::chrono::milliseconds(500);
   auto ranks = join(1);
   const auto a = number(1);
@@ -345,7 +345,7 @@ TEST_F(NcclTest, TheDeadlineCountsFromWhenTheOperationIsReady) {
   EXPECT_FALSE(op.error());
 }
 
-TEST_F(NcclTest, CN019_AnAsynchronousErrorFailsWhatIsUnderWay) {
+TEST_F(NcclTest, AsynchronousErrorFailsOperations) {
   auto ranks = join(2);
   const auto a = number(1);
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -356,7 +356,7 @@ TEST_F(NcclTest, CN019_AnAsynchronousErrorFailsWhatIsUnderWay) {
   EXPECT_THAT(error.text(), HasSubstr("said by the fake NCCL"));
 }
 
-TEST_F(NcclTest, ACallThatNcclRefusesFailsTheOperationAndAllLaterOnes) {
+TEST_F(NcclTest, RefusedCallFailsLaterOperations) {
   auto ranks = join(2);
   const auto a = number(1);
   nccl.fail(&Library::all_reduce, ncclInternalError);
@@ -365,7 +365,7 @@ TEST_F(NcclTest, ACallThatNcclRefusesFailsTheOperationAndAllLaterOnes) {
   EXPECT_TRUE(ranks[0]->barrier(Fence()).error());
 }
 
-TEST_F(NcclTest, CN013_AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo) {
+TEST_F(NcclTest, AbortKeepsPinsUntilStreamIsDone) {
   auto ranks = join(2);
   auto a = number(1);
   const std::weak_ptr<cuda::DeviceMemory> watched = a;
@@ -384,7 +384,7 @@ TEST_F(NcclTest, CN013_AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
 }
 
-TEST_F(NcclTest, CN013_AbortFreesAnOperationThatIsStillConnecting) {
+TEST_F(NcclTest, AbortEndsConnectingOperations) {
   auto ranks = join(2);
   nccl.hold(0);
   const auto a = number(1);
@@ -395,7 +395,7 @@ TEST_F(NcclTest, CN013_AbortFreesAnOperationThatIsStillConnecting) {
   EXPECT_EQ(error_of(second).blame(), Blame::Cancelled);
 }
 
-TEST_F(NcclTest, ALostDeviceIsTheErrorOfWhatWasOnIt) {
+TEST_F(NcclTest, LostDeviceFailsItsOperations) {
   auto ranks = join(2);
   const auto a = number(1);
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -411,7 +411,7 @@ TEST_F(NcclTest, ALostDeviceIsTheErrorOfWhatWasOnIt) {
   nccl.forget_alive();
 }
 
-TEST_F(NcclTest, ADroppedCommunicatorFinishesWhatIsUnderWay) {
+TEST_F(NcclTest, DroppingFinishesOperations) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -423,7 +423,7 @@ TEST_F(NcclTest, ADroppedCommunicatorFinishesWhatIsUnderWay) {
   EXPECT_FALSE(first.error());
 }
 
-TEST_F(NcclTest, AnEndedLoopFailsWhatIsUnderWayAndStopsTheDevice) {
+TEST_F(NcclTest, EndedLoopFailsOperations) {
   auto ranks = join(2);
   const auto a = number(1);
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -432,7 +432,7 @@ TEST_F(NcclTest, AnEndedLoopFailsWhatIsUnderWayAndStopsTheDevice) {
   EXPECT_EQ(error_of(op).blame(), Blame::Cancelled);
 }
 
-TEST_F(NcclTest, CN001_CN002_WhatNcclLacksIsRefusedByName) {
+TEST_F(NcclTest, UnsupportedFeaturesAreRefused) {
   auto ranks = join(2);
   const auto a = number(1);
   const Elements data = floats(*a);
@@ -458,7 +458,7 @@ TEST_F(NcclTest, CN001_CN002_WhatNcclLacksIsRefusedByName) {
   EXPECT_TRUE(ranks[0]->can_reduce(Dtype::Bool, ReduceOp::Sum));
 }
 
-TEST_F(NcclTest, OnePieceOfMemoryIsGatheredByOneCall) {
+TEST_F(NcclTest, OnePieceIsGatheredByOneCall) {
   auto ranks = join(1);
   const auto a = number(4), out = number(0);
   const Slice whole = out->slice();
@@ -469,7 +469,7 @@ TEST_F(NcclTest, OnePieceOfMemoryIsGatheredByOneCall) {
   EXPECT_EQ(value_of(*out), 4);
 }
 
-TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
+TEST_F(NcclTest, ReclaimingClosesCommunicators) {
   auto ranks = join(2);
   ranks.clear();
   EXPECT_EQ(nccl.alive(), 2) << "dropping one does not wait for it to close";
@@ -478,11 +478,15 @@ TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
   EXPECT_EQ(nccl.aborted(), 0);
 }
 
+<<<<<<< HEAD
 // --- captured into a CUDA graph
+=======
+// --- Captured into a CUDA graph
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 class NcclGraphTest : public NcclTest {
  protected:
-  // The rank's stream captures one all_reduce of the number, to which it waits.
+  // Captures one all_reduce of the number into a graph; the captured stream waits for it.
   Op capture(Communicator& rank, cuda::Stream& on,
              const std::shared_ptr<cuda::DeviceMemory>& memory, harness::FakeDriver::Graph& graph) {
     EXPECT_EQ(fake.begin_capture(on), CUDA_SUCCESS);
@@ -498,7 +502,7 @@ class NcclGraphTest : public NcclTest {
   cuda::Stream streams[2] = {cuda::Stream(*device), cuda::Stream(*device)};
 };
 
-TEST_F(NcclGraphTest, CN007_ACapturedOperationRunsAtEachLaunchAndItsOpEndsWithTheCapture) {
+TEST_F(NcclGraphTest, CapturedOperationRunsAtEachLaunch) {
   auto ranks = join(2);
   const std::shared_ptr<cuda::DeviceMemory> memory[2] = {number(1), number(2)};
   harness::FakeDriver::Graph graphs[2];
@@ -519,7 +523,7 @@ TEST_F(NcclGraphTest, CN007_ACapturedOperationRunsAtEachLaunchAndItsOpEndsWithTh
       EXPECT_EQ(value_of(*memory[i]), 2 * value + 1);
     }
   }
-  // What comes afterwards is not captured.
+  // Later operations are not captured.
   const Op first =
       ranks[0]->all_reduce(floats(*memory[0]), ReduceOp::Sum, memory[0], cuda::record(streams[0]));
   const Op second =
@@ -529,10 +533,10 @@ TEST_F(NcclGraphTest, CN007_ACapturedOperationRunsAtEachLaunchAndItsOpEndsWithTh
   EXPECT_EQ(value_of(*memory[0]), 122);
 }
 
-TEST_F(NcclGraphTest, CN007_WhatIsUnderWayElsewhereIsWatchedWithoutBreakingTheCapture) {
+TEST_F(NcclGraphTest, PollingOthersKeepsTheCaptureValid) {
   auto ranks = join(2);
   store = std::make_shared<harness::MemoryBootstrap>();
-  auto others = join(2);  // another group, with an operation that its peer does not enter yet
+  auto others = join(2);  // another group, with an operation that its peer has not entered yet
   const auto a = number(1), b = number(2), c = number(3), d = number(4);
   const Op waiting = others[0]->all_reduce(floats(*c), ReduceOp::Sum, c, Fence());
   for (int round = 0; round < 10; ++round) {
@@ -552,7 +556,7 @@ TEST_F(NcclGraphTest, CN007_WhatIsUnderWayElsewhereIsWatchedWithoutBreakingTheCa
   EXPECT_TRUE(coming.done().synchronize(soon()));
 }
 
-TEST_F(NcclGraphTest, WhatMustConnectFirstIsSeenThroughBeforeTheCaptureCanEnd) {
+TEST_F(NcclGraphTest, CapturedCallReturnsOnceConnected) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   harness::FakeDriver::Graph graph;
@@ -579,7 +583,7 @@ TEST_F(NcclGraphTest, WhatMustConnectFirstIsSeenThroughBeforeTheCaptureCanEnd) {
   EXPECT_EQ(value_of(*a), 3);
 }
 
-TEST_F(NcclGraphTest, WhatNcclDoesNotEnqueueInTimeFailsAndTheCaptureGoesOnWithoutIt) {
+TEST_F(NcclGraphTest, EnqueueTimeoutSparesTheCapture) {
   timeout = std::chrono::milliseconds(500);
   auto ranks = join(2);
   const auto a = number(1);
@@ -594,7 +598,7 @@ TEST_F(NcclGraphTest, WhatNcclDoesNotEnqueueInTimeFailsAndTheCaptureGoesOnWithou
   nccl.release(0);
 }
 
-TEST_F(NcclGraphTest, ThePinIsHeldWhileTheCaptureGoesOn) {
+TEST_F(NcclGraphTest, PinIsHeldDuringTheCapture) {
   auto ranks = join(2);
   auto a = number(1);
   const std::weak_ptr<cuda::DeviceMemory> watched = a;

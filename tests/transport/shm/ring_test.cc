@@ -36,7 +36,7 @@ struct Pair {
   }
 };
 
-TEST(ShmRing, CarriesPiecesInOrderAndFreesWhatIsConsumed) {
+TEST(ShmRing, CarriesPiecesInOrder) {
   Pair pair;
   const std::string first = "one ";
   const std::string second = "two";
@@ -62,7 +62,7 @@ TEST(ShmRing, TakesNoMoreThanItHolds) {
   EXPECT_EQ(pair.writer.room(), kRingBytes / 2);
 }
 
-TEST(ShmRing, ShowsBytesThatWrapAroundItsEndInOnePiece) {
+TEST(ShmRing, ShowsWrappedBytesInOnePiece) {
   Pair pair;
   pair.write(std::string(kRingBytes - 3, 'x'));
   pair.reader.peek(1);
@@ -83,7 +83,7 @@ TEST(ShmRing, GoesBothWaysAtOnce) {
   EXPECT_EQ(text_of(pair.reader.peek(1)), "there");
 }
 
-TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
+TEST(ShmRing, LyingPeerBreaksIt) {
   Pair pair;
   void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(),
                       2 * kRingBytes);
@@ -98,8 +98,8 @@ TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
   munmap(memory, 4096);
 }
 
-// Pages have 4, 16 or 64 KiB, and what begins in the middle of one cannot be mapped.
-TEST(ShmSegment, HasItsRingsAtMultiplesOfTheLargestPage) {
+// Pages have 4, 16 or 64 KiB, and only page-aligned memory can be mapped.
+TEST(ShmSegment, AlignsRingsToTheLargestPage) {
   Pair pair;
   pair.write("there");
   RingWriter back = pair.taken.writer();
@@ -128,7 +128,7 @@ TEST(ShmSegment, IsEitherAcceptedOrGivenUp) {
   }
 }
 
-TEST(ShmSegment, RefusesADescriptorThatIsNoSealedSegment) {
+TEST(ShmSegment, RefusesUnsealedDescriptors) {
   const auto refused = [](Descriptor memory) {
     try {
       Segment::take(std::move(memory));
@@ -145,7 +145,8 @@ TEST(ShmSegment, RefusesADescriptorThatIsNoSealedSegment) {
   EXPECT_TRUE(refused(Descriptor(open("/dev/null", O_RDWR | O_CLOEXEC))));
 }
 
-// A child writes numbers in pieces of changing length, this process reads them in others.
+// A child writes numbers in pieces of changing length; this process reads them in pieces of other
+// lengths.
 TEST(ShmRing, CarriesAStreamBetweenTwoProcesses) {
   constexpr std::size_t kNumbers = 3'000'000;
   Segment made = Segment::make();
@@ -172,7 +173,7 @@ TEST(ShmRing, CarriesAStreamBetweenTwoProcesses) {
   bool right = true;
   for (;;) {
     const bool was_closed =
-        reader.closed();  // asked first: what was written before lies in the ring then
+        reader.closed();  // read first: then everything written before the close is in the ring
     const Bytes come = reader.peek(1);
     const std::size_t whole = come.size() / sizeof next * sizeof next;
     for (std::size_t at = 0; at < whole; at += sizeof next, ++next) {

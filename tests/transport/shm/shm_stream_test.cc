@@ -54,7 +54,7 @@ struct Sockets {
   }
 };
 
-// Afterwards the stream calls nothing any more.
+// After this the stream calls no handler any more.
 void stop_on(EventLoop& loop, ByteStream& stream) {
   std::promise<void> stopped;
   loop.post([&] {
@@ -64,11 +64,11 @@ void stop_on(EventLoop& loop, ByteStream& stream) {
   stopped.get_future().wait();
 }
 
-// A stream whose bytes are gathered on the loop as they come.
+// A stream whose bytes are collected on the loop as they arrive.
 struct Receiver {
   EventLoop& loop;
   ShmStream& stream;
-  std::vector<std::byte> come;  // on the loop
+  std::vector<std::byte> come;  // accessed on the loop
   std::atomic<std::size_t> count{0};
   std::atomic<bool> ended{false};
 
@@ -92,7 +92,7 @@ struct Receiver {
   }
 };
 
-TEST(ShmStream, CarriesMoreThanTheRingHoldsBothSidesSleepingInBetween) {
+TEST(ShmStream, WakeUpsCarryMoreThanTheRingHolds) {
   constexpr std::size_t kBytes = 5 * kRingBytes + 12345;
   Sockets sockets;
   EventLoop near("near");
@@ -112,14 +112,14 @@ TEST(ShmStream, CarriesMoreThanTheRingHoldsBothSidesSleepingInBetween) {
   sender.start(
       near, [] {}, [&] { go_on(); });
   near.post(go_on);
-  // Nobody drives either loop: only wake-ups can bring the bytes.
+  // The test drives neither loop: only wake-ups can move the bytes.
   while (receiver.count < kBytes) std::this_thread::yield();
   stop_on(near, sender);
   ASSERT_EQ(written, kBytes);
   EXPECT_EQ(receiver.come, bytes);
 }
 
-TEST(ShmStream, DeliversWhatWasWrittenBeforeTheSenderWent) {
+TEST(ShmStream, DeliversBytesOfAnEndedSender) {
   Sockets sockets;
   EventLoop loop("test");
   Segment made = Segment::make();
@@ -136,7 +136,7 @@ TEST(ShmStream, DeliversWhatWasWrittenBeforeTheSenderWent) {
   EXPECT_EQ(receiving.end()->blame(), Blame::PeerLost);
 }
 
-TEST(ShmStream, NoticesThatTheOtherProcessWasKilled) {
+TEST(ShmStream, NoticesAKilledPeer) {
   Sockets sockets;
   Segment made = Segment::make();
   const pid_t child = fork();
@@ -164,7 +164,7 @@ TEST(ShmStream, NoticesThatTheOtherProcessWasKilled) {
   waitpid(child, &status, 0);
 }
 
-TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
+TEST(ShmStream, ConnectsAndPassesItsSegment) {
   const ListeningSocket listening = listen_for_this_user("shm");
   Address address = Address::here();
   address.descriptor = listening.name.get();
@@ -185,8 +185,8 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
   EXPECT_TRUE(answers.wait_for(10));
 }
 
-// A user may have so many descriptors on their way, in all processes, as one of these may have
-// open. In a process of its own: not for root.
+// All processes of a user together may have as many descriptors in flight as RLIMIT_NOFILE allows
+// one of them to open. Runs in a process of its own, which is not root: root is exempt.
 [[noreturn]] void connect_while_too_many_are_under_way() {
   if (::geteuid() == 0 && (::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(1);
   const ListeningSocket listening = listen_for_this_user("shm");
@@ -197,7 +197,7 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
   ::setrlimit(RLIMIT_NOFILE, &few);
   for (int passed = 0; pass(under_way->ends[0], std::array{std::byte{1}}, listening.name, "test");
        ++passed) {
-    if (passed == 1000) ::_exit(2);  // no such limit
+    if (passed == 1000) ::_exit(2);  // this system has no such limit
   }
   EventLoop loop("child");
   ShmStream connecting(address, patience());
@@ -217,7 +217,7 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
   ::_exit(is_passed && !connecting.end() ? 0 : 4);
 }
 
-TEST(ShmStream, PassesItsSegmentLaterWhereTooManyDescriptorsAreUnderWay) {
+TEST(ShmStream, RetriesPassingItsSegment) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) connect_while_too_many_are_under_way();
@@ -229,7 +229,7 @@ TEST(ShmStream, PassesItsSegmentLaterWhereTooManyDescriptorsAreUnderWay) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-TEST(ShmStream, ToAListenerThatIsGoneEndsWithPeerLost) {
+TEST(ShmStream, GoneListenerIsPeerLost) {
   Address address = Address::here();
   {
     const ListeningSocket listening = listen_for_this_user("shm");
@@ -242,8 +242,8 @@ TEST(ShmStream, ToAListenerThatIsGoneEndsWithPeerLost) {
   EXPECT_EQ(connecting.end()->blame(), Blame::PeerLost);
 }
 
-// This process gets no larger files, and no more address space than it has: what shared memory runs
-// out of.
+// Limits the file size or the address space of this process: the two resources that shared memory
+// can exhaust.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {
@@ -269,7 +269,7 @@ std::size_t address_space() {
   return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItWorks) {
+TEST(ShmStream, ConnectingWithoutMemoryIsBusy) {
   const ListeningSocket listening = listen_for_this_user("shm");
   Address address = Address::here();
   address.descriptor = listening.name.get();
@@ -283,8 +283,13 @@ TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItW
       EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
     }
   };
+<<<<<<< HEAD
   expect_busy(RLIMIT_FSIZE, 4096, "not enough memory for 2052 KiB of shared memory");
   // A sanitizer has taken more address space than any limit leaves.
+=======
+  expect_busy(RLIMIT_FSIZE, 4096, "no memory for 2052 KiB that processes share");
+  // A sanitizer has reserved more address space than any limit leaves.
+>>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
   if (!harness::kSanitized)
     expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
   EventLoop loop("test");
@@ -295,7 +300,7 @@ TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItW
   EXPECT_FALSE(connecting.end());
 }
 
-TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) {
+TEST(ShmListener, OutOfDescriptorsWarnsOnce) {
   std::atomic<int> warnings{0};
   const log::Capture capture([&](LogLevel level, std::string_view text) {
     if (level == LogLevel::Warn &&
@@ -315,7 +320,7 @@ TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) 
   std::optional<EventLoop::Registration> later;
   std::atomic<bool> has_tried{false};
   {
-    // None is left, but for the one that connects.
+    // Uses up all descriptors but one, which the connecting socket needs.
     std::vector<Descriptor> filler;
     filler.emplace_back(dup(STDERR_FILENO));
     const Limit limit(RLIMIT_NOFILE, static_cast<rlim_t>(filler.back().get()) + 8);
@@ -325,7 +330,7 @@ TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) 
     ASSERT_TRUE(socket);
     ASSERT_TRUE(loop->drive([&] { return warnings > 0 || accepted > 0; }, patience()));
     later = loop->at(Deadline::in(std::chrono::milliseconds(220)),
-                     [&] { has_tried = true; });  // some more times
+                     [&] { has_tried = true; });  // long enough for several attempts
     ASSERT_TRUE(loop->drive([&] { return has_tried.load(); }, patience()));
   }
   connection = transport->connector()->connect(listener->address(),
@@ -334,8 +339,9 @@ TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) 
   EXPECT_EQ(warnings, 1);
 }
 
-// What it has sent to nobody by its deadline is not delivered either.
-TEST(ShmStream, WhoHasGivenUpIsNotAcceptedAfterwards) {
+// A message that it sent before its deadline, but that was not accepted by then, is not delivered
+// either.
+TEST(ShmStream, TimedOutConnectIsNotAccepted) {
   const auto transport = open().value();
   const auto near_loop = std::make_shared<EventLoop>("near");
   const auto busy = std::make_shared<EventLoop>("busy", EventLoop::Thread::Given);
@@ -356,19 +362,19 @@ TEST(ShmStream, WhoHasGivenUpIsNotAcceptedAfterwards) {
                     closed = true;
                   }});
   ASSERT_TRUE(near_loop->drive([&] { return closed.load(); }, patience()));
-  // The listener comes to both one behind the other.
+  // The listener accepts the second connection and the third one after the other.
   const auto second = connect(patience());
   const auto third = connect(patience());
   ASSERT_TRUE(busy->drive([&] { return accepted.size() >= 2; }, patience()));
   EXPECT_EQ(accepted.size(), 2u);
-  // That nobody comes behind them either is seen in the turns of a while.
+  // Turns for a while to see that no further connection follows.
   std::atomic<bool> later{false};
   const auto timer = busy->at(Deadline::in(std::chrono::milliseconds(20)), [&] { later = true; });
   ASSERT_TRUE(busy->drive([&] { return later.load(); }, patience()));
   EXPECT_EQ(accepted.size(), 2u);
 }
 
-TEST(ShmAddress, ThatIsNoneIsACallerError) {
+TEST(ShmAddress, MalformedTextIsACallerError) {
   for (const char* text :
        {"", "a/b/c", "a/b/1/x", "a/b/-1/3", "/b/1/2", "127.0.0.1:80", "a/b/1/2/3"}) {
     EXPECT_THROW(Address::parse(text), Error) << text;
@@ -376,8 +382,8 @@ TEST(ShmAddress, ThatIsNoneIsACallerError) {
 }
 
 // The other process: becomes another user and connects to the listener whose name it is passed,
-// when its door is shut and when it is open. Says after each what came of it: an errno, or 0 and
-// then that nothing was read.
+// once while the name's mode forbids it and once while it does not. After each attempt it reports
+// the result: an errno, or 0 if the connection was closed without a byte.
 [[noreturn]] void knock_as_another_user(const Descriptor& wire) {
   std::array<std::byte, 1> word{};
   const auto name = take_passed(wire, word, "test");
@@ -399,8 +405,9 @@ TEST(ShmAddress, ThatIsNoneIsACallerError) {
   ::_exit(0);
 }
 
-// Two doors: the mode of the socket's name, and who the kernel says has connected.
-TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
+// Two checks keep other users out: the mode of the socket's name, and the peer's credentials, which
+// the kernel reports.
+TEST(ShmSocket, OtherUsersAreTurnedAway) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can start a process of another user";
   int numbers[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, numbers), 0);
@@ -439,7 +446,7 @@ TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(accepted, 0);
-  const auto is_said = [&] {  // which may be behind the end that the child has seen
+  const auto is_said = [&] {  // the log line may follow the close that the child has seen
     std::lock_guard lock(mutex);
     return logged.find("belongs to user " + std::to_string(kNobody)) != std::string::npos;
   };
@@ -449,9 +456,9 @@ TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
   EXPECT_TRUE(is_said());
 }
 
-// What keeps a process from another's /proc: their users, their capabilities, and that one is not
-// dumpable.
-TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
+// A process cannot access another's /proc if their users or capabilities differ, or if the other is
+// not dumpable.
+TEST(ShmSocket, UnreachableProcessIsNotCalledGone) {
   const ListeningSocket listening = listen_for_this_user("shm");
   int numbers[2];
   ASSERT_EQ(pipe2(numbers, O_CLOEXEC), 0);
@@ -461,7 +468,7 @@ TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
   ASSERT_EQ(::prctl(PR_SET_DUMPABLE, 0), 0);
   const pid_t child = fork();
   if (child == 0) {
-    // Who is no other user is kept out by what prctl says of the owner.
+    // A child of the same user is kept out because the owner is not dumpable.
     if (::geteuid() == 0 && (::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(1);
     std::string said = "it connected";
     try {
@@ -483,9 +490,9 @@ TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
   EXPECT_NE(said.find("not dumpable"), std::string::npos) << said;
 }
 
-// The name that a listener's socket has for a moment stays where its process was killed in that
-// moment.
-TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
+// A listener's socket has a name for a moment only; if its process is killed in that moment, the
+// name remains.
+TEST(ShmSocket, StaleSocketNamesAreRemoved) {
   const harness::Folder folder;
   ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
   const auto left = [&] {
@@ -504,9 +511,9 @@ TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
   EXPECT_LT(left(), kLeft);
 }
 
-TEST(ShmSocket, RefusesWhatPassesNoSegment) {
+TEST(ShmSocket, RefusesBytesWithoutASegment) {
   Sockets sockets;
-  EXPECT_FALSE(Segment::take_from(sockets.ends[0]));  // nothing has come
+  EXPECT_FALSE(Segment::take_from(sockets.ends[0]));  // nothing has arrived yet
   ASSERT_EQ(send(sockets.ends[1].get(), "GET / HTTP/1.1\r\n", 16, 0), 16);
   EXPECT_THROW(Segment::take_from(sockets.ends[0]), Error);
 }

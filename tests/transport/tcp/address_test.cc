@@ -20,7 +20,7 @@ TEST(TcpAddress, ReadsHostsOfEveryKind) {
   EXPECT_FALSE(address.identity.given());
 }
 
-TEST(TcpAddress, ComesBackFromItsText) {
+TEST(TcpAddress, RoundTripsThroughText) {
   for (const std::string text :
        {"192.0.2.1:4711", "[2001:db8::1]:4711,127.0.0.1:1", "[fe80::1%eth0]:4711",
         "node7:80#5f0c2a91.00c8d5e1f37b4a69", "127.0.0.1:4711#00000001.ffffffffffffffff"}) {
@@ -30,7 +30,6 @@ TEST(TcpAddress, ComesBackFromItsText) {
   EXPECT_EQ(address.identity, (Identity{0x5f0c2a91, 0x00c8d5e1f37b4a69}));
 }
 
-// TP-021
 TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
   std::string too_long(5000, 'a');
   too_long += ":1";
@@ -81,8 +80,8 @@ TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
   }
 }
 
-// Addresses come from peers: what is accepted is one address, whatever was done to its text.
-TEST(TcpAddress, TextThatWasChangedAtRandomIsRefusedOrAnAddress) {
+// Addresses come from peers: any change to the text must give a valid address or a refusal.
+TEST(TcpAddress, RandomTextIsRefusedOrAnAddress) {
   const std::string good = "192.0.2.1:4711,[fe80::1%eth0]:1,node7:65535#5f0c2a91.00c8d5e1f37b4a69";
   std::mt19937 random(7);
   const auto upto = [&](std::size_t limit) {
@@ -156,7 +155,7 @@ TEST(TcpAddress, FindsAnInterfaceByNameAddressOrHost) {
   EXPECT_TRUE(local_addresses("localhost").front().is_loopback());
 }
 
-TEST(TcpAddress, AnyAddressMeansThoseOfAllInterfaces) {
+TEST(TcpAddress, AnyAddressMeansAllInterfaces) {
   const auto addresses = local_addresses("0.0.0.0");
   ASSERT_FALSE(addresses.empty());
   for (const auto& address : addresses) {
@@ -165,7 +164,7 @@ TEST(TcpAddress, AnyAddressMeansThoseOfAllInterfaces) {
   }
 }
 
-TEST(TcpAddress, AnUnknownInterfaceIsACallerErrorThatListsThoseThereAre) {
+TEST(TcpAddress, UnknownInterfaceErrorListsAll) {
   try {
     local_addresses("nosuchif0");
     FAIL() << "no error";
@@ -176,7 +175,7 @@ TEST(TcpAddress, AnUnknownInterfaceIsACallerErrorThatListsThoseThereAre) {
   }
 }
 
-TEST(TcpAddress, AMachineIsItself) {
+TEST(TcpAddress, MachineIdentityIsStable) {
   EXPECT_NE(this_machine(), 0u);
   EXPECT_EQ(this_machine(), this_machine());
 }

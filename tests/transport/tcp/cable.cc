@@ -20,7 +20,7 @@ bool shell(const std::string& command) {
 
 bool forget(Descriptor socket) {
   const int on = 1;
-  // Closed in this state it says nothing.
+  // A socket that is closed in this state sends nothing.
   return ::setsockopt(socket.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) == 0;
 }
 

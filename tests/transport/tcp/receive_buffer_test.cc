@@ -17,7 +17,7 @@ std::string content(const ReceiveBuffer& buffer) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-TEST(ReceiveBuffer, TakesMemoryWhenItIsNeededAndGivesItBack) {
+TEST(ReceiveBuffer, AllocatesOnDemandAndReleases) {
   ReceiveBuffer buffer(16);
   EXPECT_FALSE(buffer.has_memory());
   EXPECT_TRUE(buffer.content().empty());
@@ -30,7 +30,7 @@ TEST(ReceiveBuffer, TakesMemoryWhenItIsNeededAndGivesItBack) {
   EXPECT_FALSE(buffer.has_memory());
 }
 
-TEST(ReceiveBuffer, MovesItsContentToTheFrontForWhatMustBeInOnePiece) {
+TEST(ReceiveBuffer, MovesContentToTheFrontForRoom) {
   ReceiveBuffer buffer(8);
   put(buffer, "abcdefgh", 8);
   buffer.consume(6);
