@@ -109,7 +109,8 @@ TEST(Frame, TooLargeMessageNamesTheLimit) {
        {why_too_large(11, 0, 0, limits), why_too_large(0, 3, 0, limits),
         why_too_large(0, 1, 101, limits), why_too_large(0, 1, std::nullopt, limits)}) {
     ASSERT_TRUE(why);
-    EXPECT_NE(why->find("max_"), std::string::npos) << "names the limit: " << *why;
+    EXPECT_NE(why->find("max_"), std::string::npos)
+        << "the reason does not name the limit: " << *why;
   }
   const Slice huge{nullptr, ~std::size_t{0}, {}};
   EXPECT_FALSE(total_of(std::array{huge, huge}));

@@ -73,7 +73,7 @@ TEST_F(InFlightOperations, EndWheneverTheyAreIssued) {
     }
     for (const Begun& one : begun) {
       ASSERT_TRUE(comes_true([&] { return one.op.ended() && one.pin.expired(); }))
-          << "nobody looks, round " << round;
+          << "not polled in round " << round;
       EXPECT_FALSE(one.op.error());
     }
   }
@@ -190,7 +190,7 @@ TEST_F(InFlightOperations, PendingOnesFailWhenTheLoopEnds) {
   ASSERT_TRUE(seen.expired());
   ASSERT_TRUE(one.op.error());
   EXPECT_EQ(one.op.error()->blame(), Blame::Cancelled);
-  EXPECT_FALSE(one.pin.expired()) << "its memory may be in use";
+  EXPECT_FALSE(one.pin.expired()) << "released although its memory may be in use";
   one.done->raise();
   EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(30))));
   EXPECT_TRUE(one.pin.expired());

@@ -88,8 +88,7 @@ TEST(Routes, TakesTheBestThatBothHave) {
   std::reverse(host.offers.begin(), host.offers.end());
   EXPECT_EQ(chosen(all, host.offers), "shm");
   EXPECT_EQ(chosen(Routes({"tcp"}), host.offers), "tcp");
-  EXPECT_EQ(chosen(Routes({"tcp", "shm"}), host.offers), "tcp")
-      << "a list is in the caller's order";
+  EXPECT_EQ(chosen(Routes({"tcp", "shm"}), host.offers), "tcp") << "a list of names sets the order";
   std::erase_if(host.offers, [](const Offer& offer) { return offer.transport == "shm"; });
   EXPECT_EQ(chosen(all, host.offers), "tcp");
 }
@@ -122,7 +121,7 @@ TEST(Routes, PassesOverUnreachableAddresses) {
     EXPECT_EQ(chosen(all, host.offers), "tcp");
   }
   static bool is_known = false;  // the tests of one process may be repeated
-  EXPECT_EQ(said, std::exchange(is_known, true) ? 0 : 1) << "once, and not for every peer";
+  EXPECT_EQ(said, std::exchange(is_known, true) ? 0 : 1) << "logged once, not for every peer";
   const Error why = refusal([&] { chosen(Routes({"shm"}), host.offers); });
   EXPECT_EQ(why.blame(), Blame::Unsupported);
   EXPECT_THAT(why.text(), HasSubstr("it is on another host"));
@@ -139,7 +138,7 @@ TEST(Routes, PassesOverFailedWhileOneIsLeft) {
   EXPECT_EQ(taken({{"shm", "it broke"}}), "tcp");
   EXPECT_EQ(taken({{"tcp", "it broke"}}), "shm");
   EXPECT_EQ(taken({{"shm", "it broke"}, {"tcp", "as well"}}), "shm")
-      << "the best of those that have failed";
+      << "if all have failed, the best of them is taken";
 }
 
 // Logged once per process, hence the new process.

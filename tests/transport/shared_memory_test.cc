@@ -36,7 +36,7 @@ TEST(SharedMemory, IsAllocatedAndKeepsItsSize) {
   struct stat about {};
   ASSERT_EQ(fstat(memory.get(), &about), 0);
   EXPECT_GE(static_cast<std::size_t>(about.st_blocks) * 512, kBytes)
-      << "to touch it may be a SIGBUS";
+      << "not all allocated: touching it may raise SIGBUS";
   EXPECT_NE(ftruncate(memory.get(), 10), 0);
   EXPECT_NE(ftruncate(memory.get(), 2 * kBytes), 0);
 }
@@ -57,7 +57,7 @@ TEST(SharedMemory, IsRecognisedWithTheNoExecSeal) {
   const Descriptor memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNotExecuted));
   if (!memory) GTEST_SKIP() << "this kernel is older than Linux 6.3";
   ASSERT_EQ(ftruncate(memory.get(), 4096), 0);
-  EXPECT_FALSE(is_shared_memory(memory, 4096)) << "anybody may make it shorter";
+  EXPECT_FALSE(is_shared_memory(memory, 4096)) << "unsealed memory may be shrunk by its peer";
   ASSERT_EQ(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
   EXPECT_TRUE(is_shared_memory(memory, 4096));
 }

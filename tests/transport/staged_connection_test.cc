@@ -77,10 +77,11 @@ TEST_F(StagedConnectionTest, CopiesOnlyAsFarAsChunksAllow) {
   const auto a = on_device(64 * kChunkBytes);
   const Op sent = near->send({}, std::array{a->slice()}, a, {});
   const int at_once = copies() - before;
-  EXPECT_GE(at_once, 3) << "nothing is copied while the first chunk is sent";
+  EXPECT_GE(at_once, 3) << "no further chunk is copied while the first is sent";
   for (int i = 0; i < 20; ++i)
     raw_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
-  EXPECT_LE(copies() - before, at_once + 1) << "nobody has taken a chunk";
+  EXPECT_LE(copies() - before, at_once + 1)
+      << "more chunks were copied though none has been received";
   Mailbox mail(*far, loop);
   EXPECT_EQ(mail.next().payloads.at(0), pattern(1, 64 * kChunkBytes));
   expect_good(sent);
@@ -135,7 +136,7 @@ TEST_F(StagedConnectionTest, FailedLaterCopyEndsConnection) {
   const Op sent = near->send(bytes_of("cut"), std::array{a->slice()}, a, {});
   EXPECT_EQ(failure_of(sent).blame(), Blame::Caller);
   EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
-  EXPECT_EQ(mail.count(), 0u) << "half a message was taken for a whole one";
+  EXPECT_EQ(mail.count(), 0u) << "half a message was delivered as a whole one";
   EXPECT_EQ(failure_of(near->send({}, {}, nullptr, {})).blame(), Blame::Caller);
 }
 
@@ -319,7 +320,8 @@ class ReachingLane final : public Connection {
     const bool is_refused = refuses && std::ranges::any_of(destinations, [](const Slice& to) {
                               return !to.device.is_host();
                             });
-    if (is_refused) return Op::failed(Error(Blame::Caller, "the lane below reaches it no longer"));
+    if (is_refused)
+      return Op::failed(Error(Blame::Caller, "the connection below reaches it no longer"));
     return below_->accept(on_host, std::move(pin), std::move(ready));
   }
   Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override {
@@ -339,7 +341,8 @@ class ReachingLane final : public Connection {
     std::vector<Slice> on_host(slices.begin(), slices.end());
     for (Slice& slice : on_host) {
       if (slice.device.is_host()) continue;
-      EXPECT_GE(slice.bytes, kLeast) << "less than what may be asked of it";
+      EXPECT_GE(slice.bytes, kLeast)
+          << "a slice below direct_bytes was handed to the connection below";
       ++direct;
       slice.device = Device::host();
     }
@@ -483,7 +486,7 @@ TEST_F(StagedOverAReachingLane, LostGpuSendsNothingUnready) {
       near->send({}, std::array{b->slice(), a->slice()}, a, {});  // only the other GPU would copy
   EXPECT_EQ(failure_of(mixed).blame(), Blame::Device);
   near->send({}, {}, nullptr, {});
-  EXPECT_TRUE(drive_until_arrived(1)) << "nothing but the message without payloads";
+  EXPECT_TRUE(drive_until_arrived(1)) << "only the message without payloads may arrive";
   far->accept({}, nullptr, {});
   take_logged();
   gate->raise();

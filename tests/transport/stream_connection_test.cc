@@ -120,7 +120,7 @@ TEST(StreamConnection, CountsMessagesWaitingToBeSent) {
   constexpr int kMessages = 5;
   for (int i = 0; i < kMessages; ++i)
     ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
-  EXPECT_EQ(waiting.now, kMessages) << "nobody receives, and none fits";
+  EXPECT_EQ(waiting.now, kMessages) << "the peer does not receive, and no message fits the ring";
   {
     Mailbox mail(*ends.b, ends.loop_b);
     for (int i = 0; i < kMessages; ++i) EXPECT_EQ(mail.next().payloads.at(0), large);
@@ -131,7 +131,7 @@ TEST(StreamConnection, CountsMessagesWaitingToBeSent) {
     ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
   ends.a->close(Error(Blame::Cancelled, "enough"));
   flush(*ends.loop_a);
-  EXPECT_EQ(waiting.now, 0) << "what fails waits no more";
+  EXPECT_EQ(waiting.now, 0) << "failed messages are still counted as waiting";
 }
 
 // Takes the preamble and 2 more bytes. Then its peer is gone for writing, but the stream can still
@@ -258,7 +258,7 @@ TEST(StreamConnection, EndingDoesNotWaitForAReach) {
   fate->may_go_on.set_value();
   EXPECT_TRUE(reached.get().ok());
   EXPECT_EQ(fate->asked, 1)
-      << "only by who made the connection, as long as there certainly is a stream";
+      << "only the constructor may ask for reach(): later the stream may be gone";
   EXPECT_EQ(near->reach({}, gpu).error().blame(), Blame::PeerLost);
 }
 

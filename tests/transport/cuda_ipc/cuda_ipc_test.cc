@@ -38,7 +38,7 @@ TEST_F(CudaIpc, NoHostWaitsBetweenTheStreams) {
   kernel->wait(stream);
   const int blocks = fake.host_blocks();
   const Op sent = near->send(bytes_of("x"), std::array{from->slice()}, from, cuda::record(stream));
-  EXPECT_EQ(next(), "x") << "the message waits for the sender's stream";
+  EXPECT_EQ(next(), "x") << "the message waited for the sender's stream";
   const Op accepted = far->accept(std::array{to->slice()}, to, {});
   cuda::Stream theirs(*device);
   accepted.done().wait(theirs);
@@ -94,7 +94,8 @@ TEST_F(CudaIpc, StaleMappingsAreClosedFirst) {
   pass(second);
   EXPECT_EQ(fake.calls(&cuda::Driver::ipc_close_mem_handle), closed + 1);
   pass(first);
-  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 4) << "one of them refused, one anew";
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 4)
+      << "one attempt was refused, and the first allocation was opened again";
 }
 
 TEST_F(CudaIpc, MessagesBeyondTheSlotsKeepOrder) {
@@ -381,8 +382,8 @@ TEST_F(CudaIpc, UnshareableMemoryIsRefusedByName) {
   const Error error = failure_of(near->send({}, std::array{pooled.slice()}, nullptr, {}));
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("not of cuMemAlloc"));
-  near->send(bytes_of("the lane goes on"), {}, nullptr, {});
-  EXPECT_EQ(next(), "the lane goes on");
+  near->send(bytes_of("the connection goes on"), {}, nullptr, {});
+  EXPECT_EQ(next(), "the connection goes on");
 }
 
 TEST_F(CudaIpc, UnshareableMemoryIsSentBelow) {
@@ -455,7 +456,7 @@ TEST_F(CudaIpc, MalformedHellosEndTheConnection) {
     EXPECT_EQ(why.blame(), Blame::PeerLost);
     EXPECT_THAT(why.text(), HasSubstr(text));
   }
-  EXPECT_EQ(page->closed(), 0u) << "whose lane would take it for the end of its peer";
+  EXPECT_EQ(page->closed(), 0u) << "the other connection's page was marked closed";
 }
 
 TEST_F(CudaIpc, PeerNamingUnknownMemoryIsLost) {
@@ -531,8 +532,8 @@ TEST_F(CudaIpc, ImpossiblePiecesAreRefused) {
   };
   const Piece good{.bytes = 40, .allocation = 2, .offset = 6, .passed = 46};
   EXPECT_FALSE(is_refused(40, {good}));
-  EXPECT_TRUE(is_refused(41, {good})) << "less than the payload";
-  EXPECT_TRUE(is_refused(39, {good})) << "more than the payload";
+  EXPECT_TRUE(is_refused(41, {good})) << "the pieces are smaller than the payload";
+  EXPECT_TRUE(is_refused(39, {good})) << "the pieces are larger than the payload";
   EXPECT_TRUE(is_refused(40, {good, {.bytes = 0, .allocation = 1}}));
   EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .offset = 7, .passed = 46}}));
   EXPECT_TRUE(
@@ -542,7 +543,7 @@ TEST_F(CudaIpc, ImpossiblePiecesAreRefused) {
   EXPECT_FALSE(is_refused(many.size(), many));
   Shared message;
   message.payloads = {{many.size(), many}, {1, {{.bytes = 1, .allocation = 1}}}};
-  EXPECT_FALSE(decode_shared(encode(message), {}, limits)) << "in all more than there may be";
+  EXPECT_FALSE(decode_shared(encode(message), {}, limits)) << "more pieces in all than the limit";
   // The last byte says how a piece is described; there is no such way.
   message.payloads = {{1, {{.bytes = 1, .allocation = 1}}}};
   auto bytes = encode(message);

@@ -92,7 +92,7 @@ TEST_F(CudaIpcOfVirtualMemory, RemappedSegmentReplacesTheFormer) {
     EXPECT_EQ(imports(), static_cast<int>(round));
     EXPECT_TRUE(device->retirement().reclaim_all(patience()));
     EXPECT_EQ(fake.alive().physical_memories, 1u);
-    EXPECT_EQ(fake.alive().mappings, 2u) << "the sender's and the receiver's";
+    EXPECT_EQ(fake.alive().mappings, 2u) << "one of the sender, one of the receiver";
     memory->unmap(0);
     memory->map(0);
   }
@@ -128,8 +128,8 @@ TEST_F(CudaIpcOfVirtualMemory, UnshareableSegmentIsRefusedByName) {
       failure_of(near->send({}, std::array{memory->segment(0).part(0, 10)}, memory, {}));
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_THAT(error.text(), HasSubstr("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"));
-  near->send(bytes_of("the lane goes on"), {}, nullptr, {});
-  EXPECT_EQ(next(), "the lane goes on");
+  near->send(bytes_of("the connection goes on"), {}, nullptr, {});
+  EXPECT_EQ(next(), "the connection goes on");
 }
 
 // A payload that takes the connection below does not describe any memory; another payload of the
@@ -245,7 +245,8 @@ TEST_F(CudaIpcOfVirtualMemory, MessageWaitsForRoomInTheSocket) {
   EXPECT_EQ(next(), "hello");
   expect_ends(far->accept({}, nullptr, {}));
   const std::size_t most = near->capabilities().max_payloads;
-  ASSERT_LT(room_of_a_socket(), most) << "nothing would wait";
+  ASSERT_LT(room_of_a_socket(), most)
+      << "all descriptors fit the socket, so the message would not wait";
   const auto memory = mapped(*device, most, cuda::VirtualMemory::Kind::Same);
   write(memory->segment(0).part(0, most), pattern(1, most));
   const auto to = shareable(most);
@@ -276,7 +277,7 @@ TEST_F(CudaIpcOfVirtualMemory, NoDescriptorIsLeftOpen) {
   const auto with_one = harness::open_descriptors();
   pass(memory->segment(0).part(0, 100), to->slice());
   EXPECT_EQ(harness::open_descriptors(), with_one + 1)
-      << "the fake driver's file for what it has imported";
+      << "the fake driver's file for the memory that it has imported";
   // Three more cases: passed and never opened; replaced before it was opened; passed but not yet
   // announced by a connection that ends.
   near->send({}, std::array{memory->segment(1).part(0, 100)}, memory, {});
@@ -462,7 +463,7 @@ TEST_F(CudaIpcWithStranger, UnconnectedPeerIsPassedNothing) {
 TEST_F(CudaIpcWithStranger, OtherProcessesAreNotThePeer) {
   const std::uint64_t nobody = here.process + 1;
   EXPECT_THAT(passing.why_not(nobody).value_or(""), HasSubstr("has not connected"));
-  EXPECT_EQ(passing.name(), 0u) << "it listens no more";
+  EXPECT_EQ(passing.name(), 0u) << "the passing end still listens";
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Gone);
 }
 

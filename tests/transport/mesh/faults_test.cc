@@ -176,7 +176,7 @@ TEST_P(MeshNonsense, BreaksOnlyTheCommunicator) {
       communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 5, Pin(), Fence());
   peer.say(nonsense.lane, nonsense.header(part()), nonsense.payload);
   for (const Op& one : {op, receive}) {
-    const Error error = expect_failed(one, "what waits for a peer that says nonsense");
+    const Error error = expect_failed(one, "an operation whose peer sends nonsense");
     EXPECT_EQ(error.blame(), nonsense.blame) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("rank 1"));
   }
@@ -194,28 +194,27 @@ Header with(Type type, std::uint64_t bytes = 0, std::uint64_t sequence = 0) {
 INSTANTIATE_TEST_SUITE_P(
     Mesh, MeshNonsense,
     testing::Values(
-        Nonsense{"PartThatNobodyExpects", Lane::Collectives,
-                 [](Header h) { return h.number = 1, h; }, 64},
+        Nonsense{"UnexpectedPart", Lane::Collectives, [](Header h) { return h.number = 1, h; }, 64},
         Nonsense{"PartFarBeyondTheLast", Lane::Collectives,
                  [](Header h) { return h.number = ~0u, h; }, 64},
         Nonsense{"PartOfAnotherSize", Lane::Collectives, [](Header h) { return h; }, 60,
                  Blame::Caller},
-        Nonsense{"OperationThatIsOver", Lane::Collectives,
-                 [](Header h) { return h.sequence = 0, h; }, 64, Blame::Caller},
-        Nonsense{"MessageOnTheLaneOfCollectives", Lane::Collectives,
+        Nonsense{"EndedOperation", Lane::Collectives, [](Header h) { return h.sequence = 0, h; },
+                 64, Blame::Caller},
+        Nonsense{"MessageOnCollectivesConnection", Lane::Collectives,
                  [](Header) { return with(Type::Eager, 8); }, 8},
-        Nonsense{"CollectiveOnTheLaneOfMessages", Lane::Messages, [](Header h) { return h; }, 64},
+        Nonsense{"CollectiveOnMessagesConnection", Lane::Messages, [](Header h) { return h; }, 64},
         Nonsense{"UnknownType", Lane::Messages, [](Header) { return with(static_cast<Type>(99)); },
                  0},
-        Nonsense{"TooLongToGoAtOnce", Lane::Messages,
+        Nonsense{"EagerMessageTooLong", Lane::Messages,
                  [](Header) { return with(Type::Eager, kEagerBytes + 1); }, kEagerBytes + 1},
-        Nonsense{"ClearOfNothing", Lane::Messages, [](Header) { return with(Type::Clear, 0, 7); },
-                 0},
-        Nonsense{"PayloadOfNothing", Lane::Messages,
+        Nonsense{"ClearWithoutRequest", Lane::Messages,
+                 [](Header) { return with(Type::Clear, 0, 7); }, 0},
+        Nonsense{"PayloadWithoutRequest", Lane::Messages,
                  [](Header) { return with(Type::Payload, 16, 7); }, 16},
         Nonsense{"CreditBeyondTheLimit", Lane::Messages,
                  [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
-        Nonsense{"PayloadWhereThereIsNone", Lane::Messages,
+        Nonsense{"RequestWithPayload", Lane::Messages,
                  [](Header) { return with(Type::Request, 16, 7); }, 16}),
     [](const auto& one) { return one.param.name; });
 
@@ -314,7 +313,7 @@ TEST_F(MeshFaults, LostPeerEndsPendingInEveryPhase) {
   EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
   peer.close();
   for (const Op& op : ops) {
-    const Error error = expect_failed(op, "what waits for a peer that is gone");
+    const Error error = expect_failed(op, "an operation whose peer is lost");
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("rank 1"));
   }
@@ -332,7 +331,8 @@ TEST_F(MeshFaults, EarlierMessagesOutliveTheirSender) {
   peer.say(Lane::Messages, with(Type::Eager, 16), 16);
   const Op behind = messages.recv(elements_of(more, Dtype::Float32), 1, 1, Pin(), Fence());
   peer.close();
-  EXPECT_EQ(expect_failed(behind, "a receive of what never comes").blame(), Blame::PeerLost);
+  EXPECT_EQ(expect_failed(behind, "a receive of a message that was never sent").blame(),
+            Blame::PeerLost);
   expect_done(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()), "recv");
   EXPECT_EQ(small[0], 0);
 }
@@ -350,9 +350,9 @@ TEST_F(MeshFaults, DelayedPartOfALostPeerStillCounts) {
   peer.close();
   const Op behind = communicator->barrier(Fence());
   EXPECT_FALSE(op.done().synchronize(Deadline::in(std::chrono::milliseconds(100))))
-      << "nothing of it has come";
+      << "the peer's part was held back, yet the operation ended";
   ways[0].release();
-  expect_done(op, "an operation whose last part came before its peer went");
+  expect_done(op, "an operation whose last part was sent before its peer left");
   EXPECT_EQ(expect_failed(behind, "an operation that the peer never entered").blame(),
             Blame::PeerLost);
 }
@@ -361,14 +361,14 @@ TEST_F(MeshFaults, PeerWithOneConnectionLeftIsLost) {
   join();
   const Op op = sum();
   peer.close(Lane::Messages);
-  EXPECT_EQ(expect_failed(op, "an operation with a peer of which half is gone").blame(),
+  EXPECT_EQ(expect_failed(op, "an operation with a peer that has closed one connection").blame(),
             Blame::PeerLost);
 }
 
 TEST_F(MeshFaults, LateRankIsNamedAndBreaksTheGroup) {
   join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
   ASSERT_NE(communicator, nullptr) << join_error->what();
-  const Error error = expect_failed(sum(), "an operation that nobody else enters");
+  const Error error = expect_failed(sum(), "an operation that no other rank enters");
   EXPECT_EQ(error.blame(), Blame::Timeout);
   EXPECT_THAT(error.text(), HasSubstr("still expected: rank 1"));
   EXPECT_THAT(error.ranks(), ElementsAre(1));

@@ -60,7 +60,7 @@ TEST_P(MeshWithoutMemory, FailsEveryRankWithTheReason) {
     joined.arrive_and_wait();
     is_exhausted = true;
     const Op op = call();
-    const Error error = expect_failed(op, "what has no memory");
+    const Error error = expect_failed(op, "an operation without memory");
     EXPECT_THAT(error.blame(), testing::AnyOf(Blame::Busy, Blame::PeerLost)) << error.what();
     EXPECT_THAT(error.text(), testing::HasSubstr("is out of memory"));
     const Error next = expect_failed(communicator.barrier(Fence()), "the next operation");

@@ -138,7 +138,7 @@ class ScriptedPeer {
     std::unique_lock lock(mutex_);
     auto& seen = seen_[static_cast<std::size_t>(lane)];
     EXPECT_TRUE(changed_.wait_until(lock, soon().point(), [&] { return !seen.empty(); }))
-        << "rank 0 says nothing";
+        << "rank 0 sends nothing";
     if (seen.empty()) return {};
     Message message = seen.front();
     seen.pop_front();

@@ -189,7 +189,8 @@ TEST(MeshMessages, FromAnySourceArriveAfterARankLeft) {
       const Op from_it = messages.recv(data(1), 1, 2, Pin(), Fence());
       const Op before = messages.recv(data(0), kAnySource, 1, Pin(), Fence());
       store->set("begun", {});
-      EXPECT_EQ(expect_failed(from_it, "a receive from who has left").blame(), Blame::PeerLost);
+      EXPECT_EQ(expect_failed(from_it, "a receive from a rank that has left").blame(),
+                Blame::PeerLost);
       const Op after = messages.recv(data(1), kAnySource, 1, Pin(), Fence());
       store->set("noticed", {});
       for (const Op& op : {before, after}) {
@@ -218,7 +219,7 @@ TEST(MeshMessages, ToOneselfArriveInEitherOrder) {
 
       std::fill(received.begin(), received.end(), std::uint8_t{0});
       const Op send = messages.send(elements(sent), 0, 9, Pin(), Fence());
-      if (size <= kEagerBytes) expect_done(send, "send that nobody receives yet");
+      if (size <= kEagerBytes) expect_done(send, "send that is not received yet");
       expect_done(messages.recv(elements(received), 0, 9, Pin(), Fence()), "recv");
       expect_done(send, "send");
       EXPECT_EQ(received, sent);

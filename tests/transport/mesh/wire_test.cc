@@ -60,7 +60,7 @@ TEST(Wire, ReasonNamesItsRanks) {
   ASSERT_TRUE(message.ok());
   EXPECT_EQ(message.value().about, (std::vector{0, 3}));
   EXPECT_EQ(message.value().text, "lost");
-  EXPECT_FALSE(decode(whole, {}, 3).ok()) << "rank 3 is none of three";
+  EXPECT_FALSE(decode(whole, {}, 3).ok()) << "a group of three has no rank 3";
   EXPECT_FALSE(decode(Bytes(whole).first(kHeaderBytes + 5), {}, kRanks).ok());
   for (const std::uint32_t count : {3U, 0x40000001U, 0xffffffffU}) {
     auto wrong = header_of(Type::Failure);

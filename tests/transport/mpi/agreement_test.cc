@@ -39,7 +39,7 @@ TEST(AgreementToBegin, LetsAllInOnceAllHaveCome) {
 
 TEST(AgreementToBegin, LetsNobodyInIfOneIsMissing) {
   EXPECT_EQ(let_in({Deadline::in(microseconds(1000)), Deadline::never()}, 3), 0)
-      << "who has more time need not use it up";
+      << "a rank was let in though one never came";
 }
 
 TEST(AgreementToBegin, RefusesARankAfterOthersGaveUp) {

@@ -133,7 +133,7 @@ TEST_F(NcclTest, JoiningTimesOutIfARankIsMissing) {
   const Error error = cuda::error_from([&] { join_one(0, 2); });
   EXPECT_EQ(error.blame(), Blame::Timeout);
   EXPECT_THAT(error.text(), HasSubstr("joining on group 'test' (nccl, rank 0 of 2)"));
-  EXPECT_EQ(nccl.alive(), 0) << "a communicator that was not made is not left behind";
+  EXPECT_EQ(nccl.alive(), 0) << "the communicator of the failed join is still there";
 }
 
 TEST_F(NcclTest, RankZerosFailureFailsAllJoins) {
@@ -376,9 +376,9 @@ TEST_F(NcclTest, AbortKeepsPinsUntilStreamIsDone) {
   std::thread other([&] { ranks[0]->abort(Error(Blame::Cancelled, "enough")); });
   other.join();
   ranks[0]->abort(Error(Blame::Cancelled, "twice"));
-  ASSERT_TRUE(op.error()) << "the error is known before the fence passes";
+  ASSERT_TRUE(op.error()) << "the error must be set before the fence passes";
   EXPECT_THAT(op.error()->text(), HasSubstr("enough"));
-  EXPECT_FALSE(watched.expired()) << "the stream has yet to come past the operation";
+  EXPECT_FALSE(watched.expired()) << "released before the stream has passed the operation";
   gate->raise();
   EXPECT_TRUE(op.done().synchronize(soon()));
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
@@ -407,7 +407,7 @@ TEST_F(NcclTest, LostDeviceFailsItsOperations) {
   ranks.clear();
   loop.reset();
   EXPECT_TRUE(device->retirement().reclaim_all(soon()));
-  EXPECT_EQ(nccl.calls(&Library::comm_abort), 0) << "nothing of a lost context can be freed";
+  EXPECT_EQ(nccl.calls(&Library::comm_abort), 0) << "resources of a lost context cannot be freed";
   nccl.forget_alive();
 }
 
@@ -472,7 +472,7 @@ TEST_F(NcclTest, OnePieceIsGatheredByOneCall) {
 TEST_F(NcclTest, ReclaimingClosesCommunicators) {
   auto ranks = join(2);
   ranks.clear();
-  EXPECT_EQ(nccl.alive(), 2) << "dropping one does not wait for it to close";
+  EXPECT_EQ(nccl.alive(), 2) << "dropping a communicator must not wait until it is closed";
   EXPECT_TRUE(device->retirement().reclaim_all(soon()));
   EXPECT_EQ(nccl.alive(), 0);
   EXPECT_EQ(nccl.aborted(), 0);
@@ -512,7 +512,7 @@ TEST_F(NcclGraphTest, CapturedOperationRunsAtEachLaunch) {
     EXPECT_TRUE(loop->drive([&] { return op.ended(); }, soon()));
     EXPECT_FALSE(op.error());
   }
-  EXPECT_EQ(value_of(*memory[0]), 1) << "nothing has run";
+  EXPECT_EQ(value_of(*memory[0]), 1) << "the graph has not been launched yet";
   for (const float value : {10.0f, 20.0f, 30.0f}) {
     for (std::size_t i = 0; i < 2; ++i) {
       set(*memory[i], value + static_cast<float>(i));
@@ -571,7 +571,7 @@ TEST_F(NcclGraphTest, CapturedCallReturnsOnceConnected) {
   });
   ASSERT_EQ(fake.begin_capture(streams[0]), CUDA_SUCCESS);
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
-  EXPECT_TRUE(released) << "the call came back before it was enqueued";
+  EXPECT_TRUE(released) << "the call returned before the operation was enqueued";
   releases.join();
   op.done().wait(streams[0]);
   ASSERT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
@@ -609,7 +609,7 @@ TEST_F(NcclGraphTest, PinIsHeldDuringTheCapture) {
   a.reset();
   EXPECT_FALSE(
       loop->drive([&] { return watched.expired(); }, Deadline::in(std::chrono::milliseconds(20))))
-      << "what is captured next could be given its memory";
+      << "the next captured allocation could reuse its memory";
   ASSERT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
 }

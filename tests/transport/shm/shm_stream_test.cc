@@ -277,7 +277,7 @@ TEST(ShmStream, ConnectingWithoutMemoryIsBusy) {
     const Limit limit(which, most);
     try {
       const ShmStream refused(address, patience());
-      ADD_FAILURE() << "a segment was made of nothing";
+      ADD_FAILURE() << "a segment was made without memory";
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
       EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
@@ -441,7 +441,7 @@ TEST(ShmSocket, OtherUsersAreTurnedAway) {
   EXPECT_EQ(hear(), EACCES);
   ASSERT_EQ(::chmod(("/proc/self/fd/" + std::to_string(name)).c_str(), 0666), 0);
   ASSERT_EQ(::write(wire.get(), "x", 1), 1);
-  EXPECT_EQ(hear(), 0) << "it was not put out";
+  EXPECT_EQ(hear(), 0) << "the connection was not closed";
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);

@@ -75,7 +75,8 @@ TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), HasSubstr(complaint)) << text;
-      EXPECT_THAT(error.text(), HasSubstr("192.0.2.1:4711")) << "says what it should look like";
+      EXPECT_THAT(error.text(), HasSubstr("192.0.2.1:4711"))
+          << "the error does not show a valid address";
     }
   }
 }

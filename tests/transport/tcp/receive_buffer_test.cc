@@ -24,7 +24,7 @@ TEST(ReceiveBuffer, AllocatesOnDemandAndReleases) {
   put(buffer, "abc", 1);
   EXPECT_TRUE(buffer.has_memory());
   buffer.release();
-  EXPECT_EQ(content(buffer), "abc") << "what is in it stays";
+  EXPECT_EQ(content(buffer), "abc") << "release() dropped bytes that were not consumed";
   buffer.consume(3);
   buffer.release();
   EXPECT_FALSE(buffer.has_memory());
