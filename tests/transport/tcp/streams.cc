@@ -53,7 +53,7 @@ void End::Core::write() {
 void End::Core::read() {
   std::lock_guard lock(mutex);
   if (held || end) return;
-  // By turns as headers and payloads are read.
+  // Alternately, as headers and payloads are read.
   for (bool peeks = true;; peeks = !peeks) {
     if (peeks) {
       const auto seen = stream->peek(7);

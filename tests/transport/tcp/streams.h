@@ -1,4 +1,4 @@
-// What the tests of streams share.
+// Helpers shared by the tests of streams.
 #pragma once
 
 #include <deque>
@@ -23,30 +23,30 @@ inline std::shared_ptr<EventLoop> make_loop(const std::string& name = "test") {
   return std::make_shared<EventLoop>(name);
 }
 
-// Bytes whose order shows: the same for everybody.
+// Bytes in a recognizable order, which depend on the seed only.
 std::string pattern(std::size_t bytes, unsigned seed = 1);
 
-// Turns the loop until it is so; fails the test where that does not happen.
+// Drives the loop until `so` returns true; throws if that does not happen in time.
 void wait_until(EventLoop& loop, const std::function<bool()>& so, const std::string& what);
 
-// One end of a stream, used as a connection uses it: written until it takes no more and again when
-// there is room, read on the loop until there is nothing more.
+// One end of a stream, used as a connection uses it: writes until the stream takes no more and
+// again when there is room; reads on the loop until no bytes are left.
 class End {
  public:
   End(std::shared_ptr<EventLoop> loop, std::unique_ptr<ByteStream> stream);
   ~End();
 
-  // Queues the bytes; cut into pieces of `piece` bytes where that is not 0.
+  // Queues the bytes, cut into pieces of `piece` bytes if that is not 0.
   void send(const std::string& bytes, std::size_t piece = 0);
   void finish_writing();
-  // Stops reading, as one that has no room, and goes on.
+  // With true, stops reading, as an end without room; with false, continues.
   void hold(bool held);
-  // Blocks until so many bytes have come, and takes them.
+  // Blocks until that many bytes have arrived, or the stream has ended, and takes them.
   std::string take(std::size_t bytes);
   std::size_t received() const;
-  // Blocks until everything was handed to the kernel.
+  // Blocks until the kernel has taken all queued bytes.
   void wait_sent();
-  // Blocks until the stream has ended; what came before can still be taken.
+  // Blocks until the stream has ended; bytes received before can still be taken.
   Error wait_end();
   bool ended() const;
   ByteStream& stream() { return *core_->stream; }
@@ -57,7 +57,7 @@ class End {
     mutable std::mutex mutex;
     std::unique_ptr<ByteStream> stream;
     std::deque<std::string> unsent;
-    std::size_t offset = 0;  // in the first
+    std::size_t offset = 0;  // in the first of `unsent`
     std::string received;
     std::optional<Error> end;
     bool held = false;
@@ -68,7 +68,7 @@ class End {
   std::shared_ptr<Core> core_;
 };
 
-// A listener whose streams can be taken one by one.
+// A listener whose accepted streams can be taken one by one.
 class Lobby {
  public:
   explicit Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address = "",
@@ -98,29 +98,29 @@ std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const s
 // Two connected descriptors: Unix sockets, or TCP over the loopback.
 std::pair<Descriptor, Descriptor> socket_pair();
 std::pair<Descriptor, Descriptor> tcp_pair();
-// Lifts the limit on descriptors up to so many; false where this process may not have them.
+// Raises the limit on descriptors to `count`; returns false if this process may not.
 bool may_have_descriptors(std::size_t count);
-// Connected to the port of 127.0.0.1, blocking.
+// Returns a blocking socket that is connected to the port of 127.0.0.1.
 Descriptor raw_connect(int port);
-// Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is
-// refused.
+// Returns a socket that is bound to a port of 127.0.0.1 but does not listen: no other socket gets
+// the port, and connecting to it is refused.
 Descriptor reserved_port();
 
-// A forked process that runs the body and then exits. Fork before threads are made.
+// A forked process that runs the body and then exits. Fork it before the test makes threads.
 class Child {
  public:
-  // The body gets a socket to the test.
+  // `to_parent` is a socket to the test.
   explicit Child(const std::function<void(int to_parent)>& body);
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
   pid_t process() const { return process_; }
   int socket() const { return socket_.get(); }
-  // Blocks for one byte that the body sent; 0 when it has ended.
+  // Blocks for one byte that the body sent; returns 0 when the process has ended.
   char hear() const;
   void say(char letter) const;
   void signal(int number) const;
-  // Blocks until it has ended; returns its exit status, or minus the signal.
+  // Blocks until the process has ended; returns its exit status, or minus the signal.
   int wait();
 
  private:

@@ -1,5 +1,5 @@
-// Several sockets that are one stream, how such lanes are made, and what happens when one of the
-// sockets goes.
+// Several sockets that form one stream: how such connections are made, and what happens when one of
+// the sockets is lost.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace weft::transport::tcp {
 
-Result<std::shared_ptr<Transport>> open();  // as the table of the backends has it
+Result<std::shared_ptr<Transport>> open();  // as the table of backends declares it
 
 namespace {
 
@@ -51,7 +51,7 @@ std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop,
   return as_one(std::move(streams));
 }
 
-// Both ends of so many connections.
+// Both ends of `count` connections.
 std::array<std::vector<Descriptor>, 2> pairs(std::size_t count) {
   std::array<std::vector<Descriptor>, 2> ends;
   for (std::size_t i = 0; i < count; ++i) {
@@ -62,7 +62,7 @@ std::array<std::vector<Descriptor>, 2> pairs(std::size_t count) {
   return ends;
 }
 
-// One end is a stream, the other what the test says and hears on each socket.
+// One end is a stream; the test reads and writes each socket of the other end.
 struct HalfLane {
   explicit HalfLane(std::size_t count) : HalfLane(pairs(count)) {}
   explicit HalfLane(std::array<std::vector<Descriptor>, 2> ends)
@@ -106,14 +106,14 @@ TEST(StripedStream, BytesArriveInOrderBothWaysAtOnce) {
   }
 }
 
-TEST(StripedStream, LengthsAroundTheEndsOfChunksArriveWhole) {
+TEST(StripedStream, LengthsAroundChunkEndsArriveWhole) {
   constexpr std::size_t kCount = 3;
   auto ends = pairs(kCount);
   const auto loop = make_loop();
   End a(loop, striped(loop, std::move(ends[0])));
   End b(loop, striped(loop, std::move(ends[1])));
   const std::string bytes = pattern(kCount * kChunk + 1);
-  // The stream stands elsewhere in a chunk each time.
+  // Each time the stream is at another position within a chunk.
   for (const std::size_t length :
        {std::size_t{1}, kChunk - 1, kChunk, kChunk + 1, 2 * kChunk, kCount * kChunk - 1,
         kCount * kChunk, kCount * kChunk + 1, std::size_t{8}, kChunk / 2}) {
@@ -158,7 +158,7 @@ TEST(StripedStream, EmptyPiecesAreNoBytes) {
   EXPECT_EQ(got[0], 'b');
 }
 
-TEST(StripedStream, PeekShowsNothingBeyondAChunkAndReadGoesOn) {
+TEST(StripedStream, PeekStopsAtAChunkAndReadContinues) {
   auto ends = pairs(2);
   const auto loop = make_loop();
   const auto stream = striped(loop, std::move(ends[0]));
@@ -180,8 +180,8 @@ TEST(StripedStream, PeekShowsNothingBeyondAChunkAndReadGoesOn) {
   EXPECT_FALSE(stream->end());
 }
 
-// Their events are over by the time they are wanted.
-TEST(StripedStream, WhatCameBeforeItsTurnIsFound) {
+// Their events have passed before their bytes are due.
+TEST(StripedStream, BytesBeforeTheirTurnAreFound) {
   HalfLane lane(3);
   const std::string bytes = pattern(4 * kChunk);
   lane.say(2, bytes.substr(2 * kChunk, kChunk));
@@ -196,7 +196,7 @@ TEST(StripedStream, WhatCameBeforeItsTurnIsFound) {
   EXPECT_TRUE(lane.near.take(bytes.size() - 1000) == bytes.substr(1000));
 }
 
-TEST(StripedStream, ASlowReaderGetsEveryByte) {
+TEST(StripedStream, SlowReaderGetsEveryByte) {
   auto ends = pairs(4);
   const auto first = make_loop("first");
   const auto second = make_loop("second");
@@ -214,10 +214,10 @@ TEST(StripedStream, ASlowReaderGetsEveryByte) {
   }
 }
 
-// Of each socket, also of those whose turn it is not.
-TEST(StripedStream, AnIdleStreamGivesItsMemoryBackAndGoesOn) {
+// The memory of each socket, including those whose turn it is not.
+TEST(StripedStream, IdleStreamReleasesItsMemory) {
   Settings settings;
-  settings.silence = milliseconds(2000);  // looked at four times meanwhile
+  settings.silence = milliseconds(2000);  // checked four times in that period
   auto ends = pairs(kMaxSockets);
   const auto loop = make_loop();
   End a(loop, striped(loop, std::move(ends[0]), settings));
@@ -237,11 +237,11 @@ TEST(StripedStream, AnIdleStreamGivesItsMemoryBackAndGoesOn) {
   EXPECT_FALSE(a.ended());
 }
 
-TEST(StripedStream, OneCallTakesABoundedNumberOfBytesAndTheNextComesByItself) {
+TEST(StripedStream, OneWriteTakesABoundedNumberOfBytes) {
   auto ends = pairs(kMaxSockets);
   const auto loop = make_loop();
   const auto stream = striped(loop, std::move(ends[0]));
-  // The events that say what there is room for at the beginning are past.
+  // Waits until the initial events, which report that there is room, have passed.
   std::atomic<int> calls{0};
   stream->start(
       *loop, [] {}, [&] { ++calls; });
@@ -258,12 +258,12 @@ TEST(StripedStream, OneCallTakesABoundedNumberOfBytesAndTheNextComesByItself) {
   stream->stop();
 }
 
-TEST(StripedStream, ACleanEndComesBehindEverything) {
+TEST(StripedStream, CleanEndFollowsAllBytes) {
   auto ends = pairs(3);
   const auto loop = make_loop();
   End a(loop, striped(loop, std::move(ends[0])));
   End b(loop, striped(loop, std::move(ends[1])));
-  const std::string bytes = pattern(5 * kChunk);  // the end is where the last chunk is
+  const std::string bytes = pattern(5 * kChunk);  // the end is on the socket of the last chunk
   b.hold(true);
   a.send(bytes);
   a.finish_writing();
@@ -275,7 +275,7 @@ TEST(StripedStream, ACleanEndComesBehindEverything) {
   EXPECT_EQ(a.take(5), "still");
 }
 
-TEST(StripedStream, ASocketThatIsLostEndsTheStreamWhosesoeverTurnItIs) {
+TEST(StripedStream, LostSocketEndsTheStreamInAnyTurn) {
   HalfLane lane(3);
   lane.say(0, "before");
   EXPECT_EQ(lane.near.take(6), "before");
@@ -289,8 +289,8 @@ TEST(StripedStream, ASocketThatIsLostEndsTheStreamWhosesoeverTurnItIs) {
   EXPECT_THAT(lane.near.stream().write_end()->text(), HasSubstr("socket 2 of 3"));
 }
 
-// The loss is what the loop hears of first; the bytes lie in the kernel by then.
-TEST(StripedStream, WhatCameIsReadBeforeALostSocketIsTheEnd) {
+// The loop learns of the loss first; by then the bytes are in the kernel.
+TEST(StripedStream, BytesAreReadBeforeALostSocketsEnd) {
   for (int i = 0; i < 20; ++i) {
     HalfLane lane(3);
     lane.say(0, "before");
@@ -312,7 +312,7 @@ TEST(StripedStream, WhatCameIsReadBeforeALostSocketIsTheEnd) {
   }
 }
 
-TEST(StripedStream, ASocketThatThePeerEndsAloneEndsTheStreamWhenItsTurnComes) {
+TEST(StripedStream, EndedSocketEndsTheStreamInItsTurn) {
   HalfLane lane(2);
   ::shutdown(lane.far[1].get(), SHUT_WR);
   const std::string bytes = pattern(kChunk);
@@ -324,7 +324,7 @@ TEST(StripedStream, ASocketThatThePeerEndsAloneEndsTheStreamWhenItsTurnComes) {
   EXPECT_EQ(lane.near.received(), 1u);
 }
 
-TEST(StripedStream, AWriterFindsALostSocketInTheMiddleOfAMessage) {
+TEST(StripedStream, WriterNoticesALostSocketMidMessage) {
   HalfLane lane(2);
   lane.near.hold(true);  // as a reader that waits for a message to be accepted
   lane.near.send(pattern(64 << 20));
@@ -337,7 +337,7 @@ TEST(StripedStream, AWriterFindsALostSocketInTheMiddleOfAMessage) {
   EXPECT_THAT(lane.near.wait_end().text(), HasSubstr("socket 2 of 2"));
 }
 
-TEST(StripedStream, AfterStopNobodyIsCalledAndAllSocketsAreClosed) {
+TEST(StripedStream, StopClosesSocketsAndEndsCallbacks) {
   auto ends = pairs(3);
   const auto loop = make_loop();
   std::atomic<int> calls{0};
@@ -360,9 +360,9 @@ TEST(StripedStream, AfterStopNobodyIsCalledAndAllSocketsAreClosed) {
   EXPECT_EQ(calls, 0);
 }
 
-// --- making lanes
+// --- Making connections
 
-TEST(StripedLane, HasAsManySocketsAsWhoConnectsSays) {
+TEST(StripedLane, ConnectingEndSetsTheSocketCount) {
   const auto here = make_loop("here");
   const auto there = make_loop("there");
   Lobby lobby(there, "", sockets(2));
@@ -380,7 +380,7 @@ TEST(StripedLane, HasAsManySocketsAsWhoConnectsSays) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-TEST(StripedLane, ARefusalIsTheReasonOfAll) {
+TEST(StripedLane, RefusalIsTheReasonOfAll) {
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();
   const std::string address = "127.0.0.1:" + std::to_string(local_end(nobody).port());
@@ -392,7 +392,7 @@ TEST(StripedLane, ARefusalIsTheReasonOfAll) {
   EXPECT_TRUE(a.stream().write_end());
 }
 
-TEST(StripedLane, MayHaveFailedBeforeItIsStarted) {
+TEST(StripedLane, MayFailBeforeItIsStarted) {
   const Descriptor nobody = reserved_port();
   const auto address = Address::parse("127.0.0.1:" + std::to_string(local_end(nobody).port()));
   const auto loop = make_loop();
@@ -409,7 +409,7 @@ TEST(StripedLane, MayHaveFailedBeforeItIsStarted) {
   }
 }
 
-TEST(StripedLane, WhoLosesInterestLeavesNothingBehind) {
+TEST(StripedLane, AbandonedDialsLeaveNothing) {
   const auto loop = make_loop();
   auto lobby = std::make_unique<Lobby>(loop);
   for (int i = 0; i < 20; ++i) {
@@ -418,7 +418,7 @@ TEST(StripedLane, WhoLosesInterestLeavesNothingBehind) {
   }
   End a(loop, dial(loop, lobby->address(), patience(), sockets(2)));
   a.send("x");
-  // Some of the others may have come through before they were given up.
+  // Some of the others may have connected before they were dropped.
   bool found = false;
   for (int i = 0; i <= 20 && !found; ++i) {
     End b(loop, lobby->take());
@@ -434,7 +434,7 @@ struct Said {
   Part part;
 };
 
-// What comes to a door of the test's own.
+// Accepts a socket and reads its greeting.
 Said accept_at(const Descriptor& door) {
   Said said{Descriptor(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)), {}};
   Greeting greeting;
@@ -444,7 +444,7 @@ Said accept_at(const Descriptor& door) {
   return said;
 }
 
-TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
+TEST(StripedLane, RetriesIfOneSocketIsNotTaken) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
@@ -475,7 +475,7 @@ TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
   EXPECT_EQ(a.take(5), "there");
 }
 
-// This process' socket that is connected to that one.
+// Returns this process's descriptor of the socket at the other end.
 int other_end(const Descriptor& socket) {
   const std::string there = remote_end(socket).text();
   for (int number = 0; number < 4096; ++number) {
@@ -490,9 +490,9 @@ int other_end(const Descriptor& socket) {
   return -1;
 }
 
-// As the kernel does where this user may watch no more; here since the test watches that socket
-// itself.
-TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
+// The kernel refuses this when the user may watch no more descriptors; here because the test
+// watches that socket itself.
+TEST(StripedLane, UnwatchableSocketEndsTheConnection) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
@@ -505,7 +505,7 @@ TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
   if (taken[0].part.index != 0) std::swap(taken[0], taken[1]);
   const int watched = other_end(taken[1].socket);
   ASSERT_GE(watched, 0);
-  // Once its answer has been read nobody watches it, until the lane's last answer comes.
+  // Once its answer has been read, the socket is not watched until the last answer arrives.
   ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0),
             static_cast<ssize_t>(answer.size()));
   EventLoop::Registration in_the_way;
@@ -524,7 +524,7 @@ TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
   EXPECT_TRUE(a.stream().write_end());
 }
 
-// A stranger or a peer at a listener's door.
+// Connects to a listener and sends a greeting, as a stranger or a peer.
 Descriptor greet(const Lobby& lobby, const Part& part, const Identity& identity = {}) {
   Descriptor socket = raw_connect(lobby.port());
   const auto greeting = Greeting::encode(identity, part);
@@ -533,7 +533,7 @@ Descriptor greet(const Lobby& lobby, const Part& part, const Identity& identity 
   return socket;
 }
 
-// Blocks until the listener closes it, without a word.
+// Blocks until the listener closes the socket; true if it sent nothing.
 bool put_out(const Descriptor& stranger) {
   char answer;
   return ::recv(stranger.get(), &answer, 1, 0) <= 0;
@@ -545,7 +545,7 @@ bool answered(const Descriptor& peer) {
          static_cast<ssize_t>(answer.size());
 }
 
-TEST(StripedLane, ThatIsNotCompleteIsPutOutAfterAWhile) {
+TEST(StripedLane, IncompleteOneIsDroppedAfterAWhile) {
   const auto loop = make_loop();
   Settings settings;
   settings.greeting = milliseconds(20);
@@ -557,13 +557,14 @@ TEST(StripedLane, ThatIsNotCompleteIsPutOutAfterAWhile) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-TEST(StripedLane, SocketsMayComeInAnyOrderAndAreAnsweredTogether) {
+TEST(StripedLane, SocketsMayComeInAnyOrder) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const Descriptor third = greet(lobby, {1, 2, 3});
   const Descriptor first = greet(lobby, {1, 0, 3});
-  const Descriptor other = greet(lobby, {2, 1, 3});  // of another lane
-  const Descriptor alone = greet(lobby, {1, 0, 1});  // of itself, whatever its lane is called
+  const Descriptor other = greet(lobby, {2, 1, 3});  // of another connection
+  const Descriptor alone =
+      greet(lobby, {1, 0, 1});  // a connection of one socket, whatever its number
   EXPECT_TRUE(answered(alone));
   char none;
   EXPECT_EQ(::recv(first.get(), &none, 1, MSG_DONTWAIT), -1);
@@ -579,7 +580,7 @@ TEST(StripedLane, SocketsMayComeInAnyOrderAndAreAnsweredTogether) {
   EXPECT_TRUE(lane.take(bytes.size()) == bytes);
 }
 
-TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
+TEST(StripedLane, WrongSocketIsDroppedAlone) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const Descriptor first = greet(lobby, {1, 0, 2});
@@ -600,7 +601,7 @@ TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
   EXPECT_EQ(lane.take(5), "hello");
 }
 
-TEST(StripedLane, WhoGoesOrSpeaksTooEarlyMakesRoomForItsIndex) {
+TEST(StripedLane, LostOrEarlySocketFreesItsIndex) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const Descriptor early = greet(lobby, {1, 0, 2});
@@ -617,7 +618,7 @@ TEST(StripedLane, WhoGoesOrSpeaksTooEarlyMakesRoomForItsIndex) {
   EXPECT_TRUE(answered(second));
 }
 
-TEST(StripedLane, ForAnotherListenerIsToldSoAtOnce) {
+TEST(StripedLane, DialToAnotherListenerFailsAtOnce) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   Address address = Address::parse(lobby.address());
@@ -627,11 +628,11 @@ TEST(StripedLane, ForAnotherListenerIsToldSoAtOnce) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-TEST(StripedLane, AListenerHoldsABoundedNumberOfIncompleteOnes) {
+TEST(StripedLane, IncompleteOnesAreBounded) {
   if (!may_have_descriptors(2600)) GTEST_SKIP() << "this process may not have 2600 descriptors";
   const auto loop = make_loop();
   Settings settings;
-  settings.greeting = std::chrono::minutes(10);  // not by this
+  settings.greeting = std::chrono::minutes(10);  // the timer must not be the reason
   Lobby lobby(loop, "", settings);
   std::vector<Descriptor> flood;
   for (std::uint64_t lane = 1; lane <= 1100; ++lane) flood.push_back(greet(lobby, {lane, 0, 2}));
@@ -643,9 +644,9 @@ TEST(StripedLane, AListenerHoldsABoundedNumberOfIncompleteOnes) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-// More sockets than a listener keeps of those that are not complete: who had to make room comes
+// More sockets than a listener keeps of incomplete connections: those that had to make room connect
 // again.
-TEST(StripedLane, ManyAtOnce) {
+TEST(StripedLane, ManyConnectAtOnce) {
   constexpr std::size_t kLanes = 300;
   if (!may_have_descriptors(2 * 4 * kLanes + 200))
     GTEST_SKIP() << "this process may not have as many descriptors";
@@ -668,9 +669,9 @@ TEST(StripedLane, ManyAtOnce) {
   }
 }
 
-// --- peers that go
+// --- Lost peers
 
-TEST(StripedCut, APeerKilledInMidTransferIsLost) {
+TEST(StripedCut, PeerKilledMidTransferIsLost) {
   Child child([](int parent) {
     const auto loop = make_loop("child");
     Lobby lobby(loop);
@@ -691,7 +692,7 @@ TEST(StripedCut, APeerKilledInMidTransferIsLost) {
   EXPECT_EQ(a.wait_end().blame(), Blame::PeerLost);
 }
 
-TEST(StripedCut, ACableCutInMidTransferIsNoticed) {
+TEST(StripedCut, CableCutMidTransferIsNoticed) {
   std::string why_not;
   const auto cable = lay_cable(
       [](int parent) {
@@ -718,9 +719,9 @@ TEST(StripedCut, ACableCutInMidTransferIsNoticed) {
   EXPECT_THAT(error.text(), HasSubstr(" of 3"));
 }
 
-// --- the setting
+// --- The setting
 
-TEST(StripedSetting, ThatIsOutOfRangeIsACallerError) {
+TEST(StripedSetting, OutOfRangeIsACallerError) {
   for (const std::size_t count : {std::size_t{0}, kMaxSockets + 1}) {
     try {
       const Tcp tcp(sockets(count));
@@ -732,7 +733,7 @@ TEST(StripedSetting, ThatIsOutOfRangeIsACallerError) {
   }
 }
 
-// The environment is read once in a process, so this test is one of its own.
+// The environment is read once per process, so this test starts a process of its own.
 TEST(StripedSetting, IsReadFromTheEnvironment) {
   if (std::getenv("WEFT_TCP_SOCKETS") == nullptr) {
     Child child([](int) {

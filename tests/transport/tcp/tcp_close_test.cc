@@ -1,6 +1,5 @@
-// After close() a lane is kept until its peer has ended its side, so that what was sent is not
-// lost. A peer that does not, for whatever reason, is given up; the owner has heard of the end long
-// before.
+// After close() a connection is kept until its peer has ended its side, so that sent bytes are not
+// lost. A peer that does not end its side is given up; the owner learned of the end long before.
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/leftovers.h>
@@ -17,7 +16,7 @@ using harness::Mailbox;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// No way out by any timer: each test leaves the one that it is about.
+// All timers are disabled: each test enables the one that it is about.
 Settings endless() {
   Settings settings;
   settings.idle = seconds(1000);
@@ -26,7 +25,7 @@ Settings endless() {
   return settings;
 }
 
-// What a lane leaves behind is its socket.
+// A closed connection that remains keeps its socket.
 class TcpClose : public testing::Test {
  protected:
   void lane_over(Descriptor socket, const Settings& settings) {
@@ -43,30 +42,31 @@ class TcpClose : public testing::Test {
     connection = connector.connect(address, {loop, patience()});
     expect_good(connection->send(bytes_of("what comes first"), {}, nullptr, {}));
   }
-  // Closes the lane, of which nothing may be left then.
+  // Closes the connection; afterwards nothing of it may remain.
   void close() {
     const auto descriptors = harness::open_descriptors();
     Mailbox mail(*connection, loop);
     connection->close(Error(Blame::Cancelled, "enough"));
     EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
-    // Sooner than by the linger that lanes have where nobody says another.
+    // Sooner than the default linger time.
     const Deadline before = Deadline::in(kLinger - seconds(10));
     EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; }, before))
         << "the socket is kept";
   }
 
-  std::shared_ptr<EventLoop> loop;  // a thread of the network that the test is in by then
+  std::shared_ptr<EventLoop>
+      loop;  // its thread is in the network that the test is in when it is made
   std::shared_ptr<Connection> connection;
 };
 
-TEST_F(TcpClose, TowardsAPeerThatForgotTheConnectionKeepsNothing) {
+TEST_F(TcpClose, ForgetfulPeerLeavesNothing) {
   auto [one, other] = tcp_pair();
   lane_over(std::move(one), endless());
   if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
   close();
 }
 
-TEST_F(TcpClose, TowardsAPeerThatDoesNotEndItsSideGivesUpAfterTheLinger) {
+TEST_F(TcpClose, SilentPeerIsGivenUpAfterTheLinger) {
   auto [one, silent] = tcp_pair();
   Settings settings = endless();
   settings.linger = milliseconds(300);
@@ -74,7 +74,7 @@ TEST_F(TcpClose, TowardsAPeerThatDoesNotEndItsSideGivesUpAfterTheLinger) {
   close();
 }
 
-// A child at the other end of the cable that takes a lane, and then nothing.
+// A child at the other end of the cable that accepts a connection and then does nothing.
 std::unique_ptr<Cable> cable_to_a_lane(std::string& why_not) {
   return lay_cable(
       [](int parent) {
@@ -92,7 +92,7 @@ std::unique_ptr<Cable> cable_to_a_lane(std::string& why_not) {
       why_not);
 }
 
-TEST_F(TcpClose, OverACutCableEndsWhenNoAnswerHasComeForTooLong) {
+TEST_F(TcpClose, CutCableEndsAfterTheSilence) {
   std::string why_not;
   const auto cable = cable_to_a_lane(why_not);
   if (!cable) GTEST_SKIP() << why_not;
@@ -103,7 +103,7 @@ TEST_F(TcpClose, OverACutCableEndsWhenNoAnswerHasComeForTooLong) {
   close();
 }
 
-TEST_F(TcpClose, OverACutCableGivesUpAfterTheLinger) {
+TEST_F(TcpClose, CutCableEndsAfterTheLinger) {
   std::string why_not;
   const auto cable = cable_to_a_lane(why_not);
   if (!cable) GTEST_SKIP() << why_not;

@@ -1,4 +1,4 @@
-// Making connections.
+// How connections are made.
 #include <atomic>
 #include <cstddef>
 #include <iterator>
@@ -75,7 +75,7 @@ TEST(TcpConnect, TriesAllAddressesOfAPeer) {
   expect_talk(a, b);
 }
 
-TEST(TcpConnect, TakesNoBytesUntilItStands) {
+TEST(TcpConnect, TakesNoBytesUntilConnected) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   End a(loop, dial(loop, local(local_end(door).port())));
@@ -92,7 +92,7 @@ TEST(TcpConnect, TakesNoBytesUntilItStands) {
   char none;
   EXPECT_EQ(::recv(peer.get(), &none, 1, MSG_DONTWAIT), -1) << "it waits to be greeted";
   const auto answer = Greeting::encode({1, 2});
-  // In two parts, and the first bytes of the stream right behind.
+  // Sent in two parts, the second followed at once by the stream's first bytes.
   std::string text(reinterpret_cast<const char*>(answer.data()), answer.size());
   text += "late";
   ASSERT_EQ(::send(peer.get(), text.data(), 10, 0), 10);
@@ -109,7 +109,7 @@ TEST(TcpConnect, WaitsForAPortThatOpensLater) {
   const Descriptor door = reserved_port();
   const Identity identity{7, 8};
   End a(loop, dial(loop, Address{{{"127.0.0.1", local_end(door).port()}}, identity}.text()));
-  // Refused a few times by then.
+  // By then some attempts have been refused.
   auto opens =
       loop->at(Deadline::in(milliseconds(30)), [&] { EXPECT_EQ(::listen(door.get(), 1), 0); });
   std::thread peer([&] {
@@ -128,7 +128,7 @@ TEST(TcpConnect, WaitsForAPortThatOpensLater) {
   peer.join();
 }
 
-TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
+TEST(TcpConnect, RefusalIsTheReasonAtTheDeadline) {
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
@@ -141,8 +141,8 @@ TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
   EXPECT_THAT(error.text(), HasSubstr("Connection refused"));
 }
 
-// Nobody to wait for: it was there, and its port is closed now.
-TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
+// The peer listened before and its port is closed now, so waiting is pointless.
+TEST(TcpConnect, RefusalEndsItIfThePeerListened) {
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
@@ -152,8 +152,8 @@ TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
 }
 
-// From now on this thread, and those it makes, are told that there is no memory for another socket.
-// False where this process may not have that.
+// Makes socket() fail with ENOMEM in this thread and those that it starts. Returns false if this
+// process may not do that.
 bool run_out_of_sockets() {
   sock_filter instructions[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 1),
@@ -164,7 +164,7 @@ bool run_out_of_sockets() {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-TEST(TcpConnect, WithoutMemoryForASocketItIsBusyAndLaterItWorks) {
+TEST(TcpConnect, OutOfSocketMemoryIsBusyFirst) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   bool may_run_out = false;
@@ -189,7 +189,7 @@ TEST(TcpConnect, WithoutMemoryForASocketItIsBusyAndLaterItWorks) {
   expect_talk(a, b);
 }
 
-TEST(TcpConnect, ADeadlineThatHasPassedIsATimeout) {
+TEST(TcpConnect, PassedDeadlineIsATimeout) {
   const auto loop = make_loop();
   End a(loop, dial(loop, "127.0.0.1:1", Deadline::in(milliseconds(0))));
   EXPECT_EQ(a.wait_end().blame(), Blame::Timeout);
@@ -198,7 +198,7 @@ TEST(TcpConnect, ADeadlineThatHasPassedIsATimeout) {
 TEST(TcpConnect, SilenceIsATimeout) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
-  ASSERT_EQ(::listen(door.get(), 8), 0);  // the kernel connects, nobody accepts
+  ASSERT_EQ(::listen(door.get(), 8), 0);  // the kernel connects, but no accept follows
   Settings settings;
   settings.attempt = milliseconds(20);
   End a(loop, dial(loop, local(local_end(door).port()), Deadline::in(milliseconds(100)), settings));
@@ -207,7 +207,7 @@ TEST(TcpConnect, SilenceIsATimeout) {
   EXPECT_THAT(error.text(), HasSubstr("no answer"));
 }
 
-TEST(TcpConnect, AnUnknownHostIsNamed) {
+TEST(TcpConnect, UnknownHostIsNamed) {
   const auto loop = make_loop();
   End a(loop, dial(loop, "no-such-host.invalid:1", Deadline::in(milliseconds(200))));
   EXPECT_THAT(a.wait_end().text(), HasSubstr("no-such-host.invalid"));
@@ -225,7 +225,7 @@ TEST(TcpConnect, RefusesAnotherListenerAtOnce) {
   EXPECT_EQ(lobby.waiting(), 0u);
 }
 
-TEST(TcpConnect, RefusesAServerOfAnotherKindAtOnce) {
+TEST(TcpConnect, RefusesAForeignServerAtOnce) {
   const auto loop = make_loop();
   const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 8), 0);
@@ -250,7 +250,7 @@ TEST(TcpConnect, SaysWhichVersionThePeerSpeaks) {
   EXPECT_THAT(a.wait_end().text(), HasSubstr("it speaks version 9 of the greeting"));
 }
 
-TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
+TEST(TcpConnect, AbandonedDialsLeaveNothing) {
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
@@ -260,20 +260,19 @@ TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
     auto named = dial(loop, "localhost:1", Deadline::never());
     if (i % 2 == 0) End(loop, std::move(refused));
   }
-  // Each dial's last task is in line before this one.
+  // Each dial's last task is queued before this one.
   std::atomic<bool> later{false};
   loop->post([&] { loop->post([&] { loop->post([&] { later = true; }); }); });
   wait_until(
       *loop, [&] { return later.load(); }, "the loop gets there");
-  // Those who resolve names cannot be ended early, and have files of their own open meanwhile, for
-  // moments.
+  // Threads that resolve names cannot be ended early, and have files open for moments.
   bool as_before = false;
   wait_until(
       *loop, [&] { return as_before = as_before || harness::open_descriptors() == before; },
       "there are as many descriptors as before");
 }
 
-TEST(TcpConnect, MayBeginOnALoopThatEndsAtOnce) {
+TEST(TcpConnect, MayStartOnALoopThatEnds) {
   const Descriptor nobody = reserved_port();
   for (int i = 0; i < 20; ++i) {
     auto loop = make_loop();
@@ -284,7 +283,7 @@ TEST(TcpConnect, MayBeginOnALoopThatEndsAtOnce) {
   SUCCEED();
 }
 
-TEST(TcpConnect, AThousandAtOnce) {
+TEST(TcpConnect, AThousandConnectAtOnce) {
   if (!may_have_descriptors(2200)) GTEST_SKIP() << "this process may not have 2200 descriptors";
   constexpr std::size_t kConnections = 1000;
   const auto here = make_loop("here");

@@ -1,5 +1,5 @@
-// A group of two ranks over tcp between which the cable is cut: while they join, in an operation,
-// while nothing happens, while one leaves.
+// A group of two ranks over tcp; the cable between them is cut while they join, in an operation,
+// while they are idle, and while one leaves.
 #include <future>
 
 #include <gmock/gmock.h>
@@ -30,8 +30,8 @@ Settings quick() {
 
 class TcpCutGroup : public testing::Test {
  protected:
-  // Rank 1, at the other end of the cable, which joins and enters reductions until one fails;
-  // false, and the test is skipped, where there can be no cable.
+  // Starts rank 1 at the other end of the cable; it joins and enters reductions until one fails.
+  // Returns false, and the test is skipped, if there can be no cable.
   [[nodiscard]] bool start(std::size_t elements, bool joins_at_once = true) {
     std::string why_not;
     const std::string path = folder_.path();
@@ -74,7 +74,7 @@ class TcpCutGroup : public testing::Test {
     return communicator.all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {});
   }
 
-  // That operation or the next one fails, as all that follow.
+  // This operation or a later one fails, and all after it.
   void expect_lost(Communicator& communicator, std::vector<float>& numbers) {
     std::optional<Error> why;
     while (!why) {
@@ -90,10 +90,10 @@ class TcpCutGroup : public testing::Test {
 
   const harness::Folder folder_;
   std::unique_ptr<Cable> cable;
-  std::shared_ptr<EventLoop> loop;  // after the fork
+  std::shared_ptr<EventLoop> loop;  // made after the fork
 };
 
-TEST_F(TcpCutGroup, ACableCutBeforeARankHasJoinedEndsTheJoiningOfTheOther) {
+TEST_F(TcpCutGroup, CableCutBeforeJoiningTimesOut) {
   if (!start(0, /*joins_at_once=*/false)) return;
   cable->cut();
   cable->peer().say('x');
@@ -107,7 +107,7 @@ TEST_F(TcpCutGroup, ACableCutBeforeARankHasJoinedEndsTheJoiningOfTheOther) {
   }
 }
 
-TEST_F(TcpCutGroup, ACableCutInAReductionIsNoticedAndTheRankNamed) {
+TEST_F(TcpCutGroup, CableCutMidReductionNamesTheRank) {
   std::vector<float> numbers(4 << 20);
   if (!start(numbers.size())) return;
   loop = make_loop("rank 0");
@@ -119,7 +119,7 @@ TEST_F(TcpCutGroup, ACableCutInAReductionIsNoticedAndTheRankNamed) {
   expect_lost(*communicator, numbers);
 }
 
-TEST_F(TcpCutGroup, ACableCutWhileNothingHappensFailsTheNextOperation) {
+TEST_F(TcpCutGroup, CableCutWhileIdleFailsNextOperation) {
   std::vector<float> numbers(10);
   if (!start(0)) return;
   loop = make_loop("rank 0");
@@ -128,13 +128,13 @@ TEST_F(TcpCutGroup, ACableCutWhileNothingHappensFailsTheNextOperation) {
   expect_lost(*communicator, numbers);
 }
 
-TEST_F(TcpCutGroup, ARankLeavesOverACutCableWithoutWaiting) {
+TEST_F(TcpCutGroup, RankLeavesDespiteACutCable) {
   if (!start(0)) return;
   loop = make_loop("rank 0");
   auto communicator = join(seconds(50), Settings());
   cable->cut();
   const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
-  // Sooner than any of its lanes' timers.
+  // Sooner than any timer of its connections.
   EXPECT_EQ(left.wait_for(seconds(10)), std::future_status::ready)
       << "it waits for who cannot hear it";
 }

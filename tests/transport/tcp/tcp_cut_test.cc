@@ -1,5 +1,5 @@
-// Peers that are killed, stopped, forgotten, or behind a cable that is cut. Each test has a process
-// and, where it needs one, a network of its own.
+// Peers that are killed, stopped, forgotten, or behind a cut cable. Each test has a process and, if
+// needed, a network of its own.
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ Settings quick() {
   return settings;
 }
 
-// A child that listens, takes one connection and hands it to `body`.
+// A child that listens, accepts one connection and passes it to `body`.
 Child listening_child(const std::string& interface_address,
                       const std::function<void(int, End&)>& body) {
   return Child([=](int parent) {
@@ -37,7 +37,7 @@ Child listening_child(const std::string& interface_address,
   });
 }
 
-TEST(TcpCut, AKilledPeerIsLostAndWhatItSentArrives) {
+TEST(TcpCut, KilledPeersLastBytesArrive) {
   Child child = listening_child("", [](int parent, End& end) {
     end.send("last words");
     end.wait_sent();
@@ -51,7 +51,7 @@ TEST(TcpCut, AKilledPeerIsLostAndWhatItSentArrives) {
   EXPECT_EQ(error.blame(), Blame::PeerLost);
 }
 
-TEST(TcpCut, APeerKilledInMidTransferIsLostForItsWriter) {
+TEST(TcpCut, PeerKilledMidTransferIsLost) {
   Child child = listening_child("", [](int parent, End& end) {
     end.take(1 << 20);
     end.hold(true);
@@ -66,7 +66,7 @@ TEST(TcpCut, APeerKilledInMidTransferIsLostForItsWriter) {
   EXPECT_EQ(a.wait_end().blame(), Blame::PeerLost);
 }
 
-TEST(TcpCut, AStoppedPeerIsWaitedFor) {
+TEST(TcpCut, StoppedPeerIsWaitedFor) {
   const std::string bytes = pattern(32 << 20);
   Child child = listening_child("", [&](int parent, End& end) {
     end.send("here");
@@ -75,15 +75,15 @@ TEST(TcpCut, AStoppedPeerIsWaitedFor) {
     wait_for_byte(parent);
   });
   const auto loop = make_loop();
-  // Kernels answer questions for room at most twice a second, and some of those not: anything
-  // shorter would be too short.
+  // Kernels answer window probes at most twice a second, and skip some: any shorter time would be
+  // too short.
   Settings settings = quick();
   settings.silence = seconds(2);
   End a(loop, dial(loop, hear_line(child), patience(), settings));
   EXPECT_EQ(a.take(4), "here");
   child.signal(SIGSTOP);
   a.send(bytes, 1 << 20);
-  // Much longer than silence would be held against a peer.
+  // Much longer than the silence after which a peer counts as lost.
   std::atomic<bool> later{false};
   auto timer = loop->at(Deadline::in(settings.silence * 3), [&] { later = true; });
   wait_until(
@@ -100,18 +100,18 @@ void expect_reset(const Error& error) {
   EXPECT_THAT(error.text(), HasSubstr("reset by the peer"));
 }
 
-TEST(TcpCut, APeerThatForgotTheConnectionIsLostAtTheNextWrite) {
+TEST(TcpCut, ForgetfulPeerIsLostAtTheNextWrite) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   Settings settings;
-  settings.idle = seconds(1000);  // not by this
+  settings.idle = seconds(1000);  // the idle timer must not be the reason
   End a(loop, std::make_unique<TcpStream>(loop, std::move(one), "the other", settings));
   if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
   a.send("hello?");
   expect_reset(a.wait_end());
 }
 
-TEST(TcpCut, APeerThatForgotTheConnectionIsLostWhileNothingMoves) {
+TEST(TcpCut, ForgetfulPeerIsLostWhileIdle) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   End a(loop, std::make_unique<TcpStream>(loop, std::move(one), "the other", quick()));
@@ -119,8 +119,8 @@ TEST(TcpCut, APeerThatForgotTheConnectionIsLostWhileNothingMoves) {
   expect_reset(a.wait_end());
 }
 
-// A cable to a child that takes one connection and hands it to `body`; null, and why, where none
-// can be laid.
+// Returns a cable to a child that accepts one connection and passes it to `body`; or null, and the
+// reason, if no cable can be laid.
 std::unique_ptr<Cable> cable_or_skip(const std::function<void(int, End&)>& body,
                                      std::string& why_not) {
   return lay_cable(
@@ -139,7 +139,7 @@ void expect_no_answer(const Error& error) {
   EXPECT_THAT(error.text(), HasSubstr("no answer from its machine"));
 }
 
-TEST(TcpCut, ACableCutInMidTransferIsNoticed) {
+TEST(TcpCut, CableCutMidTransferIsNoticed) {
   std::string why_not;
   const auto cable = cable_or_skip(
       [](int parent, End& end) {
@@ -158,13 +158,13 @@ TEST(TcpCut, ACableCutInMidTransferIsNoticed) {
   expect_no_answer(a.wait_end());
 }
 
-TEST(TcpCut, ACableCutBehindASmallMessageIsNoticed) {
+TEST(TcpCut, CableCutAfterASmallMessageIsNoticed) {
   std::string why_not;
   const auto cable = cable_or_skip([](int parent, End&) { wait_for_byte(parent); }, why_not);
   if (!cable) GTEST_SKIP() << why_not;
   const auto loop = make_loop();
   Settings settings = quick();
-  settings.idle = seconds(1000);  // not by this
+  settings.idle = seconds(1000);  // the idle timer must not be the reason
   End a(loop, dial(loop, cable->heard(), patience(), settings));
   a.send("x");
   a.wait_sent();
@@ -173,7 +173,7 @@ TEST(TcpCut, ACableCutBehindASmallMessageIsNoticed) {
   expect_no_answer(a.wait_end());
 }
 
-TEST(TcpCut, ACableCutWhileNothingMovesIsNoticed) {
+TEST(TcpCut, CableCutWhileIdleIsNoticed) {
   std::string why_not;
   const auto cable = cable_or_skip(
       [](int parent, End& end) {
@@ -189,7 +189,7 @@ TEST(TcpCut, ACableCutWhileNothingMovesIsNoticed) {
   expect_no_answer(a.wait_end());
 }
 
-TEST(TcpCut, AShortCutIsBridged) {
+TEST(TcpCut, ShortCutIsBridged) {
   const std::string bytes = pattern(8 << 20);
   std::string why_not;
   const auto cable = cable_or_skip(
@@ -208,7 +208,7 @@ TEST(TcpCut, AShortCutIsBridged) {
   EXPECT_EQ(hear_line(cable->peer()), "whole");
 }
 
-TEST(TcpCut, ConnectingOverACutCableEndsAtTheDeadline) {
+TEST(TcpCut, ConnectingOverACutCableTimesOut) {
   std::string why_not;
   const auto cable = cable_or_skip([](int, End&) {}, why_not);
   if (!cable) GTEST_SKIP() << why_not;

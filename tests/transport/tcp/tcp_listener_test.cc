@@ -1,4 +1,4 @@
-// Listeners, and the strangers at their doors.
+// Listeners, and strangers that connect to them.
 #include <atomic>
 #include <future>
 
@@ -18,8 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-// Whether the listener closes it, having said no more than that it is another one. Blocks until it
-// does.
+// Blocks until the listener closes the socket; true if it sent no more than its own greeting.
 bool put_out(const Descriptor& stranger) {
   char answer[Greeting::kBytes + 1];
   const auto got = ::recv(stranger.get(), answer, sizeof answer, MSG_WAITALL);
@@ -34,7 +33,7 @@ void expect_welcome(const std::shared_ptr<EventLoop>& loop, Lobby& lobby) {
   EXPECT_EQ(lobby.waiting(), 0u) << "nobody else came through";
 }
 
-TEST(TcpListener, SaysWhereItListensAndWhoItIs) {
+TEST(TcpListener, AddressNamesItsHostAndIdentity) {
   const auto loop = make_loop();
   const Lobby lobby(loop);
   const Lobby other(loop);
@@ -44,7 +43,7 @@ TEST(TcpListener, SaysWhereItListensAndWhoItIs) {
   EXPECT_NE(address.identity, Address::parse(other.address()).identity);
 }
 
-TEST(TcpListener, ListensOnTheInterfaceThatIsNamed) {
+TEST(TcpListener, ListensOnTheNamedInterface) {
   const auto loop = make_loop();
   for (const std::string interface_address : {"lo", "127.0.0.1", "localhost"}) {
     Lobby lobby(loop, interface_address);
@@ -53,7 +52,7 @@ TEST(TcpListener, ListensOnTheInterfaceThatIsNamed) {
   }
 }
 
-TEST(TcpListener, AnAddressOfAnotherMachineIsACallerError) {
+TEST(TcpListener, ForeignAddressIsACallerError) {
   const auto loop = make_loop();
   try {
     const Lobby lobby(loop, "203.0.113.77");
@@ -64,7 +63,7 @@ TEST(TcpListener, AnAddressOfAnotherMachineIsACallerError) {
   }
 }
 
-TEST(TcpListener, QueuesWhoConnectsBeforeAnybodyLooks) {
+TEST(TcpListener, QueuesEarlyConnections) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   std::vector<std::unique_ptr<End>> ends;
@@ -81,7 +80,7 @@ TEST(TcpListener, QueuesWhoConnectsBeforeAnybodyLooks) {
   EXPECT_EQ(heard, "abcdefghij");
 }
 
-TEST(TcpListener, StrangersDoNotGetThrough) {
+TEST(TcpListener, StrangersAreNotAccepted) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   { const Descriptor scanner = raw_connect(lobby.port()); }
@@ -98,7 +97,7 @@ TEST(TcpListener, StrangersDoNotGetThrough) {
   expect_welcome(loop, lobby);
 }
 
-TEST(TcpListener, HalfAGreetingThenTheEndIsNoPeer) {
+TEST(TcpListener, HalfAGreetingIsNotAccepted) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const auto greeting = Greeting::encode(Address::parse(lobby.address()).identity);
@@ -111,7 +110,7 @@ TEST(TcpListener, HalfAGreetingThenTheEndIsNoPeer) {
   expect_welcome(loop, lobby);
 }
 
-TEST(TcpListener, WhoSaysNothingIsPutOutAfterAWhile) {
+TEST(TcpListener, SilentStrangersAreDropped) {
   const auto loop = make_loop();
   Settings settings;
   settings.greeting = milliseconds(20);
@@ -125,7 +124,7 @@ TEST(TcpListener, WhoSaysNothingIsPutOutAfterAWhile) {
   expect_welcome(loop, patient);
 }
 
-TEST(TcpListener, AGreetingMayComeInPieces) {
+TEST(TcpListener, GreetingMayComeInPieces) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const auto greeting = Greeting::encode({});
@@ -139,7 +138,7 @@ TEST(TcpListener, AGreetingMayComeInPieces) {
             static_cast<ssize_t>(sizeof answer));
 }
 
-TEST(TcpListener, OnceItIsGoneConnectingIsRefused) {
+TEST(TcpListener, DestroyedListenerRefuses) {
   const auto loop = make_loop();
   auto lobby = std::make_unique<Lobby>(loop);
   const std::string address = lobby->address();
@@ -152,7 +151,7 @@ TEST(TcpListener, OnceItIsGoneConnectingIsRefused) {
   EXPECT_EQ(b.take(7), "goes on");
 }
 
-TEST(TcpListener, WhoWasNotGreetedIsPutOutWithTheListener) {
+TEST(TcpListener, UngreetedSocketsEndWithIt) {
   const auto loop = make_loop();
   auto lobby = std::make_unique<Lobby>(loop);
   const Descriptor waiting = raw_connect(lobby->port());
@@ -174,7 +173,7 @@ TEST(TcpListener, MayEndInsideItsOwnHandler) {
   a.wait_end();
 }
 
-TEST(TcpListener, AShortageOfDescriptorsPasses) {
+TEST(TcpListener, AcceptsAfterADescriptorShortage) {
   std::atomic<int> warnings{0};
   const log::Capture capture([&](LogLevel level, std::string_view text) {
     if (level == LogLevel::Warn && text.find("cannot accept") != std::string_view::npos) ++warnings;
@@ -185,7 +184,8 @@ TEST(TcpListener, AShortageOfDescriptorsPasses) {
   Lobby lobby(loop, "127.0.0.1", settings);
   const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = numeric_address({"127.0.0.1", lobby.port()});
-  // No descriptor above the highest one: the listener gets none for what it accepts.
+  // No descriptor number above the present ones is allowed: the listener gets none for an accepted
+  // socket.
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   std::vector<Descriptor> filler;
@@ -210,7 +210,7 @@ TEST(TcpListener, AShortageOfDescriptorsPasses) {
   EXPECT_EQ(warnings, 1) << "says so once";
 }
 
-TEST(TcpListener, SaysAtWhichAddressItDoesNotListen) {
+TEST(TcpListener, WarnsOfAddressesItCannotListenAt) {
   std::vector<std::string> warnings;
   const log::Capture capture([&](LogLevel level, std::string_view text) {
     if (level == LogLevel::Warn) warnings.emplace_back(text);
@@ -218,7 +218,7 @@ TEST(TcpListener, SaysAtWhichAddressItDoesNotListen) {
   const auto loop = make_loop();
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  // One descriptor is left, and that is for the first address.
+  // One descriptor is left; the first address takes it.
   const int next = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).get();
   const rlimit tight{static_cast<rlim_t>(next) + 1, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);

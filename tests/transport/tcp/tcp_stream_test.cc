@@ -1,4 +1,4 @@
-// Streams over sockets that are connected already.
+// Streams over connected sockets.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -51,7 +51,7 @@ TEST(TcpStream, BytesArriveInOrderBothWaysAtOnce) {
   }
 }
 
-TEST(TcpStream, WritesGoOnWhereTheyCameShort) {
+TEST(TcpStream, PartialWritesAreContinued) {
   auto [one, other] = tcp_pair();
   const int descriptor = one.get();
   const int little = 4096;
@@ -59,7 +59,7 @@ TEST(TcpStream, WritesGoOnWhereTheyCameShort) {
   End a(loop, over(loop, std::move(one)));
   ASSERT_EQ(::setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &little, sizeof little), 0);
   End b(loop, over(loop, std::move(other)));
-  // Pieces of every length around the number that one call takes.
+  // Pieces of various lengths around what one call takes.
   const std::string bytes = pattern(1 << 20);
   for (const std::size_t piece : {std::size_t{1000}, std::size_t{16'384}, std::size_t{333'333}}) {
     a.send(bytes, piece);
@@ -82,8 +82,8 @@ TEST(TcpStream, EmptyPiecesAreNoBytes) {
   EXPECT_EQ(std::string(got, 3), "abc");
 }
 
-// A reader without a loop: what has come is there at once.
-TEST(TcpStream, PeekShowsAtLeastWhatIsWantedInOnePiece) {
+// A reader without a loop sees received bytes at once.
+TEST(TcpStream, PeekShowsWantedBytesInOnePiece) {
   auto [one, other] = socket_pair();
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
@@ -127,7 +127,7 @@ TEST(TcpStream, ConsumingAPartKeepsTheRest) {
   EXPECT_TRUE(stream->peek(1).empty());
 }
 
-TEST(TcpStream, TheEndComesBehindWhatCame) {
+TEST(TcpStream, EndFollowsReceivedBytes) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   const std::string bytes = pattern(3 << 20);
@@ -144,7 +144,7 @@ TEST(TcpStream, TheEndComesBehindWhatCame) {
   EXPECT_THAT(error.text(), HasSubstr("the other (tcp) was closed by the peer"));
 }
 
-TEST(TcpStream, WritingGoesOnAfterThePeerHasFinished) {
+TEST(TcpStream, WritesContinueAfterThePeerFinished) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   End a(loop, over(loop, std::move(one)));
@@ -158,7 +158,7 @@ TEST(TcpStream, WritingGoesOnAfterThePeerHasFinished) {
   EXPECT_FALSE(a.ended());
 }
 
-TEST(TcpStream, AResetIsTheEndForReaderAndWriter) {
+TEST(TcpStream, ResetEndsReaderAndWriter) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   End a(loop, over(loop, std::move(one)));
@@ -173,7 +173,7 @@ TEST(TcpStream, AResetIsTheEndForReaderAndWriter) {
   EXPECT_EQ(a.stream().write({&piece, 1}), 0u);
 }
 
-TEST(TcpStream, AWriterThatHearsOfTheEndFirstLeavesTheReaderTheReason) {
+TEST(TcpStream, WriterLeavesTheReaderItsReason) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
@@ -192,7 +192,7 @@ TEST(TcpStream, AWriterThatHearsOfTheEndFirstLeavesTheReaderTheReason) {
   EXPECT_THAT(stream->end()->text(), HasSubstr("reset by the peer"));
 }
 
-TEST(TcpStream, ACutMessageEndsToo) {
+TEST(TcpStream, CutMessageEndsTheStream) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
@@ -211,7 +211,7 @@ TEST(TcpStream, ACutMessageEndsToo) {
   stream->stop();
 }
 
-TEST(TcpStream, WhoStopsReadingIsNotCalledAgainAndAgain) {
+TEST(TcpStream, UnreadBytesCauseNoRepeatedCalls) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
@@ -228,12 +228,12 @@ TEST(TcpStream, WhoStopsReadingIsNotCalledAgainAndAgain) {
   loop->post(turn);
   wait_until(
       *loop, [&] { return turns == 1000; }, "turns");
-  EXPECT_LE(calls, 2);  // the watch's first event may be one of its own
+  EXPECT_LE(calls, 2);  // the watch's first event may be a separate one
   EXPECT_EQ(stream->peek(1).size(), 1u);
   stream->stop();
 }
 
-TEST(TcpStream, StoppingClosesTheSocketAndCallsNobody) {
+TEST(TcpStream, StopClosesSocketAndEndsCallbacks) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   std::atomic<int> calls{0};
@@ -254,10 +254,10 @@ TEST(TcpStream, StoppingClosesTheSocketAndCallsNobody) {
   EXPECT_EQ(calls, 0);
   stream.reset();
   ::fcntl(other.get(), F_SETFL, 0);
-  EXPECT_EQ(read_all(other.get()), "");  // returns: the socket was closed
+  EXPECT_EQ(read_all(other.get()), "");  // returns because the socket was closed
 }
 
-TEST(TcpStream, WhatWasWrittenArrivesThoughTheWriterLeavesWithBytesUnread) {
+TEST(TcpStream, UnreadBytesDoNotDropWrittenOnes) {
   auto [one, other] = tcp_pair();
   const auto loop = make_loop();
   const std::string bytes = pattern(100'000);
@@ -272,7 +272,7 @@ TEST(TcpStream, WhatWasWrittenArrivesThoughTheWriterLeavesWithBytesUnread) {
   EXPECT_TRUE(read_all(other.get()) == bytes);
 }
 
-TEST(TcpStream, AnIdleStreamGoesOn) {
+TEST(TcpStream, IdleStreamStaysOpen) {
   Settings settings;
   settings.silence = milliseconds(20);
   auto [one, other] = tcp_pair();
@@ -282,7 +282,7 @@ TEST(TcpStream, AnIdleStreamGoesOn) {
   for (int i = 0; i < 5; ++i) {
     a.send("before");
     EXPECT_EQ(b.take(6), "before");
-    // Several looks later.
+    // Several checks later.
     std::atomic<bool> later{false};
     auto timer = loop->at(Deadline::in(settings.silence * 3), [&] { later = true; });
     wait_until(
@@ -292,7 +292,7 @@ TEST(TcpStream, AnIdleStreamGoesOn) {
   EXPECT_FALSE(b.ended());
 }
 
-TEST(TcpStream, KeepsAnEyeOnThePeer) {
+TEST(TcpStream, SetsKeepaliveAndNoDelay) {
   auto [one, other] = tcp_pair();
   const int descriptor = one.get();
   const auto loop = make_loop();
@@ -309,9 +309,9 @@ TEST(TcpStream, KeepsAnEyeOnThePeer) {
   EXPECT_EQ(value, 1);
 }
 
-// More than stays in a cache would only wait in memory. The kernel gives twice what it is asked
-// for, within its limit.
-TEST(TcpStream, BetweenTwoProcessesOfOneHostABoundedNumberOfBytesIsOnItsWay) {
+// More bytes than fit a cache would only wait in memory. The kernel sets twice the requested size,
+// within its limit.
+TEST(TcpStream, SendBufferIsBoundedWithinAHost) {
   auto [one, other] = tcp_pair();
   const int descriptor = one.get();
   const auto loop = make_loop();

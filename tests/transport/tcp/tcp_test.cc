@@ -1,4 +1,4 @@
-// The backend: what the other files leave to it. Its connections keep the claims of
+// The tcp backend, beyond what the other files check. Its connections pass the claims of
 // tests/conformance/connection, which finds it in the registry.
 #include <atomic>
 #include <memory>
@@ -29,7 +29,7 @@ Blame blame_of(const std::function<void()>& call) {
   return Blame::Cancelled;
 }
 
-TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
+TEST(Tcp, KnowsUnreachableAddresses) {
   Tcp tcp;
   const Connector& connector = *tcp.connector();
   const Identity here{this_machine(), 1};
@@ -55,7 +55,7 @@ TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
 }
 
 // Two machines may have the same address on bridges of their own.
-TEST(Tcp, AnAddressOfThisMachineDoesNotLeadToAnother) {
+TEST(Tcp, OwnAddressIsNotAnotherMachines) {
   ifaddrs* all = nullptr;
   ASSERT_EQ(getifaddrs(&all), 0);
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(all, &freeifaddrs);
@@ -92,7 +92,7 @@ TEST(Tcp, WrongArgumentsAreTheCallersErrors) {
   EXPECT_EQ(blame_of([&] { connector.listen({loop, "nosuchif0", [](auto) {}}); }), Blame::Caller);
 }
 
-TEST(Tcp, AConnectionThatCannotBeMadeEndsWithTheReason) {
+TEST(Tcp, FailedConnectionEndsWithTheReason) {
   Tcp tcp;
   const auto loop = make_loop();
   const Descriptor nobody = reserved_port();

@@ -1,4 +1,4 @@
-// Both halves of a lane on a queue pair of fake devices, which a test turns by itself.
+// Both halves of a connection on a queue pair of fake devices; the test drives them.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ struct End {
     return hello;
   }
 
-  // Takes what has come; returns whether there was something. What it says that cannot be stands in
-  // `refused`.
+  // Processes completions; returns whether there were any. An impossible statement of the peer is
+  // stored in `refused`.
   bool turn() {
     std::array<ibv_wc, 16> room;
     const auto come = completions.poll(room);
@@ -66,7 +66,7 @@ struct End {
   std::string refused;
 };
 
-// Two ends that are joined.
+// Two joined ends.
 struct Ends {
   Ends() {
     a.pair.join(b.hello());
@@ -74,7 +74,7 @@ struct Ends {
     a.writer.open(b.hello());
     b.writer.open(a.hello());
   }
-  // Until nothing is left to be taken.
+  // Runs until no completion is left.
   void settle() {
     for (bool found = true; found;) {
       found = a.turn();

@@ -1,4 +1,4 @@
-// Memory of GPUs on lanes of verbs (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose
+// GPU memory on verbs connections (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose
 // registrations are checked.
 #include <cstring>
 #include <future>
@@ -18,7 +18,7 @@ using harness::pattern;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// To name memory of the GPU by; who touches it faults.
+// Names memory of the GPU; the host faults if it touches it.
 std::span<std::byte> bytes_of(const Slice& slice) {
   return {static_cast<std::byte*>(slice.data), slice.bytes};
 }
@@ -74,7 +74,7 @@ class GpuDirectLanes : public cuda::FakeCuda {
 
   harness::FakeVerbs verbs;
   std::optional<End> a, b;
-  std::vector<std::future<void>> looked_;  // ended with the test at the latest
+  std::vector<std::future<void>> looked_;  // joined when the test ends, at the latest
 };
 
 class FlushedGpuDirectLanes : public GpuDirectLanes {
@@ -89,10 +89,10 @@ class UnseenGpuDirectLanes : public GpuDirectLanes {
                         .host_flushes = false}) {}
 };
 
-TEST_F(GpuDirectLanes, PiecesOfAnAllocationGoFromWhereTheyLieToWhereTheyBelong) {
+TEST_F(GpuDirectLanes, PartsOfAllocationsMoveDirectly) {
   join();
   const cuda::ShareableMemory from(*device, 3'000'017),
-      to(*device, 2'000'001);  // neither begins with a page
+      to(*device, 2'000'001);  // neither starts at a page boundary
   const Slice sent = from.slice().part(1'000'001, 1'234'567),
               place = to.slice().part(4321, 1'234'567);
   const auto content = pattern(1, sent.bytes);
@@ -114,7 +114,7 @@ TEST_F(GpuDirectLanes, PiecesOfAnAllocationGoFromWhereTheyLieToWhereTheyBelong) 
       << "this GPU sees them in order";
 }
 
-TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFreed) {
+TEST_F(GpuDirectLanes, RegistersOnceAndForgetsWhenFreed) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   const std::size_t before = verbs.registrations();
@@ -138,7 +138,7 @@ TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFree
   EXPECT_EQ(gpus.at(stays.slice().data, stays.slice().bytes + 1), nullptr);
 }
 
-TEST_F(GpuDirectLanes, FreedMemoryIsGivenBackThoughNothingElseIsRegistered) {
+TEST_F(GpuDirectLanes, FreedMemoryIsReleasedByItself) {
   join();
   const std::size_t before = verbs.registrations();
   {
@@ -154,7 +154,7 @@ TEST_F(GpuDirectLanes, FreedMemoryIsGivenBackThoughNothingElseIsRegistered) {
   EXPECT_EQ(a->registrations->gpus().count(), 0u);
 }
 
-TEST_F(GpuDirectLanes, AThreadThatCannotBeStartedIsDoneWithoutAndThatIsSaidOnce) {
+TEST_F(GpuDirectLanes, WithoutAThreadItWarnsOnce) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   const cuda::ShareableMemory stays(*device, 1 << 20), other(*device, 1 << 20);
@@ -174,9 +174,9 @@ TEST_F(GpuDirectLanes, AThreadThatCannotBeStartedIsDoneWithoutAndThatIsSaidOnce)
   EXPECT_EQ(gpus.count(), 2u) << "without the one that has been freed";
 }
 
-// A stale entry must not take a host's address for a GPU's, nor a GPU's in use ever be taken for
-// the host's.
-TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
+// A stale entry must not make a host address count as a GPU's, and a GPU's memory in use must never
+// count as the host's.
+TEST_F(GpuDirectLanes, MemoryIsAGpusWhileInUse) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   const cuda::ShareableMemory memory(*device, 1 << 20);
@@ -196,8 +196,8 @@ TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
   take_logged();
 }
 
-// As by two stages of one process. The registration asks the one that it was made with.
-TEST_F(GpuDirectLanes, WhoUsesWhatAnotherRegisteredKeepsTheOthersGpu) {
+// As with two stages in one process. The registration uses the device that it was made with.
+TEST_F(GpuDirectLanes, SharedRegistrationKeepsItsGpu) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   const cuda::ShareableMemory memory(*device, 1 << 20);
@@ -213,17 +213,17 @@ TEST_F(GpuDirectLanes, WhoUsesWhatAnotherRegisteredKeepsTheOthersGpu) {
   EXPECT_EQ(gpus.of(memory.slice(), *device)->gpu(), device) << "it was registered anew";
 }
 
-// Called where the driver is asked which allocation an address lies in.
+// Called when the driver is asked which allocation an address belongs to.
 std::function<void()> when_asked;
 decltype(cuda::Driver::mem_get_address_range) ask_driver = nullptr;
 
-// What a program may have hung on a GPU.
+// An object that a program may have attached to a GPU.
 struct LastUser {
   ~LastUser() { registrations->forget_freed(); }
   std::shared_ptr<GpuRegistrations> registrations;
 };
 
-TEST_F(GpuDirectLanes, TheThreadThatLooksMayBeTheLastToHoldAGpuAndWhatGoesWithIt) {
+TEST_F(GpuDirectLanes, PollingThreadMayReleaseTheGpuLast) {
   join();
   const auto table = std::make_shared<cuda::Driver>(*fake.driver());
   ask_driver = table->mem_get_address_range;
@@ -247,7 +247,7 @@ TEST_F(GpuDirectLanes, TheThreadThatLooksMayBeTheLastToHoldAGpuAndWhatGoesWithIt
   EXPECT_EQ(verbs.registrations(), before + 1);
   own->retirement().retire(Fence(std::make_shared<HostFlag>()),
                            [user = std::make_unique<LastUser>(std::move(registrations))] {});
-  may_go = true;  // from now on only the thread that looks asks
+  may_go = true;  // from now on only the polling thread asks
   asked.get_future().wait();
   const Deadline patience = Deadline::in(std::chrono::seconds(20));
   while (verbs.registrations() > before && !patience.passed()) std::this_thread::yield();
@@ -262,7 +262,7 @@ class ReusingGpuDirectLanes : public GpuDirectLanes {
   ReusingGpuDirectLanes() : GpuDirectLanes({.reuses_addresses = true}) {}
 };
 
-TEST_F(ReusingGpuDirectLanes, AnAddressThatCameBackIsAnotherAllocation) {
+TEST_F(ReusingGpuDirectLanes, ReusedAddressIsANewAllocation) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   std::optional<cuda::ShareableMemory> first(std::in_place, *device, 1 << 20);
@@ -286,7 +286,7 @@ TEST_F(ReusingGpuDirectLanes, AnAddressThatCameBackIsAnotherAllocation) {
   EXPECT_NE(gpus.of(second.slice(), *device)->local_key(), key);
 }
 
-TEST_F(GpuDirectLanes, WhatWasRefusedIsNotTriedAgainForEveryPayload) {
+TEST_F(GpuDirectLanes, RefusedMemoryIsNotRetriedEachTime) {
   join();
   verbs.limit_locked_memory(true);
   const cuda::ShareableMemory one(*device, 1 << 20), other(*device, 1 << 20);
@@ -298,7 +298,7 @@ TEST_F(GpuDirectLanes, WhatWasRefusedIsNotTriedAgainForEveryPayload) {
   EXPECT_EQ(take_logged().size(), 1u);
 }
 
-TEST_F(GpuDirectLanes, NobodyWaitsForARegistration) {
+TEST_F(GpuDirectLanes, LookupsDoNotWaitForRegistering) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   const cuda::ShareableMemory known(*device, 1 << 20), unknown(*device, 1 << 20);
@@ -317,9 +317,9 @@ TEST_F(GpuDirectLanes, NobodyWaitsForARegistration) {
   EXPECT_TRUE(was_called);
 }
 
-TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
+TEST_F(GpuDirectLanes, FallsBackToPeerThenPinnedMemory) {
   verbs.refuse_dma_bufs(true);
-  join();  // nvidia_peermem is not loaded where this runs
+  join();  // nvidia_peermem is not loaded on this machine
   const cuda::ShareableMemory memory(*device, 1 << 20);
   const std::string why = why_not(memory.slice());
   EXPECT_THAT(why, HasSubstr("fake0 registers no dma-buf"));
@@ -349,7 +349,7 @@ TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
   EXPECT_EQ(take_logged().size(), 1u);
 }
 
-TEST_F(GpuDirectLanes, WhatLiesAcrossAllocationsIsRefused) {
+TEST_F(GpuDirectLanes, RefusesMemoryAcrossAllocations) {
   join();
   const cuda::ShareableMemory memory(*device, 1 << 20);
   Slice too_long = memory.slice();
@@ -358,7 +358,7 @@ TEST_F(GpuDirectLanes, WhatLiesAcrossAllocationsIsRefused) {
   EXPECT_EQ(take_logged().size(), 1u);
 }
 
-TEST_F(GpuDirectLanes, WhyMemoryIsNotRegisteredIsSaidOnceAndOfALostGpuNotAtAll) {
+TEST_F(GpuDirectLanes, LogsRefusalOnceAndNotForALostGpu) {
   join();
   GpuRegistrations& gpus = a->registrations->gpus();
   std::byte of_host{};
@@ -374,7 +374,7 @@ TEST_F(GpuDirectLanes, WhyMemoryIsNotRegisteredIsSaidOnceAndOfALostGpuNotAtAll) 
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost"))) << "by the GPU itself";
 }
 
-TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
+TEST_F(FlushedGpuDirectLanes, ReceivedBytesAreFlushedFirst) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
   const auto held = b->registrations->gpus().of(to.slice(), *device);
@@ -389,7 +389,7 @@ TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
   EXPECT_EQ(copy_of(to.slice()), content);
 }
 
-TEST_F(FlushedGpuDirectLanes, AGpuThatIsLostMeanwhileEndsTheLane) {
+TEST_F(FlushedGpuDirectLanes, LostGpuEndsTheConnection) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
   const auto held = b->registrations->gpus().of(to.slice(), *device);
@@ -402,7 +402,7 @@ TEST_F(FlushedGpuDirectLanes, AGpuThatIsLostMeanwhileEndsTheLane) {
   take_logged();
 }
 
-TEST_F(UnseenGpuDirectLanes, AGpuThatCannotTellWhatHasComeGoesThroughPinnedMemory) {
+TEST_F(UnseenGpuDirectLanes, UnorderedGpuUsesPinnedMemory) {
   join();
   const cuda::ShareableMemory memory(*device, 1 << 20);
   EXPECT_THAT(why_not(memory.slice()), HasSubstr("in a defined order"));
@@ -414,8 +414,8 @@ class ThreadedGpuDirectLanes : public GpuDirectLanes {
   ThreadedGpuDirectLanes() : GpuDirectLanes({.threads = true}) {}
 };
 
-// Who throws it away, and who cannot register a place.
-TEST_F(ThreadedGpuDirectLanes, APeerThatNamesNoPlaceGetsItThroughTheRing) {
+// A peer that discards the payload, or cannot register its destination.
+TEST_F(ThreadedGpuDirectLanes, PeerWithoutAPlaceGetsItByTheRing) {
   join();
   const cuda::ShareableMemory from(*device, 1 << 20);
   const auto content = pattern(3, 1 << 20);
@@ -438,7 +438,7 @@ TEST_F(ThreadedGpuDirectLanes, APeerThatNamesNoPlaceGetsItThroughTheRing) {
       ElementsAre(HasSubstr("memory of cuda:0 is copied to the other end through the ring")));
 }
 
-TEST_F(ThreadedGpuDirectLanes, ASmallerPlaceThanThePieceLeavesARestThatGoesDirectlyAsWell) {
+TEST_F(ThreadedGpuDirectLanes, RestBeyondASmallPlaceMovesDirectly) {
   join();
   const cuda::ShareableMemory from(*device, 1 << 20);
   const auto content = pattern(4, 1 << 20);
@@ -458,8 +458,9 @@ TEST_F(ThreadedGpuDirectLanes, ASmallerPlaceThanThePieceLeavesARestThatGoesDirec
   EXPECT_EQ(copies(), 0);
 }
 
-// The last write of each is one that a queue pair might carry in the request, read by the host.
-TEST_F(ThreadedGpuDirectLanes, AShortRestOfAPieceIsNotReadByTheHost) {
+// The last write of each piece is so short that a queue pair might carry it inline, which the host
+// would read.
+TEST_F(ThreadedGpuDirectLanes, ShortRestIsNotReadByTheHost) {
   join();
   for (const std::size_t rest : {1, 40, 41, 64, 65}) {
     SCOPED_TRACE(rest);
@@ -480,7 +481,7 @@ TEST_F(ThreadedGpuDirectLanes, AShortRestOfAPieceIsNotReadByTheHost) {
   EXPECT_EQ(copies(), 0);
 }
 
-TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedToAGpuThatIsLostIsNotShownAgain) {
+TEST_F(ThreadedGpuDirectLanes, FailedCopyToALostGpuIsFinal) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
   const auto held = b->registrations->gpus().of(to.slice(), *device);
@@ -500,13 +501,13 @@ TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedToAGpuThatIsLostIsNotShownAgain
       << "once, by the GPU; the lane says it to its own";
 }
 
-TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedFromAGpuThatIsLostEndsTheLaneInItsName) {
+TEST_F(ThreadedGpuDirectLanes, FailedCopyFromALostGpuNamesIt) {
   join();
   const cuda::ShareableMemory from(*device, 1 << 20);
   const auto held = a->registrations->gpus().of(from.slice(), *device);
   a->writer.write(std::array{Bytes(bytes_of(from.slice()))});
   settle();
-  b->reader.peek();  // no place for it
+  b->reader.peek();  // names no place for it
   settle();
   fake.lose_context(0);
   EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(from.slice()))}), 0u);
@@ -517,7 +518,7 @@ TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedFromAGpuThatIsLostEndsTheLaneIn
   take_logged();
 }
 
-TEST_F(ThreadedGpuDirectLanes, WhatComesThroughTheRingIsCopiedToAPlaceOnAGpu) {
+TEST_F(ThreadedGpuDirectLanes, RingBytesAreCopiedToTheGpu) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
   const auto held = b->registrations->gpus().of(to.slice(), *device);

@@ -1,4 +1,4 @@
-// Which port and which of its addresses a lane uses, on machines that are made up.
+// Which port and which of its addresses a connection uses, on invented machines.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::string why_not(const std::vector<PortReport>& ports, const Wishes& wishes =
   return chosen.error().text();
 }
 
-TEST(VerbsPorts, RoceVersionTwoWithAnIpv4AddressIsPreferred) {
+TEST(VerbsPorts, PrefersRoceV2WithAnIpv4Address) {
   const std::vector<PortReport> ports{
       roce("mlx5_0", {gid(0, "fe80::1", GidType::RoceV1), gid(1, "fe80::1", GidType::RoceV2),
                       gid(2, "10.1.2.3", GidType::RoceV1), gid(3, "10.1.2.3", GidType::RoceV2),
@@ -49,20 +49,20 @@ TEST(VerbsPorts, RoceVersionTwoWithAnIpv4AddressIsPreferred) {
   EXPECT_EQ(choose(ports, {}).value().gid.text(), "10.1.2.3");
 }
 
-TEST(VerbsPorts, ARoutableAddressGoesBeforeALinkLocalOne) {
+TEST(VerbsPorts, PrefersRoutableToLinkLocal) {
   const std::vector<PortReport> ports{
       roce("mlx5_0", {gid(0, "fe80::1", GidType::RoceV2), gid(1, "2001:db8::7", GidType::RoceV2)})};
   EXPECT_EQ(choose(ports, {}).value().gid.index, 1);
 }
 
-TEST(VerbsPorts, TheFirstAddressOfAnInfiniBandPortIsUsed) {
+TEST(VerbsPorts, UsesTheFirstInfiniBandAddress) {
   PortReport port = roce("mlx5_0", {gid(0, "fe80::1", GidType::InfiniBand, ""),
                                     gid(1, "fe80::2", GidType::InfiniBand, "")});
   port.fabric = Fabric::InfiniBand;
   EXPECT_EQ(choose({port}, {}).value().gid.index, 0);
 }
 
-TEST(VerbsPorts, TheInterfaceThatWasGivenDecidesByItsNameAndByItsAddress) {
+TEST(VerbsPorts, GivenInterfaceDecides) {
   const std::vector<PortReport> ports{
       roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2, "eth0")}),
       roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2, "eth1"),
@@ -75,7 +75,7 @@ TEST(VerbsPorts, TheInterfaceThatWasGivenDecidesByItsNameAndByItsAddress) {
       << "TCP may go elsewhere";
 }
 
-TEST(VerbsPorts, WhatTheUserListsIsAllThatIsUsed) {
+TEST(VerbsPorts, UsesOnlyTheListedDevices) {
   auto second = roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2)});
   auto other_port = second;
   other_port.port = 2;
@@ -86,14 +86,14 @@ TEST(VerbsPorts, WhatTheUserListsIsAllThatIsUsed) {
   EXPECT_THAT(why_not(ports, {.devices = {"mlx5_7"}}), HasSubstr("mlx5_0:1 is not in WEFT_IB_HCA"));
 }
 
-TEST(VerbsPorts, AGidThatTheUserNamesMustBeThere) {
+TEST(VerbsPorts, NamedGidMustExist) {
   const std::vector<PortReport> ports{
       roce("mlx5_0", {gid(0, "fe80::1", GidType::RoceV1), gid(5, "10.0.0.1", GidType::RoceV2)})};
   EXPECT_EQ(choose(ports, {.gid_index = 0}).value().gid.index, 0);
   EXPECT_THAT(why_not(ports, {.gid_index = 1}), HasSubstr("no GID 1 (WEFT_IB_GID_INDEX)"));
 }
 
-TEST(VerbsPorts, WhyNoneCanBeUsedIsSaidOfEach) {
+TEST(VerbsPorts, SaysWhyEachPortIsUnusable) {
   EXPECT_THAT(why_not({}), HasSubstr("no RDMA device"));
   auto down = roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2)});
   down.active = false;

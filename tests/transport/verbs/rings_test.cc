@@ -1,4 +1,4 @@
-// Both halves of a lane over a queue pair, step by step.
+// Both halves of a connection over a queue pair, step by step.
 #include <algorithm>
 #include <random>
 
@@ -20,7 +20,7 @@ std::size_t write(End& end, std::span<const std::byte> bytes) {
   return end.writer.write(std::array{Bytes(bytes)});
 }
 
-TEST(VerbsRings, BytesComeThroughInOrderHoweverTheyAreCut) {
+TEST(VerbsRings, BytesArriveInOrderHoweverCut) {
   Ends ends;
   std::mt19937 random(1);
   const auto sent = pattern(1, 3 << 20);
@@ -47,7 +47,7 @@ TEST(VerbsRings, BytesComeThroughInOrderHoweverTheyAreCut) {
   EXPECT_EQ(ends.a.refused + ends.b.refused, "");
 }
 
-TEST(VerbsRings, ALargePieceIsWrittenToTheMemoryThatReadNames) {
+TEST(VerbsRings, LargePieceIsWrittenToItsPlace) {
   Ends ends;
   const auto piece = pattern(2, 5 << 20);
   std::vector<std::byte> place(piece.size());
@@ -64,7 +64,7 @@ TEST(VerbsRings, ALargePieceIsWrittenToTheMemoryThatReadNames) {
   EXPECT_EQ(ends.fake.registrations(), before) << "nothing stays registered";
 }
 
-TEST(VerbsRings, ASmallerPlaceTakesAPartAndTheRestFollows) {
+TEST(VerbsRings, SmallerPlaceTakesAPart) {
   Ends ends;
   const auto piece = pattern(3, 1 << 20);
   std::vector<std::byte> got(piece.size());
@@ -83,7 +83,7 @@ TEST(VerbsRings, ASmallerPlaceTakesAPartAndTheRestFollows) {
   EXPECT_EQ(got, piece);
 }
 
-TEST(VerbsRings, WhoLooksWithoutAPlaceGetsALargePieceThroughTheRing) {
+TEST(VerbsRings, PeekingGetsLargePiecesByTheRing) {
   Ends ends;
   const auto piece = pattern(4, 1 << 20);
   std::vector<std::byte> got;
@@ -99,7 +99,7 @@ TEST(VerbsRings, WhoLooksWithoutAPlaceGetsALargePieceThroughTheRing) {
   EXPECT_EQ(got, piece);
 }
 
-TEST(VerbsRings, APieceMayBeAnnouncedWhileTheOneBeforeIsNotTaken) {
+TEST(VerbsRings, NextPieceMayBeAnnouncedEarly) {
   Ends ends;
   const auto first = pattern(5, 200 << 10);
   const auto second = pattern(6, 300 << 10);
@@ -124,7 +124,7 @@ TEST(VerbsRings, APieceMayBeAnnouncedWhileTheOneBeforeIsNotTaken) {
   EXPECT_EQ(got_second, second);
 }
 
-TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenTo) {
+TEST(VerbsRings, WithdrawnPlaceIsNotWrittenTo) {
   Ends ends;
   const auto piece = pattern(7, 1 << 20);
   std::vector<std::byte> place(piece.size());
@@ -140,12 +140,12 @@ TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenTo) {
   EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
 }
 
-TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenToByWhatIsUnderWayThoughItStaysRegistered) {
+TEST(VerbsRings, WithdrawalStopsAWriteUnderWay) {
   Ends ends;
   const auto piece = pattern(7, 1 << 20);
   std::vector<std::byte> place(piece.size());
-  const auto held =
-      ends.b.registrations->of(place.data(), place.size(), Access::RemoteWrite);  // by another lane
+  const auto held = ends.b.registrations->of(place.data(), place.size(),
+                                             Access::RemoteWrite);  // by another connection
   std::vector<std::byte> at_withdrawal;
   ends.fake.in_the_next_write([&] {
     ends.b.reader.withdraw();
@@ -160,7 +160,7 @@ TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenToByWhatIsUnderWayThoughItStay
   EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
 }
 
-TEST(VerbsRings, APieceThatIsWithdrawnIsNotRead) {
+TEST(VerbsRings, WithdrawnPieceIsNotRead) {
   Ends ends;
   const auto piece = pattern(8, 1 << 20);
   std::vector<std::byte> place(piece.size());
@@ -169,13 +169,13 @@ TEST(VerbsRings, APieceThatIsWithdrawnIsNotRead) {
   ends.settle();
   ends.a.writer.withdraw();
   EXPECT_EQ(ends.fake.registrations(), before);
-  ends.b.reader.read(place);  // the answer finds nothing that waits
+  ends.b.reader.read(place);  // the answer matches no waiting piece
   ends.settle();
   EXPECT_EQ(ends.a.refused, "");
   EXPECT_EQ(place, std::vector<std::byte>(place.size()));
 }
 
-TEST(VerbsRings, WhatCannotBeRegisteredIsCopiedAndThatIsSaid) {
+TEST(VerbsRings, UnregistrableMemoryIsCopiedAndLogged) {
   Ends ends;
   std::vector<std::string> said;
   const log::Capture capture([&](LogLevel level, std::string_view text) {
@@ -201,7 +201,7 @@ TEST(VerbsRings, WhatCannotBeRegisteredIsCopiedAndThatIsSaid) {
   EXPECT_THAT(said.front(), testing::HasSubstr("ulimit -l unlimited"));
 }
 
-TEST(VerbsRings, MemoryThatIsReadOnlyIsSentAndPutFromWhereItLies) {
+TEST(VerbsRings, ReadOnlyMemoryIsSentInPlace) {
   Ends ends;
   const log::Capture capture([&](LogLevel, std::string_view text) { ADD_FAILURE() << text; });
   const auto piece = pattern(13, 200 << 10);
@@ -222,8 +222,8 @@ TEST(VerbsRings, MemoryThatIsReadOnlyIsSentAndPutFromWhereItLies) {
   EXPECT_EQ(exposed, piece);
 }
 
-// The key of a source reaches nobody, but it is a number that can be guessed.
-TEST(VerbsRings, WhatIsSentCannotBeWrittenTo) {
+// The key of a source is not sent to any peer, but it is a number that can be guessed.
+TEST(VerbsRings, SourcesCannotBeWrittenTo) {
   Ends ends;
   const std::vector<std::byte> source(200 << 10);
   const auto registration = ends.b.registrations->of(source.data(), source.size(), Access::Read);
@@ -235,7 +235,7 @@ TEST(VerbsRings, WhatIsSentCannotBeWrittenTo) {
   EXPECT_EQ(source, std::vector<std::byte>(source.size()));
 }
 
-TEST(VerbsRings, AReaderThatTakesNothingHoldsTheWriterBackUntilItDoes) {
+TEST(VerbsRings, IdleReaderHoldsTheWriterBack) {
   Ends ends;
   const auto block = pattern(10, 1000);
   std::size_t written = 0;
@@ -253,8 +253,8 @@ TEST(VerbsRings, AReaderThatTakesNothingHoldsTheWriterBackUntilItDoes) {
   EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "no receive was missing";
 }
 
-// Neither end takes anything from its queue while the other writes: what is posted stays within
-// what was granted.
+// Neither end processes completions while the other writes: what is posted stays within what was
+// granted.
 TEST(VerbsRings, ManySmallWritesNeverMissAReceive) {
   Ends ends;
   const auto byte = pattern(11, 1);
@@ -273,7 +273,7 @@ TEST(VerbsRings, ManySmallWritesNeverMissAReceive) {
   }
 }
 
-TEST(VerbsRings, TheEndComesBehindEverything) {
+TEST(VerbsRings, EndFollowsAllBytes) {
   Ends ends;
   const auto bytes = pattern(12, 1000);
   write(ends.a, bytes);
@@ -283,8 +283,8 @@ TEST(VerbsRings, TheEndComesBehindEverything) {
   EXPECT_EQ(ends.b.reader.peek().size(), 1000u);
 }
 
-// A peer that says what cannot be: the reason comes back, and nothing of ours changes.
-TEST(VerbsRings, WhatAPeerCannotMeanIsRefused) {
+// A peer that says something impossible: the reason is reported, and the state does not change.
+TEST(VerbsRings, ImpossibleStatementsAreRefused) {
   const auto refusal = [](const std::function<void(Ends&)>& say) {
     Ends ends;
     say(ends);
@@ -318,7 +318,7 @@ TEST(VerbsRings, WhatAPeerCannotMeanIsRefused) {
       << "a size alone reserves nothing";
 }
 
-TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
+TEST(VerbsRegistrations, PartOfUsedMemoryIsNotReregistered) {
   const harness::FakeVerbs fake;
   RegistrationCache cache(fake.open());
   std::vector<std::byte> memory(10'000);
@@ -336,7 +336,7 @@ TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
   EXPECT_EQ(cache.in_use(), 0u);
 }
 
-TEST(VerbsRegistrations, APlaceIsRegisteredAloneWhateverLiesAroundIt) {
+TEST(VerbsRegistrations, PlacesAreRegisteredAlone) {
   const harness::FakeVerbs fake;
   RegistrationCache cache(fake.open());
   std::vector<std::byte> memory(10'000);
@@ -349,7 +349,7 @@ TEST(VerbsRegistrations, APlaceIsRegisteredAloneWhateverLiesAroundIt) {
   EXPECT_EQ(cache.of(memory.data() + 2000, 1000, Access::Read), sent);
 }
 
-TEST(VerbsRegistrations, WhatMayNotBeWrittenToIsTheCallersMistakeAndThatIsSaid) {
+TEST(VerbsRegistrations, UnwritablePlaceIsTheCallersError) {
   harness::FakeVerbs fake;
   RegistrationCache cache(fake.open());
   std::vector<std::byte> memory(10'000);
@@ -363,7 +363,7 @@ TEST(VerbsRegistrations, WhatMayNotBeWrittenToIsTheCallersMistakeAndThatIsSaid) 
   }
 }
 
-TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
+TEST(VerbsRegistrations, FailedReleasesAreLogged) {
   harness::FakeVerbs fake;
   const auto path = fake.path();
   std::vector<std::string> said;
@@ -396,7 +396,7 @@ TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
               HasSubstr("fake0: a completion queue cannot be destroyed: Device or resource busy"));
 }
 
-TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
+TEST(VerbsRegistrations, GpuMemoryIsRefusedByName) {
   const harness::FakeVerbs fake;
   const auto device = fake.open();
   try {
@@ -410,7 +410,7 @@ TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   }
 }
 
-TEST(VerbsErrors, AFailedCompletionSaysInWordsWhoIsToBlame) {
+TEST(VerbsErrors, FailedCompletionNamesTheBlame) {
   Library library;
   library.wc_status_str = [](ibv_wc_status) { return "the library's words"; };
   const auto error = [&](ibv_wc_status status) {

@@ -1,5 +1,5 @@
-// Whole lanes of verbs between fake devices, with memory of a fake GPU. What lanes must do is in
-// tests/conformance/connection, which tests/guest runs over RDMA in software.
+// Whole verbs connections between fake devices, with memory of a fake GPU. The claims for
+// connections are in tests/conformance/connection, which tests/guest runs over software RDMA.
 #include <array>
 #include <future>
 #include <limits>
@@ -24,7 +24,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t kHeld = 1000;  // polls: more than the loop makes in a few turns
 
-// Both ends on one loop, where all is done that touches the fake devices.
+// Both ends on one loop; every access to the fake devices is made there.
 class VerbsStreams : public cuda::FakeCuda {
  protected:
   VerbsStreams() : FakeCuda({.threads = true, .is_out_of_reach = true}) {
@@ -58,7 +58,7 @@ class VerbsStreams : public cuda::FakeCuda {
     far.reset();
     near_registrations.reset();
     far_registrations.reset();
-    // All that touches the fake devices has gone, in turns of the loop.
+    // Turns of the loop destroy every object that uses the fake devices.
     const auto is_gone = [this] {
       return is_stuck ? verbs.queue_pairs() == 1 : path.device.use_count() == 1;
     };
@@ -78,16 +78,16 @@ class VerbsStreams : public cuda::FakeCuda {
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
   std::shared_ptr<Connection> near, far;
   std::uint32_t near_pair = 0;
-  bool is_stuck = false;  // what one queue pair needs stays
+  bool is_stuck = false;  // the objects that one queue pair needs stay
 };
 
-TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPayloadIsOnItsWayIn) {
+TEST_F(VerbsStreams, ClosingMidReceiveKeepsSentMessages) {
   std::vector<std::byte> place(1 << 20);
   Op sent;
   near->receive({[&](const Arrival&) {
                    verbs.hold(kHeld);
                    near->accept(std::array{harness::slice_of(place)}, nullptr, {});
-                   loop->post([&] {  // the place has been named by then
+                   loop->post([&] {  // by then the place has been named
                      sent = near->send(harness::bytes_of("the last word"), {}, nullptr, {});
                      near->close(Error(Blame::Cancelled, "enough"));
                    });
@@ -101,7 +101,7 @@ TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPayloadIsOnIts
   EXPECT_EQ(box.wait_closed().blame(), Blame::PeerLost);
 }
 
-TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPutIsUnderWay) {
+TEST_F(VerbsStreams, ClosingMidPutKeepsSentMessages) {
   std::vector<std::byte> memory(1 << 20);
   const auto source = harness::pattern(2, memory.size());
   harness::Mailbox box(*far, loop);
@@ -122,7 +122,7 @@ TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPutIsUnderWay)
   region.reset();
 }
 
-TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
+TEST_F(VerbsStreams, PlaceTheDeviceStillUsesIsKept) {
   auto place = std::make_shared<std::vector<std::byte>>(1 << 20);
   const std::weak_ptr<const void> seen = place;
   const auto slice = harness::slice_of(*place);
@@ -149,8 +149,8 @@ TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
                              HasSubstr("is kept: Device or resource")));
 }
 
-// Nothing completes any more, not even with an error.
-TEST_F(VerbsStreams, ADeviceThatFailsEndsItsLanesInItsNameThoughItCompletesNothing) {
+// After the failure no work request completes, not even with an error.
+TEST_F(VerbsStreams, FailedDeviceEndsItsConnections) {
   std::vector<std::byte> memory(1 << 20);
   const auto source = harness::pattern(3, memory.size());
   harness::Mailbox near_box(*near, loop), far_box(*far, loop);
@@ -178,7 +178,7 @@ TEST_F(VerbsStreams, ADeviceThatFailsEndsItsLanesInItsNameThoughItCompletesNothi
   region.reset();
 }
 
-TEST_F(VerbsStreams, AQueuePairThatFailsEndsItsLaneAlone) {
+TEST_F(VerbsStreams, FailedQueuePairEndsItsConnection) {
   harness::Mailbox near_box(*near, loop), far_box(*far, loop);
   on_loop([&] { near->send(harness::bytes_of("hello"), {}, nullptr, {}); });
   EXPECT_EQ(far_box.next().header, "hello");
@@ -188,8 +188,8 @@ TEST_F(VerbsStreams, AQueuePairThatFailsEndsItsLaneAlone) {
   EXPECT_EQ(verbs.unacknowledged(), 0u);
 }
 
-// What it says is allowed: room that it had said before.
-TEST_F(VerbsStreams, APeerThatHangsUpAndTalksOnDoesNotHoldTheLoop) {
+// Its notes are valid: they repeat room that was announced before.
+TEST_F(VerbsStreams, EndedPeersNotesDoNotHoldTheLoop) {
   auto meeting = inproc::make_streams();
   auto lane = open(std::move(meeting.a), near_registrations);
   const auto other = connect_over(std::move(meeting.b), inproc::capabilities(), "inproc", loop);
@@ -219,12 +219,12 @@ TEST_F(VerbsStreams, APeerThatHangsUpAndTalksOnDoesNotHoldTheLoop) {
   on_loop([&] { talker.reset(); });
 }
 
-TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
+TEST_F(VerbsStreams, RegistrationMayOutliveItsConnection) {
   std::promise<void> closed;
   near->receive({[](const Arrival&) {}, [&](const Error&) { closed.set_value(); }});
   const cuda::ShareableMemory memory(*device, 1 << 20);
   const std::weak_ptr<RegistrationCache> seen =
-      std::exchange(near_registrations, nullptr);  // the lane's alone from now on
+      std::exchange(near_registrations, nullptr);  // from now on only the connection refers to it
   const std::size_t before = verbs.registrations();
   verbs.at_next_registration([&] {
     on_loop([&] { far->close(Error(Blame::Cancelled, "enough")); });
@@ -239,8 +239,8 @@ TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
   EXPECT_TRUE(reached.get().ok());
 }
 
-// The peer could not register what it sends, so it comes through the ring.
-TEST_F(VerbsStreams, AGpuThatIsLostBeforeTheRingIsCopiedToItEndsTheLaneWithItsError) {
+// The peer cannot register its source, so the payload arrives through the ring.
+TEST_F(VerbsStreams, LostGpuEndsAConnectionMidMessage) {
   const cuda::ShareableMemory memory(*device, 200 << 10);
   const auto reached = far->reach(memory.slice(), *device);
   ASSERT_TRUE(reached.ok());

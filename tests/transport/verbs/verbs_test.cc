@@ -1,4 +1,4 @@
-// Which ports lanes take, over inproc as the meeting.
+// Which ports connections use; inproc carries the hellos.
 #include <future>
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ Result<std::shared_ptr<Transport>> open();
 namespace weft::transport::verbs {
 namespace {
 
-TEST(Verbs, WhatConnectsTakesThePortThatItsProcessListensOn) {
+TEST(Verbs, ConnectsFromTheListeningPort) {
   harness::FakeVerbs fake;
   fake.give_ports(2);
   Config config;

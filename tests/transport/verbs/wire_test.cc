@@ -1,4 +1,4 @@
-// What a peer says over TCP and on the queue pair, and what a stranger might.
+// What a peer sends over TCP and on the queue pair, and what a stranger might send.
 #include <random>
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ Hello some_hello() {
   return hello;
 }
 
-TEST(VerbsHello, ComesThroughAsItWasSaid) {
+TEST(VerbsHello, RoundTrips) {
   const auto decoded = decode_hello(encode(some_hello()));
   ASSERT_TRUE(decoded.ok());
   EXPECT_EQ(decoded.value(), some_hello());
 }
 
-TEST(VerbsHello, OfAnotherLengthOrVersionIsRefusedWithAReason) {
+TEST(VerbsHello, OtherLengthsAndVersionsAreRefused) {
   const auto bytes = encode(some_hello());
   for (std::size_t length = 0; length < bytes.size(); ++length)
     EXPECT_FALSE(decode_hello(Bytes(bytes).first(length)).ok());
@@ -46,7 +46,7 @@ TEST(VerbsHello, OfAnotherLengthOrVersionIsRefusedWithAReason) {
   EXPECT_NE(refused.error().text().find("version 9"), std::string::npos) << refused.error().text();
 }
 
-TEST(VerbsHello, WithNumbersThatCannotBeIsRefused) {
+TEST(VerbsHello, ImpossibleNumbersAreRefused) {
   const auto is_refused = [](const std::function<void(Hello&)>& change) {
     Hello hello = some_hello();
     change(hello);
@@ -66,7 +66,7 @@ TEST(VerbsHello, WithNumbersThatCannotBeIsRefused) {
   EXPECT_FALSE(is_refused([](Hello&) {}));
 }
 
-TEST(VerbsNote, ComesThroughAsItWasSaid) {
+TEST(VerbsNote, RoundTrips) {
   for (const auto kind :
        {Note::Kind::Room, Note::Kind::Waits, Note::Kind::Place, Note::Kind::Finished}) {
     const Note note{kind, 0xfffffff0, 0x1234, std::uint64_t{1} << 40, 77, 0x7f00dead0000};
@@ -74,7 +74,7 @@ TEST(VerbsNote, ComesThroughAsItWasSaid) {
   }
 }
 
-TEST(VerbsNote, OfAnotherKindOrLengthIsNone) {
+TEST(VerbsNote, OtherKindsAndLengthsAreRefused) {
   auto bytes = encode(Note{});
   for (std::size_t length = 0; length < bytes.size(); ++length)
     EXPECT_FALSE(decode_note(Bytes(bytes).first(length)));
@@ -84,8 +84,9 @@ TEST(VerbsNote, OfAnotherKindOrLengthIsNone) {
   }
 }
 
-// A hello that is taken keeps every bound that the lane relies on, whatever bytes it was read from.
-TEST(VerbsHello, RandomAndChangedBytesAreRefusedOrKeepTheBounds) {
+// An accepted hello is within every bound that the connection relies on, whatever bytes it was
+// decoded from.
+TEST(VerbsHello, RandomBytesAreRefusedOrInBounds) {
   std::mt19937 random(4);
   int taken = 0;
   for (int round = 0; round < 100'000; ++round) {
@@ -102,7 +103,7 @@ TEST(VerbsHello, RandomAndChangedBytesAreRefusedOrKeepTheBounds) {
     ASSERT_TRUE(told.receives >= 16 && told.mtu_bytes >= 256 && told.mtu_bytes <= 4096 &&
                 told.max_write_bytes >= 4096);
   }
-  EXPECT_GT(taken, 10'000);  // else the seeds are no hellos
+  EXPECT_GT(taken, 10'000);  // otherwise the seeds are not hellos
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// The ranks of a group agree on one transport for all of them. Ranks are threads here: what a rank
-// on another host, or one without shm, would offer in the store, a store of the test's own puts in
-// the place of its offer.
+// The ranks of a group agree on one transport. Ranks are threads here; a store made by the test
+// replaces a rank's offer with that of a rank on another host, or of one without shm.
 #include <functional>
 #include <thread>
 
@@ -28,7 +27,7 @@ std::string text_of(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// What `change` makes of a value is stored in its place.
+// Stores what `change` makes of each value.
 class ChangingStore final : public Bootstrap {
  public:
   using Change = std::function<std::string(const std::string& key, std::string value)>;
@@ -79,7 +78,7 @@ std::shared_ptr<Communicator> join(int rank, int ranks, const std::shared_ptr<Bo
   return open("weft")->join(options);
 }
 
-// By rank: the transport that its communicator is of. Each has had a barrier with all others.
+// Returns, by rank, the transport of its communicator, after a barrier of all ranks.
 std::vector<std::string> taken_by(int ranks, const std::shared_ptr<ChangingStore>& store) {
   std::vector<std::string> taken(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -92,7 +91,7 @@ std::vector<std::string> taken_by(int ranks, const std::shared_ptr<ChangingStore
         EXPECT_TRUE(met.done().synchronize(Deadline::in(std::chrono::seconds(60))));
         EXPECT_FALSE(met.error());
         taken[static_cast<std::size_t>(rank)] = communicator->backend();
-        store->set("end/" + std::to_string(rank), {});  // nobody closes before all have read
+        store->set("end/" + std::to_string(rank), {});  // no rank closes before all have read
         for (int other = 0; other < ranks; ++other) {
           store->get("end/" + std::to_string(other), Deadline::in(std::chrono::seconds(60)));
         }
@@ -111,19 +110,19 @@ std::string address_of_another_host(const std::string& offer) {
   return "+00000000-0000-0000-0000-000000000000" + offer.substr(slash);
 }
 
-TEST(WeftBackend, TakesShmWhereAllRanksShareAHost) {
+TEST(WeftBackend, TakesShmIfAllRanksShareAHost) {
   const auto store = std::make_shared<ChangingStore>(nullptr);
   EXPECT_THAT(taken_by(3, store), testing::Each("shm"));
 }
 
-TEST(WeftBackend, TakesTcpWhereOneRankIsOnAnotherHost) {
+TEST(WeftBackend, TakesTcpIfARankIsOnAnotherHost) {
   const auto store = std::make_shared<ChangingStore>([](const std::string& key, std::string value) {
     return key == "weft/shm/2" ? address_of_another_host(value) : value;
   });
   EXPECT_THAT(taken_by(3, store), testing::Each("tcp"));
 }
 
-TEST(WeftBackend, TakesTcpWhereOneRankHasNoShm) {
+TEST(WeftBackend, TakesTcpIfARankHasNoShm) {
   for (const std::string offer : {"-no /proc here", "-", ""}) {
     const auto store =
         std::make_shared<ChangingStore>([&offer](const std::string& key, std::string value) {
@@ -149,7 +148,7 @@ TEST(WeftBackend, LeavesNothingOfItsOwnInTheStore) {
   EXPECT_THAT(store->left(), testing::Each(testing::StartsWith("end/")));
 }
 
-TEST(WeftBackend, NamesTheRanksThatDidNotCome) {
+TEST(WeftBackend, NamesTheMissingRanks) {
   for (const int rank : {0, 1}) {
     const auto store = std::make_shared<ChangingStore>(nullptr);
     if (rank != 0) store->set("weft/shm/0", bytes_of("-it came, and then nothing more"));
@@ -177,7 +176,7 @@ TEST(WeftBackend, SaysThatRankZeroHasNotDecided) {
   }
 }
 
-TEST(WeftBackend, RefusesADecisionThatItDoesNotKnow) {
+TEST(WeftBackend, RefusesAnUnknownDecision) {
   const auto store = std::make_shared<ChangingStore>(nullptr);
   store->set("weft/transport", bytes_of("pigeon"));
   try {
