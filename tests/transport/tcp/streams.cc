@@ -165,7 +165,7 @@ std::size_t Lobby::waiting() const {
 
 std::unique_ptr<ByteStream> Lobby::take() {
   wait_until(
-      *loop_, [this] { return waiting() > 0; }, "somebody connects");
+      *loop_, [this] { return waiting() > 0; }, "a peer connects");
   std::lock_guard lock(core_->mutex);
   auto first = std::move(core_->streams.front());
   core_->streams.pop_front();

@@ -331,7 +331,7 @@ TEST(StripedStream, WriterNoticesALostSocketMidMessage) {
   lane.hear(0, kChunk);
   lane.reset(1);
   wait_until(
-      *lane.loop, [&] { return lane.near.stream().write_end().has_value(); }, "the writer knows");
+      *lane.loop, [&] { return lane.near.stream().write_end().has_value(); }, "the writer notices");
   EXPECT_THAT(lane.near.stream().write_end()->text(), HasSubstr("socket 2 of 2"));
   lane.near.hold(false);
   EXPECT_THAT(lane.near.wait_end().text(), HasSubstr("socket 2 of 2"));
@@ -423,7 +423,8 @@ TEST(StripedLane, AbandonedDialsLeaveNothing) {
   for (int i = 0; i <= 20 && !found; ++i) {
     End b(loop, lobby->take());
     wait_until(
-        *loop, [&] { return b.received() > 0 || b.ended(); }, "somebody is there or gone");
+        *loop, [&] { return b.received() > 0 || b.ended(); },
+        "the accepted end has received or ended");
     found = b.received() > 0;
   }
   EXPECT_TRUE(found);
@@ -470,7 +471,7 @@ TEST(StripedLane, RetriesIfOneSocketIsNotTaken) {
     }
     taken[1].socket = takes_both ? std::move(taken[1].socket) : Descriptor();
   }
-  EXPECT_EQ(lanes.size(), 2u) << "another attempt is another lane";
+  EXPECT_EQ(lanes.size(), 2u) << "each attempt must have a new connection number";
   ASSERT_EQ(::send(taken[0].socket.get(), "there", 5, 0), 5);
   EXPECT_EQ(a.take(5), "there");
 }
@@ -636,7 +637,7 @@ TEST(StripedLane, IncompleteOnesAreBounded) {
   Lobby lobby(loop, "", settings);
   std::vector<Descriptor> flood;
   for (std::uint64_t lane = 1; lane <= 1100; ++lane) flood.push_back(greet(lobby, {lane, 0, 2}));
-  EXPECT_TRUE(put_out(flood.front())) << "the oldest makes room";
+  EXPECT_TRUE(put_out(flood.front())) << "the oldest incomplete connection must make room";
   End a(loop, dial(loop, lobby.address(), patience(), sockets(4)));
   End b(loop, lobby.take());
   a.send("ping");

@@ -51,7 +51,7 @@ class TcpClose : public testing::Test {
     // Sooner than the default linger time.
     const Deadline before = Deadline::in(kLinger - seconds(10));
     EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; }, before))
-        << "the socket is kept";
+        << "the socket is still open";
   }
 
   std::shared_ptr<EventLoop>

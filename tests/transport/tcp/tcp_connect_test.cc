@@ -90,7 +90,8 @@ TEST(TcpConnect, TakesNoBytesUntilConnected) {
             static_cast<ssize_t>(sizeof greeting));
   EXPECT_TRUE(std::equal(meant.begin(), meant.end(), greeting));
   char none;
-  EXPECT_EQ(::recv(peer.get(), &none, 1, MSG_DONTWAIT), -1) << "it waits to be greeted";
+  EXPECT_EQ(::recv(peer.get(), &none, 1, MSG_DONTWAIT), -1)
+      << "the stream sent bytes before it was greeted";
   const auto answer = Greeting::encode({1, 2});
   // Sent in two parts, the second followed at once by the stream's first bytes.
   std::string text(reinterpret_cast<const char*>(answer.data()), answer.size());
@@ -178,7 +179,7 @@ TEST(TcpConnect, OutOfSocketMemoryIsBusyFirst) {
     EXPECT_EQ(error.native_code(), ENOMEM);
     try {
       const Lobby another(poor);
-      ADD_FAILURE() << "it listens without a socket";
+      ADD_FAILURE() << "a listener was made without a socket";
     } catch (const Error& refused) {
       EXPECT_EQ(refused.blame(), Blame::Busy) << refused.what();
     }

@@ -136,7 +136,7 @@ TEST_F(TcpCutGroup, RankLeavesDespiteACutCable) {
   const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
   // Sooner than any timer of its connections.
   EXPECT_EQ(left.wait_for(seconds(10)), std::future_status::ready)
-      << "it waits for who cannot hear it";
+      << "leaving waits for a rank behind the cut cable";
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ void expect_welcome(const std::shared_ptr<EventLoop>& loop, Lobby& lobby) {
   End b(loop, lobby.take());
   a.send("ping");
   EXPECT_EQ(b.take(4), "ping");
-  EXPECT_EQ(lobby.waiting(), 0u) << "nobody else came through";
+  EXPECT_EQ(lobby.waiting(), 0u) << "a stranger was accepted";
 }
 
 TEST(TcpListener, AddressNamesItsHostAndIdentity) {
@@ -201,13 +201,13 @@ TEST(TcpListener, AcceptsAfterADescriptorShortage) {
   ASSERT_EQ(::send(client.get(), greeting.data(), greeting.size(), 0),
             static_cast<ssize_t>(greeting.size()));
   wait_until(
-      *loop, [&] { return warnings > 0; }, "it says that it is short of descriptors");
+      *loop, [&] { return warnings > 0; }, "the listener warns that it is short of descriptors");
   EXPECT_EQ(lobby.waiting(), 0u);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   filler.clear();
   const auto accepted = lobby.take();
   EXPECT_TRUE(accepted);
-  EXPECT_EQ(warnings, 1) << "says so once";
+  EXPECT_EQ(warnings, 1) << "the warning must be logged once";
 }
 
 TEST(TcpListener, WarnsOfAddressesItCannotListenAt) {

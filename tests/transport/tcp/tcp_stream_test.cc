@@ -184,7 +184,7 @@ TEST(TcpStream, WriterLeavesTheReaderItsReason) {
   const ByteStream::Bytes piece = std::as_bytes(std::span("x", 1));
   while (!stream->write_end()) stream->write({&piece, 1});
   EXPECT_THAT(stream->write_end()->text(), HasSubstr("reset by the peer"));
-  EXPECT_FALSE(stream->end()) << "there is something to read yet";
+  EXPECT_FALSE(stream->end()) << "bytes are left to read";
   EXPECT_EQ(stream->peek(1).size(), 11u);
   stream->consume(11);
   EXPECT_TRUE(stream->peek(1).empty());

@@ -49,7 +49,7 @@ TEST(Tcp, KnowsUnreachableAddresses) {
   EXPECT_EQ(
       connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()),
       std::nullopt)
-      << "one of several suffices";
+      << "one reachable address suffices";
   EXPECT_THAT(connector.why_unreachable("no address at all").value_or(""),
               HasSubstr("has no port"));
 }

@@ -111,7 +111,7 @@ TEST_F(GpuDirectLanes, PartsOfAllocationsMoveDirectly) {
   EXPECT_EQ(copies(), 0);
   EXPECT_EQ(a->refused + b->refused, "");
   EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 0)
-      << "this GPU sees them in order";
+      << "this GPU sees writes in order and needs no flush";
 }
 
 TEST_F(GpuDirectLanes, RegistersOnceAndForgetsWhenFreed) {
@@ -130,7 +130,7 @@ TEST_F(GpuDirectLanes, RegistersOnceAndForgetsWhenFreed) {
   reclaim();
   EXPECT_EQ(verbs.registrations(), before + 1);
   const auto second = gpus.of(stays.slice(), *device);
-  EXPECT_EQ(verbs.registrations(), before + 1) << "the one of freed memory is gone";
+  EXPECT_EQ(verbs.registrations(), before + 1) << "the registration of freed memory must be gone";
   EXPECT_EQ(gpus.at(stays.slice().data, stays.slice().bytes).get(), second.get());
   std::byte elsewhere{};
   EXPECT_EQ(gpus.at(&elsewhere, 1), nullptr);
@@ -171,7 +171,7 @@ TEST_F(GpuDirectLanes, WithoutAThreadItWarnsOnce) {
               ElementsAre(HasSubstr("memory of cuda:0 stays allocated after it has been freed")));
   reclaim();
   gpus.of(other.slice(), *device);
-  EXPECT_EQ(gpus.count(), 2u) << "without the one that has been freed";
+  EXPECT_EQ(gpus.count(), 2u) << "the registration of freed memory must be gone";
 }
 
 // A stale entry must not make a host address count as a GPU's, and a GPU's memory in use must never
@@ -184,12 +184,12 @@ TEST_F(GpuDirectLanes, MemoryIsAGpusWhileInUse) {
   EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr);
   held.reset();
   EXPECT_EQ(gpus.at(memory.slice().data, 1), nullptr);
-  EXPECT_EQ(gpus.count(), 1u) << "it is still registered";
+  EXPECT_EQ(gpus.count(), 1u) << "the memory must stay registered";
   held = gpus.of(memory.slice(), *device);
   fake.lose_context(0);
   gpus.forget_freed();
   EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr)
-      << "the GPU is lost, and its memory still none of the host's";
+      << "memory of a lost GPU must not count as the host's";
   held.reset();
   gpus.forget_freed();
   EXPECT_EQ(gpus.count(), 0u);
@@ -210,7 +210,7 @@ TEST_F(GpuDirectLanes, SharedRegistrationKeepsItsGpu) {
   EXPECT_NE(held->gpu(), nullptr);
   EXPECT_NO_THROW(held->flush());
   held.reset();
-  EXPECT_EQ(gpus.of(memory.slice(), *device)->gpu(), device) << "it was registered anew";
+  EXPECT_EQ(gpus.of(memory.slice(), *device)->gpu(), device) << "it must be registered again";
 }
 
 // Called when the driver is asked which allocation an address belongs to.
@@ -278,7 +278,7 @@ TEST_F(ReusingGpuDirectLanes, ReusedAddressIsANewAllocation) {
   EXPECT_EQ(gpus.at(address, 1).get(), of_second.get());
   of_second.reset();
   EXPECT_EQ(gpus.at(address, 1).get(), of_first.get())
-      << "who still sends the freed one sends a GPU's memory";
+      << "a sender of the freed memory must still find a GPU's memory";
   EXPECT_EQ(gpus.count(), 2u);
   of_first.reset();
   gpus.forget_freed();
@@ -327,7 +327,7 @@ TEST_F(GpuDirectLanes, FallsBackToPeerThenPinnedMemory) {
   EXPECT_EQ(why_not(memory.slice()), why);
   EXPECT_THAT(take_logged(),
               ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: ")))
-      << "said once";
+      << "must be logged once";
 
   join(GpuDirect::PeerMemory);
   EXPECT_EQ(why_not(memory.slice()), "");
@@ -336,7 +336,7 @@ TEST_F(GpuDirectLanes, FallsBackToPeerThenPinnedMemory) {
   verbs.refuse_dma_bufs(false);
   join(GpuDirect::PeerMemory);
   EXPECT_EQ(why_not(memory.slice()), "");
-  EXPECT_EQ(verbs.dma_bufs(), 0u) << "as it was asked for";
+  EXPECT_EQ(verbs.dma_bufs(), 0u) << "peer memory was asked for";
   verbs.limit_locked_memory(true);
   const cuda::ShareableMemory other(*device, 1 << 20);
   EXPECT_THAT(why_not(other.slice()),
@@ -371,7 +371,8 @@ TEST_F(GpuDirectLanes, LogsRefusalOnceAndNotForALostGpu) {
       ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: cuMemGetAddressRange")));
   fake.lose_context(0);
   EXPECT_EQ(cuda::error_from([&] { gpus.of(nowhere, *device); }).blame(), Blame::Device);
-  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost"))) << "by the GPU itself";
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost")))
+      << "only the GPU itself logs it";
 }
 
 TEST_F(FlushedGpuDirectLanes, ReceivedBytesAreFlushedFirst) {
@@ -432,7 +433,7 @@ TEST_F(ThreadedGpuDirectLanes, PeerWithoutAPlaceGetsItByTheRing) {
     settle();
   }
   EXPECT_EQ(got, content);
-  EXPECT_GT(copies(), 1) << "the host does not touch the GPU's memory";
+  EXPECT_GT(copies(), 1) << "the host must not touch the GPU's memory";
   EXPECT_THAT(
       take_logged(),
       ElementsAre(HasSubstr("memory of cuda:0 is copied to the other end through the ring")));
@@ -498,7 +499,7 @@ TEST_F(ThreadedGpuDirectLanes, FailedCopyToALostGpuIsFinal) {
   EXPECT_EQ(why->blame(), Blame::Device);
   EXPECT_THAT(why->text(), HasSubstr("cuda:0"));
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("is copied"), HasSubstr("cuda:0 is lost")))
-      << "once, by the GPU; the lane says it to its own";
+      << "the GPU logs it once; the connection reports it to its owner";
 }
 
 TEST_F(ThreadedGpuDirectLanes, FailedCopyFromALostGpuNamesIt) {
@@ -529,7 +530,7 @@ TEST_F(ThreadedGpuDirectLanes, RingBytesAreCopiedToTheGpu) {
     EXPECT_EQ(b->reader.read(bytes_of(to.slice()).subspan(at, 50'000)), 50'000u);
   }
   EXPECT_EQ(copy_of(to.slice().part(0, content.size())), content);
-  EXPECT_EQ(copies(), 2) << "the host does not touch the GPU's memory";
+  EXPECT_EQ(copies(), 2) << "the host must not touch the GPU's memory";
   EXPECT_THAT(
       take_logged(),
       ElementsAre(HasSubstr("data from the other end is copied to memory of cuda:0 through")));

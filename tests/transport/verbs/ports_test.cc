@@ -72,7 +72,7 @@ TEST(VerbsPorts, GivenInterfaceDecides) {
   EXPECT_EQ(choose(ports, {.interface_address = "10.0.1.2"}).value().gid.index, 1);
   EXPECT_EQ(choose(ports, {.interface_address = "eth1.7"}).value().gid.index, 1);
   EXPECT_EQ(choose(ports, {.interface_address = "127.0.0.1"}).value().port.device, "mlx5_0")
-      << "TCP may go elsewhere";
+      << "TCP may use another interface";
 }
 
 TEST(VerbsPorts, UsesOnlyTheListedDevices) {

@@ -57,11 +57,11 @@ TEST(VerbsRings, LargePieceIsWrittenToItsPlace) {
   EXPECT_EQ(ends.b.reader.read(place), 0u);
   EXPECT_EQ(ends.fake.registrations(), before + 2);
   ends.settle();
-  EXPECT_EQ(place, piece) << "it is there before anybody copies";
+  EXPECT_EQ(place, piece) << "the piece must arrive without a copy";
   EXPECT_TRUE(ends.a.writer.take_room());
   EXPECT_EQ(write(ends.a, piece), piece.size());
   EXPECT_EQ(ends.b.reader.read(place), place.size());
-  EXPECT_EQ(ends.fake.registrations(), before) << "nothing stays registered";
+  EXPECT_EQ(ends.fake.registrations(), before) << "no registration may remain";
 }
 
 TEST(VerbsRings, SmallerPlaceTakesAPart) {
@@ -74,7 +74,7 @@ TEST(VerbsRings, SmallerPlaceTakesAPart) {
   ends.settle();
   EXPECT_EQ(ends.b.reader.read(std::span(got).first(300'000)), 300'000u);
   std::size_t written = 300'000;
-  EXPECT_EQ(write(ends.a, piece), written) << "the rest waits for a place of its own";
+  EXPECT_EQ(write(ends.a, piece), written) << "the rest must wait for a place of its own";
   ends.settle();
   EXPECT_EQ(ends.b.reader.read(std::span(got).subspan(300'000)), 0u);
   ends.settle();
@@ -137,7 +137,7 @@ TEST(VerbsRings, WithdrawnPlaceIsNotWrittenTo) {
   EXPECT_EQ(ends.fake.registrations(), registered - 1);
   ends.settle();
   EXPECT_EQ(place, before);
-  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
+  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender must learn of the withdrawal";
 }
 
 TEST(VerbsRings, WithdrawalStopsAWriteUnderWay) {
@@ -157,7 +157,7 @@ TEST(VerbsRings, WithdrawalStopsAWriteUnderWay) {
   ends.settle();
   ASSERT_EQ(at_withdrawal.size(), place.size()) << "nothing was written";
   EXPECT_EQ(place, at_withdrawal);
-  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
+  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender must learn of the withdrawal";
 }
 
 TEST(VerbsRings, WithdrawnPieceIsNotRead) {
@@ -211,7 +211,7 @@ TEST(VerbsRings, ReadOnlyMemoryIsSentInPlace) {
   ends.settle();
   ends.b.reader.read(got);
   ends.settle();
-  EXPECT_EQ(got, piece) << "it is there before anybody copies";
+  EXPECT_EQ(got, piece) << "the piece must arrive without a copy";
   EXPECT_EQ(write(ends.a, piece), piece.size());
   std::vector<std::byte> exposed(piece.size());
   const auto region = ends.b.registrations->of(exposed.data(), exposed.size(), Access::RemoteWrite);
@@ -250,7 +250,7 @@ TEST(VerbsRings, IdleReaderHoldsTheWriterBack) {
   ends.settle();
   EXPECT_TRUE(ends.a.writer.take_room());
   EXPECT_EQ(write(ends.a, block), block.size());
-  EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "no receive was missing";
+  EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "a posted receive was missing";
 }
 
 // Neither end processes completions while the other writes: what is posted stays within what was
@@ -315,7 +315,7 @@ TEST(VerbsRings, ImpossibleStatementsAreRefused) {
             "an invalid note");
   EXPECT_EQ(immediate(kRingBytes), "");
   EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "")
-      << "a size alone reserves nothing";
+      << "a size alone must not reserve memory";
 }
 
 TEST(VerbsRegistrations, PartOfUsedMemoryIsNotReregistered) {
@@ -344,7 +344,7 @@ TEST(VerbsRegistrations, PlacesAreRegisteredAlone) {
   const auto place = cache.of(memory.data() + 1000, 5000, Access::RemoteWrite);
   EXPECT_EQ(place->memory(), (Slice{memory.data() + 1000, 5000, weft::Device::host()}));
   const auto inside = cache.of(memory.data() + 2000, 1000, Access::RemoteWrite);
-  EXPECT_EQ(inside->memory().bytes, 1000u) << "or its key would open another's place";
+  EXPECT_EQ(inside->memory().bytes, 1000u) << "otherwise its key would open the surrounding place";
   EXPECT_EQ(cache.of(memory.data() + 2000, 1000, Access::RemoteWrite), inside);
   EXPECT_EQ(cache.of(memory.data() + 2000, 1000, Access::Read), sent);
 }
@@ -385,7 +385,7 @@ TEST(VerbsRegistrations, FailedReleasesAreLogged) {
     fake.refuse_to_end(harness::FakeVerbs::Thing::QueuePair, EBUSY);
     pair.destroy();
     pair.destroy();
-    EXPECT_TRUE(pair.is_stuck()) << "it is not tried again";
+    EXPECT_TRUE(pair.is_stuck()) << "destroying must not be retried";
   }
   ASSERT_EQ(said.size(), 2u);
   EXPECT_THAT(said[1], HasSubstr("fake0: a queue pair cannot be destroyed"));

@@ -174,7 +174,7 @@ TEST_F(VerbsStreams, FailedDeviceEndsItsConnections) {
   EXPECT_THAT(take_logged(), testing::ElementsAre(HasSubstr("fake0:0: an event")));
   const Alarm late(path.device, nullptr, nullptr);
   pollfd rung{late.bell(), POLLIN, 0};
-  EXPECT_EQ(::poll(&rung, 1, 0), 1) << "of what has failed before";
+  EXPECT_EQ(::poll(&rung, 1, 0), 1) << "an alarm made after the failure must ring at once";
   region.reset();
 }
 
@@ -231,7 +231,7 @@ TEST_F(VerbsStreams, RegistrationMayOutliveItsConnection) {
     closed.get_future().wait();
     EXPECT_TRUE(
         loop->drive([&] { return verbs.registrations() <= before / 2; }, harness::patience()))
-        << "the stream is still there";
+        << "the stream was not destroyed";
     EXPECT_FALSE(seen.expired());
   });
   auto reached =
@@ -259,7 +259,7 @@ TEST_F(VerbsStreams, LostGpuEndsAConnectionMidMessage) {
   });
   auto ended = why_far.get_future();
   ASSERT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready)
-      << "the loop does nothing else any more";
+      << "the loop is stuck";
   EXPECT_THAT(ended.get().text(),
               AllOf(HasSubstr("in the middle of a message"), HasSubstr("on cuda:0")));
   EXPECT_EQ(harness::failure_of(accepted).blame(), Blame::Device);
