@@ -17,7 +17,7 @@ Report report_of(std::string only, std::string option = "--case", bool takes_bef
   return Report("a", static_cast<int>(arguments.size()), arguments.data(), 1, takes_before);
 }
 
-TEST(Report, ACaseThatThereIsNotIsAMistake) {
+TEST(Report, UnknownCaseIsAnError) {
   Report report = report_of("nosuchcase");
   EXPECT_FALSE(report.wants("one"));
   EXPECT_FALSE(report.wants("two"));
@@ -27,13 +27,13 @@ TEST(Report, ACaseThatThereIsNotIsAMistake) {
             "a_bench: --case: no case's name contains 'nosuchcase'; there are:\n  one\n  two\n");
 }
 
-TEST(Report, ACaseThatThereIsMayHaveNothingToShow) {
+TEST(Report, KnownCaseMayHaveNoRows) {
   Report report = report_of("on");
   EXPECT_TRUE(report.wants("one"));
   EXPECT_EQ(report.finish(), 0);
 }
 
-TEST(Report, ARowIsInTheFileWhenItIsThere) {
+TEST(Report, RowIsInTheFileAtOnce) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/rows.json";
   std::ofstream(file) << "of another run\n";
@@ -56,7 +56,7 @@ TEST(Report, ARowIsInTheFileWhenItIsThere) {
   EXPECT_EQ(report.finish(), 0);
 }
 
-TEST(Report, AFileThatCannotBeWrittenEndsTheBenchAtTheFirstRow) {
+TEST(Report, UnwritableFileEndsTheBench) {
   Report report = report_of("/nowhere/rows.json", "--json");
   EXPECT_EXIT(report.add({.name = "one", .peer = "weft"}), testing::ExitedWithCode(1),
               "a_bench: cannot write /nowhere/rows.json");
@@ -74,14 +74,14 @@ Row row_of(const char* peer, double p50, double spread = 0) {
           .spread = spread};
 }
 
-TEST(Report, NamesTheRowsThatAreSlowerThanBefore) {
+TEST(Report, NamesRowsSlowerThanBefore) {
   Report report = report_of("/bin/sh", "--before");
   testing::internal::CaptureStdout();
   report.add(row_of("weft shm", 107));
   report.add(row_of("weft shm before", 100, 0.03));
   report.add(row_of("weft tcp", 107));
   report.add(row_of("weft tcp before", 100, 0.04));  // within twice the spread
-  report.add(row_of("gloo", 200));                   // of one build only
+  report.add(row_of("gloo", 200));                   // of this build only
   EXPECT_EQ(report.finish(), 0);
   EXPECT_THAT(
       testing::internal::GetCapturedStdout(),
@@ -93,18 +93,18 @@ TEST(Report, NamesTheRowsThatAreSlowerThanBefore) {
           testing::Not(testing::HasSubstr("weft tcp: "))));
 }
 
-TEST(Report, RefusesAnEarlierBuildThatCannotBeStarted) {
+TEST(Report, RefusesAnUnusableEarlierBuild) {
   EXPECT_EXIT(
       report_of("/nowhere/a_bench", "--before"), testing::ExitedWithCode(2),
       "a_bench: --before: '/nowhere/a_bench' is not a program; name the a_bench of another build");
 }
 
-TEST(Report, RefusesAnEarlierBuildWhereTheBenchCannotStartItsWorkers) {
+TEST(Report, RefusesBeforeWhereItIsUnsupported) {
   EXPECT_EXIT(report_of("/bin/sh", "--before", false), testing::ExitedWithCode(2),
               "usage: a_bench .*\\[--runs N\\]\n$");
 }
 
-TEST(Samples, SpreadIsHowFarTheMediansOfTheRoundsLieApart) {
+TEST(Samples, SpreadIsBetweenRoundMedians) {
   Samples samples;
   EXPECT_EQ(samples.spread(), 0);
   for (const double value : {9, 10, 11}) samples.add(value);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""overlap.py against tables as nsys exports them, made by hand; and nsys.sh and ncu.sh with stand-ins for the tools.
+"""Tests overlap.py with handmade tables in the form of nsys's exports, and nsys.sh and ncu.sh with stand-ins for the tools.
 
 usage: overlap_test.py OVERLAP_PY
 """
@@ -34,7 +34,7 @@ TABLES = {
 
 
 class Run:
-    """The tables of a run. Times in ms; a table is made when something is put into it, as nsys does."""
+    """The tables of a run. Times are in ms. As with nsys, a table exists only once it has a row."""
 
     def __init__(self, path):
         self.database = sqlite3.connect(path)
@@ -62,13 +62,13 @@ class Run:
 
     def range(self, domain, text, begin, end, thread=1, process=PROCESS, registered=True):
         if (process, domain) not in self.domains:
-            self.domains[process, domain] = 1 + sum(1 for known, _ in self.domains if known == process)  # numbers are a process's own
+            self.domains[process, domain] = 1 + sum(1 for known, _ in self.domains if known == process)  # each process numbers its domains
             self.put("NVTX_EVENTS", 0, None, 75, self.thread(1, process), self.domains[process, domain], domain, None)
         self.put("NVTX_EVENTS", begin * MS, None if end is None else end * MS, 59, self.thread(thread, process), self.domains[process, domain],
                  None if registered else text, self.text(text) if registered else None)
 
     def call(self, name, at, thread=1, process=PROCESS):
-        """A call of CUDA: its correlation."""
+        """Adds a call of CUDA; returns its correlation."""
         self.correlation += 1
         self.put("CUPTI_ACTIVITY_KIND_RUNTIME", int(at * MS), int(at * MS) + 1000, self.thread(thread, process), self.correlation, self.text(name))
         return self.correlation
@@ -100,7 +100,7 @@ class Overlap(unittest.TestCase):
         self.run_ = Run(self.path)
 
     def said(self):
-        """(lines of the table, the line of reasons, stderr)."""
+        """Runs overlap.py; returns (lines of the table, the line of reasons, stderr)."""
         self.run_.database.commit()
         result = overlap(self.path)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -109,7 +109,7 @@ class Overlap(unittest.TestCase):
         return [line.split() for line in lines], reasons, result.stderr
 
     def communication(self):
-        """(ms of it, the reasons), of a run of one process on one device."""
+        """(ms of communication, the reasons) in a run of one process on one device."""
         (line,), reasons, _ = self.said()
         return float(line[3]), reasons
 
@@ -119,7 +119,7 @@ class Overlap(unittest.TestCase):
             self.assertEqual(result.returncode, code)
             self.assertIn("usage: overlap.py", result.stdout + result.stderr)
 
-    def test_what_is_no_export_is_said(self):
+    def test_names_files_that_are_no_exports(self):
         self.assertIn("there is no", overlap(self.path.with_name("none.sqlite")).stderr)
         garbage = self.path.with_name("garbage.sqlite")
         garbage.write_text("no database" * 100)
@@ -129,12 +129,12 @@ class Overlap(unittest.TestCase):
         self.run_.database.commit()
         self.assertIn("holds no kernel of a GPU", overlap(self.path).stderr)
 
-    def test_a_column_that_is_missing_is_named(self):
+    def test_names_a_missing_column(self):
         self.run_.database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, demangledName INTEGER)")
         self.run_.database.commit()
         self.assertIn("CUPTI_ACTIVITY_KIND_KERNEL has no column globalPid", overlap(self.path).stderr)
 
-    def test_intervals_are_united_and_the_exposed_part_is_what_nothing_hides(self):
+    def test_exposed_is_what_compute_does_not_hide(self):
         # Compute 0 to 10 ms and 20 to 30 ms; communication 5 to 25 ms, in two kernels that overlap, and a copy between devices.
         for begin, end in ((0, 10), (20, 30)):
             self.run_.kernel("gemm", begin, end)
@@ -155,20 +155,20 @@ class Overlap(unittest.TestCase):
         lines, _, _ = self.said()
         self.assertEqual([line[:4] for line in lines], [["77", "0", "10.000", "0.000"], ["78", "0", "0.000", "4.000"], ["78", "1", "0.000", "6.000"]])
 
-    def test_copies_of_cuda_ipc_and_of_staging_are_wefts_by_the_drivers_call(self):
+    def test_copies_by_driver_calls_are_wefts(self):
         for begin, kind in ((0, ON_DEVICE), (2, DEVICE_TO_HOST), (4, HOST_TO_DEVICE)):
             self.run_.copy(kind, begin, begin + 1, self.run_.call("cuMemcpyAsync", begin))
-        for begin, kind in ((10, ON_DEVICE), (12, HOST_TO_DEVICE)):  # a program's, by libtorch
+        for begin, kind in ((10, ON_DEVICE), (12, HOST_TO_DEVICE)):  # made by a program through libtorch
             self.run_.copy(kind, begin, begin + 1, self.run_.call("cudaMemcpyAsync_v3020", begin))
         self.assertEqual(self.communication(), (3.0, "communication, each by itself: copies by Weft 3.000 ms"))
 
-    def test_a_copy_of_a_program_inside_a_range_of_the_transport_is_communication(self):
+    def test_program_copies_inside_transport_ranges_count(self):
         self.run_.range("weft.transport", "stage", 0, 5)
         self.run_.copy(DEVICE_TO_HOST, 6, 8, self.run_.call("cudaMemcpyAsync", 1))
         self.run_.copy(DEVICE_TO_HOST, 8, 9, self.run_.call("cudaMemcpyAsync", 6))
         self.assertEqual(self.communication(), (2.0, "communication, each by itself: other copies in Weft's ranges 2.000 ms"))
 
-    def test_wefts_kernels_are_communication_but_for_the_optimizers(self):
+    def test_wefts_kernels_except_optimizers_count(self):
         for begin, name in enumerate(("weft_sum_float32", "weft_copy_4_many", "weft_cast_float32_bfloat16")):
             self.run_.kernel(name, begin, begin + 1)
         for begin, name in enumerate(("weft_sgd_float32", "weft_sgd_momentum_float16_many", "weft_adam_float32", "weft_adam_amsgrad_float32"), 10):
@@ -177,10 +177,10 @@ class Overlap(unittest.TestCase):
         self.assertEqual(line[2:4], ["4.000", "3.000"])
         self.assertIn("Weft's kernels 3.000 ms", reasons)
 
-    def test_the_innermost_range_that_says_so_counts(self):
+    def test_the_innermost_telling_range_decides(self):
         run = self.run_
         run.range("weft.engine", "bucket", 0, 100)
-        run.range("weft.engine", "wait", 10, 90)  # says nothing
+        run.range("weft.engine", "wait", 10, 90)  # does not tell what the work is
         run.range("weft.engine", "run", 20, 40)
         run.range("weft.transport", "stage", 25, 30, registered=False)
         run.range("weft.user", "stage", 26, 27)
@@ -189,7 +189,7 @@ class Overlap(unittest.TestCase):
             run.kernel("elementwise", begin, begin + length, run.call("cudaLaunchKernel", at))
         self.assertEqual(self.communication()[0], 1 + 2 + 8 + 32 + 64)
 
-    def test_a_range_is_one_threads_and_its_domain_one_processs(self):
+    def test_ranges_belong_to_threads_and_domains_to_processes(self):
         run = self.run_
         run.range("weft.transport", "stage", 0, 10)
         run.range("other", "stage", 0, 10, process=78)  # has the same number as weft.transport in 77
@@ -199,27 +199,27 @@ class Overlap(unittest.TestCase):
         self.assertEqual([line[3] for line in lines], ["0.000", "0.000"])
         self.assertEqual(reasons, "")
 
-    def test_a_range_that_did_not_end_goes_on(self):
+    def test_unended_ranges_last_to_the_end(self):
         self.run_.range("weft.transport", "stage", 0, None)
         self.run_.kernel("elementwise", 6, 8, self.run_.call("cudaLaunchKernel", 5))
         self.assertEqual(self.communication()[0], 2.0)
 
-    def test_work_of_a_graph_is_what_it_was_where_it_was_captured(self):
+    def test_graph_work_counts_as_where_it_was_captured(self):
         run = self.run_
         run.range("weft.engine", "bucket", 0, 10)
         for node, at in ((100, 5), (101, 15)):
             run.put("CUDA_GRAPH_NODE_EVENTS", at * MS, run.thread(1), node, None)
             run.put("CUDA_GRAPH_NODE_EVENTS", 20 * MS, run.thread(1), node + 100, node)  # when the graph was instantiated
-        run.range("weft.engine", "bucket", 29, 31)  # it is launched in another one
+        run.range("weft.engine", "bucket", 29, 31)  # the graph is launched in this one
         launch = run.call("cuGraphLaunch", 30)
         run.kernel("elementwise", 40, 41, launch, node=200)
         run.kernel("elementwise", 42, 44, launch, node=201)
-        run.kernel("ncclDevKernel_AllReduce", 50, 54, launch, node=202)  # of whose capture nothing is known
+        run.kernel("ncclDevKernel_AllReduce", 50, 54, launch, node=202)  # the capture of this node is unknown
         run.copy(ON_DEVICE, 60, 68, launch, node=203)
         (line,), _, _ = self.said()
         self.assertEqual(line[2:4], ["2.000", "5.000"])
 
-    def test_a_build_without_ranges_is_said(self):
+    def test_names_a_build_without_ranges(self):
         self.run_.range("other", "x", 0, 1)
         self.run_.kernel("gemm", 0, 10, self.run_.call("cudaLaunchKernel", 0))
         _, _, notes = self.said()
@@ -251,7 +251,7 @@ HEADER = ('"ID","Process ID","Process Name","Host Name","Kernel Name","Context",
 
 
 class Scripts(unittest.TestCase):
-    """nsys.sh and ncu.sh, with programs in the places of nsys and ncu that do what is needed of them."""
+    """nsys.sh and ncu.sh, with stand-ins for nsys and ncu that do what the scripts need."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -266,7 +266,7 @@ class Scripts(unittest.TestCase):
     def script(self, name, *arguments, **environment):
         return subprocess.run([OVERLAP.parent / name, *arguments], cwd=self.folder, env={**self.environment, **environment}, capture_output=True, text=True)
 
-    def test_nsys_prints_the_overlap_and_ends_with_the_programs_code(self):
+    def test_nsys_prints_the_overlap_and_returns_the_programs_code(self):
         run = Run(self.environment["EXPORT"])
         run.kernel("gemm", 0, 10)
         run.kernel("ncclDevKernel_AllReduce", 5, 15)
@@ -307,7 +307,7 @@ class Scripts(unittest.TestCase):
         Path(self.environment["FIGURES"]).write_text(HEADER + '\n"0","7","b","h","k","1","7","b","g","0","9.0","s","dram__bytes.sum","Mbyte","1"\n')
         self.assertIn("dram__bytes.sum is in Mbyte; run ncu with --print-units base", self.script("ncu.sh", "sh", "-c", "true").stderr)
 
-    def test_help_says_what_they_do_and_a_missing_tool_is_named(self):
+    def test_help_describes_them_and_missing_tools_are_named(self):
         for name, says in (("nsys.sh", "how much of the communication compute has hidden"), ("ncu.sh", "the share of the memory's bandwidth")):
             result = self.script(name, "--help")
             self.assertEqual(result.returncode, 0)
@@ -321,9 +321,9 @@ class Scripts(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    """What overlap.py takes from Weft's sources is there."""
+    """The names that overlap.py relies on exist in Weft's sources."""
 
-    def test_the_ranges_are(self):
+    def test_ranges_exist(self):
         module = overlap_module()
         sources = "".join(path.read_text() for folder in ("engine", "transport") for path in (ROOT / folder).rglob("*.cc"))
         made = {(f"weft.{layer.lower()}", text) for layer, text in re.findall(r'trace::Name \w+\{trace::Layer::(\w+), "([^"]+)"\}', sources)}
@@ -334,7 +334,7 @@ class Names(unittest.TestCase):
                     self.assertIn((domain, text), made)
         self.assertIn('std::string("weft.") + trace::name(layer)', (ROOT / "profiling/trace/nvtx.cc").read_text())
 
-    def test_the_kernels_are(self):
+    def test_kernels_exist(self):
         kernels = (ROOT / "kernels/kernel_list.h").read_text()
         optimizers = re.findall(r"WEFT_OPTIMIZER_KERNELS_OF\(X, [A-Z]\w+, (\w+)\)", kernels)
         others = re.findall(r"^  X\((\w+), ", kernels, re.MULTILINE)

@@ -1,4 +1,4 @@
-// Messages between two ranks that do not meet, planted in dumps that are made by hand.
+// Unmatched messages between two ranks, planted in handmade dumps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(Analysis, NamesRanksThatWaitForEachOthersMessages) {
+TEST(Analysis, NamesRanksWaitingForEachOther) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1)};
@@ -22,7 +22,7 @@ TEST(Analysis, NamesRanksThatWaitForEachOthersMessages) {
   EXPECT_THAT(findings[0].text, HasSubstr("rank 0 for rank 1 in recv #1 from rank 1"));
 }
 
-TEST(Analysis, NamesAReceiveThatItsPeerHasNotSentAndWhatThatDoes) {
+TEST(Analysis, NamesWhatTheSilentSenderDoes) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1)};
@@ -37,7 +37,7 @@ TEST(Analysis, NamesAReceiveThatItsPeerHasNotSentAndWhatThatDoes) {
           "rank 1 has "
           "not sent; it is in recv #1 from rank 2 of float32 [4] in group 'default' for 9.0 s"));
   EXPECT_THAT(findings[1].text, HasSubstr("which rank 2 has not sent; it has done nothing at all"));
-  // One that computes.
+  // A peer that computes.
   views[1].records = {collective(1, kSecond, 3 * kSecond)};
   findings = of(analyze(dumps), What::StuckMessage);
   ASSERT_EQ(findings.size(), 1u);
@@ -45,12 +45,12 @@ TEST(Analysis, NamesAReceiveThatItsPeerHasNotSentAndWhatThatDoes) {
       findings[0].text,
       HasSubstr("it is in no operation: its last, collective #1, all_reduce of float32 [4], "
                 "ended 7.0 s before its dump"));
-  // Of several from one the first: the others come after it.
+  // Of several messages from one rank only the first is reported: the others follow it.
   views[0].records.push_back(message("receive", 1, 2));
   EXPECT_EQ(of(analyze(dumps), What::StuckMessage).size(), 1u);
 }
 
-TEST(Analysis, NamesASendThatNobodyReceives) {
+TEST(Analysis, NamesAnUnreceivedSend) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("send", 1, 1, "done"), message("send", 1, 2)};
@@ -62,7 +62,7 @@ TEST(Analysis, NamesASendThatNobodyReceives) {
       findings[0].text,
       HasSubstr("rank 0 waits for 9.0 s in send #2 to rank 1 of float32 [4] in group 'default', "
                 "which rank 1 has not begun to receive; it is in no operation"));
-  // The tag is another.
+  // The receive has another tag.
   views[1].records.push_back(message("receive", 0, 1));
   views[1].records.back().tag = 7;
   findings = of(analyze(dumps), What::StuckMessage);
@@ -70,7 +70,7 @@ TEST(Analysis, NamesASendThatNobodyReceives) {
   EXPECT_THAT(findings[1].text, HasSubstr("recv #1 from rank 0 with tag 7"));
 }
 
-TEST(Analysis, NamesWhoLeftNoDumpAndIsWaitedForInAMessage) {
+TEST(Analysis, NamesAnAwaitedRankWithoutDump) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views.erase(1);
@@ -86,7 +86,7 @@ TEST(Analysis, NamesWhoLeftNoDumpAndIsWaitedForInAMessage) {
                 "#1 from rank 1 of float32 [4] in group 'default'"));
 }
 
-TEST(Analysis, AMessageThatFailedSaysThatItsPeerHasLeft) {
+TEST(Analysis, FailedMessageSaysItsPeerLeft) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1, "failed")};
@@ -103,13 +103,13 @@ TEST(Analysis, AMessageThatFailedSaysThatItsPeerHasLeft) {
   views[1].records[0].begun = kStart + 5 * kSecond;
   EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
               HasSubstr("which rank 1 came to only 3.0 s after that"));
-  // A mistake of the program is no waiting.
+  // A mistake of the caller is not a wait.
   views[0].records[0].blame = "Caller";
   views[1].records[0].begun = kStart + 9'900'000'000;
   EXPECT_TRUE(of(analyze(dumps), What::StuckMessage).empty());
 }
 
-TEST(Analysis, AMessageThatBothHaveBegunIsStuckSinceTheLaterCame) {
+TEST(Analysis, MessageIsStuckSinceItsLaterEnd) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1)};
@@ -126,13 +126,13 @@ TEST(Analysis, AMessageThatBothHaveBegunIsStuckSinceTheLaterCame) {
   views[1].records[0] = message("send", 0, 1, "done");
   EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
               HasSubstr("which rank 1 has sent, 8.0 s before its dump"));
-  // It was sent so long ago that the recorder has forgotten it.
+  // It was sent so long ago that the recorder has evicted it.
   views[1].records[0].sequence = 5;
   EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
               HasSubstr("which rank 1 has sent, and later ones as well"));
 }
 
-TEST(Analysis, AReceiveFromAnyRankIsStuckWhereNobodySends) {
+TEST(Analysis, AnySourceReceiveCanBeStuck) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", -1, 0)};
@@ -144,7 +144,7 @@ TEST(Analysis, AReceiveFromAnyRankIsStuckWhereNobodySends) {
       findings[0].text,
       HasSubstr("rank 0 waits for 9.0 s in recv from any rank of float32 [4] in group 'default', "
                 "which no rank has sent"));
-  // Rank 1 was asked before.
+  // The dump of rank 1 was taken before.
   dumps.dumps[1].time = kStart + kSecond;
   EXPECT_TRUE(analyze(dumps).empty());
   views.erase(1);
@@ -156,7 +156,7 @@ TEST(Analysis, AReceiveFromAnyRankIsStuckWhereNobodySends) {
   EXPECT_THAT(findings[0].text, HasSubstr("which rank 2 has come to as well"));
 }
 
-TEST(Analysis, NamesTheEndsOfAMessageThatAreOfDifferentTensors) {
+TEST(Analysis, NamesMismatchedMessageEnds) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("send", 1, 1, "done")};
@@ -176,7 +176,7 @@ TEST(Analysis, NamesTheEndsOfAMessageThatAreOfDifferentTensors) {
   EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u);
 }
 
-TEST(Analysis, OfAMessageThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItWasNotSent) {
+TEST(Analysis, EvictedSendIsNotReportedUnsent) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1)};
@@ -199,7 +199,7 @@ TEST(Analysis, OfAMessageThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItWa
           "which no rank is known to have sent; the recorder of rank 1 has forgotten that time"));
 }
 
-TEST(Analysis, AMessageThatIsUnderWayIsNoCircle) {
+TEST(Analysis, MessageUnderWayIsNotACycle) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {message("receive", 1, 1)};

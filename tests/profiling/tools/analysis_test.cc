@@ -1,5 +1,5 @@
-// Each fault planted in dumps that are made by hand. The same with real ranks:
-// tests/engine/instruments/planted_faults_test.cc.
+// Each fault, planted in handmade dumps. tests/engine/instruments/planted_faults_test.cc does the
+// same with real ranks.
 #include <filesystem>
 #include <fstream>
 
@@ -18,7 +18,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-TEST(Analysis, FindsNothingInAJobThatRuns) {
+TEST(Analysis, FindsNothingInARunningJob) {
   Dumps dumps = job(3);
   for (auto& [rank, view] : dumps.groups[0].views) {
     for (std::uint64_t i = 1; i <= 10; ++i) {
@@ -30,7 +30,7 @@ TEST(Analysis, FindsNothingInAJobThatRuns) {
   EXPECT_TRUE(analyze(dumps).empty());
 }
 
-TEST(Analysis, NamesTheLateRankAndTheCollectiveItMissed) {
+TEST(Analysis, NamesLateRankAndItsCollective) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   for (int rank = 0; rank < 3; ++rank) views[rank].records.push_back(collective(1, 0, kSecond));
@@ -67,11 +67,11 @@ Record meeting(const std::string& name, std::uint64_t number, const std::string&
   return record;
 }
 
-TEST(Analysis, NamesWhoHasNotComeToAMeetingOverTheStore) {
+TEST(Analysis, NamesRanksMissingAtAMeeting) {
   for (const char* name : {"monitored_barrier", "new_group", "split"}) {
     Dumps dumps = job(3);
     auto& views = dumps.groups[0].views;
-    // Each is numbered by itself.
+    // Each kind of operation has its own numbers.
     for (int rank = 0; rank < 3; ++rank)
       views[rank].records = {collective(1, 0, 1), collective(2, 0, 1)};
     views[0].records.push_back(meeting(name, 1));
@@ -89,7 +89,7 @@ TEST(Analysis, NamesWhoHasNotComeToAMeetingOverTheStore) {
   }
 }
 
-TEST(Analysis, WhoLeftAMonitoredBarrierOutIsNotBehindInTheNext) {
+TEST(Analysis, SkippingABarrierIsNotLateness) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {meeting("monitored_barrier", 1, "failed"),
@@ -103,7 +103,7 @@ TEST(Analysis, WhoLeftAMonitoredBarrierOutIsNotBehindInTheNext) {
               HasSubstr("it has not come to monitored_barrier #3"));
 }
 
-TEST(Analysis, ARankThatGaveUpWaitedAsWell) {
+TEST(Analysis, RankThatTimedOutAlsoWaited) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 0, 5 * kSecond)};
@@ -124,7 +124,7 @@ TEST(Analysis, NamesTheMissingRank) {
   EXPECT_TRUE(of(findings, What::LateRank).empty());
 }
 
-TEST(Analysis, NamesWhoseCollectivesDoNotMatch) {
+TEST(Analysis, NamesTheMismatchedCollective) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   for (int rank = 0; rank < 3; ++rank)
@@ -145,7 +145,7 @@ TEST(Analysis, NamesWhoseCollectivesDoNotMatch) {
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
 }
 
-TEST(Analysis, NamesWhoseRootReductionOrShapeIsAnother) {
+TEST(Analysis, NamesDifferingRootsOpsAndShapes) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   const auto all_call = [&](const char* name, const char* reduction, int root) {
@@ -177,7 +177,7 @@ TEST(Analysis, NamesWhoseRootReductionOrShapeIsAnother) {
               HasSubstr("rank 0 calls all_reduce (Sum) of float32 [2, 2]"));
 }
 
-TEST(Analysis, OfTwoRanksThatDifferNeitherIsRight) {
+TEST(Analysis, TwoDifferingRanksAreBothNamed) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 0, 0)};
@@ -185,7 +185,7 @@ TEST(Analysis, OfTwoRanksThatDifferNeitherIsRight) {
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(0, 1));
 }
 
-TEST(Analysis, PartsOfDifferentSizesInAllToAllAreNoMismatch) {
+TEST(Analysis, UnequalAllToAllIsNoMismatch) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 0, 1, "all_to_all")};
@@ -194,7 +194,7 @@ TEST(Analysis, PartsOfDifferentSizesInAllToAllAreNoMismatch) {
   EXPECT_TRUE(analyze(dumps).empty());
 }
 
-TEST(Analysis, ARootThatHasEverybodysPartsIsNoMismatch) {
+TEST(Analysis, RootWithAllPartsIsNoMismatch) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   for (const char* name : {"gather", "scatter"}) {
@@ -207,8 +207,8 @@ TEST(Analysis, ARootThatHasEverybodysPartsIsNoMismatch) {
   }
 }
 
-// reduce_scatter of parts of several sizes: each rank keeps another.
-TEST(Analysis, PartsOfSeveralSizesAreNoMismatch) {
+// In a reduce_scatter with parts of several sizes, ranks keep parts of different sizes.
+TEST(Analysis, UnequalReduceScatterIsNoMismatch) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   for (const int rank : {0, 1}) views[rank].records = {collective(1, 0, 1, "reduce_scatter")};
@@ -218,13 +218,13 @@ TEST(Analysis, PartsOfSeveralSizesAreNoMismatch) {
   EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u);
 }
 
-TEST(Analysis, WhoseRecorderHasForgottenTheTimeIsNotCalledLate) {
+TEST(Analysis, RankWithEvictedRecordsIsNotLate) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, kSecond, 0, "gather")};  // the root, which waits for rank 1
   views[2].records = {call("call", 0, 7, "done")};
   EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 2u);
-  dumps.dumps[2].knows_since = kStart + 2 * kSecond;  // it may have given its part before
+  dumps.dumps[2].knows_since = kStart + 2 * kSecond;  // it may have sent its part before
   const auto late = of(analyze(dumps), What::LateRank);
   ASSERT_EQ(late.size(), 1u);
   EXPECT_THAT(late[0].ranks, ElementsAre(1));
@@ -232,8 +232,9 @@ TEST(Analysis, WhoseRecorderHasForgottenTheTimeIsNotCalledLate) {
   EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 2u);
 }
 
-// One that was passed over while others were overwritten says nothing of what came behind it.
-TEST(Analysis, ACollectiveThatWasOpenForLongDoesNotMakeItsRankLate) {
+// The recorder keeps an open operation while it overwrites others, so this record does not show
+// which operations followed it.
+TEST(Analysis, LongOpenRecordDoesNotProveLateness) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(7, 2 * kSecond, 0)};
@@ -248,7 +249,7 @@ TEST(Analysis, ACollectiveThatWasOpenForLongDoesNotMakeItsRankLate) {
               HasSubstr("its recorder shows none, as far back as it goes"));
 }
 
-TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
+TEST(Analysis, NamesACycleOfMixedOperations) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 0, 0)};
@@ -256,7 +257,7 @@ TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
   EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(), 1u);
 }
 
-TEST(Analysis, NamesTheCircleOfCalls) {
+TEST(Analysis, NamesACycleOfCalls) {
   Dumps dumps = job(3);
   for (int rank = 0; rank < 3; ++rank) {
     const int next = (rank + 1) % 3, before = (rank + 2) % 3;
@@ -272,7 +273,7 @@ TEST(Analysis, NamesTheCircleOfCalls) {
   EXPECT_TRUE(of(analyze(dumps), What::CycleOfWaits).empty());
 }
 
-TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
+TEST(Analysis, TellsTheFateOfUnansweredCalls) {
   Dumps dumps = job(3);
   dumps.agents[0].records = {call("call", 1, 7, "open"), call("call", 1, 8, "open"),
                              call("call", 2, 9, "open"), call("call", 1, 10, "done")};
@@ -286,7 +287,7 @@ TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
   EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never arrived there"));
 }
 
-TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNeverCame) {
+TEST(Analysis, EvictedCallIsNotReportedMissing) {
   Dumps dumps = job(2);
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.dumps[1].knows_since = kStart + 2 * kSecond;
@@ -301,7 +302,7 @@ TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNever
 }
 
 // Each agent of a process counts its calls from 1.
-TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
+TEST(Analysis, CallsOfAnEarlierAgentDoNotMatch) {
   Dumps dumps = job(2);
   Record early = call("served", 0, 7, "done");
   early.begun -= kSecond / 2;
@@ -313,7 +314,7 @@ TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
   dumps.agents[1].records.push_back(call("served", 0, 7, "open"));
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
               HasSubstr("it has run there for 9.0 s"));
-  // And what a later one has called does not make up for it.
+  // Nor does a call of a later agent count for it.
   Record later = call("call", 1, 7, "done");
   later.begun += kSecond;
   later.ended += kSecond;
@@ -325,7 +326,7 @@ TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
               HasSubstr("it has never arrived there"));
 }
 
-TEST(Analysis, CalendarsOfTwoMachinesMayDifferByASecond) {
+TEST(Analysis, ClocksMayDifferByASecond) {
   Dumps dumps = job(2);
   dumps.dumps[1].host = "other";
   dumps.agents[0].records = {call("call", 1, 7, "open")};
@@ -334,7 +335,7 @@ TEST(Analysis, CalendarsOfTwoMachinesMayDifferByASecond) {
   EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has run there for"));
 }
 
-TEST(Analysis, NamesTheRankThatOthersWaitForThoughNothingIsStuck) {
+TEST(Analysis, NamesASlowRankInARunningJob) {
   Dumps dumps = job(3);
   for (auto& [rank, view] : dumps.groups[0].views) {
     for (std::uint64_t i = 1; i <= 20; ++i) {
@@ -367,8 +368,8 @@ TEST(Analysis, NamesTheFirstFailure) {
                         "[4]: Device: ECC on rank 1"));
 }
 
-// A job that runs: everybody is in the midst of something.
-TEST(Analysis, WhatHasJustBegunIsNoFindingButIsTold) {
+// In a running job every rank has some operation under way.
+TEST(Analysis, RecentWorkIsARemarkNotAFinding) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 10 * kSecond - 8'000'000, 0)};
@@ -389,7 +390,7 @@ TEST(Analysis, WhatHasJustBegunIsNoFindingButIsTold) {
   EXPECT_TRUE(of(analyze(dumps, 10ms), What::LateRank).empty());
 }
 
-TEST(Analysis, WhatFailedCountsWhateverItsAge) {
+TEST(Analysis, FailuresCountAtAnyAge) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 10 * kSecond - 8'000'000, 10 * kSecond)};
@@ -398,7 +399,7 @@ TEST(Analysis, WhatFailedCountsWhateverItsAge) {
   EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 1u);
 }
 
-TEST(Analysis, ACollectiveIsStuckSinceTheLastHasCome) {
+TEST(Analysis, CollectiveIsStuckSinceItsLastRank) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, kSecond, 0)};
@@ -408,7 +409,7 @@ TEST(Analysis, ACollectiveIsStuckSinceTheLastHasCome) {
   EXPECT_EQ(of(analyze(dumps), What::StuckCollective).size(), 1u);
 }
 
-TEST(Analysis, WhoWasAskedBeforeTheOthersCameIsNotLate) {
+TEST(Analysis, EarlyDumpDoesNotProveLateness) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
   views[0].records = {collective(1, 2 * kSecond, 0)};
@@ -418,7 +419,7 @@ TEST(Analysis, WhoWasAskedBeforeTheOthersCameIsNotLate) {
   EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 1u);
 }
 
-TEST(Analysis, AgentsThatShutDownWaitForNobody) {
+TEST(Analysis, ShuttingDownIsNotAWait) {
   Dumps dumps = job(2);
   dumps.agents[0].records = {call("call", 1, 7, "open"), call("served", 1, 1, "open")};
   dumps.agents[1].records = {call("served", 0, 7, "open"), call("call", 0, 1, "open")};
@@ -431,7 +432,7 @@ TEST(Analysis, AgentsThatShutDownWaitForNobody) {
               ElementsAre("rank 1 has called shutdown(), 9.0 s ago"));
 }
 
-TEST(Analysis, TellsOfWhichMembersThereIsNoDump) {
+TEST(Analysis, NamesMembersWithoutADump) {
   Dumps dumps = job(3);
   dumps.groups[0].views.erase(1);
   dumps.agents.erase(1);
@@ -439,8 +440,8 @@ TEST(Analysis, TellsOfWhichMembersThereIsNoDump) {
   EXPECT_THAT(remarks(dumps, kOlderThan).without_dump, ElementsAre(1));
 }
 
-// As a damaged dump may have it.
-TEST(Analysis, TwoRecordsOfOneNumberAreNoCrash) {
+// A damaged dump may contain this.
+TEST(Analysis, DuplicateNumbersDoNotCrash) {
   Dumps dumps = job(1);
   dumps.groups[0].views[0].records = {collective(1, 0, kSecond), collective(1, kSecond, 0)};
   EXPECT_TRUE(analyze(dumps).empty());
@@ -455,7 +456,7 @@ TEST(Duration, HasAUnit) {
     EXPECT_THROW(parse_duration("--older-than", wrong), Error) << wrong;
 }
 
-TEST(Analysis, AFileThatIsNoDumpIsRefusedByName) {
+TEST(Analysis, NonDumpsAreRefusedByName) {
   std::string folder = std::filesystem::temp_directory_path() / "weft-dumps-XXXXXX";
   ::mkdtemp(folder.data());
   const auto message_for = [&](const std::string& text) -> std::string {

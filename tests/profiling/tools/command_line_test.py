@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Command lines and files that are wrong: weft-debug and weft-timeline say what it is, and exit with 2. --version prints VERSION.
+"""For wrong command lines and files, weft-debug and weft-timeline say what is wrong and exit with 2. --version prints VERSION.
 
 usage: command_line_test.py FOLDER_OF_PROGRAMS VERSION
 """

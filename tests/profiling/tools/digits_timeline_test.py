@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains the digits on two processes with WEFT_TIMELINE and looks at what came of it: arrows between the ranks, and exposed
-communication that agrees with what the program itself says it waited. Then looks at the timeline of a job of remote calls.
+"""Trains the digits on two processes with WEFT_TIMELINE and checks the timeline: it has arrows between the ranks, and its exposed
+communication agrees with the waiting time that the program measures. Then checks the timeline of a job of remote calls.
 
 usage: digits_timeline_test.py FOLDER_OF_PROGRAMS
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 programs = Path(sys.argv[1])
-IMAGES = 1438  # of an epoch
+IMAGES = 1438  # in an epoch
 
 
 def run(*command, **environment):
@@ -26,7 +26,7 @@ def run(*command, **environment):
 
 
 def slices_of(events):
-    """By row: (begin, end) of each slice, in microseconds."""
+    """{row: (begin, end) of each slice, in microseconds}."""
     rows, open_ = {}, {}
     for event in events:
         row = (event["pid"], event.get("tid"))
@@ -44,8 +44,8 @@ def slices_of(events):
 
 
 def check_structure(events):
-    """What Perfetto and chrome://tracing take for granted: slices of a row nest, and both tips of an arrow lie in one."""
-    close = 0.002  # numbers with three digits
+    """Checks what Perfetto and chrome://tracing require: slices of a row nest, and both tips of an arrow lie in a slice."""
+    close = 0.002  # times have three decimals
     rows = slices_of(events)
     for row, slices in rows.items():
         ends = []
@@ -68,7 +68,7 @@ def check_structure(events):
 
 
 def check_status(text):
-    """The last line of weft-run --status, of both ranks."""
+    """Checks that the last line of weft-run --status counts both ranks."""
     for rank in 0, 1:
         found = re.search(rf"rank {rank}: step (\d+), ([\d.]+) steps/s, ([\d.]+) operations/s, ([\d.]+) MB/s", text.splitlines()[-1])
         if not found or min(float(number) for number in found.groups()) <= 0:
@@ -93,7 +93,8 @@ with tempfile.TemporaryDirectory() as folder:
     summary = json.loads(run(programs / "weft-timeline", "summary", "--json", file)[0])
     steps = [step["ranks"]["0"] for step in summary["steps"]]
     waits = [step["exposed_us"] / 1e6 for step in steps]
-    # The last step reaches to the end of the program: part of its waits are not those of training.
+    # The last step extends to the end of the program, so part of its waits do not belong to
+    # training.
     least, most = sum(waits[:-1]), sum(waits)
     print(f"waited: {least:.3f} to {most:.3f} s in the timeline, {share:.1%} of {seconds:.3f} s by the program's own clock")
     if not least - 0.05 * seconds <= share * seconds <= most + 0.05 * seconds:
@@ -103,7 +104,7 @@ with tempfile.TemporaryDirectory() as folder:
     if "all_reduce" not in page.read_text():
         sys.exit("the page shows no all_reduce")
 
-    # The main thread of each of these workers only waits: what they compute runs in threads that serve calls.
+    # The main thread of each worker only waits: threads that run incoming calls do the computing.
     calls = Path(folder) / "calls.json"
     run(programs / "weft-run", "--nproc-per-node", "3", programs / "parameter_server", WEFT_TIMELINE=str(calls))
     ranks = json.loads(run(programs / "weft-timeline", "summary", "--json", calls)[0])["ranks"]

@@ -42,7 +42,7 @@ std::vector<int> ranks_to(int size) {
 Party in_group(int rank, int size) { return {"group", "default", rank, ranks_to(size)}; }
 Party agent(int rank) { return {"agent", "worker" + std::to_string(rank), rank, {}}; }
 
-// Some of each kind, ended, failed and under way.
+// Records operations of each kind: ended, failed and under way.
 void work(const Member& member) {
   const std::int64_t shape[] = {2, 2};
   const int other = 1 - member.party()->rank;
@@ -76,7 +76,7 @@ void run_collectives(const Member& member, std::uint64_t begun, std::uint64_t en
 
 class DumpFiles : public testing::Test {
  protected:
-  // Of a process that does that, in a file of that name. Returns its path.
+  // Runs `work` in a process and writes its dump to a file of that name. Returns the file's path.
   std::string dump_by(const std::string& name, const std::function<void()>& work) {
     const std::string path = folder_.path() + "/" + name + ".json";
     const pid_t child = ::fork();
@@ -90,7 +90,7 @@ class DumpFiles : public testing::Test {
     EXPECT_EQ(status, 0);
     return path;
   }
-  // Of one that is these.
+  // The dump of a process that is each of these parties.
   std::string dump_of(const std::string& name, const std::vector<Party>& parties,
                       const std::vector<std::string>& jobs = {}) {
     return dump_by(name, [&] {
@@ -121,7 +121,8 @@ class DumpFiles : public testing::Test {
     return text.str();
   }
 
-  // Whatever stands in the first of them: findings, or an Error that names the file.
+  // Writes the text to the first file. Reading the files must give findings, or an Error that names
+  // the file.
   static void expect_findings_or_its_name(const std::vector<std::string>& files,
                                           const std::string& text) {
     std::ofstream(files.front()) << text;
@@ -141,7 +142,7 @@ class DumpFiles : public testing::Test {
   const harness::Folder folder_;
 };
 
-TEST_F(DumpFiles, OfOneJobArePutTogether) {
+TEST_F(DumpFiles, OfOneJobAreMerged) {
   const Dumps dumps = read_dumps(job("one", 2));
   ASSERT_EQ(dumps.groups.size(), 1u);
   EXPECT_EQ(dumps.groups[0].views.size(), 2u);
@@ -151,8 +152,8 @@ TEST_F(DumpFiles, OfOneJobArePutTogether) {
   EXPECT_EQ(describe(reduce), "collective #2, reduce (Max, root 1) of float32 [2, 2]");
 }
 
-// Ranks in two containers of a machine may have one pid.
-TEST_F(DumpFiles, OfProcessesInPidNamespacesOfTheirOwnAreAllKept) {
+// Ranks in two containers of one machine may have the same pid.
+TEST_F(DumpFiles, OfSeparatePidNamespacesAreAllKept) {
   for (int rank = 0; rank < 2; ++rank) {
     const pid_t outer = ::fork();
     if (outer == 0) {
@@ -184,7 +185,7 @@ TEST_F(DumpFiles, OfProcessesInPidNamespacesOfTheirOwnAreAllKept) {
   for (const Dump& dump : dumps.dumps) EXPECT_EQ(dump.pid, 1);
 }
 
-TEST_F(DumpFiles, OfTwoProcessesWithOnePidAreBothRead) {
+TEST_F(DumpFiles, OfEqualPidsAreBothRead) {
   const auto files = job("job", 2);
   for (const std::string& file : files) {
     Json json = Json::parse(read(file));
@@ -210,15 +211,15 @@ TEST_F(DumpFiles, OfTwoJobsAreRefused) {
   EXPECT_EQ(error_of(second), "");
 }
 
-// A server that calls nobody, and waits for those who have not come as agents yet.
-TEST_F(DumpFiles, OfAnAgentAndARankOfOneNumberAreOfOneJob) {
+// A server that makes no calls and waits for workers whose agents do not exist yet.
+TEST_F(DumpFiles, OfEqualAgentAndRankAreOneJob) {
   const Dumps dumps =
       read_dumps({dump_of("server", {agent(0)}), dump_of("trainer", {in_group(0, 2)})});
   EXPECT_EQ(dumps.agents.at(0).name, "worker0");
   EXPECT_EQ(dumps.groups.at(0).views.size(), 1u);
 }
 
-TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
+TEST_F(DumpFiles, OfTwoJobsNameTheSharedRank) {
   const std::string first = dump_of("first", {in_group(0, 2)});
   const std::string second = dump_of("second", {in_group(0, 2)});
   const std::string text = error_of({first, dump_of("other", {in_group(1, 2)}), second});
@@ -227,12 +228,13 @@ TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
   EXPECT_THAT(text, HasSubstr("'" + second + "'"));
 }
 
-TEST_F(DumpFiles, OfTwoJobsWhoseRanksDoNotOverlapAreRefusedByWhatTheyHaveJoined) {
+TEST_F(DumpFiles, OfTwoJobsAreToldApartByTheirIds) {
   const std::string text =
       error_of({dump_of("a0", {in_group(0, 2)}, {"aa"}), dump_of("b1", {in_group(1, 2)}, {"bb"})});
   EXPECT_THAT(text, HasSubstr("these dumps are of two jobs"));
   EXPECT_THAT(text, HasSubstr("are rank 0 and rank 1 of two groups 'default'"));
-  // Who has come again shares the newer one; and who is no member of a group of several has none.
+  // A rank that joined again shares the newer job; a process that is in no group of several ranks
+  // has none.
   EXPECT_EQ(error_of({dump_of("c0", {in_group(0, 2)}, {"aa", "cc"}),
                       dump_of("c1", {in_group(1, 2)}, {"cc"})}),
             "");
@@ -240,8 +242,8 @@ TEST_F(DumpFiles, OfTwoJobsWhoseRanksDoNotOverlapAreRefusedByWhatTheyHaveJoined)
             "");
 }
 
-// After a rank was lost the others make a group of the same name, in which they have other ranks.
-TEST_F(DumpFiles, OfSurvivorsInASmallerGroupAreOfOneJob) {
+// After a rank was lost, the others make a group of the same name in which they have other ranks.
+TEST_F(DumpFiles, OfSurvivorsAreOneJob) {
   const Dumps dumps =
       read_dumps({dump_of("0", {in_group(0, 3), in_group(0, 2)}), dump_of("lost", {in_group(1, 3)}),
                   dump_of("2", {in_group(2, 3), in_group(1, 2)})});
@@ -249,9 +251,9 @@ TEST_F(DumpFiles, OfSurvivorsInASmallerGroupAreOfOneJob) {
   EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 5u);
 }
 
-// Rank 2 was lost, and another process came in its place: the others count the group that they made
-// with it as their second.
-TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
+// Rank 2 was lost and another process replaced it: the others count the group that they made with
+// it as their second.
+TEST_F(DumpFiles, OfAReplacementBelongToItsGroup) {
   const auto of_a_survivor = [&](int rank, std::uint64_t collectives) {
     return dump_by("survivor" + std::to_string(rank), [=] {
       trace::joined_job("aa");
@@ -288,8 +290,8 @@ TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
   }
 }
 
-// One survivor has come to make a group anew, and the other one has not.
-TEST_F(DumpFiles, OfProcessesOfTheSameJobsKeepTheirGenerations) {
+// One survivor has begun to make the group again, the other has not.
+TEST_F(DumpFiles, OfOneJobKeepTheirGenerations) {
   std::vector<std::string> files;
   for (const int rank : {0, 1}) {
     files.push_back(dump_by("survivor" + std::to_string(rank), [=] {
@@ -311,7 +313,7 @@ TEST_F(DumpFiles, OfProcessesOfTheSameJobsKeepTheirGenerations) {
           "rank 1 is missing: its dump shows it in an older or newer group of that name only"));
 }
 
-TEST_F(DumpFiles, OfARankThatIsNoneOfItsGroupAreDamaged) {
+TEST_F(DumpFiles, OfARankOutsideItsGroupAreDamaged) {
   const auto files = job("job", 2);
   const Json genuine = Json::parse(read(files[1]));
   for (const char* ranks : {"[]", "[0]", "[0,0]", "[0,-1]", "[0,1.5]", "[0,4294967297]", "7"}) {
@@ -324,7 +326,7 @@ TEST_F(DumpFiles, OfARankThatIsNoneOfItsGroupAreDamaged) {
   }
 }
 
-TEST_F(DumpFiles, ThatWereCutOffSaySo) {
+TEST_F(DumpFiles, ThatAreTruncatedSaySo) {
   const std::string file = dump_of("cut", {in_group(0, 2)});
   const std::string whole = read(file);
   for (std::size_t bytes = 40; bytes + 2 < whole.size(); bytes += 3) {
@@ -334,9 +336,9 @@ TEST_F(DumpFiles, ThatWereCutOffSaySo) {
   }
 }
 
-// The ring passes over what is open, and so the oldest that it holds says nothing of what it has
-// forgotten.
-TEST_F(DumpFiles, KnowWhatTheLastOperationsWereAndOlderOnesThatAreOpen) {
+// The ring keeps open operations, so the oldest record does not show since when the recorder has
+// kept all.
+TEST_F(DumpFiles, HoldTheLastAndAllOpenOperations) {
   const auto of_calls = [&](std::size_t calls) {
     return read_dumps({dump_by("calls", [=] {
       Operation::begin(Member::join(agent(1)), Kind::Served,
@@ -363,7 +365,7 @@ void add_places(const Json& json, const Json::json_pointer& at,
   }
 }
 
-TEST_F(DumpFiles, WithAnyFieldReplacedAreReadOrRefusedByName) {
+TEST_F(DumpFiles, WithAReplacedFieldAreReadOrRefused) {
   const auto files = job("job", 2);
   const Json genuine = Json::parse(read(files[0]));
   std::vector<Json::json_pointer> places;
@@ -385,7 +387,7 @@ TEST_F(DumpFiles, WithAnyFieldReplacedAreReadOrRefusedByName) {
   }
 }
 
-TEST_F(DumpFiles, WithAnyByteReplacedAreReadOrRefusedByName) {
+TEST_F(DumpFiles, WithReplacedBytesAreReadOrRefused) {
   const auto files = job("job", 2);
   const std::string whole = read(files[0]);
   std::mt19937 random(7);

@@ -1,4 +1,4 @@
-// Files whose lists are nested deeply: copying and printing them would call itself as often.
+// Files with deeply nested lists: copying and printing them would recurse as deeply.
 #include <fstream>
 #include <string>
 
@@ -38,7 +38,7 @@ class JsonFile : public testing::Test {
   const std::string path_ = folder_.path() + "/deep.json";
 };
 
-TEST_F(JsonFile, NestedDeeplyIsRefusedByName) {
+TEST_F(JsonFile, TooDeepNestingIsRefusedByName) {
   constexpr std::size_t kDeep = 400'000;
   const std::string dump =
       R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"",)";
@@ -60,7 +60,7 @@ TEST_F(JsonFile, NestedDeeplyIsRefusedByName) {
               HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
 }
 
-TEST_F(JsonFile, BracketsInTextsAreNoneOfItsLists) {
+TEST_F(JsonFile, BracketsInTextsDoNotNest) {
   const FileKind any{"list", "", "", 1 << 20};
   const auto read = [&](const std::string& path) { read_json(path, any); };
   const std::string many(1000, '[');
@@ -69,7 +69,7 @@ TEST_F(JsonFile, BracketsInTextsAreNoneOfItsLists) {
                      read),
             "");
   EXPECT_THAT(error_of(R"({"a":"\\","d":)" + nested(32) + "}", read), HasSubstr("deep"));
-  // More lists than are ever open at once, and a text on the border between two blocks.
+  // More lists than are ever open at once, and a text that spans two blocks.
   std::string wide = R"({"a":[)";
   while (wide.size() < 100'000) wide += "[\"[\\\"\"],{},";
   EXPECT_EQ(error_of(wide + "0]}", read), "");

@@ -1,4 +1,4 @@
-// Dumps that are made by hand.
+// Handmade dumps.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ inline Record call(const std::string& kind, int peer, std::uint64_t id, const st
   return record;
 }
 
-// A job of some ranks, all with a dump 10 s after the start.
+// A job whose ranks all have a dump 10 s after the start.
 inline Dumps job(int ranks) {
   Dumps dumps;
   Group group{"default", 0, {}, {}};

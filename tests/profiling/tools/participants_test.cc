@@ -1,5 +1,5 @@
-// Jobs in which agents are numbered otherwise than the ranks of a group: a server that is agent 0,
-// and trainers that are agents 1 and 2, and ranks 0 and 1 of their group.
+// Jobs in which agents have other numbers than the ranks of a group: the server is agent 0, and the
+// trainers are agents 1 and 2, and ranks 0 and 1 of their group.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-// In a process each, or all threads of one.
+// Each participant in a process of its own, or all as threads of one process.
 Dumps server_and_trainers(bool as_threads = false) {
   Dumps dumps;
   Group group{"default", 0, {0, 1}, {}};
@@ -29,9 +29,9 @@ Dumps server_and_trainers(bool as_threads = false) {
   return dumps;
 }
 
-TEST(Participants, AreNotTakenForEachOtherByTheirNumbers) {
+TEST(Participants, EqualNumbersAreNotConfused) {
   Dumps dumps = server_and_trainers();
-  // The server hangs; one trainer waits for it in a call, and the other one for that trainer.
+  // The server hangs; one trainer waits for it in a call, and the other waits for that trainer.
   dumps.agents[0].records = {call("served", 1, 7, "open"), call("served", 2, 7, "open")};
   dumps.agents[1].records = {call("call", 0, 7, "open")};
   dumps.agents[2].records = {call("call", 0, 7, "open")};
@@ -47,7 +47,7 @@ TEST(Participants, AreNotTakenForEachOtherByTheirNumbers) {
                         "work::slowly on agent 0: it runs"));
 }
 
-TEST(Participants, AreNamedInACircleByWhatTheyAre) {
+TEST(Participants, CyclesNameRanksAndAgents) {
   Dumps dumps = server_and_trainers();
   dumps.agents[2].records = {call("call", 1, 7, "open")};
   dumps.groups[0].views[0].records = {collective(1, 0, 0)};
@@ -65,14 +65,14 @@ TEST(Participants, AreNamedInACircleByWhatTheyAre) {
               HasSubstr("the first failure was on agent 0 ('server'): "));
 }
 
-TEST(Participants, ThatAreThreadsOfOneProcessAreToldApart) {
+TEST(Participants, ThreadsOfAProcessAreToldApart) {
   Dumps dumps = server_and_trainers(/*as_threads=*/true);
   dumps.agents[1].records = {call("call", 0, 7, "open")};
   dumps.groups[0].views[0].records = {collective(1, 0, 0)};
   const auto findings = analyze(dumps);
   EXPECT_TRUE(of(findings, What::CycleOfWaits).empty());
   EXPECT_THAT(of(findings, What::LateRank).at(0).text, Not(HasSubstr("it is in")));
-  // Where each has one number a rank and its agent are one.
+  // If each has one number, a rank and its agent are the same participant.
   dumps.agents.erase(2);
   const auto circle = of(analyze(dumps), What::CycleOfWaits);
   ASSERT_EQ(circle.size(), 1u);
@@ -80,7 +80,7 @@ TEST(Participants, ThatAreThreadsOfOneProcessAreToldApart) {
               HasSubstr("ranks 0, 1 wait for each other: rank 0 for rank 1 in collective #1"));
 }
 
-TEST(Participants, AgentsAreNoDumpsOfRanksOfTheirNumber) {
+TEST(Participants, AgentsAreNoDumpsOfEqualRanks) {
   Dumps dumps = server_and_trainers();
   dumps.agents.erase(1);
   dumps.groups[0].views.erase(0);
@@ -91,8 +91,8 @@ TEST(Participants, AgentsAreNoDumpsOfRanksOfTheirNumber) {
               ElementsAre("agent 0 ('server') is in work::slowly, called by agent 1 for 8.0 ms"));
 }
 
-// The rank that it had in the first group is another's in the second.
-TEST(Participants, OfAGroupThatSurvivorsMadeAreThoseOfTheFirst) {
+// The rank that the survivor had in the first group is another's in the second.
+TEST(Participants, SurvivorsAreKnownInTheirNewGroup) {
   Dumps dumps = job(3);
   dumps.agents.clear();
   dumps.groups[0].views.erase(1);

@@ -42,7 +42,7 @@ std::string page_of(const Run& run) {
   return to_html(run, summarize(run), whole(run), middle_steps(run), "run.json");
 }
 
-// What its script draws.
+// The data that the page's script draws.
 nlohmann::json data_in(const std::string& page) {
   const std::string head = "id=\"data\">";
   const auto begin = page.find(head) + head.size();
@@ -59,8 +59,8 @@ Span wait(double begin, double end) {
   return made;
 }
 
-// Four steps of 1000 µs on two ranks. In each an all_reduce from 600 to 900 on rank 0; rank 1 comes
-// to it at 700; both wait for it from 800 on.
+// Four steps of 1000 µs on two ranks. In each, an all_reduce takes from 600 to 900 on rank 0; rank
+// 1 enters it at 700; both wait for it from 800 on.
 Run steps() {
   tools::Run run;
   for (int rank = 0; rank < 2; ++rank) {
@@ -79,7 +79,7 @@ Run steps() {
   return run;
 }
 
-TEST(Summary, SplitsStepsIntoComputeAndExposedCommunication) {
+TEST(Summary, SplitsStepsIntoComputeAndExposed) {
   const Summary summary = summarize(steps());
   ASSERT_EQ(summary.steps.size(), 4u);
   const Times& times = summary.ranks.at(0);
@@ -91,17 +91,17 @@ TEST(Summary, SplitsStepsIntoComputeAndExposedCommunication) {
   EXPECT_DOUBLE_EQ(summary.ranks.at(1).waiting, 0);
 }
 
-TEST(Summary, WhatAStreamWaitsIsExposedAsWell) {
+TEST(Summary, StreamWaitsAreExposed) {
   auto run = steps();
   Span waits = wait(150, 250);
   waits.kind = "device";
   run.ranks[0].operations.push_back(waits);
   EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 200);
-  run.ranks[0].operations.back().kind = "call";  // a function of that name
+  run.ranks[0].operations.back().kind = "call";  // a function that is called "wait"
   EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 100);
 }
 
-// A range of a thread's: `row` is the thread.
+// A range of a thread; `row` is the thread.
 Span range(const char* name, int row, double begin, double end, const char* layer = "engine") {
   Span made = wait(begin, end);
   made.name = name;
@@ -110,7 +110,7 @@ Span range(const char* name, int row, double begin, double end, const char* laye
   return made;
 }
 
-// One step of 1000 µs, in which the main thread waits from 0 to 1000.
+// One step of 1000 µs in which the main thread waits from 0 to 1000.
 Times times_of_server(std::vector<Span> ranges) {
   tools::Run run;
   RankRun& one = run.ranks[0];
@@ -120,7 +120,7 @@ Times times_of_server(std::vector<Span> ranges) {
   return summarize(run).ranks.at(0);
 }
 
-TEST(Summary, AThreadThatServesACallComputes) {
+TEST(Summary, ServingACallIsCompute) {
   for (const char* serves : {"run", "continuations", "backward of a gradient",
                              "backward of the roots", "optimizer step"}) {
     const Times times = times_of_server({range(serves, 2, 100, 300), range(serves, 3, 250, 400)});
@@ -132,7 +132,7 @@ TEST(Summary, AThreadThatServesACallComputes) {
       << "a name of the program's";
 }
 
-TEST(Summary, AServedCallThatWaitsIsExposed) {
+TEST(Summary, WaitingWithinACallIsExposed) {
   EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450)}).compute,
                    150);
   const Times two = times_of_server(
@@ -140,15 +140,15 @@ TEST(Summary, AServedCallThatWaitsIsExposed) {
   EXPECT_DOUBLE_EQ(two.compute, 250) << "another call runs meanwhile";
 }
 
-TEST(Summary, AThreadThatWaitsMayServeMeanwhile) {
+TEST(Summary, WaitingThreadMayServe) {
   const Times times = times_of_server({range("run", 1, 100, 300), range("wait", 1, 150, 200)});
   EXPECT_DOUBLE_EQ(times.compute, 150) << "the main thread drives the agent's loop while it waits";
-  // Ranges that begin in the same microsecond: the longer one is around the other.
+  // Of ranges that begin in the same microsecond, the longer one contains the other.
   EXPECT_DOUBLE_EQ(times_of_server({range("wait", 2, 100, 150), range("run", 2, 100, 300)}).compute,
                    150);
 }
 
-TEST(Summary, WhatAStreamWaitsIsExposedWhateverThreadsServe) {
+TEST(Summary, StreamWaitsAreExposedDespiteServing) {
   tools::Run run;
   RankRun& one = run.ranks[0];
   one.end = 1000;
@@ -157,7 +157,7 @@ TEST(Summary, WhatAStreamWaitsIsExposedWhateverThreadsServe) {
   EXPECT_DOUBLE_EQ(summarize(run).ranks.at(0).exposed, 200);
 }
 
-TEST(Intervals, WithoutOthersKeepsWhatTheyDoNotCover) {
+TEST(Intervals, WithoutKeepsTheUncoveredParts) {
   const Intervals all{{0, 10}, {20, 30}, {40, 50}};
   EXPECT_EQ(without(all, {}), all);
   EXPECT_EQ(without({}, all), Intervals());
@@ -176,7 +176,7 @@ TEST(Summary, NamesTheRankThatComesLast) {
   EXPECT_EQ(summary.last.at(1), 4u);
 }
 
-TEST(Summary, OperationsThatOverlapCountOnce) {
+TEST(Summary, OverlappingOperationsCountOnce) {
   auto run = steps();
   run.ranks[0].operations.push_back(span("send", 1, 650, 950, 0, 1));
   EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).communication, 350);
@@ -198,14 +198,14 @@ TEST(Summary, NamesTheSlowestLinkAndTheLongestGap) {
   EXPECT_DOUBLE_EQ(summary.gaps[0].end - summary.gaps[0].begin, 800);
 }
 
-TEST(Summary, ARunWithoutMarksIsOneStep) {
+TEST(Summary, RunWithoutMarksIsOneStep) {
   auto run = steps();
   for (auto& [rank, one] : run.ranks) one.steps.clear();
   EXPECT_EQ(summarize(run).steps.size(), 1u);
   EXPECT_DOUBLE_EQ(summarize(run).ranks.at(0).total, 4000);
 }
 
-TEST(Summary, ARankWithoutMarksHasThoseOfOneThatMarks) {
+TEST(Summary, RankWithoutMarksUsesAnothers) {
   auto run = steps();
   run.ranks[0].steps.clear();  // a parameter server
   const Summary summary = summarize(run);
@@ -222,8 +222,8 @@ TEST(Summary, TextAndJsonSayTheSame) {
   EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_share\": 0.1"));
 }
 
-// Of a build with WEFT_TRACE=OFF.
-TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
+// As from a build with WEFT_TRACE=OFF.
+TEST(Summary, DoesNotGuessExposureWithoutRanges) {
   auto run = steps();
   run.ranks[1].has_ranges = false;
   run.ranks[1].ranges.clear();
@@ -256,7 +256,7 @@ TEST(Summary, SaysWhatItsTimesAre) {
   EXPECT_EQ(text.find("all steps"), std::string::npos);
 }
 
-TEST(Summary, SaysWhetherAClockMayHaveDrifted) {
+TEST(Summary, SaysWhetherAClockMayDrift) {
   auto run = steps();
   run.ranks[0].clock_error = 12.5;
   run.ranks[1].clock_error = 7;
@@ -268,7 +268,7 @@ TEST(Summary, SaysWhetherAClockMayHaveDrifted) {
               HasSubstr("the clock of rank 1 was known to 7.0 us at the start and at the end\n"));
 }
 
-TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
+TEST(Summary, EmptyLinkIsNotTheSlowest) {
   auto run = steps();
   run.ranks[0].operations.push_back(span("send", 1, 100, 110, 0, 1));
   run.ranks[1].operations.push_back(span("receive", 1, 50, 200, 1, 0));
@@ -281,13 +281,13 @@ TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
               HasSubstr("slowest link: rank 1 to rank 0, 4 kB/s in 1 message of 4 bytes"));
 }
 
-// A call of 1 MB from rank 0, which takes so long in all and so long there.
+// Adds a call of 1 MB from rank 0 that takes `whole` for the caller and `there` for the callee.
 void add_call(Run& run, std::uint64_t number, int to, double whole, double there) {
   run.ranks[0].operations.push_back(span("call", number, 100, 100 + whole, 0, to));
   run.ranks[to].operations.push_back(span("served", number, 110, 110 + there, to, 0));
 }
 
-TEST(Summary, CallsAreOfLinksAndNameTheSlowestWhereThereAreNoCollectives) {
+TEST(Summary, CallsRateLinksAndRanks) {
   tools::Run run;
   for (int rank = 0; rank < 3; ++rank) run.ranks[rank].end = 1000;
   add_call(run, 1, 1, 250, 50);
@@ -308,7 +308,7 @@ TEST(Summary, CallsAreOfLinksAndNameTheSlowestWhereThereAreNoCollectives) {
 }
 
 // Each agent of a process counts its calls from 1.
-TEST(Summary, CallsOfTwoAgentsInTurnAreEachTheirOwn) {
+TEST(Summary, CallsOfSuccessiveAgentsDiffer) {
   tools::Run run;
   for (int agent = 0; agent < 2; ++agent) {
     for (std::uint64_t number = 1; number <= 3; ++number) {
@@ -325,7 +325,7 @@ TEST(Summary, CallsOfTwoAgentsInTurnAreEachTheirOwn) {
   EXPECT_DOUBLE_EQ(summary.answers.at(1).mean(), 255);
 }
 
-TEST(Summary, SaysThatThereIsNoSlowestRankOrLink) {
+TEST(Summary, SaysIfNoRankOrLinkIsSlowest) {
   tools::Run run;
   run.ranks[0].end = 1000;
   const std::string text = to_text(run, summarize(run));
@@ -344,7 +344,7 @@ TEST(Summary, ListsEachStepOrTheLongestOfMany) {
                                             " +0 +1.000 +0.900 +0.300 +0.100 .10.0%. +0.100\n"));
   EXPECT_EQ(all.find("longest"), std::string::npos);
   for (RankRun* one : {&run.ranks[0], &run.ranks[1]})
-    one->steps[2] = 1500;  // step 1 is shorter now, and 2 longer
+    one->steps[2] = 1500;  // now step 1 is shorter, and step 2 longer
   const std::string two = to_text(run, summarize(run), 2);
   EXPECT_THAT(two, HasSubstr("the 2 longest of 4 steps (--steps 4 shows all):"));
   EXPECT_THAT(two, testing::ContainsRegex("\n0 +1 +1.000 .*\n2 +0 +1.500 "));
@@ -352,7 +352,7 @@ TEST(Summary, ListsEachStepOrTheLongestOfMany) {
   EXPECT_THAT(to_text(run, summarize(run), 0), testing::Not(HasSubstr("\nstep ")));
 }
 
-TEST(Page, ShowsTimesOfTheRunOnly) {
+TEST(Page, AcceptsOnlyTimesWithinTheRun) {
   const auto run = steps();
   const Window window = window_of(run, 1.5, 2.5);
   EXPECT_DOUBLE_EQ(window.begin, 1500);
@@ -366,7 +366,7 @@ TEST(Page, ShowsTimesOfTheRunOnly) {
     EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
 }
 
-// How often a lane's blocks stand for a span of that name, in the whole page.
+// Counts the spans of that name that the blocks of all rows stand for, in the whole page.
 std::size_t spans_named(const nlohmann::json& data, int rank, const std::string& name) {
   std::size_t count = 0;
   for (const auto& lane : data.at("ranks").at(static_cast<std::size_t>(rank)).at("lanes")) {
@@ -378,7 +378,7 @@ std::size_t spans_named(const nlohmann::json& data, int rank, const std::string&
   return count;
 }
 
-TEST(Page, JoinsShortSpansOfABusyRankAndKeepsThoseOfOthers) {
+TEST(Page, JoinsShortSpansOfBusyRanks) {
   auto run = steps();
   constexpr std::size_t kMany = 200'000;
   for (std::uint64_t i = 0; i < kMany; ++i) {
@@ -420,7 +420,7 @@ TEST(Page, HasAllStepsOrTheirMeans) {
   EXPECT_EQ(data_in(page).at("steps").at("ranks").at(1).at("total").size(), 20'000u);
 }
 
-TEST(Page, SaysThatAStepIsLongerThanItsAxis) {
+TEST(Page, MarksStepsBeyondTheAxis) {
   auto run = steps();
   for (auto& [rank, one] : run.ranks) {
     one.steps.clear();
@@ -431,7 +431,7 @@ TEST(Page, SaysThatAStepIsLongerThanItsAxis) {
   EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("beyond it")));
 }
 
-TEST(Page, SaysWhatItShowsAndWhatItsColoursAre) {
+TEST(Page, ExplainsItsContentAndColours) {
   auto run = steps();
   const std::string all = page_of(run);
   for (const char* said :
@@ -452,7 +452,7 @@ TEST(Page, SaysWhatItShowsAndWhatItsColoursAre) {
               HasSubstr("This rank has recorded nothing in this time."));
 }
 
-TEST(Page, ShowsStepsInTheMiddleOfALongRunFirst) {
+TEST(Page, OpensInTheMiddleOfALongRun) {
   auto run = steps();
   for (int i = 4; i < 100; ++i) run.ranks[0].steps.push_back(i * 1000);
   run.ranks[0].end = 100'000;
@@ -473,7 +473,7 @@ TEST(Page, RangesOfAThreadNest) {
   EXPECT_EQ(lanes.at(1).at("rows"), 3);
 }
 
-TEST(Page, HasNoReferenceToAnythingOutside) {
+TEST(Page, RefersToNothingOutside) {
   auto run = steps();
   run.ranks[0].operations[0].name = "</script><img src=x>";
   const std::string page = page_of(run);
@@ -504,8 +504,8 @@ std::string base64(const std::string& bytes) {
   return text;
 }
 
-// The page, as the browser leaves it, of one that counts the pixels of a picture: browsers can read
-// PNG.
+// Has a browser count the pixels of a picture: makes a page whose script does it, since browsers
+// can read PNG, and returns that page as the browser leaves it.
 std::string colors_in(const std::string& picture, const std::string& browser,
                       const std::string& folder) {
   std::ofstream(folder + "/colors.html")
@@ -523,8 +523,8 @@ std::string colors_in(const std::string& picture, const std::string& browser,
   return std::system(command.c_str()) == 0 ? text_of(output) : text_of(output + ".err");
 }
 
-// What a browser makes of it: the picture must hold the colours of compute, exposed communication
-// and collectives.
+// The picture that a browser draws must contain the colours of compute, exposed communication and
+// collectives.
 TEST(Page, IsDrawnByABrowser) {
   std::string browser;
   for (const char* name :
@@ -550,7 +550,7 @@ TEST(Page, IsDrawnByABrowser) {
   EXPECT_THAT(colors_in(folder + "/page.png", browser + options, folder),
               testing::ContainsRegex("<title>colors [1-9][0-9]+ [1-9][0-9]+ [1-9][0-9]+</title>"))
       << "compute, exposed communication, collectives: how many pixels of each";
-  // A script added here uses the page as a person does, and says what it showed then.
+  // A script added here uses the page as a person does, and reports what the page showed.
   std::ofstream(folder + "/probe.html") << page_of(run) << R"(<script>
 const said = [], shown = () => document.getElementById('shown').textContent;
 const key = (id, name) => document.getElementById(id).dispatchEvent(new KeyboardEvent('keydown', {key: name}));
@@ -580,7 +580,7 @@ document.title = said.join('; ').replaceAll('\n', ' / ');
   std::filesystem::remove_all(folder);
 }
 
-TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
+TEST(Run, NonTimelinesAreRefusedByName) {
   std::string folder = std::filesystem::temp_directory_path() / "weft-run-XXXXXX";
   ::mkdtemp(folder.data());
   const auto message_for = [&](const std::string& text) -> std::string {
@@ -601,7 +601,7 @@ TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Run, ADamagedFileIsReadOrRefusedByName) {
+TEST(Run, DamagedFileIsReadOrRefused) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/run.json";
   const std::string whole = R"({"displayTimeUnit":"ms","traceEvents":[

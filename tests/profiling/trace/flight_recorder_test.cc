@@ -31,7 +31,7 @@ const Member& somebody() {
 
 std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>(); }
 
-TEST(FlightRecorder, CN023_KeepsWhatAnOperationWasAbout) {
+TEST(FlightRecorder, KeepsAllFieldsOfAnOperation) {
   const auto recorder = made();
   const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};
   const auto ticket = recorder->begin(somebody(), Kind::Send,
@@ -59,7 +59,7 @@ TEST(FlightRecorder, CN023_KeepsWhatAnOperationWasAbout) {
   EXPECT_EQ(records[0].peer, 1);
 }
 
-TEST(FlightRecorder, TheFirstEndCountsAndKeepsItsError) {
+TEST(FlightRecorder, FirstEndCountsAndKeepsItsError) {
   const auto recorder = made();
   const auto ticket = recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce"}, 1);
   const Error lost(Blame::PeerLost, std::string(500, 'x'));
@@ -72,7 +72,7 @@ TEST(FlightRecorder, TheFirstEndCountsAndKeepsItsError) {
   EXPECT_EQ(std::string(records[0].error.data()), std::string(kErrorBytes - 1, 'x'));
 }
 
-TEST(FlightRecorder, ASourceThatBecomesKnownIsKept) {
+TEST(FlightRecorder, LateKnownSourceIsKept) {
   const auto recorder = made();
   const auto ticket = recorder->begin(somebody(), Kind::Receive, {.name = "recv", .tag = 5}, 1);
   EXPECT_TRUE(recorder->end(ticket, 2, nullptr, 3, 9));
@@ -82,7 +82,7 @@ TEST(FlightRecorder, ASourceThatBecomesKnownIsKept) {
   EXPECT_EQ(records[0].tag, 5);
 }
 
-TEST(FlightRecorder, CN023_HoldsTheLastOperations) {
+TEST(FlightRecorder, HoldsTheLastOperations) {
   const auto recorder = made();
   for (std::uint64_t i = 1; i <= 2 * kRecords; ++i) {
     EXPECT_TRUE(
@@ -95,7 +95,7 @@ TEST(FlightRecorder, CN023_HoldsTheLastOperations) {
   EXPECT_EQ(records.back().sequence, 2 * kRecords);
 }
 
-TEST(FlightRecorder, AnOperationThatHangsOutlivesThoseThatEnd) {
+TEST(FlightRecorder, HungOperationIsNotEvicted) {
   const auto recorder = made();
   const auto hangs =
       recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce", .sequence = 1}, 1);
@@ -108,7 +108,7 @@ TEST(FlightRecorder, AnOperationThatHangsOutlivesThoseThatEnd) {
   EXPECT_TRUE(recorder->end(hangs, 5, nullptr, -1, 0));
 }
 
-TEST(FlightRecorder, ARingFullOfOpenOperationsStillTakesNewOnes) {
+TEST(FlightRecorder, RingOfOpenOperationsTakesNewOnes) {
   const auto recorder = made();
   for (std::uint64_t i = 0; i < kRecords; ++i)
     recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 1}, 1);
@@ -117,7 +117,7 @@ TEST(FlightRecorder, ARingFullOfOpenOperationsStillTakesNewOnes) {
   EXPECT_EQ(records.back().sequence, 2u);
 }
 
-TEST(FlightRecorder, ThreadsAndAReaderNeverSeeHalfARecord) {
+TEST(FlightRecorder, ReadersNeverSeeHalfARecord) {
   const auto recorder = made();
   std::atomic<int> left{4};
   std::vector<std::thread> writers;
@@ -149,7 +149,7 @@ TEST(FlightRecorder, ThreadsAndAReaderNeverSeeHalfARecord) {
   EXPECT_EQ(recorder->read().size(), kRecords);
 }
 
-TEST(Operation, IsNotRecordedForNobodyAndEndsOnce) {
+TEST(Operation, NeedsAMemberAndEndsOnce) {
   flight_recorder().forget();
   Operation nobodys = Operation::begin(Member(), Kind::Call, {.name = "f"});
   nobodys.end();
@@ -162,7 +162,7 @@ TEST(Operation, IsNotRecordedForNobodyAndEndsOnce) {
   EXPECT_EQ(records[0].state, State::Failed);
 }
 
-TEST(Operation, AGroupThatIsMadeAnewIsAnotherGeneration) {
+TEST(Operation, RemadeGroupIsANewGeneration) {
   const Party party{"group", "again", 0, {0}};
   const Member first = Member::join(party);
   const Member second = Member::join(party);
@@ -170,8 +170,8 @@ TEST(Operation, AGroupThatIsMadeAnewIsAnotherGeneration) {
   EXPECT_NE(first.generation(), second.generation());
 }
 
-// Else its ranks would be of several groups: not all of them may have tried as often.
-TEST(Operation, AGroupThatDidNotComeToBeIsTheSameGenerationOnceMore) {
+// Otherwise ranks would disagree on the generation: some may have tried more often than others.
+TEST(Operation, FailedGroupReusesItsGeneration) {
   const Party party{"group", "tried", 0, {0, 1}};
   const Member failed = Member::join(party);
   failed.withdraw();
@@ -179,7 +179,7 @@ TEST(Operation, AGroupThatDidNotComeToBeIsTheSameGenerationOnceMore) {
   const Member joined = Member::join(party);
   EXPECT_EQ(joined.generation(), failed.generation());
   const Member next = Member::join(party);
-  joined.withdraw();  // not the newest
+  joined.withdraw();  // not the newest member
   EXPECT_EQ(Member::join(party).generation(), next.generation() + 1);
   Member().withdraw();
 }
@@ -207,9 +207,9 @@ class Dump : public testing::Test {
   const std::string folder_ = kept_.path();
 };
 
-// A process that stays, once it has called `prepare`. SIGUSR1 reaches its main thread inside
-// sigsuspend() only: ThreadSanitizer loses a signal that arrives while it allocates what it keeps
-// of a thread's signals, in the thread's first blocking call.
+// Starts a process that calls `prepare` and then stays. SIGUSR1 reaches its main thread inside
+// sigsuspend() only: ThreadSanitizer loses a signal that arrives while it allocates its state for
+// the thread's signals, in the thread's first blocking call.
 pid_t staying(const std::function<void()>& prepare) {
   int ready[2];
   EXPECT_EQ(::pipe(ready), 0);
@@ -231,7 +231,7 @@ pid_t staying(const std::function<void()>& prepare) {
   return child;
 }
 
-TEST_F(Dump, WithoutAFolderGoesToTheUsersAmongTheTemporaryFilesOnSigusr1) {
+TEST_F(Dump, Sigusr1DumpsToTheUsersTempFolder) {
   const pid_t child = staying([&] {
     ::setenv("TMPDIR", folder_.c_str(), 1);
     dump_on_signal();
@@ -274,7 +274,7 @@ TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
 }
 
-TEST_F(Dump, GoesToTheFolderThatWasMeantWhenItWasChosen) {
+TEST_F(Dump, RelativeFolderIsResolvedAtOnce) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::filesystem::current_path(folder_);
@@ -289,14 +289,14 @@ TEST_F(Dump, GoesToTheFolderThatWasMeantWhenItWasChosen) {
   EXPECT_EQ(std::distance(begin(dumps), end(dumps)), 1);
 }
 
-TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
+TEST_F(Dump, IsWrittenForFailuresNotCancelling) {
   const pid_t child = ::fork();
   if (child == 0) {
     dump_after("f", Error(Blame::Timeout, "no folder yet"));
     dump_to(folder_);
     dump_after("f", Error(Blame::Cancelled, "not wanted any more"));
     dump_after("f", Error(Blame::PeerLost,
-                          "gone"));  // is dropped where one of the others has been written
+                          "gone"));  // dropped if one of the others was written
     ::_exit(0);
   }
   ::waitpid(child, nullptr, 0);
@@ -304,7 +304,7 @@ TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(files().front())).at("reason"), "f: gone");
 }
 
-TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
+TEST_F(Dump, TimeoutsLossesAndGpusAreWorthOne) {
   for (const Blame blame : {Blame::Timeout, Blame::PeerLost, Blame::Device})
     EXPECT_TRUE(is_worth_a_dump(Error(blame, "")));
   for (const Blame blame :
@@ -312,7 +312,7 @@ TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
     EXPECT_FALSE(is_worth_a_dump(Error(blame, "")));
 }
 
-TEST_F(Dump, OfAForkedProcessHasNothingThatItsParentIsAMemberOf) {
+TEST_F(Dump, ForkedChildDumpsOnlyItsOwn) {
   const Member parents = somebody();
   joined_job("parent's");
   const std::string path = folder_ + "/child.json";
@@ -321,7 +321,7 @@ TEST_F(Dump, OfAForkedProcessHasNothingThatItsParentIsAMemberOf) {
     joined_job("child's");
     Operation::note(Member::join({"group", "of the child", 1, {0, 1}}), Kind::Collective,
                     {.name = "barrier"});
-    parents.withdraw();  // as where a group did not come to be
+    parents.withdraw();  // as when a group could not be made
     std::ofstream(path) << dump("asked");
     ::_exit(0);
   }
@@ -335,7 +335,7 @@ TEST_F(Dump, OfAForkedProcessHasNothingThatItsParentIsAMemberOf) {
   EXPECT_EQ(nlohmann::json::parse(dump("asked")).at("jobs"), nlohmann::json({"parent's"}));
 }
 
-TEST_F(Dump, OfAProcessForkedWhileOthersAreMadeIsMade) {
+TEST_F(Dump, SucceedsAfterAForkMidUpdate) {
   somebody();
   joined_job("parent's");
   std::atomic<bool> is_over{false};
@@ -348,7 +348,7 @@ TEST_F(Dump, OfAProcessForkedWhileOthersAreMadeIsMade) {
   for (int round = 0; round < 100; ++round) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(20);  // it would block for ever
+      ::alarm(20);  // ends a dump that blocks for ever
       dump("asked");
       ::_exit(0);
     }
@@ -361,8 +361,8 @@ TEST_F(Dump, OfAProcessForkedWhileOthersAreMadeIsMade) {
   other.join();
 }
 
-// Of a process whose thread "weft dump" writes one file after the other.
-TEST_F(Dump, IsWrittenByAProcessForkedWhileItsParentWritesOne) {
+// In a process whose thread "weft dump" writes one file after the other.
+TEST_F(Dump, SucceedsAfterAForkMidDump) {
   const pid_t parent = ::fork();
   if (parent == 0) {
     somebody();
@@ -376,11 +376,12 @@ TEST_F(Dump, IsWrittenByAProcessForkedWhileItsParentWritesOne) {
     for (int round = 0; round < 50 && failed == 0; ++round) {
       const pid_t child = ::fork();
       if (child == 0) {
-        ::alarm(20);  // it would block for ever
+        ::alarm(20);  // ends a dump that blocks for ever
         joined_job("child's");
         static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = keep("hangs")}));
         dump_after("f", Error(Blame::Timeout, "before the folder is known"));
-        // (ThreadSanitizer lets no process start threads that was forked beside others.)
+        // (Under ThreadSanitizer a process that was forked beside other threads cannot start
+        // threads.)
         if (!harness::kThreadSanitized) dump_to(folder_ + "/child");
         ::_exit(dump("asked").empty() ? 1 : 0);
       }
@@ -395,7 +396,7 @@ TEST_F(Dump, IsWrittenByAProcessForkedWhileItsParentWritesOne) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain) {
+TEST_F(Dump, OutOfThreadsIsBusyAndRetryable) {
   if (harness::kSanitized)
     GTEST_SKIP() << "a sanitizer makes threads of any size, or none in a process that was forked";
   EXPECT_EXIT(
@@ -427,10 +428,10 @@ TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain
       testing::ExitedWithCode(0), "ulimit -u");
 }
 
-TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
+TEST_F(Dump, KeepsTheProgramsSignalHandler) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // (A process that ends inside a handler may wait for ever for what ThreadSanitizer holds
+    // (A process that ends inside a handler may wait for ever for a lock that ThreadSanitizer holds
     // there.)
     static volatile std::sig_atomic_t handled = 0;
     ::signal(SIGUSR1, [](int) { handled = 1; });
@@ -444,7 +445,7 @@ TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   EXPECT_EQ(WEXITSTATUS(status), 7) << "the program's handler was not called";
 }
 
-TEST_F(Dump, LeavesASignalToTheProgramThatHandlesItWhereThereIsAFolderToo) {
+TEST_F(Dump, KeepsTheHandlerWithAFolderToo) {
   const pid_t child = ::fork();
   if (child == 0) {
     static volatile std::sig_atomic_t handled = 0;
@@ -463,7 +464,7 @@ TEST_F(Dump, LeavesASignalToTheProgramThatHandlesItWhereThereIsAFolderToo) {
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(files().front())).at("reason"), "f: gone");
 }
 
-TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
+TEST_F(Dump, IsWrittenOnSigusr1) {
   const pid_t child = staying([&] {
     dump_to(folder_);
     static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = "hangs"}));
@@ -479,8 +480,8 @@ TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
 }
 
-// The signals that the thread "weft dump" blocks, one bit for each from SIGHUP on. Waits until the
-// thread has its name.
+// Returns the signals that the thread "weft dump" blocks, one bit for each from SIGHUP on. Waits
+// until the thread has its name.
 std::uint64_t blocked_in_dump_thread() {
   for (;;) {
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -497,7 +498,7 @@ std::uint64_t blocked_in_dump_thread() {
   }
 }
 
-TEST_F(Dump, ItsThreadBlocksTheSignalAndTheCallersDoesNot) {
+TEST_F(Dump, OnlyItsThreadBlocksTheSignal) {
   const pid_t child = ::fork();
   if (child == 0) {
     dump_to(folder_);
@@ -511,7 +512,7 @@ TEST_F(Dump, ItsThreadBlocksTheSignalAndTheCallersDoesNot) {
   EXPECT_EQ(status, 0);
 }
 
-// The number of a file of a process: the last of its name.
+// The number of a process's file: the last part of its name.
 int number_of(const std::string& file) { return std::stoi(file.substr(file.rfind('-') + 1)); }
 
 class ManyDumps : public Dump {
@@ -524,7 +525,7 @@ class ManyDumps : public Dump {
     }
     return found;
   }
-  // By a process that has called dump_to().
+  // Has a process that has called dump_to() write dumps.
   void write(pid_t process, int count) const {
     for (int number = 1; number <= count; ++number) {
       ::kill(process, SIGUSR1);
@@ -534,17 +535,17 @@ class ManyDumps : public Dump {
   }
 };
 
-TEST_F(ManyDumps, LeaveTheFirstAndTheNewest) {
+TEST_F(ManyDumps, KeepTheFirstAndTheNewest) {
   const pid_t child = staying([&] { dump_to(folder_); });
   write(child, 21);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   std::set<int> left = numbers(child);
-  left.erase(13);  // goes once the 21st is there
+  left.erase(13);  // removed once the 21st is written
   EXPECT_EQ(left, (std::set<int>{1, 2, 3, 4, 5, 6, 7, 8, 14, 15, 16, 17, 18, 19, 20, 21}));
 }
 
-TEST_F(ManyDumps, OfAParentAreLeftToIt) {
+TEST_F(ManyDumps, ChildKeepsItsParentsDumps) {
   const pid_t child = ::fork();
   if (child == 0) {
     dump_to(folder_);
@@ -564,7 +565,7 @@ TEST_F(ManyDumps, OfAParentAreLeftToIt) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(Dump, ThatCannotBeWrittenLeavesNothing) {
+TEST_F(Dump, FailedWriteLeavesNothing) {
   const pid_t child = ::fork();
   if (child == 0) {
     dump_to(folder_);
@@ -579,8 +580,8 @@ TEST_F(Dump, ThatCannotBeWrittenLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
-// As many as there are workers that come and go under new names.
-TEST(Depths, BehindTheFirstThousandNamesAreOneOfAllOthers) {
+// Workers that come and go under new names may make that many.
+TEST(Depths, NamesBeyondAThousandShareOne) {
   Depth& first = depth(Queue::Calls, "worker 0");
   for (int i = 0; i < 3000; ++i) depth(Queue::Calls, "worker " + std::to_string(i)).add(1);
   EXPECT_EQ(&depth(Queue::Calls, "worker 0"), &first);

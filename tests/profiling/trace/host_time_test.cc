@@ -17,7 +17,7 @@ using What = HostTime::Doing::What;
 constexpr HostTime::Doing kNothing{};
 constexpr HostTime::Doing kServing{What::Serving, 0};
 
-// Time passes when a test says so.
+// The test's clock: time passes only in pass().
 std::int64_t time_now = 1000;
 void pass(std::int64_t time) { time_now += time; }
 
@@ -34,7 +34,7 @@ class HostTimes : public testing::Test {
   HostTime time_{[] { return time_now; }};
 };
 
-TEST_F(HostTimes, CountWhatAThreadWaitsForEachBackend) {
+TEST_F(HostTimes, CountWaitsForEachBackend) {
   pass(5);
   time_.change(kNothing, waiting("gloo"));
   pass(7);
@@ -50,12 +50,12 @@ TEST_F(HostTimes, CountWhatAThreadWaitsForEachBackend) {
   EXPECT_EQ(waited("nccl"), -1);
 }
 
-TEST_F(HostTimes, AMomentInWhichAThreadServesIsNoWait) {
+TEST_F(HostTimes, ServingMomentsAreNoWait) {
   time_.change(kNothing, waiting("rpc"));
   pass(10);
-  time_.change(kNothing, kServing);  // of another thread
+  time_.change(kNothing, kServing);  // on another thread
   pass(20);
-  time_.change(kServing, waiting("gloo"));  // which waits in its call
+  time_.change(kServing, waiting("gloo"));  // the served call waits
   pass(5);
   time_.change(waiting("gloo"), kServing);
   pass(30);
@@ -66,7 +66,7 @@ TEST_F(HostTimes, AMomentInWhichAThreadServesIsNoWait) {
   EXPECT_EQ(waited("gloo"), 5);
 }
 
-TEST_F(HostTimes, OfTwoThreadsThatWaitAMomentCountsOnce) {
+TEST_F(HostTimes, ConcurrentWaitsCountOnce) {
   time_.change(kNothing, waiting("gloo"));
   time_.change(kNothing, waiting("rpc"));
   pass(10);
@@ -77,7 +77,7 @@ TEST_F(HostTimes, OfTwoThreadsThatWaitAMomentCountsOnce) {
   EXPECT_EQ(waited("gloo"), 5);
 }
 
-TEST_F(HostTimes, TellBackendsApartAsFarAsThereIsRoom) {
+TEST_F(HostTimes, BackendsBeyondTheRoomShareAPlace) {
   for (std::size_t i = 0; i < Progress::kBackends; ++i)
     EXPECT_EQ(time_.place("backend" + std::to_string(i)), i);
   EXPECT_EQ(time_.place("backend2"), 2u);
@@ -88,7 +88,7 @@ TEST_F(HostTimes, TellBackendsApartAsFarAsThereIsRoom) {
             other.place("a name that is longer, and other"));
 }
 
-TEST_F(HostTimes, ShareIsOfTheLastStepsThatHaveEnded) {
+TEST_F(HostTimes, ShareCoversTheLastEndedSteps) {
   EXPECT_TRUE(std::isnan(time_.share_of_steps()));
   time_.step();
   EXPECT_TRUE(std::isnan(time_.share_of_steps())) << "none has ended";
@@ -105,7 +105,7 @@ TEST_F(HostTimes, ShareIsOfTheLastStepsThatHaveEnded) {
   EXPECT_DOUBLE_EQ(time_.share_of_steps(), 0.4) << "the step that runs does not count yet";
 }
 
-TEST_F(HostTimes, AreReadFromThePage) {
+TEST_F(HostTimes, AreShownInThePage) {
   time_.change(kNothing, waiting("shm"));
   pass(10);
   Progress page;
@@ -121,9 +121,9 @@ TEST_F(HostTimes, AreReadFromThePage) {
   EXPECT_EQ(page.waiting_since, 0);
 }
 
-// The scopes, as product code uses them, in a process of their own: what is counted there stays
-// counted.
-TEST(HostTimeScopes, NestAndCountForTheProcessAndNotForItsChildren) {
+// The scopes as product code uses them, in a process of their own, since their counts last as long
+// as the process.
+TEST(HostTimeScopes, NestAndStartAnewInChildren) {
   const pid_t process = ::fork();
   if (process == 0) {
     const auto waited = [] { return host_time().waited(); };
@@ -138,7 +138,7 @@ TEST(HostTimeScopes, NestAndCountForTheProcessAndNotForItsChildren) {
       const WaitScope waits("rpc");
       pass(10);
       {
-        const ServeScope serves;  // the thread that waits runs a call
+        const ServeScope serves;  // the waiting thread runs a call
         pass(100);
         const WaitScope deeper("gloo");
         pass(3);
@@ -157,7 +157,7 @@ TEST(HostTimeScopes, NestAndCountForTheProcessAndNotForItsChildren) {
     const pid_t child = ::fork();
     if (child == 0) {
       pass(20);
-      // It waits as the thread that was forked did, and has waited only what passed here.
+      // The child waits as the forking thread did, but counts only the time that passed here.
       ::_exit(waited()[0].nanoseconds == 0 && waited()[1].nanoseconds == 20 ? 0 : 1);
     }
     int state = 0;

@@ -1,4 +1,4 @@
-// How times of machines with clocks of their own come together.
+// How the times of machines with different clocks are merged.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -11,8 +11,8 @@ namespace {
 
 class TimelineClocks : public Timeline {
  protected:
-  // Writes the part of rank 1 with an offset of 500 at 1000 of its clock, these lines after its
-  // header, and merges.
+  // Writes a part of rank 1 whose clock had an offset of 500 at its time 1000, with these lines
+  // after the header, and merges.
   Json merged_with(const std::vector<std::string>& lines) {
     std::ofstream part(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9");
     part
@@ -56,7 +56,7 @@ TEST_F(TimelineClocks, AreShiftedAndTheirErrorIsStated) {
   }));
 }
 
-TEST_F(TimelineClocks, ThatWereComparedAgainAreCorrectedForTheirDriftInBetween) {
+TEST_F(TimelineClocks, DriftIsCorrectedBetweenComparisons) {
   run(0, 2, [] {});
   const Json json = merged_with({mark("before", 0), mark("first", 1000), mark("between", 2000),
                                  mark("last", 3000), mark("after", 4000),
@@ -70,7 +70,7 @@ TEST_F(TimelineClocks, ThatWereComparedAgainAreCorrectedForTheirDriftInBetween) 
   EXPECT_TRUE(json.at("otherData").at("ranks")[1].at("clock_measured_again").get<bool>());
 }
 
-TEST_F(TimelineClocks, AreSaidToHaveBeenComparedAgain) {
+TEST_F(TimelineClocks, SecondComparisonIsStated) {
   run(0, 2, [] {
     Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
   });
@@ -96,8 +96,8 @@ TEST_F(TimelineClocks, AreSaidToHaveBeenComparedAgain) {
   }));
 }
 
-// Also a damaged one.
-TEST_F(TimelineClocks, ThatCannotBeAreLeftOut) {
+// A damaged comparison is ignored too.
+TEST_F(TimelineClocks, ImpossibleComparisonsAreIgnored) {
   run(0, 2, [] {});
   for (const char* again : {R"({"clock":3000,"offset":9223372036854775807,"error":70})",
                             R"({"clock":1000,"offset":7,"error":1})", R"({"clock":3000})",

@@ -1,4 +1,4 @@
-// Whose an event is, what was lost, and who merges.
+// Which process an event belongs to, how lost events are handled, and which rank merges.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -22,9 +22,9 @@ void all_reduce(const Member& me, std::uint64_t sequence) {
   Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = sequence}).end();
 }
 
-// rpc::init with a server first, which is agent 0, and then init_process_group of the trainers
-// alone.
-TEST_F(Timeline, ProcessesAreDrawnByTheJobOfTheTimelineNotByThatOfAGroup) {
+// A program that calls rpc::init with a server as agent 0, and then init_process_group in the
+// trainers only.
+TEST_F(Timeline, ProcessesAreDrawnByJobRank) {
   constinit static Name step{Layer::Engine, "forward"};
   const auto serve = [] {
     Operation::begin(Member::join({"agent", "server", 0, {}}), Kind::Served,
@@ -52,8 +52,8 @@ TEST_F(Timeline, ProcessesAreDrawnByTheJobOfTheTimelineNotByThatOfAGroup) {
   EXPECT_EQ(ranges, (std::multiset<int>{1, 2}));
 }
 
-// As after a loss: the same processes, fewer of them.
-TEST_F(Timeline, GroupsOfOneNameAndOtherMembersAreNotOneGroup) {
+// As after a loss: the same processes, one fewer.
+TEST_F(Timeline, GroupsOfOneNameAreToldApart) {
   for (int rank = 0; rank < 3; ++rank) {
     run(rank, 3, [rank] {
       all_reduce(member(rank, 3), 1);
@@ -68,7 +68,7 @@ TEST_F(Timeline, GroupsOfOneNameAndOtherMembersAreNotOneGroup) {
       << "two that waited for the last of three, and one for the last of two";
 }
 
-TEST_F(Timeline, WhatWasOpenWhenEventsWereLostEndsThere) {
+TEST_F(Timeline, OpenSpansEndWhereEventsAreLost) {
   timeline::Lane lane(1, "busy");
   const auto event = [](timeline::Event::What what, std::int64_t time, std::uint64_t ticket = 0) {
     timeline::Event made;
@@ -109,7 +109,7 @@ TEST_F(Timeline, WhatWasOpenWhenEventsWereLostEndsThere) {
   EXPECT_EQ(lasted, (std::map<std::string, double>{{"done", 10}, {"unfinished", 1}}));
 }
 
-TEST_F(Timeline, AHelperThatARankHasForkedIsNotWaitedFor) {
+TEST_F(Timeline, ForkedHelperIsNotWaitedFor) {
   const std::string whose = folder_ + "/helper";
   run(0, 1, [&] {
     all_reduce(member(0, 1), 1);
@@ -126,7 +126,7 @@ TEST_F(Timeline, AHelperThatARankHasForkedIsNotWaitedFor) {
   EXPECT_EQ(::kill(helper, SIGKILL), 0);
 }
 
-TEST_F(Timeline, TwoThatMergeAtATimeTakeTurns) {
+TEST_F(Timeline, ConcurrentMergesTakeTurns) {
   for (int rank = 0; rank < 2; ++rank) {
     timeline::Part part(timeline::folder_of_parts(file_), {kJob, rank, 2, {}});
     for (std::uint64_t i = 0; i < 200; ++i)

@@ -1,4 +1,4 @@
-// Timelines whose ranks are children of the test, one after the other.
+// Timelines whose ranks are child processes of the test, run one after the other.
 #pragma once
 
 #include <fstream>
@@ -23,7 +23,7 @@ constexpr const char* kJob = "0123456789abcdef";
 
 class Timeline : public testing::Test {
  protected:
-  // Runs body as a rank, in a process of its own.
+  // Runs `body` as a rank in a process of its own.
   void run(int rank, int ranks, const std::function<void()>& body, timeline::Clock clock = {}) {
     const pid_t child = ::fork();
     if (child == 0) {

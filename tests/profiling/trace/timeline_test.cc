@@ -38,7 +38,7 @@ TEST_F(Timeline, IsOffUntilAJobIsJoined) {
   EXPECT_EQ(events(read(), "B").size(), 1u);
 }
 
-TEST_F(Timeline, RangesOfAThreadNestAndShowLayerAndBytes) {
+TEST_F(Timeline, RangesNestWithLayerAndBytes) {
   run(0, 1, [] {
     const Range first(outer);
     const Range second(inner, {.bytes = 64});
@@ -54,7 +54,7 @@ TEST_F(Timeline, RangesOfAThreadNestAndShowLayerAndBytes) {
   EXPECT_EQ(events(json, "i").size(), 1u);
 }
 
-TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
+TEST_F(Timeline, MergesRanksWithArrowsForMessages) {
   run(0, 2, [] {
     const Member me = member(0, 2);
     for (std::uint64_t i = 1; i <= 3; ++i)
@@ -83,7 +83,7 @@ TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
   }
 }
 
-TEST_F(Timeline, OfRanksThatAreThreadsOfOneProcessIsWholeWhenThatEnds) {
+TEST_F(Timeline, ThreadRanksEndWithTheirProcess) {
   run(0, 2, [] {
     for (const int rank : {0, 1})
       Operation::begin(member(rank, 2), Kind::Collective, {.name = "barrier", .sequence = 1}).end();
@@ -107,7 +107,7 @@ TEST_F(Timeline, ShowsTheRootOfACollective) {
   EXPECT_FALSE(spans[0].at("args").contains("peer"));
 }
 
-TEST_F(Timeline, DrawsArrowsFromTheLastOfACollectiveAndForCalls) {
+TEST_F(Timeline, DrawsCollectiveAndCallArrows) {
   run(0, 2, [] {
     Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
     Operation::begin(Member::join({"agent", "worker0", 0, {}}), Kind::Call,
@@ -125,7 +125,7 @@ TEST_F(Timeline, DrawsArrowsFromTheLastOfACollectiveAndForCalls) {
   EXPECT_EQ(names, (std::multiset<std::string>{"call", "collective", "reply"}));
 }
 
-TEST_F(Timeline, OperationsThatOverlapGetRowsOfTheirOwn) {
+TEST_F(Timeline, OverlappingOperationsGetOwnRows) {
   run(0, 1, [] {
     const Member me = member(0, 1);
     Operation first = Operation::begin(me, Kind::Collective, {.name = "all_reduce", .sequence = 1});
@@ -144,7 +144,7 @@ TEST_F(Timeline, OperationsThatOverlapGetRowsOfTheirOwn) {
   EXPECT_EQ(spans[2].at("args").at("error"), "gone");
 }
 
-TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
+TEST_F(Timeline, DrawsArrowsFromRangesToTheirWork) {
   run(0, 1, [] {
     Arrow arrow;
     {
@@ -163,7 +163,7 @@ TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
       reduced.runs_here();
     }).join();
     reduced.end();
-    arrow.arrive();  // in no range: still drawn, as a moment of the thread
+    arrow.arrive();  // in no range: drawn nevertheless, as a moment of the thread
   });
   const Json json = read();
   std::map<std::string, std::vector<std::pair<Json, Json>>> arrows;  // by name, both ends
@@ -188,8 +188,8 @@ TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
   EXPECT_EQ(arrows["runs"][0].second.at("tid"), begins[2].at("tid"));
 }
 
-TEST_F(Timeline, DrawsAnArrowFromAGradientThatIsSentToWhereItArrives) {
-  constexpr int kPasses = 2;  // of a retained graph
+TEST_F(Timeline, DrawsArrowsForGradientMessages) {
+  constexpr int kPasses = 2;  // over a retained graph
   run(0, 2, [] {
     const Member me = Member::join({"agent", "worker0", 0, {}});
     for (int pass = 1; pass <= kPasses; ++pass)
@@ -212,8 +212,8 @@ TEST_F(Timeline, DrawsAnArrowFromAGradientThatIsSentToWhereItArrives) {
   }
 }
 
-// Each agent of a process counts its calls and messages anew.
-TEST_F(Timeline, DrawsNoArrowsBetweenAnAgentAndThePredecessorOfAnother) {
+// Each agent of a process starts its counts of calls and messages at 1.
+TEST_F(Timeline, DrawsNoArrowsToEarlierAgents) {
   const auto call = [](const char* name, Kind kind, std::uint64_t sequence, int rank) {
     const Member me = Member::join({"agent", "worker" + std::to_string(rank), rank, {}});
     Operation::begin(me, kind, {.name = name, .sequence = sequence, .peer = 1 - rank}).end();
@@ -257,7 +257,7 @@ TEST_F(Timeline, DrawsNoArrowsBetweenAnAgentAndThePredecessorOfAnother) {
   for (const Json& arrow : arrows) EXPECT_LT(arrow.at("ts"), second) << arrow;
 }
 
-// A device that has done two things.
+// A device with two finished spans.
 class TwoSpans final : public timeline::Source {
  public:
   explicit TwoSpans(std::uint64_t arrow) : arrow_(arrow) {}
@@ -272,7 +272,7 @@ class TwoSpans final : public timeline::Source {
   std::uint64_t arrow_;
 };
 
-TEST_F(Timeline, ShowsWhatDevicesDidAStreamARowWithAnArrowFromTheLaunch) {
+TEST_F(Timeline, ShowsDeviceSpansByStream) {
   run(0, 1, [] {
     const Range range(outer);
     const Arrow arrow = Arrow::leave();
@@ -299,7 +299,7 @@ TEST_F(Timeline, ShowsWhatDevicesDidAStreamARowWithAnArrowFromTheLaunch) {
   EXPECT_EQ(events(json, "f")[0].at("tid"), spans[0].at("tid"));
 }
 
-TEST_F(Timeline, AProcessMakesOneAndSaysWhichWhereAnotherIsAskedFor) {
+TEST_F(Timeline, SecondFileIsRefusedNamingTheFirst) {
   run(0, 1, [this] {
     timeline::join(file_, {kJob, 0, 1, {}});
     timeline::require(file_);
@@ -316,13 +316,13 @@ TEST_F(Timeline, AProcessMakesOneAndSaysWhichWhereAnotherIsAskedFor) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/other.json"));
 }
 
-TEST_F(Timeline, StaysWhereItWasMeantWhenTheProcessGoesToAnotherFolder) {
+TEST_F(Timeline, RelativePathIsResolvedAtOnce) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::filesystem::current_path(folder_);
     timeline::join("run.json", {kJob, 0, 1, {}});
     std::filesystem::current_path("/");
-    timeline::require("run.json");  // another group says the same
+    timeline::require("run.json");  // another group names the same file
     timeline::finish();
     ::_exit(0);
   }
@@ -333,8 +333,8 @@ TEST_F(Timeline, StaysWhereItWasMeantWhenTheProcessGoesToAnotherFolder) {
   EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_)));
 }
 
-// A part may have come from another machine.
-TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
+// A part may have been written on another machine.
+TEST_F(Timeline, PartsEndAtTheirFirstWrongLine) {
   const std::string header =
       R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
       R"(","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"offset":9223372036854775807,"error":0})";
@@ -363,7 +363,7 @@ TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
   }
 }
 
-TEST_F(Timeline, SaysOfWhichRanksNoRangesWereRecorded) {
+TEST_F(Timeline, SaysWhichRanksHaveNoRanges) {
   run(0, 2, [] {});
   std::ofstream(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9")
       << R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
@@ -376,7 +376,7 @@ TEST_F(Timeline, SaysOfWhichRanksNoRangesWereRecorded) {
   EXPECT_FALSE(ranks[1].at("ranges").get<bool>());
 }
 
-TEST_F(Timeline, PartsOfTwoJobsAreRefusedWithTheirNames) {
+TEST_F(Timeline, PartsOfTwoJobsAreRefused) {
   run(0, 2, [] {});
   std::filesystem::remove(file_);
   const std::string other = timeline::folder_of_parts(file_) + "/fedcba9876543210.1.9";
@@ -399,7 +399,7 @@ TEST_F(Timeline, PartsOfTwoJobsAreRefusedWithTheirNames) {
   EXPECT_TRUE(std::filesystem::exists(file_));
 }
 
-TEST_F(Timeline, APartThatIsEndedByItselfIsLeftAsItIs) {
+TEST_F(Timeline, PartEndedByItselfIsNotMerged) {
   run(0, 1, [] {
     { const Range range(outer); }
     const std::string own = timeline::own_part();
@@ -412,7 +412,7 @@ TEST_F(Timeline, APartThatIsEndedByItselfIsLeftAsItIs) {
   EXPECT_TRUE(timeline::merge(file_).complete);
 }
 
-TEST_F(Timeline, KeepsWhatARankWroteBeforeItWasKilled) {
+TEST_F(Timeline, KeepsEventsOfAKilledRank) {
   const pid_t child = ::fork();
   if (child == 0) {
     timeline::join(file_, {kJob, 1, 2, {}});
@@ -453,10 +453,10 @@ TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
   for (const Json& rank : json.at("otherData").at("ranks")) EXPECT_NE(rank.at("rank"), 7);
 }
 
-TEST_F(Timeline, LeftOversGoUnlessTheyAreStillWritten) {
+TEST_F(Timeline, LeftOversAreRemovedUnlessInUse) {
   const std::string folder = timeline::folder_of_parts(file_);
   const std::string part = folder + "/fedcba9876543210.7.1";
-  // By whoever looks whether somebody writes it, and by who writes it.
+  // A shared lock is held by a process that checks for writers, an exclusive one by a writer.
   for (const int held : {LOCK_SH, LOCK_EX}) {
     std::filesystem::create_directories(folder);
     std::ofstream(part) << "{}\n";
@@ -466,7 +466,7 @@ TEST_F(Timeline, LeftOversGoUnlessTheyAreStillWritten) {
   }
 }
 
-TEST_F(Timeline, OfAJobThatIsNotTheLargestOneOfItsProcessIsAWarning) {
+TEST_F(Timeline, WarnsIfALargerJobIsJoinedLater) {
   const std::string other = "fedcba9876543210";
   const auto warnings_of = [&](const std::vector<timeline::Place>& later) {
     std::vector<std::string> warnings;
@@ -490,7 +490,7 @@ TEST_F(Timeline, OfAJobThatIsNotTheLargestOneOfItsProcessIsAWarning) {
   });
 }
 
-TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
+TEST_F(Timeline, OutOfThreadsLeavesNoPart) {
   EXPECT_EXIT(
       {
         const harness::NoMoreThreads no_more;
@@ -512,9 +512,9 @@ TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
   EXPECT_THROW(timeline::merge(file_), Error) << "there are parts";
 }
 
-TEST_F(Timeline, WithoutPartsThereIsNothingToMerge) { EXPECT_THROW(timeline::merge(file_), Error); }
+TEST_F(Timeline, MergingNoPartsIsAnError) { EXPECT_THROW(timeline::merge(file_), Error); }
 
-TEST_F(Timeline, AFolderAndADeviceAreRefusedBeforeAnythingIsWritten) {
+TEST_F(Timeline, FoldersAndDevicesAreRefusedFirst) {
   for (const std::string& place : {folder_, folder_ + "/none/", std::string("/dev/null")}) {
     try {
       timeline::require(place);
@@ -529,8 +529,8 @@ TEST_F(Timeline, AFolderAndADeviceAreRefusedBeforeAnythingIsWritten) {
   timeline::require(file_);
 }
 
-TEST_F(Timeline, PartsThatCannotBePutTogetherAreKeptAndNothingElseIs) {
-  run(0, 2, [] {});  // rank 1 does not come, so the part stays
+TEST_F(Timeline, FailedMergeKeepsOnlyTheParts) {
+  run(0, 2, [] {});  // rank 1 does not join, so the part stays
   std::filesystem::remove(file_);
   std::filesystem::create_directory(file_);
   try {
@@ -544,7 +544,7 @@ TEST_F(Timeline, PartsThatCannotBePutTogetherAreKeptAndNothingElseIs) {
   EXPECT_FALSE(std::filesystem::is_empty(timeline::folder_of_parts(file_)));
 }
 
-TEST_F(Timeline, WhatCouldNotBeWrittenWholeIsRemoved) {
+TEST_F(Timeline, PartialOutputIsRemoved) {
   run(0, 2, [] {});
   std::filesystem::remove(file_);
   std::filesystem::create_symlink("/dev/full", file_ + ".new");
@@ -553,7 +553,7 @@ TEST_F(Timeline, WhatCouldNotBeWrittenWholeIsRemoved) {
   EXPECT_FALSE(std::filesystem::exists(file_));
 }
 
-TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
+TEST_F(Timeline, UnwritablePartIsOneWarning) {
   std::filesystem::create_symlink("/dev/full",
                                   folder_ + "/" + kJob + ".0." + std::to_string(::getpid()));
   std::vector<std::string> warnings;
@@ -571,7 +571,7 @@ TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
       << warnings[0];
 }
 
-TEST_F(Timeline, APartEndsWhereItIsFullAndCountsWhatIsLost) {
+TEST_F(Timeline, FullPartCountsLostEvents) {
   constexpr std::uint64_t kBytes = 4096;
   constexpr std::uint64_t kEvents = 100;
   std::vector<std::string> warnings;

@@ -1,4 +1,4 @@
-// The header as a build with WEFT_TRACE=OFF sees it, whatever this build chose.
+// Tests the header as a build with WEFT_TRACE=OFF sees it, whichever this build is.
 #undef WEFT_TRACE_ENABLED
 
 #include <type_traits>
@@ -15,8 +15,7 @@ constinit trace::Name name{trace::Layer::Transport, "all_reduce"};
 static_assert(std::is_empty_v<trace::Range>, "a range must vanish when tracing is off");
 static_assert(std::is_empty_v<trace::Name>, "a name must vanish when tracing is off");
 
-// Everything about a disabled range is known when compiling, so nothing of it can be called when
-// running.
+// A disabled range can be evaluated at compile time, so none of it can be called at run time.
 constexpr int traced(trace::Name& of) {
   trace::Range range(of, {.bytes = 64, .rank = 0, .ranks = 2});
   trace::mark(of);

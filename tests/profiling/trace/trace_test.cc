@@ -1,4 +1,4 @@
-// What a tool sees.
+// What an NVTX tool receives.
 #include <map>
 #include <set>
 #include <string>
@@ -57,7 +57,7 @@ TEST_F(Trace, PayloadHasNcclsFieldNames) {
               ElementsAre(expected));
 }
 
-TEST_F(Trace, OperationsAreRangesThatMayEndOnAnotherThread) {
+TEST_F(Trace, OperationsAreStartEndRanges) {
   const trace::Member member = trace::Member::join({"group", "default", 1, {0, 1, 2}});
   trace::Operation operation = trace::Operation::begin(
       member, trace::Kind::Collective,
@@ -78,7 +78,7 @@ TEST_F(Trace, OperationsAreRangesThatMayEndOnAnotherThread) {
   EXPECT_EQ(fields, expected);
 }
 
-TEST_F(Trace, AMessageNamesItsPeer) {
+TEST_F(Trace, MessageNamesItsPeer) {
   const trace::Member member = trace::Member::join({"group", "default", 1, {0, 1, 2}});
   trace::Operation::begin(member, trace::Kind::Send, {.name = "send", .peer = 2}).end();
   auto fields = harness::take_nvtx_recording().payloads("start weft.engine send").at(0);
@@ -86,7 +86,7 @@ TEST_F(Trace, AMessageNamesItsPeer) {
   EXPECT_EQ(fields["Root"], "-1");
 }
 
-TEST_F(Trace, AGroupHasOneIdOnAllRanksAndAnotherWhenItIsMadeAnew) {
+TEST_F(Trace, GroupIdIsSharedAndRenewed) {
   const auto id = [](const std::string& name, int rank, const std::vector<int>& ranks) {
     const trace::Member member = trace::Member::join({"group", name, rank, ranks});
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce"}).end();
@@ -106,7 +106,7 @@ TEST_F(Trace, AGroupHasOneIdOnAllRanksAndAnotherWhenItIsMadeAnew) {
       "0");
 }
 
-TEST_F(Trace, NamesAreRegisteredOnceInEachDomain) {
+TEST_F(Trace, NamesAreRegisteredOncePerDomain) {
   const trace::Member member = trace::Member::join({"group", "default", 0, {0}});
   for (int i = 0; i < 3; ++i) {
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "barrier"}).end();

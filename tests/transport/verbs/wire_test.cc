@@ -1,4 +1,4 @@
-// What a peer sends over TCP and on the queue pair, and what a stranger might send.
+// The hellos and notes of a peer, over TCP and on the queue pair, and of a stranger.
 #include <random>
 
 #include <gtest/gtest.h>
