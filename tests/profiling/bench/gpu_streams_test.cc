@@ -26,7 +26,7 @@ TEST_F(StreamsBench, MeasuresEveryWayWithoutHanging) {
   Report report("gpu", static_cast<int>(arguments.size()), arguments.data(), 1);
   bench_streams(report, device);
   EXPECT_EQ(fake.calls(&cuda::Driver::launch_host_func), 3 * 100)
-      << "a run to warm up and two, of 50 rounds each";
+      << "one warm-up run and two runs, of 50 rounds each";
   EXPECT_EQ(report.finish(), 0);
   std::ifstream rows(file);
   const std::string text{std::istreambuf_iterator<char>(rows), {}};

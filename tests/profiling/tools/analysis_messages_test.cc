@@ -118,7 +118,7 @@ TEST(Analysis, MessageIsStuckSinceItsLaterEnd) {
   EXPECT_TRUE(analyze(dumps).empty());
   views[1].records[0].begun = kStart + 4 * kSecond;
   auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u) << "told by the receiver";
+  ASSERT_EQ(findings.size(), 1u) << "reported once, by the receiver";
   EXPECT_THAT(
       findings[0].text,
       HasSubstr("which rank 1 has come to as well: it is in send #1 to rank 0 of float32 [4] for "

@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
     check(["the run is empty"], "weft-timeline", "html", run, "-o", page)
     run.write_text(whole)
     if page.exists():
-        failures.append("a page was written for times that are none")
+        failures.append("a page was written for invalid times")
     if Path("/dev/full").exists():
         with open("/dev/full", "w") as full:
             check(["output cannot be written"], "weft-timeline", "summary", run, stdout=full)

@@ -129,7 +129,7 @@ TEST(Summary, ServingACallIsCompute) {
   }
   EXPECT_DOUBLE_EQ(times_of_server({range("bucket", 2, 100, 300)}).compute, 0);
   EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 300, "user")}).compute, 0)
-      << "a name of the program's";
+      << "the program's own range of that name";
 }
 
 TEST(Summary, WaitingWithinACallIsExposed) {
@@ -232,7 +232,7 @@ TEST(Summary, DoesNotGuessExposureWithoutRanges) {
   EXPECT_THAT(
       text, HasSubstr("rank 1: compute and exposed are not recorded (built with WEFT_TRACE=OFF)"));
   EXPECT_THAT(text, HasSubstr("all steps of rank 1: 4.000 ms, exposed not recorded"));
-  EXPECT_THAT(text, HasSubstr("0.100 (10.0%)")) << "rank 0's is known";
+  EXPECT_THAT(text, HasSubstr("0.100 (10.0%)")) << "the exposure of rank 0 is known";
   EXPECT_EQ(text.find(" 0.0%"), std::string::npos) << text;
   EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_us\": null"));
   const std::string page = page_of(run);
@@ -390,7 +390,7 @@ TEST(Page, JoinsShortSpansOfBusyRanks) {
   const std::string page = page_of(run);
   EXPECT_THAT(page, HasSubstr("There are too many spans to draw each"));
   const auto data = data_in(page);
-  EXPECT_EQ(spans_named(data, 0, "send"), kMany) << "each is in one of the blocks";
+  EXPECT_EQ(spans_named(data, 0, "send"), kMany) << "each span must be in one of the blocks";
   EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
   EXPECT_EQ(spans_named(data, 1, "all_reduce"), 4u);
   std::size_t drawn = 0, bad = 0;
@@ -400,7 +400,7 @@ TEST(Page, JoinsShortSpansOfBusyRanks) {
       bad += lane.at("bad").at(i) == 1 && lane.at("count").at(i) == 1;
   }
   EXPECT_LE(drawn, 150'000u);
-  EXPECT_EQ(bad, 1u) << "the one that failed is drawn by itself";
+  EXPECT_EQ(bad, 1u) << "the failed span must be drawn by itself";
   EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("too many spans")));
 }
 
@@ -439,15 +439,16 @@ TEST(Page, ExplainsItsContentAndColours) {
         "collective</li>", "thread or stream: waiting</li>", "a step begins</li>", "compute</li>",
         "2 ranks, 4 steps, 4 collectives, 4.000 ms"})
     EXPECT_THAT(all, HasSubstr(said));
-  EXPECT_THAT(all, testing::Not(HasSubstr("receive</li>"))) << "there is none";
+  EXPECT_THAT(all, testing::Not(HasSubstr("receive</li>"))) << "the run has no receive";
   const auto data = data_in(all);
-  EXPECT_EQ(data.at("view"), nlohmann::json({0.0, 4000.0})) << "of few steps all";
+  EXPECT_EQ(data.at("view"), nlohmann::json({0.0, 4000.0})) << "few steps are all shown";
   EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
   const std::string some = to_html(run, summarize(run), {1500, 2500}, {1500, 2500}, "run.json");
   EXPECT_THAT(some, HasSubstr("The page has the spans from 1.500 ms to 2.500 ms of the run's 4.000 "
                               "ms, which --from and --to"));
   EXPECT_EQ(spans_named(data_in(some), 0, "all_reduce"), 1u);
-  EXPECT_EQ(data_in(some).at("steps").at("count"), 4u) << "the steps' drawing has all of them";
+  EXPECT_EQ(data_in(some).at("steps").at("count"), 4u)
+      << "the drawing of steps must have all of them";
   EXPECT_THAT(to_html(run, summarize(run), {0, 10}, {0, 10}, "run.json"),
               HasSubstr("This rank has recorded nothing in this time."));
 }
@@ -457,7 +458,7 @@ TEST(Page, OpensInTheMiddleOfALongRun) {
   for (int i = 4; i < 100; ++i) run.ranks[0].steps.push_back(i * 1000);
   run.ranks[0].end = 100'000;
   EXPECT_EQ(data_in(page_of(run)).at("view"), nlohmann::json({47'000.0, 52'000.0}));
-  EXPECT_EQ(data_in(page_of(run)).at("end"), 100'000.0) << "and has all";
+  EXPECT_EQ(data_in(page_of(run)).at("end"), 100'000.0) << "the page must hold the whole run";
 }
 
 TEST(Page, RangesOfAThreadNest) {
@@ -481,7 +482,7 @@ TEST(Page, RefersToNothingOutside) {
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
   EXPECT_EQ(spans_named(data_in(page), 0, "</script><img src=x>"), 1u);
   EXPECT_THAT(page, HasSubstr("default-src 'none'"))
-      << "whatever a timeline holds, nothing is fetched";
+      << "a timeline must not make the page fetch anything";
 }
 
 std::string text_of(const std::string& path) {
@@ -535,7 +536,7 @@ TEST(Page, IsDrawnByABrowser) {
   }
   if (browser.empty())
     GTEST_SKIP()
-        << "no chromium, nor chromium-headless-shell: install one to have the page looked at";
+        << "no chromium and no chromium-headless-shell: install one to check the drawn page";
   std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
   ::mkdtemp(folder.data());
   const auto run = steps();
@@ -625,7 +626,7 @@ TEST(Run, DamagedFileIsReadOrRefused) {
     try {
       const auto run = read_run(file);
       if (round == 0) {
-        EXPECT_TRUE(run.ranks.at(0).has_ranges) << "older timelines do not say";
+        EXPECT_TRUE(run.ranks.at(0).has_ranges) << "older timelines do not say so, and have ranges";
         EXPECT_FALSE(run.ranks.at(1).has_ranges);
       }
       const Summary summary = summarize(run);

@@ -175,7 +175,7 @@ TEST(Operation, FailedGroupReusesItsGeneration) {
   const Party party{"group", "tried", 0, {0, 1}};
   const Member failed = Member::join(party);
   failed.withdraw();
-  EXPECT_FALSE(members().empty()) << "what it did is on record";
+  EXPECT_FALSE(members().empty()) << "the failed member's operations stay on record";
   const Member joined = Member::join(party);
   EXPECT_EQ(joined.generation(), failed.generation());
   const Member next = Member::join(party);

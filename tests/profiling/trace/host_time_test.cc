@@ -91,7 +91,7 @@ TEST_F(HostTimes, BackendsBeyondTheRoomShareAPlace) {
 TEST_F(HostTimes, ShareCoversTheLastEndedSteps) {
   EXPECT_TRUE(std::isnan(time_.share_of_steps()));
   time_.step();
-  EXPECT_TRUE(std::isnan(time_.share_of_steps())) << "none has ended";
+  EXPECT_TRUE(std::isnan(time_.share_of_steps())) << "no step has ended yet";
   for (std::size_t i = 0; i < 100; ++i) {
     pass(i < 50 ? 90 : 60);
     time_.change(kNothing, waiting("gloo"));
@@ -113,7 +113,7 @@ TEST_F(HostTimes, AreShownInThePage) {
   EXPECT_EQ(page.backends[0].waited, 10u);
   EXPECT_EQ(page.backends[0].name[0], 's');
   EXPECT_EQ(page.backends[0].name[3], 0);
-  EXPECT_EQ(page.waiting_since, 1010) << "and it waits on";
+  EXPECT_EQ(page.waiting_since, 1010) << "the wait must be shown as going on";
   EXPECT_EQ(page.waiting_for, 0u);
   pass(5);
   time_.change(waiting("shm"), kNothing);

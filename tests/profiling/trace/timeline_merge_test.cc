@@ -65,7 +65,7 @@ TEST_F(Timeline, GroupsOfOneNameAreToldApart) {
   for (const Json& span : events(json, "X")) ++spans_of[span.at("args").value("generation", 0)];
   EXPECT_EQ(spans_of, (std::map<int, int>{{0, 3}, {1, 2}}));
   EXPECT_EQ(events(json, "s").size(), 3u)
-      << "two that waited for the last of three, and one for the last of two";
+      << "two ranks waited for the last of three, and one for the last of two";
 }
 
 TEST_F(Timeline, OpenSpansEndWhereEventsAreLost) {
@@ -103,7 +103,7 @@ TEST_F(Timeline, OpenSpansEndWhereEventsAreLost) {
   const Json json = read();
   std::vector<double> ends;
   for (const Json& end : events(json, "E")) ends.push_back(end.at("ts"));
-  EXPECT_EQ(ends, (std::vector<double>{2, 59})) << "microseconds since the first";
+  EXPECT_EQ(ends, (std::vector<double>{2, 59})) << "in microseconds since the first event";
   std::map<std::string, double> lasted;
   for (const Json& span : events(json, "X")) lasted[span.at("args").at("state")] = span.at("dur");
   EXPECT_EQ(lasted, (std::map<std::string, double>{{"done", 10}, {"unfinished", 1}}));
@@ -122,7 +122,7 @@ TEST_F(Timeline, ForkedHelperIsNotWaitedFor) {
   pid_t helper = 0;
   std::ifstream(whose) >> helper;
   ASSERT_GT(helper, 0);
-  EXPECT_TRUE(std::filesystem::exists(file_)) << "and not only its parts";
+  EXPECT_TRUE(std::filesystem::exists(file_)) << "the timeline was not merged";
   EXPECT_EQ(::kill(helper, SIGKILL), 0);
 }
 

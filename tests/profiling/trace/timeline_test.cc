@@ -62,7 +62,7 @@ TEST_F(Timeline, MergesRanksWithArrowsForMessages) {
           .end();
   });
   EXPECT_TRUE(std::filesystem::exists(timeline::folder_of_parts(file_)))
-      << "rank 1 has not come yet";
+      << "rank 1 has not joined yet";
   run(1, 2, [] {
     const Member me = member(1, 2);
     for (std::uint64_t i = 1; i <= 3; ++i)
@@ -70,7 +70,7 @@ TEST_F(Timeline, MergesRanksWithArrowsForMessages) {
           .end();
   });
   EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_)))
-      << "all have ended in good order";
+      << "all ranks have ended in order";
   const Json json = read();
   const auto from = events(json, "s");
   const auto to = events(json, "f");
@@ -253,7 +253,7 @@ TEST_F(Timeline, DrawsNoArrowsToEarlierAgents) {
   }
   EXPECT_GT(second, 0);
   const auto arrows = events(json, "s");
-  EXPECT_EQ(arrows.size(), 3u) << "call, reply and gradient";
+  EXPECT_EQ(arrows.size(), 3u) << "one each for call, reply and gradient";
   for (const Json& arrow : arrows) EXPECT_LT(arrow.at("ts"), second) << arrow;
 }
 
@@ -486,7 +486,8 @@ TEST_F(Timeline, WarnsIfALargerJobIsJoinedLater) {
         << warnings[0];
   });
   run(0, 0, [&] {
-    EXPECT_TRUE(warnings_of({{other, 0, 2, {}}}).empty()) << "all may have been in the first";
+    EXPECT_TRUE(warnings_of({{other, 0, 2, {}}}).empty())
+        << "all processes may have been in the first job";
   });
 }
 
@@ -509,7 +510,7 @@ TEST_F(Timeline, OutOfThreadsLeavesNoPart) {
         ::_exit(2);
       },
       testing::ExitedWithCode(0), "ulimit -u");
-  EXPECT_THROW(timeline::merge(file_), Error) << "there are parts";
+  EXPECT_THROW(timeline::merge(file_), Error) << "a part was left";
 }
 
 TEST_F(Timeline, MergingNoPartsIsAnError) { EXPECT_THROW(timeline::merge(file_), Error); }
@@ -586,7 +587,7 @@ TEST_F(Timeline, FullPartCountsLostEvents) {
   }
   EXPECT_LE(std::filesystem::file_size(path), kBytes);
   EXPECT_EQ(warnings.size(), 1u);
-  EXPECT_TRUE(timeline::merge(file_).complete) << "it ended in good order nevertheless";
+  EXPECT_TRUE(timeline::merge(file_).complete) << "the part ended in order nevertheless";
   const Json json = read();
   const auto kept = events(json, "X").size();
   EXPECT_GT(kept, 10u);

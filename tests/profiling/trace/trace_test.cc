@@ -116,7 +116,7 @@ TEST_F(Trace, NamesAreRegisteredOncePerDomain) {
   EXPECT_EQ(recording.registered.at("weft.engine barrier"), 1);
   EXPECT_EQ(recording.registered.at("weft.user only here"), 1);
   EXPECT_EQ(recording.registered.at("weft.user Sum"), 1)
-      << "of a payload: in the domain of its event";
+      << "a payload's text is registered in the domain of its event";
   EXPECT_EQ(recording.events.size(), 12u);
 }
 
