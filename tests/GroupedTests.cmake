@@ -1,9 +1,12 @@
-# Read by ctest, once for each executable of tests (executable, labels, timeout, prefix, alone, sanitized are set): one of ctest's
-# tests for each suite and setting. A process with libtorch starts in half a second, under a sanitizer in one, longer than most
-# tests run; what a crash takes with it is run again by itself (./dev test). One of ctest's tests for each of gtest's where they
-# must be alone, and with WEFT_EACH_TEST in the environment, as ./dev test -R has it: names of single tests are matched then.
-# Suites whose settings have their ranks in the same way (threads or processes, over the same transport) share processes too, up to
-# so many tests each: a process that has run threads must not fork ranks afterwards.
+# ctest reads this once for each test executable (executable, labels, timeout, prefix, alone,
+# sanitized are set). It adds one ctest test for each suite and setting: a process with libtorch
+# starts in half a second, under a sanitizer in one, which is longer than most tests run. ./dev test
+# runs tests that a crash took with it again by themselves. If tests must run alone, or
+# WEFT_EACH_TEST is set (as ./dev test -R does, to match names of single tests), it adds one ctest
+# test for each test of gtest.
+# Suites whose settings make their ranks in the same way (threads or processes, over the same
+# transport) also share processes, up to this many tests each; a process that has run threads must
+# not fork ranks afterwards.
 set(most_together 30)
 get_filename_component(program "${executable}" NAME)
 if(NOT EXISTS "${executable}")
@@ -20,7 +23,7 @@ if(NOT EXISTS "${list}" OR "${executable}" IS_NEWER_THAN "${list}")
 endif()
 file(READ "${list}" listed)
 set(groups)
-string(REGEX REPLACE "[ ]*#[^\n]*" "" listed "${listed}")  # what parameters are
+string(REGEX REPLACE "[ ]*#[^\n]*" "" listed "${listed}")  # the values of parameters
 string(REPLACE "\n" ";" lines "${listed}")
 foreach(line IN LISTS lines)
   if(line MATCHES "^([^ ].*\\.)$")
@@ -39,9 +42,11 @@ foreach(line IN LISTS lines)
   endif()
 endforeach()
 list(REMOVE_DUPLICATES groups)
-# To its end: where some failed, and none passed, ctest would call it a skip all the same.
+# Matches to the end of the output: otherwise ctest would report a skip if some tests failed and
+# none passed.
 set(only_skipped "\\[  PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n?)+$")
-# Joins groups of one way while they are few tests: joined_<first group> are the filters of all of them.
+# Joins groups of the same way while they have few tests: joined_<first group> holds the filters of
+# all of them.
 set(joined)
 set(ways)
 foreach(group IN LISTS groups)
@@ -80,7 +85,7 @@ foreach(group IN LISTS joined)
   math(EXPR limit "${timeout} + 15 * (${count} - 1)")
   set(processors 1)
   if(sanitized)
-    math(EXPR processors "1 + ${count} / 40")  # large ones take gigabytes under tsan: not two at a time
+    math(EXPR processors "1 + ${count} / 40")  # large groups take gigabytes under tsan, so that two do not run at a time
   endif()
   set(name "${prefix}${group}")
   if(group MATCHES "\\*")

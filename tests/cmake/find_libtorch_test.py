@@ -34,7 +34,7 @@ class FindLibtorch(unittest.TestCase):
         (self.folder / "CMakeLists.txt").write_text(PROJECT.replace("@root@", str(ROOT)).replace("@folder@", str(self.folder)))
 
     def torch(self, version, symbol=NEW_ABI):
-        """A folder with the headers and libraries that FindLibtorch looks for."""
+        """Makes a folder with the headers and libraries that FindLibtorch looks for."""
         root = self.folder / f"torch-{version}"
         major, minor, patch = version.split(".")
         for name, text in (("include/torch/csrc/distributed/c10d/Store.hpp", ""), ("lib/libtorch_cpu.so", ""), ("lib/libc10.so", f"{symbol}\0"),
@@ -45,7 +45,7 @@ class FindLibtorch(unittest.TestCase):
         return root
 
     def configure(self, root, *options):
-        """(whether it succeeded, what was said, its lines joined)."""
+        """(whether it succeeded, the joined lines of its output)."""
         ran = subprocess.run(["cmake", "-S", self.folder, "-B", self.folder / f"build-{root.name}{len(options)}", f"-DCMAKE_CXX_COMPILER={COMPILER}",
                               f"-DWEFT_TORCH_ROOT={root}", *options], capture_output=True, text=True, timeout=100)
         return ran.returncode == 0, " ".join((ran.stdout + ran.stderr).split())

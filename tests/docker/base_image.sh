@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes the base image that docker_test.py builds the images of docker/ on, where there is no registry to have one from: Debian 12
-# by debootstrap, in buildah's storage. As root.
+# Makes the base image for docker_test.py's builds of the images of docker/, for machines without
+# access to a registry: Debian 12 by debootstrap, in buildah's storage. Run it as root.
 #
 #   tests/docker/base_image.sh MIRROR && WEFT_TEST_IMAGE_BASE=localhost/weft-base ./dev test --cuda off -R Docker
 #
-# (docker_test.py says which other settings the builds take.)
+# (docker_test.py describes the other settings of the builds.)
 set -euo pipefail
 usage="usage: $0 MIRROR [NAME]   MIRROR: where debootstrap finds Debian; NAME: of the image (weft-base)"
 case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
@@ -26,7 +26,7 @@ clean() {
 }
 trap clean EXIT
 debootstrap --variant=minbase bookworm "$folder/root" "$mirror"
-# As an archive, in which files keep their owners.
+# As an archive, which keeps the files' owners.
 tar -C "$folder/root" --numeric-owner --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' --exclude='./var/cache/apt/archives/*.deb' \
   -cf "$folder/root.tar" .
 container=$("${buildah[@]}" from scratch)

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds the images and runs
-what they hold.
+"""Checks docker/, .github/ and profiling/nsight without a container engine; with buildah and a base image, builds the images and
+runs the programs in them.
 
 usage: docker_test.py files | yaml | image | gpu_image | base_image
        docker_test.py slurm FOLDER_OF_PROGRAMS
 
-image: docker/cpu.Dockerfile. WEFT_TEST_IMAGE_BASE names the base image in buildah's storage (tests/docker/base_image.sh makes one);
-WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set, are files with the settings of apt and pip that the build is given, WEFT_TEST_JOBS
-is its number of jobs. It takes as long as building Weft does; with WEFT_TEST_IMAGE nothing is built: the name of an image that was made
-of that file, as buildah finds it (docker-archive:weft-cpu.tar, which docker save -o has written).
+image: builds docker/cpu.Dockerfile. WEFT_TEST_IMAGE_BASE names the base image in buildah's storage (tests/docker/base_image.sh makes one);
+WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set, name files with settings of apt and pip for the build, WEFT_TEST_JOBS
+sets its number of jobs. It takes as long as building Weft. With WEFT_TEST_IMAGE nothing is built: it names an image that was made
+from that file, as buildah finds it (docker-archive:weft-cpu.tar, written by docker save -o).
 
-gpu_image: docker/gpu.Dockerfile on that base instead of its vendor's. WEFT_TEST_GPU_STAGES says up to which stages: runtime (the
+gpu_image: builds docker/gpu.Dockerfile on that base instead of its vendor's. WEFT_TEST_GPU_STAGES names the stages: runtime (the
 programs with CUDA, and the image that holds them), test (all GPU tests and benches), or "runtime test". Each compiles Weft anew.
 
-slurm: submits docker/slurm.sh with the digits, to Slurm daemons that it starts and ends, where they are installed.
+slurm: submits docker/slurm.sh with the digits to Slurm daemons that it starts and ends, if they are installed.
 """
 
 import argparse
@@ -56,11 +56,11 @@ def run(*command, **options):
 
 
 class Parsed(Exception):
-    """./dev has understood its arguments, and would begin."""
+    """./dev has understood its arguments and would begin its work."""
 
 
 def why_not_understood(words):
-    """What ./dev says against its arguments; None where it understands them. It does nothing with them."""
+    """Returns what ./dev says against its arguments, or None if it understands them; runs no command."""
     dev = dev_package.load()
     said = io.StringIO()
     with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def why_not_understood(words):
                 raise Parsed
 
             stack.enter_context(mock.patch.object(argparse.ArgumentParser, name, parse_and_stop))
-        for name in ("build", "setup", "lock", "run"):  # what commands do first whose programs take the rest
+        for name in ("build", "setup", "lock", "run"):  # the first steps of commands that hand their arguments on
             stack.enter_context(mock.patch.object(dev, name, side_effect=Parsed))
         stack.enter_context(mock.patch.object(sys, "argv", ["dev", *words]))
         stack.enter_context(contextlib.redirect_stderr(said))
@@ -88,7 +88,7 @@ def why_not_understood(words):
 
 
 def dev_commands(text):
-    """The words behind each ./dev of a script or a Dockerfile."""
+    """The arguments of each ./dev in a script or a Dockerfile."""
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     text = re.sub(r"\$\{\w+:\+((?:[^{}]|\$\{\w+\})*)\}", r"\1", text)  # ${JOBS:+--jobs ${JOBS}}
     text = re.sub(r"\$\{\{.*?\}\}|\$\{?\w+\}?", "1", text)
@@ -102,7 +102,7 @@ def dev_commands(text):
 
 
 def check_dev_commands():
-    """./dev understands every command that docker/ gives it, with its options."""
+    """Checks that ./dev understands every command in docker/, with its options."""
     named = 0
     for file in sorted((ROOT / "docker").iterdir()):
         for words in dev_commands(file.read_text()):
@@ -111,13 +111,13 @@ def check_dev_commands():
                 fail(f"{file.relative_to(ROOT)} runs './dev {' '.join(words)}': {why}")
     if named < 7:
         fail(f"only {named} uses of ./dev were found in docker/")
-    for wrong in ("build --presets cpu", "test --preset gpu", "fly", "gpu --prepare extra"):  # that this test can fail
+    for wrong in ("build --presets cpu", "test --preset gpu", "fly", "gpu --prepare extra"):  # shows that this test can fail
         if why_not_understood(wrong.split()) is None:
             fail(f"'./dev {wrong}' was found right")
 
 
 def check_gpu_preset():
-    """The GPU benches are built with a preset that records ranges, off which one of them reads its figure."""
+    """Checks that the GPU benches are built with a preset that records ranges: one of them reads its figure from ranges."""
     presets = {one["name"]: one for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
     commands = [words for words in dev_commands((ROOT / "docker/gpu.Dockerfile").read_text()) if words[0] == "gpu"]
     if len(commands) != 2:
@@ -168,7 +168,7 @@ def check_scripts():
 
 
 def check_dashboard():
-    """The dashboard asks for metrics that there are."""
+    """Checks that the dashboard asks for existing metrics only."""
     served = (ROOT / "engine/instruments/metrics.cc").read_text()
     made = set(re.findall(r'"(weft_\w+)"', served))
     made |= {f"{name}_{part}" for name in set(made) for part in ("bucket", "count", "sum")}
@@ -199,7 +199,7 @@ def option(command, name):
 
 
 def check_compose(compose):
-    """Each job's services are the two machines of one job; those with GPUs have what GPUs need."""
+    """Checks that each job's services are the two machines of one job, and that those with GPUs have what GPUs need."""
     services = dict(compose["services"])
     expect(set(services) == {"tcp-0", "tcp-1", "shm-0", "shm-1", "gpu", "gpu-rdma"}, f"compose.yaml has the services {sorted(services)}")
     check_compose_with_gpus(services.pop("gpu"), services.pop("gpu-rdma"))
@@ -223,12 +223,12 @@ def check_compose(compose):
             expect("network_mode" not in service and "pid" not in service, f"{name} shares namespaces, so it need not go over TCP")
         else:
             expect(option(command, "--master-addr") == "127.0.0.1", f"{name}: {command}")
-            # With the other's PID namespace it would be killed where that ends first.
+            # In the other service's PID namespace it would be killed if that service ends first.
             expect(service["pid"] == "host" and (rank == "0" or service["network_mode"] == "service:shm-0"), f"{name}: {service}")
 
 
 def check_compose_with_gpus(alone, with_rdma):
-    """On all GPUs of a machine; with RDMA as one machine of several, and all else the same."""
+    """Checks the services on all GPUs of a machine; the one with RDMA is one machine of several and otherwise the same."""
     for service in (alone, with_rdma):
         command = service["command"]
         expect(all(isinstance(word, str) for word in command), f"compose.yaml: a word of {command} is no string")
@@ -248,7 +248,7 @@ def check_compose_with_gpus(alone, with_rdma):
 
 
 def check_kubernetes(documents):
-    """The Job sets env:// for pods that know their index, and the Service makes the first one's name known."""
+    """Checks that the Job sets the variables of env:// from the pods' index, and that the Service makes the first pod's name known."""
     expect([document["kind"] for document in documents] == ["Service", "Job"], f"kubernetes.yaml has {[one['kind'] for one in documents]}")
     service, job = documents
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
@@ -276,13 +276,13 @@ def check_kubernetes(documents):
 
 
 def stages_built(job):
-    """(Dockerfile, stage) of each `docker build` of a job; the last stage where none is named."""
+    """(Dockerfile, stage) of each `docker build` in a job; the last stage if none is named."""
     builds = re.findall(r"docker build -f docker/(\w+)\.Dockerfile( .*)?$", "\n".join(step.get("run", "").strip() for step in job["steps"]), re.MULTILINE)
     return [(name, re.search(r"--target (\w+)|$", rest).group(1) or STAGES[name][-1]) for name, rest in builds]
 
 
 def check_workflow(workflow):
-    """Every job ends in time, and each ./dev of it is understood, whatever the matrix says."""
+    """Checks that every job has a time limit, and that ./dev understands each command in it, for every value of the matrix."""
     jobs = workflow["jobs"]
     expect(set(jobs) == {"cpu", "nightly", "format", "lint", "fuzz", "image", "gpu"}, f"ci.yaml has the jobs {sorted(jobs)}")
     named = 0
@@ -321,7 +321,7 @@ def yaml():
 
 
 def fails(check, *arguments):
-    """Whether a check of this file finds something; what it says is not shown."""
+    """Returns whether a check of this file fails; does not print its message."""
     try:
         check(*arguments)
     except SystemExit:
@@ -330,7 +330,7 @@ def fails(check, *arguments):
 
 
 def check_the_check_of_transports():
-    """An image without RDMA's library is found out; one without a device is not (the texts are weft-info's)."""
+    """Checks that check_transports refuses an image without RDMA's library and accepts one without a device (the texts are weft-info's)."""
     shm = "shm        usable: host memory; connections: preference 100, inline up to 65536 bytes\n"
     for said, wrong in (("libibverbs finds no RDMA devices (are there any, and is the kernel module ib_uverbs loaded?): Function not implemented", False),
                         ("no RDMA port can be used: this machine has no RDMA device (or its kernel modules are not loaded: ib_uverbs)", False),
@@ -380,14 +380,14 @@ def container_of(image):
 
 
 def check_digits(said, ranks=2, over=None):
-    """The output of examples/digits after an epoch: that so many ranks have trained one model."""
+    """Checks in the output of examples/digits after an epoch that this many ranks have trained one model."""
     begun = re.search(r"(\d+) training and \d+ test images .*, (\d+) ranks on \S+ \((\w+)\)", said)
     expect(begun and int(begun.group(2)) == ranks and int(begun.group(1)) > 1000, f"no job of {ranks} ranks:\n{said}")
     expect(over is None or begun.group(3) == over, f"a job over {begun.group(3)}, not {over}:\n{said}")
     epoch = re.search(r"epoch +1/1 +loss ([0-9.]+) +accuracy ([0-9.]+)", said)
     tested = re.search(r"test accuracy +([0-9.]+)", said)
     expect(epoch and tested, f"no epoch was trained and tested:\n{said}")
-    # Ten digits by chance: a loss of ln 10 and an accuracy of 0.1.
+    # Guessing among ten digits has a loss of ln 10 and an accuracy of 0.1.
     expect(0 < float(epoch.group(1)) < 2.3026, f"a loss of {epoch.group(1)} after an epoch: it has not learned\n{said}")
     expect(0.11 < float(tested.group(1)) <= 1, f"a test accuracy of {tested.group(1)}: it has not learned\n{said}")
     models = re.findall(r"parameters, rank \d+ +([0-9a-f]{16})", said)
@@ -395,7 +395,7 @@ def check_digits(said, ranks=2, over=None):
 
 
 def check_transports(said):
-    """What weft-info says in an image: that it has all of what verbs needs, but for a device where there is none."""
+    """Checks in the output of weft-info that an image has everything that verbs needs, except for a device."""
     expect(re.search(r"^shm +usable: ", said, re.MULTILINE), f"weft-info does not find shm usable:\n{said}")
     expect(re.search(r"^verbs +(usable: |not usable: .*\bno RDMA )", said, re.MULTILINE), f"weft-info finds more missing for verbs than a device:\n{said}")
 
@@ -404,7 +404,7 @@ NOT_IN_AN_IMAGE = ["gcc", "g++", "cc", "clang", "cmake", "ninja", "make", "nvcc"
 
 
 def check_runtime(inside, libraries):
-    """A container of a runtime image holds what training needs, and no more."""
+    """Checks that a container of a runtime image holds what training needs, and no more."""
     user = inside("id", "-u").strip()
     expect(user == "10001", f"the image runs as user {user}")
     script = "; ".join(f"command -v {name}" for name in NOT_IN_AN_IMAGE)
@@ -443,17 +443,17 @@ def gpu_image():
     for stage in stages:
         build_image("gpu.Dockerfile", stage, base, f"weft-gpu-{stage}-test")
         with container_of(f"weft-gpu-{stage}-test") as inside:
-            if stage == "runtime":  # without a GPU it trains as the other image does
+            if stage == "runtime":  # without a GPU it trains like the other image
                 check_runtime(inside, ["libtorch_cpu.so", "libtorch_cuda.so", "libc10_cuda.so", "libnccl.so.2", "libcudnn_cnn.so.9", "libnvrtc.so.13"])
                 continue
-            # All is built and installed; what is missing is a GPU.
+            # All is built and installed; only a GPU is missing.
             said = inside("sh", "-c", "./dev gpu --preset profile --cuda pip 2>&1; echo ended with $?")
             expect("no GPU here" in said and "ended with 1" in said, f"./dev gpu in the image said:\n{said}")
             inside("sh", "-c", "ls build/profile/tests/cuda_kernels_gpu_test build/profile/bin/gpu_bench build/venv/lib/python3*/site-packages/nvidia/cu13/bin/compute-sanitizer")
 
 
 def base_image():
-    """tests/docker/base_image.sh gives debootstrap and buildah what they need, by programs in their places."""
+    """Checks with stand-ins that tests/docker/base_image.sh gives debootstrap and buildah the right arguments."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stand_in = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
@@ -487,7 +487,7 @@ def free_ports(count):
 
 @contextlib.contextmanager
 def own_slurm(folder):
-    """Slurm's daemons for this host alone, in a folder: gives the environment in which sbatch finds them."""
+    """Runs Slurm's daemons for this host only, in a folder; yields the environment in which sbatch finds them."""
     host = socket.gethostname().split(".")[0]
     control, node = free_ports(2)
     key = folder / "key"

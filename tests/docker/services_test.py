@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The jobs of docker/compose.yaml without an engine: the commands of their services with their environments, a process each; those
-of tcp in network namespaces of their own, with their hosts' names.
+"""Runs the jobs of docker/compose.yaml without a container engine: each service's command and environment in a process; those
+of tcp in network namespaces of their own, with the names of their hosts.
 
 usage: services_test.py shm | tcp FOLDER_OF_PROGRAMS
 """
@@ -18,12 +18,13 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 from docker_test import check_digits, expect, free_ports, run, skip, yaml_of
 
-# What a service of tcp runs in: a network and a host name of its own. `ip` joins the two by a pair of interfaces.
+# The namespaces of a service of tcp: it has a network and a host name of its own. `ip` joins the
+# two by a pair of interfaces.
 NAMESPACES = ["unshare", "--net", "--mount", "--uts"]
 
 
 def command_of(service, programs, changed):
-    """(command, environment) of a service, with words of it changed."""
+    """(command, environment) of a service, with some words changed."""
     command = [changed.get(word, word) for word in service["command"]]
     environment = {**os.environ, **{key: str(value) for key, value in (service.get("environment") or {}).items()}}
     environment["PATH"] = f"{programs}:{os.environ['PATH']}"
@@ -31,7 +32,7 @@ def command_of(service, programs, changed):
 
 
 def run_services(job, programs, changed=None, around=lambda name: []):
-    """Runs a job's services, a process each, and checks what they say."""
+    """Runs each of a job's services in a process, and checks their output."""
     (compose,) = yaml_of("docker/compose.yaml")
     services = {name: service for name, service in compose["services"].items() if service["profiles"] == [job]}
     expect(len(services) == 2, f"compose.yaml's {job} has the services {sorted(services)}")
@@ -50,7 +51,7 @@ def run_services(job, programs, changed=None, around=lambda name: []):
                                                        start_new_session=True)
             deadline = time.monotonic() + 240  # a build with a sanitizer takes ten times as long
             while time.monotonic() < deadline and any(process.poll() is None for process in processes.values()):
-                if any(process.poll() for process in processes.values()):  # the other one has ten seconds to see it
+                if any(process.poll() for process in processes.values()):  # the other one has ten seconds to notice
                     deadline = min(deadline, time.monotonic() + 10)
                 running = next((process for process in processes.values() if process.poll() is None), None)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,7 +69,7 @@ def run_services(job, programs, changed=None, around=lambda name: []):
 
 
 def shm():
-    (port,) = free_ports(1)  # the service's own may be another job's on this machine
+    (port,) = free_ports(1)  # another job on this machine may use the service's own port
     run_services("shm", Path(sys.argv[2]).resolve(), {"29500": str(port)})
 
 
@@ -81,7 +82,7 @@ def tcp():
                            capture_output=True, text=True)
     if probe.returncode != 0:
         skip(f"this user may make no networks (unshare, ip link add … type veth): {probe.stderr.strip()}")
-    # The rest in a network of this test's own, of which nothing is left when it ends.
+    # Continues in a network of this test's own, which disappears when it ends.
     os.execvp("unshare", ["unshare", *own, *NAMESPACES[1:], sys.executable, __file__, "tcp_inside", sys.argv[2]])
 
 
@@ -92,7 +93,7 @@ def tcp_inside():
         hosts = Path(folder, "hosts")
         addresses = {name: f"10.99.0.{number}" for number, name in enumerate(names, 1)}
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items()))
-        run("mount", "--bind", hosts, "/etc/hosts")  # of this test's own mounts
+        run("mount", "--bind", hosts, "/etc/hosts")  # in this test's own mount namespace
         holders = {}
         try:
             for name in names:
@@ -107,7 +108,7 @@ def tcp_inside():
                 for words in (["addr", "add", f"{addresses[name]}/24", "dev", "eth0"], ["link", "set", "eth0", "up"], ["link", "set", "lo", "up"]):
                     run(*inside(name), "ip", *words)
             run_services("tcp", Path(sys.argv[2]).resolve(), around=inside)
-            for name in names:  # by the loopback they would train as well
+            for name in names:  # training over the loopback would succeed too
                 (link,) = json.loads(run(*inside(name), "ip", "-json", "-stats", "link", "show", "eth0"))
                 expect(link["stats64"]["rx"]["bytes"] > 100_000, f"{name} has hardly received anything: {link['stats64']}")
         finally:

@@ -1,6 +1,6 @@
-// Addresses come from peers too, by way of a store. Any text is an address, and then says the same
-// when it is written and read again, or is refused with Caller. The first byte says of which
-// transport.
+// Addresses come from peers too, by way of a store. Any text is either an address, which is
+// unchanged when it is written and read again, or is refused with Caller. The first byte chooses
+// the transport.
 #include <cstdint>
 #include <string>
 
@@ -32,14 +32,14 @@ void check(const std::string& text) {
   if (Address::parse(written).text() != written) broken("an address changes when it is written");
 }
 
-// Whose addresses nobody else can read: what it makes of one is seen by what it says.
+// Only inproc itself can read its addresses: its answers show how it has read one.
 void check_inproc(const std::string& text) {
   static const auto transport = transport::open("inproc");
   static const auto loop = std::make_shared<EventLoop>("fuzz");
   static const auto listener = transport->connector()->listen({loop, "", [](const auto&) {}});
   transport::Connector& connector = *transport->connector();
   if (connector.why_unreachable(listener->address())) broken("who listens cannot be reached");
-  // A few numbers at the end of the real one lead to places that there are not.
+  // Digits behind a real address lead to places that do not exist.
   for (const std::string& address : {text, listener->address() + text}) {
     const auto why = connector.why_unreachable(address);
     if (why && why->find("'" + address + "'") == std::string::npos)

@@ -1,5 +1,5 @@
-// Whatever bytes weft::decode is given, it throws an Error, or gives a value that can be used and
-// encoded: tensors lie within what came, sparse ones as well. The first byte says what type is
+// For any bytes weft::decode either throws an Error or gives a value that can be used and encoded:
+// tensors, also sparse ones, lie within the received bytes. The first byte chooses the type that is
 // expected.
 #include <chrono>
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace {
 
 using weft::broken;
 
-// At most so many elements are looked at: strides of zero make large tensors of few bytes.
+// Larger tensors are not read: with strides of zero, few bytes make a large tensor.
 constexpr std::int64_t kMostElements = 4096;
 
-// Reads every element; a sanitizer sees what was not there.
+// Reads every element, so that a sanitizer detects memory that does not exist.
 void use(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
   if (tensor.numel() > kMostElements) return;
@@ -30,9 +30,9 @@ void use(const at::Tensor& tensor) {
     if (!tensor.detach().clone().defined()) broken("a tensor that cannot be copied");
     return;
   }
-  const at::Tensor dense = tensor.detach().to_dense();  // writes where its indices say
+  const at::Tensor dense = tensor.detach().to_dense();  // writes where its indices point
   if (dense.sizes() != tensor.sizes()) broken("a sparse tensor of another shape");
-  // Which asks for no strides of the values.
+  // sum() needs no strides of the values.
   const bool sums_up = tensor.layout() == at::kSparseCsr && tensor.dim() == 2 &&
                        at::isFloatingType(tensor.scalar_type());
   if (sums_up && !tensor.detach().sum(1, true).defined()) broken("a sparse tensor without a sum");
@@ -75,8 +75,8 @@ void check(std::span<const std::byte> bytes) {
     return;
   }
   use(*value);
-  // What was decoded can be encoded; of tensors only while they are small, for gaps between strides
-  // travel as well.
+  // A decoded value can be encoded. Large tensors are left out: the gaps between strides are
+  // encoded too.
   if (weft::encode(*value).empty()) broken("a value that has no bytes");
 }
 

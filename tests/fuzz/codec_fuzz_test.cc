@@ -1,4 +1,4 @@
-// The corpus is what weft::encode writes.
+// The corpus consists of encoded values (weft::encode).
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -61,7 +61,7 @@ std::map<std::string, Bytes> encoded_corpus() {
   return all;
 }
 
-TEST(CodecFuzz, ItsCorpusIsWhatEncodeWrites) { fuzz::expect_corpus(encoded_corpus()); }
+TEST(CodecFuzz, CorpusIsWhatEncodeWrites) { fuzz::expect_corpus(encoded_corpus()); }
 
 }  // namespace
 }  // namespace weft

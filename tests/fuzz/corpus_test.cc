@@ -1,5 +1,5 @@
-// Drives a target without libFuzzer: its corpus, and inputs made of that by changes which are the
-// same in every run. That the target's own checks hold is what is tested; a broken one aborts.
+// Drives a target without libFuzzer: with its corpus, and with changed inputs that are the same in
+// every run. Tests that the target's own checks hold; one that fails aborts.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>

@@ -1,7 +1,6 @@
-// Whatever comes over the socket on which a peer passes descriptors: what is kept was passed, is
-// found once, and nothing else is left open; where it ends, that is the peer's fault or that of
-// this process's limits. The input is a script: a byte for what happens next, then what belongs to
-// it.
+// For any bytes on the socket on which a peer passes descriptors: each descriptor that is kept was
+// passed, is found once, and no other is left open. A failure is blamed on the peer or on this
+// process's limits. The input is a script: a byte chooses each step, and its arguments follow.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -24,7 +23,7 @@ namespace {
 constexpr std::size_t kFiles = 4;
 constexpr std::size_t kMostBytes = 24;  // of one message: three numbers
 
-// Made once: what is passed is a copy each time.
+// Made once: each message passes copies.
 const std::array<Descriptor, kFiles>& files() {
   static const std::array<Descriptor, kFiles> made = [] {
     std::array<Descriptor, kFiles> all;
@@ -40,7 +39,7 @@ ino_t number_of(const Descriptor& file) {
   return about.st_ino;
 }
 
-// A stranger's message: words that are whole numbers or not, with any number of descriptors.
+// A stranger's message: words that are complete numbers or not, with any number of descriptors.
 void say(const Descriptor& socket, std::span<const std::uint8_t> words, std::size_t descriptors,
          std::size_t first) {
   iovec piece{const_cast<std::uint8_t*>(words.data()), words.size()};
@@ -87,7 +86,7 @@ void play(std::span<const std::uint8_t> script) {
   };
   while (!script.empty()) {
     switch (byte() % 5) {
-      case 0: {  // as a peer does that means well
+      case 0: {  // as a well-behaved peer does
         const std::uint64_t allocation = byte();
         std::array<std::uint8_t, sizeof allocation> words;
         std::memcpy(words.data(), &allocation, sizeof allocation);

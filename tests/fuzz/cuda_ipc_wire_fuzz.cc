@@ -1,7 +1,7 @@
-// Whatever a process tells another over the lane below a cuda_ipc lane is refused as the peer's
-// fault, or is within the limits and says the same when it is written again. The first byte says
-// what is expected: a hello, what it reaches, or a message; of that, the next two how many payloads
-// came with it, and their size.
+// Any bytes that a process sends over the connection below a cuda_ipc connection are either refused
+// as the peer's fault, or are within the limits and unchanged when they are written again. The
+// first byte chooses the expected kind: a hello, the GPUs that are reached, or a message. For a
+// message, the next two bytes give the number of its payloads and their size.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -30,7 +30,7 @@ void check_same(Bytes again, Bytes input) {
 
 Bytes without_kind(Bytes message) {
   return message.subspan(1);
-}  // whoever passes it on has looked at that
+}  // the caller has looked at the kind
 
 void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
   Capabilities below;

@@ -1,6 +1,7 @@
-// Anybody on the network may send a datagram to a rendezvous by multicast. One is refused, or says
-// the same when it is written again; a state that hears it goes on to announce what can be read.
-// The input: datagrams, each behind a byte that says how long it is.
+// Any host on the network may send a datagram to a rendezvous by multicast. A datagram is either
+// refused or unchanged when it is written again; a state that has received it still makes
+// announcements that can be read. The input consists of datagrams, each after a byte with its
+// length.
 #include <cstdint>
 #include <span>
 #include <string>

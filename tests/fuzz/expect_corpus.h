@@ -1,5 +1,5 @@
-// A corpus that a test can write again: what real encoders give, so that changes of it reach beyond
-// the first checks.
+// A corpus that a test can write again: the output of real encoders, so that changes of it reach
+// beyond the first checks.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace weft::fuzz {
 
-// The corpus's files hold these bytes, by name. With WEFT_FUZZ_WRITE in the environment they are
-// written first.
+// Checks that the corpus's files of these names hold these bytes. With WEFT_FUZZ_WRITE in the
+// environment it writes the files first.
 inline void expect_corpus(const std::map<std::string, std::vector<std::byte>>& files) {
   for (const auto& [name, bytes] : files) {
     const std::string path = std::string(FUZZ_CORPUS) + "/" + name;

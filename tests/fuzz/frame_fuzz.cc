@@ -1,6 +1,6 @@
-// Whatever bytes a stranger sends, in whatever pieces, an inbox shows only messages within its
-// limits, reads nothing it was not given, and ends the lane or waits for more. The first byte of
-// the input says how much each read moves, and where it is odd the stream has a unit.
+// For any bytes of a stranger, in any pieces, an inbox shows only messages within its limits, reads
+// only bytes that it was given, and ends the connection or waits for more. The first byte of the
+// input sets how many bytes each read moves; if it is odd, the stream has a unit.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +13,7 @@
 namespace weft::transport {
 namespace {
 
-// Bytes that have all come, then the end.
+// A stream of bytes that have all arrived, and then its end.
 class Given final : public ByteStream {
  public:
   Given(Bytes bytes, std::size_t at_most, std::size_t unit)
@@ -57,7 +57,7 @@ Capabilities small_limits() {
   return limits;
 }
 
-// What was shown, so that the test of the harness can see that something is.
+// The number of messages shown, so that a test can see that the target shows some.
 struct Outcome {
   std::size_t messages = 0;
   bool has_ended = false;
@@ -86,7 +86,7 @@ Outcome run(ByteStream::Bytes input) {
     if (arrival.header.size() > limits.max_header || arrival.sizes.size() > limits.max_payloads) {
       broken("a message above the limits was shown");
     }
-    // Looks at every byte it was shown: a sanitizer sees what was not there.
+    // Reads every byte that was shown, so that a sanitizer detects bytes that do not exist.
     unsigned sum = 0;
     for (const std::byte byte : arrival.header) sum += std::to_integer<unsigned>(byte);
     for (const std::byte byte : arrival.in_place) sum += std::to_integer<unsigned>(byte);
@@ -107,7 +107,7 @@ Outcome run(ByteStream::Bytes input) {
 
 }  // namespace
 
-// For the driver's own check.
+// For the test of the target itself.
 std::pair<std::size_t, bool> fuzz_frames(ByteStream::Bytes input) {
   const Outcome outcome = run(input);
   return {outcome.messages, outcome.has_ended};

@@ -1,5 +1,5 @@
-// Drives the target without libFuzzer: seeds of whole lanes, cut and changed at random, the same
-// ones in every run.
+// Drives the target without libFuzzer: with seeds of whole connections, cut and changed at random,
+// the same ones in every run.
 #include <random>
 #include <string_view>
 #include <utility>
@@ -21,13 +21,13 @@ namespace {
 using Input = std::vector<std::byte>;
 
 void append(Input& to, frame::Bytes bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); }
-// The input's first byte is not the lane's.
+// The input's first byte does not belong to the connection.
 void pad(Input& to, std::size_t unit) {
   to.resize(to.size() + frame::padding(to.size() - 1, unit));
 }
 
-// A lane of messages that keep the target's limits, with a goodbye at its end. The first byte is
-// the piece size.
+// The bytes of a connection with messages within the target's limits, and a goodbye at its end. The
+// first byte is the piece size.
 Input lane(unsigned messages, std::uint8_t pieces) {
   const std::size_t unit = pieces % 2 == 0 ? 1 : 64;
   Input input{std::byte{pieces}};
@@ -50,7 +50,7 @@ Input lane(unsigned messages, std::uint8_t pieces) {
   return input;
 }
 
-TEST(FrameFuzz, TargetShowsTheMessagesOfAWholeLaneInPiecesOfAnySize) {
+TEST(FrameFuzz, ShowsAllMessagesInAnyPieces) {
   for (const std::uint8_t pieces : {0, 1, 2, 5, 20, 255}) {
     const auto [messages, has_ended] = fuzz_frames(lane(60, pieces));
     EXPECT_EQ(messages, 60u) << int{pieces};
@@ -58,7 +58,7 @@ TEST(FrameFuzz, TargetShowsTheMessagesOfAWholeLaneInPiecesOfAnySize) {
   }
 }
 
-TEST(FrameFuzz, RandomAndChangedLanesNeverBreakTheInbox) {
+TEST(FrameFuzz, RandomInputNeverBreaksTheInbox) {
   std::mt19937 random(20240229);
   const auto upto = [&](std::size_t limit) {
     return std::uniform_int_distribution<std::size_t>(0, limit)(random);
@@ -90,7 +90,7 @@ TEST(FrameFuzz, RandomAndChangedLanesNeverBreakTheInbox) {
   }
 }
 
-TEST(FrameFuzz, EveryPrefixOfALaneEndsIt) {
+TEST(FrameFuzz, EveryPrefixEndsTheConnection) {
   for (const std::uint8_t pieces : {254, 255}) {
     const Input whole = lane(8, pieces);
     for (std::size_t bytes = 1; bytes < whole.size(); ++bytes) {

@@ -1,7 +1,7 @@
-// Anybody who reaches a group's port may say anything there. It is refused, or is frames within
-// their limits that say the same when they are written again, in whatever pieces the bytes come;
-// and the ledger takes whatever ranks say of their leaving. The first byte says how large the
-// pieces are.
+// Any process that reaches a group's port may send anything there. The bytes are either refused, or
+// are frames within their limits that are unchanged when they are written again, however the bytes
+// are cut; and the ledger accepts any statement of a rank about its leaving. The first byte sets
+// the size of the pieces.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -65,7 +65,7 @@ void check(const Frame& frame) {
     broken("a call changes when it is written");
 }
 
-// As membership passes them on.
+// Passes frames on as membership does.
 void tell(Ledger& ledger, const Frame& frame) {
   if (frame.type == FrameType::Leaving) {
     ledger.on_leaving(frame);

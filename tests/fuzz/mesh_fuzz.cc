@@ -1,10 +1,10 @@
-// Whatever headers and sizes a peer sends in a mesh, in whatever order, a communicator neither
-// crashes nor reads or writes what is not its own: it takes them, holds them back, or breaks, and
-// then everything pending ends with an error.
+// For any headers and sizes that a peer sends in a mesh, in any order, a communicator neither
+// crashes nor reads or writes memory that is not its own: it takes them, holds them back, or
+// breaks, and then every pending operation ends with an error.
 //
-// Input: records of 36 bytes. The first says what happens: a message on one of the lanes (its
-// header is the last 32 bytes, and byte 1 and 2 its payload's size), or a call of this rank. The
-// peer is rank 1 of two.
+// The input consists of records of 36 bytes. The first byte chooses the event: a message on one of
+// the connections (its header is the last 32 bytes, bytes 1 and 2 are its payload's size), or a
+// call of this rank. The peer is rank 1 of two.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -18,7 +18,7 @@
 namespace weft::transport::mesh {
 namespace {
 
-// A lane that delivers what the input says, and swallows what is sent.
+// A connection that delivers the input's messages, and discards sent ones.
 class Scripted final : public Connection {
  public:
   std::string_view transport() const override { return "scripted"; }
@@ -47,7 +47,7 @@ class Scripted final : public Connection {
   void deliver(Core& core, Lane lane, Bytes header, std::size_t payload, bool in_place) {
     has_message_ = true;
     payload_ = payload;
-    // Memory of its own, so that a sanitizer sees who reads beyond it.
+    // Separate allocations, so that a sanitizer detects reads beyond their ends.
     held_header_.assign(header.begin(), header.end());
     held_payload_.assign(in_place ? payload : 0, std::byte{1});
     const std::uint64_t size = payload;

@@ -1,4 +1,4 @@
-// What the driver of mesh_fuzz.cc needs of it.
+// The parts of mesh_fuzz.cc that its test uses.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@ namespace weft::transport::mesh {
 
 constexpr std::size_t kRecordBytes = 4 + kHeaderBytes;
 
-// How the operations ended that the input called.
+// How the operations that the input issued have ended.
 struct Outcome {
   std::size_t done = 0;
   std::size_t failed = 0;
-  std::size_t pending = 0;  // until the communicator went
+  std::size_t pending = 0;  // until the communicator was destroyed
 };
 
 Outcome fuzz_mesh(Bytes input);

@@ -1,5 +1,5 @@
-// Drives the target without libFuzzer: dialogues that make sense, changed at random, the same ones
-// in every run.
+// Drives the target without libFuzzer: with valid dialogues, changed at random, the same ones in
+// every run.
 #include <random>
 #include <vector>
 
@@ -26,7 +26,7 @@ void add_message(Input& input, Lane lane, bool in_place, std::size_t payload,
   add_record(input, static_cast<unsigned>(lane) | (in_place ? 2u : 0u), payload, header);
 }
 
-// What stands for the target's call of that number.
+// The first byte of a record that stands for the target's call of that number.
 unsigned call_number(unsigned which) { return 135 + which; }
 
 Header message(Type type, std::uint64_t bytes, int tag, std::uint64_t number) {
@@ -39,7 +39,7 @@ Header message(Type type, std::uint64_t bytes, int tag, std::uint64_t number) {
   return header;
 }
 
-// Calls of every kind and the peer's parts in them. Ends with no operation pending.
+// Calls of every kind and the peer's parts in them. It ends with no operation pending.
 Input dialogue(bool in_place, bool peer_first) {
   Input input;
   constexpr std::size_t kBytes = 64;
@@ -79,7 +79,7 @@ Input dialogue(bool in_place, bool peer_first) {
   return input;
 }
 
-TEST(MeshFuzz, TargetEndsEveryOperationOfADialogueThatMakesSense) {
+TEST(MeshFuzz, ValidDialogueEndsEveryOperation) {
   for (const bool in_place : {true, false}) {
     for (const bool peer_first : {true, false}) {
       const Outcome outcome = fuzz_mesh(dialogue(in_place, peer_first));
@@ -90,7 +90,7 @@ TEST(MeshFuzz, TargetEndsEveryOperationOfADialogueThatMakesSense) {
   }
 }
 
-TEST(MeshFuzz, ChangedDialoguesNeverBreakMoreThanTheCommunicator) {
+TEST(MeshFuzz, ChangesBreakOnlyTheCommunicator) {
   std::mt19937 random(20240311);
   const auto upto = [&](std::size_t limit) {
     return std::uniform_int_distribution<std::size_t>(0, limit)(random);
@@ -108,13 +108,13 @@ TEST(MeshFuzz, ChangedDialoguesNeverBreakMoreThanTheCommunicator) {
       switch (upto(5)) {
         case 0: input[upto(input.size() - 1)] = static_cast<std::byte>(upto(255)); break;
         case 1: input[upto(input.size() - 1)] ^= static_cast<std::byte>(1u << upto(7)); break;
-        case 2: {  // a record twice
+        case 2: {  // repeats a record
           const auto from = record();
           const Input copy(from, from + kRecordBytes);
           input.insert(record(), copy.begin(), copy.end());
           break;
         }
-        case 3: {  // one less
+        case 3: {  // removes a record
           const auto from = record();
           input.erase(from, from + kRecordBytes);
           break;

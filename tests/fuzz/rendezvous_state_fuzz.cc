@@ -1,6 +1,6 @@
-// The state of a job's rendezvous comes from other machines, by way of a store. Any text is one,
-// and then says the same when it is written and read again, or is refused with PeerLost; and
-// whatever it says, nodes that come, go, fail and end leave one that can be written.
+// The state of a job's rendezvous comes from other machines, by way of a store. Any text is either
+// a state, which is unchanged when it is written and read again, or is refused with PeerLost. From
+// any state, nodes that join, leave, fail and finish lead to a state that can be written.
 #include <cstdint>
 #include <string>
 

@@ -1,7 +1,7 @@
-// The bodies of messages between agents: greetings, failures, RRefs, and the arguments of
-// creations, of operators and scripts by name, and of the calls that Weft makes by itself. Whatever
-// a peer writes there, it is refused as its sender's fault, or is a value that can be used and
-// sent; where it holds no tensors, what is read of that is the same.
+// The bodies of messages between agents: hellos, failures, RRefs, and the arguments of creations,
+// of operators and scripts by name, and of the calls that Weft itself makes. Anything that a peer
+// writes there is either refused as the sender's fault, or is a value that can be used and sent. A
+// value without tensors is unchanged when it is written and read again.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -33,7 +33,7 @@ constexpr bool is_arguments = false;
 template <class... A>
 constexpr bool is_arguments<std::tuple<A...>> = true;
 
-// Whether the function has been given a value, and has taken it.
+// Returns true if `convert` was given a value and has accepted it.
 template <class Convert>
 bool read(Input input, const Convert& convert) {
   try {
@@ -88,8 +88,8 @@ void check_outcome(Input input) {
     broken("an error without a blame");
 }
 
-// The arguments behind those of the reference: read as the function's own, while the message is
-// there.
+// The arguments after those of the reference: read as the function's own arguments, while the
+// message exists.
 void check_creation(Input input) {
   using Body = detail::FunctionBody<&made_of>;
   read(input, [](const msgpack::object& object) {

@@ -1,5 +1,5 @@
-// What rpc_body_fuzz.cc takes its input for: the first byte says which of these, and what follows
-// is written as weft::encode writes it.
+// How rpc_body_fuzz.cc reads its input: the first byte is one of these kinds; a value as
+// weft::encode writes it follows.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ enum class BodyKind : std::uint8_t {
 };
 constexpr std::uint8_t kBodyKinds = 21;
 
-// What a creation is of.
+// The function whose result a creation makes.
 inline at::Tensor made_of(at::Tensor tensor, std::int64_t, std::string) { return tensor; }
 
 }  // namespace weft::rpc

@@ -1,4 +1,4 @@
-// The corpus is what agents write.
+// The corpus consists of bodies that agents write.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -91,7 +91,7 @@ std::map<std::string, Bytes> corpus() {
   return all;
 }
 
-TEST(RpcBodyFuzz, ItsCorpusIsWhatAgentsWrite) { fuzz::expect_corpus(corpus()); }
+TEST(RpcBodyFuzz, CorpusIsWhatAgentsWrite) { fuzz::expect_corpus(corpus()); }
 
 }  // namespace
 }  // namespace weft::rpc

@@ -1,7 +1,7 @@
-// What the job's store says of the workers was written by all of them. Whatever stands there: a
-// worker that joins, and one that looks for others, gets an Error, or records that can be used. The
-// first byte says whether workers come and go, the second how long the text is that stands for a
-// worker's rank; what is left is the record of each worker.
+// All workers write their records into the job's store. For any contents of the store, a worker
+// that joins or looks for others gets an Error, or records that can be used. The first byte says
+// whether the number of workers is fixed, the second how long the text is that stands for a
+// worker's rank; the remaining bytes are the record of each worker.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -28,7 +28,7 @@ class HostileStore final : public transport::Bootstrap {
   Bytes get(const std::string& key, Deadline) override {
     return key.starts_with("worker/") ? record_ : rank_;
   }
-  // As if this worker were the first of its rank and name, and others there.
+  // As if this worker were the first of its rank and name, and others had joined.
   long add(const std::string& key, long) override {
     if (key.starts_with("kind/")) return 0;
     return key == "read" ? 2 : 1;

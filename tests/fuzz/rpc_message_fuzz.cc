@@ -1,7 +1,7 @@
-// Whatever a peer sends as a message, it is delivered as it came, delivered as lacking with a
-// reason, or refused; its lane goes on in each case. No memory is reserved for more than came, nor
-// of a device that the lane does not carry. The input: how many payloads, for each a byte of which
-// its size is made, and the header.
+// Any message of a peer is delivered as received, delivered as incomplete with a reason, or
+// refused; its connection continues in each case. No more memory is reserved than was received, and
+// none of a device that the connection does not carry. The input gives the number of payloads, for
+// each a byte from which its size is computed, and the header.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -23,12 +23,12 @@
 namespace weft::rpc {
 namespace {
 
-// 255 stands for more than any message may have.
+// 255 stands for more bytes than any message may have.
 std::uint64_t size_of(std::uint8_t code) {
   return code == 255 ? std::uint64_t{1} << 39 : code * std::uint64_t{7};
 }
 
-// Has one message, whose payloads are ones.
+// A connection with one message, whose payloads consist of ones.
 class Lane final : public transport::Connection {
  public:
   explicit Lane(std::span<const std::uint64_t> sizes) : sizes_(sizes) {}

@@ -1,6 +1,6 @@
-// Whatever a peer sends as the head of a message, it is refused as the peer's fault, or says no
-// more than came and is the same when it is written again. The first byte says how many payloads
-// came with it.
+// Anything that a peer sends as the head of a message is either refused as the peer's fault, or
+// claims no more than was received and is unchanged when it is written again. The first byte gives
+// the number of payloads that came with it.
 #include <algorithm>
 #include <cstdint>
 #include <span>

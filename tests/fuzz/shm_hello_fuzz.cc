@@ -1,7 +1,6 @@
-// Whatever connects to a listener of shm and says: a segment is taken only where exactly one sealed
-// segment of the right size was passed with the right words; everything else is refused, and no
-// descriptor is left open. The first byte says which descriptors come along, the rest is what is
-// said.
+// A listener of shm takes a segment only if exactly one sealed segment of the right size was passed
+// with the right bytes; it refuses everything else that a stranger sends, and no descriptor is left
+// open. The first byte chooses the descriptors that are passed, the others are sent as they are.
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -27,7 +26,7 @@ Descriptor memory_of(std::size_t bytes, int seals) {
   return memory;
 }
 
-// Made once: what is passed is a copy each time.
+// Made once: each message passes copies.
 const std::vector<Descriptor>& choices() {
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> made;

@@ -1,6 +1,6 @@
-// Whatever a peer writes into the control words of a ring, this side reads and writes within the
-// ring, and says that the ring is broken where the words cannot be. Input: records of 10 bytes:
-// what happens, by whom, a number.
+// For any control words that a peer writes into a ring, this side reads and writes only within the
+// ring, and reports the ring as broken if the words are impossible. The input consists of records
+// of 10 bytes: an event, its argument, a number.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t kCapacity = 1024;
 constexpr std::size_t kRecord = 10;
 
-// The words as the peer sees them, and twice the ring's bytes as the segment maps them. (The second
-// half is other memory here, which changes nothing about what may be touched.)
+// The words as the peer sees them, and twice the ring's bytes, as the segment maps them. (Here the
+// second half is separate memory, which does not change the memory that may be accessed.)
 struct Memory {
   RingControl control{};
   std::vector<std::byte> bytes = std::vector<std::byte>(2 * kCapacity);
@@ -53,8 +53,8 @@ void run(const std::uint8_t* input, std::size_t bytes) {
             std::span(message).first(static_cast<std::size_t>(number % message.size()));
         const std::span<const std::byte> pieces[] = {some.first(some.size() / 3),
                                                      some.subspan(some.size() / 3)};
-        // More than the capacity may go at once, where the peer says that it has read what was not
-        // there yet.
+        // It may take more than the capacity at once, if the peer says that it has read bytes that
+        // were not written yet.
         if (writer.write(pieces) > some.size()) broken("a ring takes more than it was given");
         break;
       }

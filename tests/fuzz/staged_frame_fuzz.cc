@@ -1,6 +1,6 @@
-// Whatever arrives on the lane below a staged one is refused with a reason, or is a message within
-// the limits that says the same when it is written again. The input: how many payloads came, 4
-// bytes for the size of each, then the header.
+// Anything that arrives on the connection below a staged one is either refused with a reason, or is
+// a message within the limits that is unchanged when it is written again. The input gives the
+// number of payloads, 4 bytes for the size of each, then the header.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   below.max_message = 10 << 20;
   const Capabilities limits = staged::capabilities_over(below);
   std::span<const std::uint8_t> left(data + 1, bytes - 1);
-  // What the lane below lets through: its limits hold already.
+  // Messages that the connection below lets through are within its limits.
   std::vector<std::uint64_t> came;
   std::uint64_t total = 0;
   for (std::size_t count = data[0] % 8; count > 0 && left.size() >= 4; --count) {

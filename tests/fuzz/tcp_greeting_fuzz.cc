@@ -1,5 +1,5 @@
-// Whatever a stranger sends first, in whatever pieces, a greeting is whole, foreign or unfinished,
-// and nothing beyond it is read. The first byte says how long the pieces are.
+// For any first bytes of a stranger, in any pieces, a greeting is whole, foreign or unfinished, and
+// no byte beyond it is read. The first byte sets the length of the pieces.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
         part.index >= part.count) {
       weft::broken("a socket of a lane that cannot be");
     }
-    // A greeting says nothing that encoding it again would not say.
+    // A greeting contains exactly what encoding it again gives.
     if (!std::ranges::equal(Greeting::encode(greeting.identity(), part),
                             std::as_bytes(std::span(data + 1, Greeting::kBytes)))) {
       weft::broken("a greeting changes when it is read");

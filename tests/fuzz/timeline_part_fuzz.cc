@@ -1,6 +1,6 @@
-// Parts of the timeline come from other machines, by way of the store. Whatever stands in them:
-// they are no parts, or are merged, and what is made of them is JSON. The input is two parts with a
-// zero byte between them.
+// Parts of the timeline come from other machines, by way of the store. Any contents are either
+// refused or merged, and the result is JSON. The input consists of two parts with a zero byte
+// between them.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   static const harness::Folder folder;
   static const std::string file = folder.path() + "/timeline.json";
   static const std::string parts = trace::timeline::folder_of_parts(file);
-  // Anew: to write over a file takes a file system many times as long.
+  // Makes the files again: file systems take many times as long to write over a file.
   std::filesystem::remove_all(parts);
   std::filesystem::remove(file);
   std::filesystem::create_directories(parts);

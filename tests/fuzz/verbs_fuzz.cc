@@ -1,6 +1,7 @@
-// Whatever a peer says on a queue pair, in whatever order with what this end does: both halves of a
-// lane take it or give a reason, touch nothing that is not theirs, and keep the contract of
-// ByteStream. The input is a script: a byte for what happens next, then what belongs to it.
+// For any statements of a peer on a queue pair, in any order with the actions of this end: both
+// halves of a connection accept them or give a reason, access only memory of theirs, and keep the
+// contract of ByteStream. The input is a script: a byte chooses each step, and its arguments
+// follow.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +12,7 @@
 namespace weft::transport::verbs {
 namespace {
 
-// A script's bytes, zeros behind its end.
+// A script's bytes, followed by zeros.
 class Script {
  public:
   explicit Script(Bytes bytes) : bytes_(bytes) {}
@@ -32,10 +33,10 @@ struct Lane {
   Ends ends;
   std::vector<std::byte> place = std::vector<std::byte>(kDirectBytes + 1000);
   std::vector<std::byte> piece = std::vector<std::byte>(kDirectBytes + 1000, std::byte{7});
-  Bytes rest;               // of what was not taken whole: the next write() begins with it
-  bool is_placing = false;  // a read() that found nothing may have left its memory with the lane
+  Bytes rest;               // of a piece that was partly taken: the next write() begins with it
+  bool is_placing = false;  // after a read() that returned 0, its memory may be a named place
   unsigned sum = 0;
-  std::uint64_t come = 0;  // bytes that the ring was said to have
+  std::uint64_t come = 0;  // bytes that the peer says it wrote to the ring
 
   void tell(std::uint32_t bytes) {
     if (ends.fake.write_to(ends.a.pair.number(), bytes)) come += bytes;
@@ -64,7 +65,8 @@ struct Lane {
   void hear(Script& script) {
     Note note;
     note.kind = static_cast<Note::Kind>(script.byte() % 6);
-    const std::uint8_t wrong = script.byte();  // mostly nothing: else no lane would get far
+    const std::uint8_t wrong =
+        script.byte();  // usually no field is wrong, otherwise no connection would get far
     note.granted = (wrong & 15) == 1 ? script.byte() : 0;
     note.key = (wrong & 15) == 2 ? script.number() : ends.b.reader.ring_key();
     note.position = (wrong & 15) == 3 ? script.number() : come;
@@ -78,7 +80,7 @@ struct Lane {
 
 }  // namespace
 
-// For the driver's own check: how many of the script's steps came before the lane was refused.
+// For the test of the target itself: returns how many steps ran before the connection was refused.
 std::size_t fuzz_lane(Bytes input) {
   decode_hello(input).ok();
   Script script(input);

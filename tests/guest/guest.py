@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs programs of the build in a small Linux guest with RDMA in software, so that real verbs are tested without a NIC.
+"""Runs programs of the build in a small Linux guest with RDMA in software, to test real verbs without a NIC.
 
 usage: guest.py --cache DIR --share DIR --task SCRIPT [--limit SECONDS] [--arguments TEXT] PROGRAM ...
 
-QEMU emulates the machine (no KVM, no root), Debian's kernel brings rdma_rxe, and an initramfs made here holds modules, tools
-and the libraries that the programs need. The guest sees the share as /mnt: programs in /mnt/bin, the task beside them. Ends
-with the task's status; 77, after "SKIP: why", where qemu, a tool or the kernel cannot be had.
+QEMU emulates the machine (no KVM, no root), Debian's kernel has rdma_rxe, and an initramfs made here holds modules, tools
+and the libraries that the programs need. The guest sees the share as /mnt, with the programs in /mnt/bin. Ends
+with the task's status, or with 77 and "SKIP: <reason>" if qemu, a tool or the kernel is not available.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FOLDERS = ["bin", "dev", "etc", "mnt", "modules", "proc", "run", "sys", "tmp", "
 QEMU = "qemu-system-x86_64"
 
 INIT = """#!/bin/busybox sh
-# The guest's first process: loads the modules, mounts the share, runs the task, writes down its status, powers off.
+# The guest's first process: loads the modules, mounts the share, runs the task, stores its status, powers off.
 export PATH=/bin
 mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev
 mkdir -p /dev/pts /dev/shm; mount -t devpts none /dev/pts
@@ -47,7 +47,7 @@ poweroff -f
 
 
 class Skip(Exception):
-    """Something that this needs is not here."""
+    """Something that the guest needs is missing."""
 
 
 def find_tool(name):
@@ -61,7 +61,7 @@ def find_tool(name):
 
 
 def unpack_elf(image):
-    """The kernel proper out of a bzImage: booting it saves unpacking it in emulation, half of the boot."""
+    """Returns the kernel inside a bzImage: unpacking it in emulation would take half of the boot."""
     formats = [
         (b"\xfd7zXZ\x00", lambda data: lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(data)),
         (b"\x28\xb5\x2f\xfd", lambda data: subprocess.run(["zstd", "-dcq"], input=data, capture_output=True).stdout),
@@ -120,7 +120,7 @@ def kernel(cache):
 
 
 def modules_in_order(folder):
-    """(file name, bytes) of each module, those that others need first. Names that a kernel has built in are left out."""
+    """(file name, bytes) of each module, in the order of their dependencies. Modules built into the kernel are left out."""
     files = {re.sub(r"\.ko(\.xz)?$", "", path.name).replace("-", "_"): path for path in folder.rglob("*.ko*")}
     ordered = {}
 
@@ -157,7 +157,7 @@ class Archive:
         self.entries.setdefault(name, (data, mode))
 
     def add_file(self, path):
-        """A file of this machine, at the same place, with the libraries it needs."""
+        """Adds a file of this machine at the same path, with the libraries that it needs."""
         name = str(path).lstrip("/")
         if name in self.entries:
             return
@@ -196,7 +196,7 @@ def build_initramfs(folder, programs, file):
         archive.add_libraries(path)
     for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split():
         archive.add(f"bin/{applet}", b"busybox", stat.S_IFLNK | 0o777)
-    # What ldd does not name: libibverbs is opened at run time, and opens its driver by name.
+    # ldd does not list these: libibverbs is opened at run time, and opens its driver by name.
     drivers = glob.glob("/usr/lib/*/libibverbs/librxe-rdmav*.so")
     verbs = glob.glob("/usr/lib/*/libibverbs.so.1")
     if not drivers or not verbs:
@@ -218,13 +218,15 @@ def build_initramfs(folder, programs, file):
 
 def run_guest(options, folder, initramfs):
     share = Path(options.share)
-    # Emulated, this CPU is the quickest at rxe's checksums: without PCLMULQDQ the kernel takes its table-driven code.
+    # Of the emulated CPUs this one computes rxe's checksums fastest: without PCLMULQDQ the kernel
+    # uses its table-driven code.
     command = [QEMU, "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-pclmulqdq", "-smp", "2", "-m", "3G"]
     command += ["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]
     command += ["-kernel", folder / "kernel", "-initrd", initramfs]
-    # The guest's CPUs are threads of the host, which gives them no time for seconds when it is busy. The kernel would take that
-    # for a broken machine: no_timer_check prevents a panic at the start ("IO-APIC + timer doesn't work!"), nowatchdog the
-    # report of a soft lockup ("BUG:", which fails the task).
+    # The guest's CPUs are threads of the host, which may not run for seconds when the host is busy.
+    # The guest's kernel would take that for a broken machine: no_timer_check prevents a panic at
+    # the start ("IO-APIC + timer doesn't work!"), nowatchdog the report of a soft lockup ("BUG:",
+    # which fails the task).
     command += ["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nowatchdog"]
     command += ["-virtfs", f"local,path={share},mount_tag=share,security_model=none,multidevs=remap"]
     try:

@@ -1,4 +1,4 @@
-// What only verbs does, on a real device of the guest.
+// Behaviour of verbs alone, on a real device of the guest.
 #include <array>
 #include <cstdlib>
 #include <future>
@@ -17,7 +17,7 @@ namespace {
 using harness::open_descriptors;
 using testing::HasSubstr;
 
-// Both ends of a lane of verbs, by the functions of ConnectionClaims.
+// Both ends of a verbs connection, made with the functions of ConnectionClaims.
 struct Verbs {
   Verbs() : harbour(*transport->connector(), far_loop) {}
   std::shared_ptr<Connection> connect() const {
@@ -30,13 +30,13 @@ struct Verbs {
   Harbour harbour;
 };
 
-TEST(Rdma, TheBackendIsUsableAndSaysWhatItUses) {
+TEST(Rdma, BackendIsUsableAndDescribesItself) {
   const auto verbs = transport::open("verbs");
   EXPECT_THAT(verbs->describe(), testing::Contains(HasSubstr("used: rxe")));
   EXPECT_THAT(verbs->describe(), testing::Contains(HasSubstr("memory of GPUs: ")));
 }
 
-TEST(Rdma, AnAddressOnAnotherFabricIsRefusedWithBothNames) {
+TEST(Rdma, OtherFabricIsRefusedNamingBoth) {
   const auto verbs = transport::open("verbs");
   const auto why = verbs->connector()->why_unreachable("ib/127.0.0.1:1");
   ASSERT_TRUE(why);
@@ -44,7 +44,7 @@ TEST(Rdma, AnAddressOnAnotherFabricIsRefusedWithBothNames) {
   EXPECT_THAT(*why, HasSubstr("RoCE"));
 }
 
-TEST(Rdma, IsTheWayToAnotherHostWhereTcpIsOneToo) {
+TEST(Rdma, IsPreferredToTcp) {
   const transport::Routes all;
   EXPECT_THAT(all.names(), testing::ElementsAre("shm", "verbs", "inproc", "tcp"));
   const auto loop = std::make_shared<EventLoop>("host");
@@ -54,15 +54,15 @@ TEST(Rdma, IsTheWayToAnotherHostWhereTcpIsOneToo) {
   host.close();
 }
 
-// Closes so many turns of its loop from now.
+// Closes the connection after that many turns of its loop.
 void close_after(int turns, const std::shared_ptr<EventLoop>& loop,
                  const std::shared_ptr<Connection>& connection) {
   if (turns == 0) return connection->close(Error(Blame::Cancelled, "enough"));
   loop->post([=] { close_after(turns - 1, loop, connection); });
 }
 
-// The moment in which the operation fails is the one from which on the memory is its owner's.
-TEST(Rdma, ALaneThatIsClosedDuringALargePayloadTouchesItsDestinationNoMore) {
+// From the moment in which the operation fails, the memory belongs to its owner again.
+TEST(Rdma, ClosingStopsWritesToDestinations) {
   Verbs verbs;
   for (const int turns : {1, 3, 10, 30}) {
     const auto near = verbs.connect();
@@ -88,7 +88,7 @@ TEST(Rdma, ALaneThatIsClosedDuringALargePayloadTouchesItsDestinationNoMore) {
   }
 }
 
-TEST(Rdma, AStrangerWhoSpeaksTcpOnlyEndsNoneButItself) {
+TEST(Rdma, TcpStrangerEndsOnlyItself) {
   Verbs verbs;
   const std::string address = verbs.harbour.address();
   const auto tcp = transport::open("tcp");
@@ -113,7 +113,7 @@ TEST(Rdma, AStrangerWhoSpeaksTcpOnlyEndsNoneButItself) {
   EXPECT_EQ(mail.next().header, "still here");
 }
 
-TEST(Rdma, LanesLeaveNoDescriptorsBehind) {
+TEST(Rdma, ConnectionsLeaveNoDescriptors) {
   Verbs verbs;
   const auto carry = [&] {
     const auto near = verbs.connect();
@@ -128,14 +128,14 @@ TEST(Rdma, LanesLeaveNoDescriptorsBehind) {
     near_mail.wait_closed();
   };
   carry();
-  const std::ptrdiff_t after_one = open_descriptors();  // some of it may be closing still
+  const std::ptrdiff_t after_one = open_descriptors();  // some may still be closing
   for (int i = 0; i < 20; ++i) carry();
   EXPECT_TRUE(verbs.near_loop->drive([&] { return open_descriptors() <= after_one; }, patience()))
       << open_descriptors() << " descriptors, " << after_one << " after the first lane";
 }
 
-// A queue pair by itself, against a real device's rules.
-TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
+// A queue pair by itself, under a real device's rules.
+TEST(Rdma, WrongKeyFailsAndWritesNothing) {
   using namespace transport::verbs;
   const auto library = Library::open();
   ASSERT_TRUE(library.ok());
@@ -183,8 +183,8 @@ TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
   EXPECT_TRUE(same(to, std::vector<std::byte>(to.size())));
 }
 
-// Two devices and a cable between them, which verbs.sh has laid: packets get lost on it from here
-// on, all of them, in both directions. The kernel keeps both ports up, as with a switch between.
+// Two devices and a cable between them, which verbs.sh has set up. cut() makes it lose all packets
+// in both directions. The kernel keeps both ports up, as with a switch between them.
 class VerbsCable : public testing::Test {
  protected:
   static void cut() {
@@ -202,7 +202,7 @@ class VerbsCable : public testing::Test {
   }
 };
 
-TEST_F(VerbsCable, CutWhileALaneClosesDoesNotHoldItsOwnerUp) {
+TEST_F(VerbsCable, CutWhileClosingDoesNotBlock) {
   Verbs verbs;
   const auto near = verbs.connect();
   const auto far = verbs.harbour.next();
@@ -216,7 +216,7 @@ TEST_F(VerbsCable, CutWhileALaneClosesDoesNotHoldItsOwnerUp) {
   EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
 }
 
-TEST_F(VerbsCable, CutBeforeALaneConnectsEndsTheAttemptAtItsDeadline) {
+TEST_F(VerbsCable, CutBeforeConnectingTimesOut) {
   Verbs verbs;
   const std::string address = verbs.harbour.address();
   cut();

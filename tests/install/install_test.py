@@ -3,7 +3,7 @@
 
 usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS LIBRARY MOST_BYTES
   LIBRARY: shared or static, the kind that the build made of libweft
-  MOST_BYTES: of libweft.so when it is stripped; 0 where the build is not optimised, and any number will do
+  MOST_BYTES: the largest size of the stripped libweft.so; 0 for no limit, if the build is not optimised
 """
 
 import os
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 build, compiler, flags, library, most_bytes = sys.argv[1:6]
-# The programs find their libraries by themselves.
+# The programs must find their libraries by themselves.
 environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
 project = Path(__file__).parent / "project"
 
@@ -28,7 +28,7 @@ def run(*command, **options):
 
 
 def check_exports(path):
-    """libweft.so exports nothing but Weft's own symbols, and is small enough when it is stripped."""
+    """Checks that libweft.so exports only Weft's symbols, and that it is small enough when stripped."""
     names = [line.split(" ", 2)[2] for line in run("nm", "-DC", "--defined-only", path).splitlines()]
     strange = [name for name in names if "weft::" not in name]
     if not names or strange:
@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
     if library == "shared":
         check_exports(prefix / "lib" / libraries[0])
     shutil.copytree(project, f"{folder}/project")
-    # A release build whatever ours is: users choose their own.
+    # A release build, whichever ours is: users choose their own build type.
     settings = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE="]
     # A user's machine need not have the CUDA toolkit that Weft was built with.
     settings.append("-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Builds Weft's library and programs with another compiler, and a user's program with what was installed; runs that program. Takes
-# minutes, so no test runs it.
+# Builds Weft's library and programs with another compiler, and a user's program against the
+# installed result; runs that program. No test runs this script, because it takes minutes.
 #
 #   tests/install/other_compiler.sh clang++-16
 #   tests/install/other_compiler.sh g++ ROOT       in another system, as root: a folder that debootstrap made, such as
 #     debootstrap --variant=minbase --include=g++,lld,ninja-build,libspdlog-dev,nlohmann-json3-dev,libcli11-dev,libmsgpack-cxx-dev,libssl-dev trixie ROOT MIRROR
 #
-# libtorch is that of ./dev setup. Without CUDA: nvcc's own range of compilers is another matter.
+# Uses the libtorch of ./dev setup. Without CUDA, because nvcc supports its own range of compilers.
 set -euo pipefail
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
   echo "usage: $0 COMPILER [ROOT]   COMPILER: such as clang++-16; ROOT: folder of a system that has it" >&2
@@ -19,7 +19,7 @@ torch=$(echo "$source"/build/venv/lib/python3.*/site-packages/torch)
 cmake=$(echo "$source"/build/venv/lib/python3.*/site-packages/cmake/data/bin/cmake)
 [ -d "$torch" ] && [ -x "$cmake" ] || { echo "no libtorch or cmake under $source/build/venv: run ./dev setup" >&2; exit 3; }
 work=$(mktemp -d "$root/tmp/weft-XXXXXX")
-here=${work#"$root"}  # as the other system names it
+here=${work#"$root"}  # its path inside the other system
 inside=()
 clean() {
   [ -z "$root" ] || umount "$root$source" || true

@@ -4,8 +4,8 @@
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
   autograd < rpc < ddp < zero < checkpoint < optim < launch
-  a transport backend never includes another backend (transport/mesh and transport/cuda_ipc are none: they work over connections)
-  libtorch appears in engine/, transport/gloo/, examples/, tests/ and profiling/bench/ only
+  a transport backend never includes another backend (transport/mesh and transport/cuda_ipc are not backends: they use connections)
+  only engine/, transport/gloo/, examples/, tests/ and profiling/bench/ include libtorch
   Weft's own headers are written #include <weft/…>
 """
 
@@ -33,7 +33,7 @@ def layer_of(path):
 
 
 def engine_folder_of(path):
-    """The place in ENGINE of a file below engine/; None for other files."""
+    """The index in ENGINE of a file below engine/; None for other files."""
     parts = path.split("/")
     if parts[0] != "engine" or len(parts) < 3:
         return None

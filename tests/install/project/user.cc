@@ -8,7 +8,7 @@
 int main() {
   if (weft::version() != WEFT_VERSION) return 1;
   std::printf("%s\n", WEFT_VERSION);
-  std::fflush(stdout);  // the ranks are forks, and would print it again
+  std::fflush(stdout);  // the ranks are forked and would print it again
   weft::spawn(2, [](int rank, int world_size) {
     auto group = weft::init_process_group();
     torch::nn::Linear net(2, 1);

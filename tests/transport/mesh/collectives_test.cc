@@ -77,10 +77,10 @@ void expect_reduced(const std::vector<std::byte>& memory, Dtype dtype, ReduceOp 
   }
 }
 
-class OfRanks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Mesh, OfRanks, testing::Values(1, 2, 3, 4));
+class MeshCollectives : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshCollectives, testing::Values(1, 2, 3, 4));
 
-TEST_P(OfRanks, AllReduceIsRightForAllDtypesAndOps) {
+TEST_P(MeshCollectives, AllReduceIsRightForAllDtypesAndOps) {
   run_ranks(GetParam(), [](Communicator& communicator) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kOps) {
@@ -99,7 +99,7 @@ TEST_P(OfRanks, AllReduceIsRightForAllDtypesAndOps) {
   });
 }
 
-TEST_P(OfRanks, ResultsAreRightAroundSizeBoundaries) {
+TEST_P(MeshCollectives, ResultsAreRightAroundSizeBoundaries) {
   // Boundaries: zero elements, fewer elements than ranks, one message, a block's rounding, one
   // chunk, many chunks; for each algorithm that is chosen.
   const std::vector<std::size_t> counts{0,    1,    2,    3,    5,    15,     16,      17,
@@ -135,7 +135,7 @@ TEST_P(OfRanks, ResultsAreRightAroundSizeBoundaries) {
   });
 }
 
-TEST_P(OfRanks, ReduceScatterOnlyReadsItsInputs) {
+TEST_P(MeshCollectives, ReduceScatterOnlyReadsItsInputs) {
   run_ranks(GetParam(), [](Communicator& communicator) {
     constexpr std::size_t kCount = 100'003;
     const auto ranks = static_cast<std::size_t>(communicator.size());
@@ -179,7 +179,7 @@ TEST(Mesh, ManyRanksUseARing) {
   });
 }
 
-TEST_P(OfRanks, SumsHaveTheSameBitsOnAllRanks) {
+TEST_P(MeshCollectives, SumsHaveTheSameBitsOnAllRanks) {
   std::mutex mutex;
   std::map<std::string, std::vector<std::vector<std::byte>>> results;
   run_ranks(GetParam(), [&](Communicator& communicator) {

@@ -253,8 +253,7 @@ TEST(VerbsRings, IdleReaderHoldsTheWriterBack) {
   EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "a posted receive was missing";
 }
 
-// Neither end processes completions while the other writes: what is posted stays within what was
-// granted.
+// Neither end processes completions while the other writes: posted requests stay within the grants.
 TEST(VerbsRings, ManySmallWritesNeverMissAReceive) {
   Ends ends;
   const auto byte = pattern(11, 1);
