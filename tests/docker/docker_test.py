@@ -113,7 +113,7 @@ def check_dev_commands():
         fail(f"only {named} uses of ./dev were found in docker/")
     for wrong in ("build --presets cpu", "test --preset gpu", "fly", "gpu --prepare extra"):  # shows that this test can fail
         if why_not_understood(wrong.split()) is None:
-            fail(f"'./dev {wrong}' was found right")
+            fail(f"'./dev {wrong}' was accepted")
 
 
 def check_gpu_preset():
@@ -152,11 +152,11 @@ def check_dockerfiles():
             if copied not in wanted[:-1]:
                 fail(f"docker/{name}.Dockerfile copies from {copied}")
         if re.search(r"https?://|index-url|sources\.list", text):
-            fail(f"docker/{name}.Dockerfile names a package host; that is the builder's to say")
+            fail(f"docker/{name}.Dockerfile names a package host, which only the builder may choose")
         for copied in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
             for source in copied.split()[:-1]:
                 if not (ROOT / source).exists():
-                    fail(f"docker/{name}.Dockerfile copies {source}, which there is not")
+                    fail(f"docker/{name}.Dockerfile copies {source}, which does not exist")
 
 
 def check_scripts():
@@ -216,8 +216,8 @@ def check_compose(compose):
         expect(service["build"] == {"context": "..", "dockerfile": "docker/cpu.Dockerfile"} and service["image"] == "weft-cpu", f"{name}: {service}")
         expect(service["ulimits"] == {"memlock": -1} and service["init"] is (job == "tcp"), f"{name}: {service}")
         for variable in service.get("environment", {}):
-            expect(f"`{variable}`" in (ROOT / "docs/environment.md").read_text(), f"{name} sets {variable}, which docs/environment.md does not know")
-        expect(rank == "0" or service["depends_on"] == [f"{job}-0"], f"{name} does not come behind {job}-0")
+            expect(f"`{variable}`" in (ROOT / "docs/environment.md").read_text(), f"{name} sets {variable}, which docs/environment.md does not list")
+        expect(rank == "0" or service["depends_on"] == [f"{job}-0"], f"{name} does not depend on {job}-0")
         if job == "tcp":
             expect(service["hostname"] == name and option(command, "--master-addr") == "tcp-0", f"{name}: {service}")
             expect("network_mode" not in service and "pid" not in service, f"{name} shares namespaces, so it need not go over TCP")
@@ -298,14 +298,14 @@ def check_workflow(workflow):
                     if (why := why_not_understood(words)) is not None:
                         fail(f"ci.yaml: {name} runs './dev {' '.join(words)}': {why}")
         for dockerfile in re.findall(r"-f (\S+)", " ".join(step.get("run", "") for step in job["steps"])):
-            expect((ROOT / dockerfile).exists(), f"ci.yaml: {name} uses {dockerfile}, which there is not")
+            expect((ROOT / dockerfile).exists(), f"ci.yaml: {name} uses {dockerfile}, which does not exist")
     expect(named >= 4, f"ci.yaml: only {named} uses of ./dev were found")
     expect(stages_built(jobs["image"]) == [("cpu", "runtime"), ("cpu", "test")], f"ci.yaml: image builds {stages_built(jobs['image'])}")
     expect(stages_built(jobs["gpu"]) == [("gpu", "test"), ("gpu", "runtime")], f"ci.yaml: gpu builds {stages_built(jobs['gpu'])}")
     looks = [step["run"] for step in jobs["image"]["steps"] if "docker_test.py image" in step.get("run", "")]
-    expect(len(looks) == 1 and "docker-archive:$RUNNER_TEMP/weft-cpu.tar" in looks[0], f"ci.yaml: the image is not looked into: {looks}")
+    expect(len(looks) == 1 and "docker-archive:$RUNNER_TEMP/weft-cpu.tar" in looks[0], f"ci.yaml: the image is not tested: {looks}")
     expect("gpu" in jobs["gpu"]["runs-on"] and "self-hosted" in jobs["gpu"]["runs-on"], f"ci.yaml: gpu runs on {jobs['gpu']['runs-on']}")
-    expect(all(isinstance(jobs[name]["runs-on"], str) for name in set(jobs) - {"gpu"}), "ci.yaml: more than the GPU's job needs a machine of one's own")
+    expect(all(isinstance(jobs[name]["runs-on"], str) for name in set(jobs) - {"gpu"}), "ci.yaml: a job other than the GPU's needs a self-hosted machine")
 
 
 def yaml():
@@ -391,13 +391,13 @@ def check_digits(said, ranks=2, over=None):
     expect(0 < float(epoch.group(1)) < 2.3026, f"a loss of {epoch.group(1)} after an epoch: it has not learned\n{said}")
     expect(0.11 < float(tested.group(1)) <= 1, f"a test accuracy of {tested.group(1)}: it has not learned\n{said}")
     models = re.findall(r"parameters, rank \d+ +([0-9a-f]{16})", said)
-    expect(len(models) == ranks and len(set(models)) == 1, f"the ranks have not the same model:\n{said}")
+    expect(len(models) == ranks and len(set(models)) == 1, f"the ranks do not have the same model:\n{said}")
 
 
 def check_transports(said):
     """Checks in the output of weft-info that an image has everything that verbs needs, except for a device."""
     expect(re.search(r"^shm +usable: ", said, re.MULTILINE), f"weft-info does not find shm usable:\n{said}")
-    expect(re.search(r"^verbs +(usable: |not usable: .*\bno RDMA )", said, re.MULTILINE), f"weft-info finds more missing for verbs than a device:\n{said}")
+    expect(re.search(r"^verbs +(usable: |not usable: .*\bno RDMA )", said, re.MULTILINE), f"weft-info finds that verbs lacks more than a device:\n{said}")
 
 
 NOT_IN_AN_IMAGE = ["gcc", "g++", "cc", "clang", "cmake", "ninja", "make", "nvcc", "python", "python3", "pip", "pip3", "git"]
@@ -470,7 +470,7 @@ def base_image():
         expect("\n./etc/debian_version\n" in calls and "./dev/x" not in calls, f"the archive holds:\n{calls}")
         expect("buildah --storage-driver vfs commit working-container some-base\nbuildah --storage-driver vfs rm working-container\n" in calls, calls)
         refused = subprocess.run([script, "bad"], env=environment, capture_output=True, text=True)
-        expect(refused.returncode == 5, f"debootstrap failed, and the script ended with {refused.returncode}")
+        expect(refused.returncode == 5, f"debootstrap failed, but the script ended with {refused.returncode}")
         left = [path.name for path in folder.iterdir() if path.is_dir()]
         expect(not left, f"the script left {left}")
 

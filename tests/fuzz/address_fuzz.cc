@@ -18,7 +18,7 @@ using namespace weft;
 
 void check_blame(const Error& error) {
   if (error.blame() != Blame::Caller)
-    broken("an address that cannot be read is not the caller's fault");
+    broken("an address that cannot be read is not blamed on the caller");
 }
 
 template <class Address>
@@ -38,20 +38,20 @@ void check_inproc(const std::string& text) {
   static const auto loop = std::make_shared<EventLoop>("fuzz");
   static const auto listener = transport->connector()->listen({loop, "", [](const auto&) {}});
   transport::Connector& connector = *transport->connector();
-  if (connector.why_unreachable(listener->address())) broken("who listens cannot be reached");
+  if (connector.why_unreachable(listener->address())) broken("a listener cannot be reached");
   // Digits behind a real address lead to places that do not exist.
   for (const std::string& address : {text, listener->address() + text}) {
     const auto why = connector.why_unreachable(address);
     if (why && why->find("'" + address + "'") == std::string::npos)
-      broken("a refusal does not say of what");
+      broken("a refusal does not name the address");
     const bool is_no_address = why && why->ends_with("is not an inproc address");
     try {
       connector.connect(address, {loop, Deadline::never()})
           ->close(Error(Blame::Cancelled, "enough"));
-      if (is_no_address) broken("what is no address is connected to");
+      if (is_no_address) broken("connect() accepts what is not an address");
     } catch (const Error& error) {
       check_blame(error);
-      if (!is_no_address) broken("an address is refused by one and read by the other");
+      if (!is_no_address) broken("connect() cannot read an address that why_unreachable() can");
     }
   }
 }

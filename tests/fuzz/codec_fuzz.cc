@@ -71,7 +71,7 @@ void check(std::span<const std::byte> bytes) {
     value.emplace(weft::decode<T>(bytes));
   } catch (const weft::Error& error) {
     if (error.blame() != weft::Blame::Caller && error.blame() != weft::Blame::Busy)
-      broken("bytes are blamed on a peer");
+      broken("an Error is blamed on a peer");
     return;
   }
   use(*value);

@@ -35,7 +35,7 @@ const std::array<Descriptor, kFiles>& files() {
 
 ino_t number_of(const Descriptor& file) {
   struct stat about {};
-  if (::fstat(file.get(), &about) != 0) broken("what was found is not open");
+  if (::fstat(file.get(), &about) != 0) broken("a found descriptor is not open");
   return about.st_ino;
 }
 
@@ -68,7 +68,7 @@ void check_found(TakingEnd& end, std::uint64_t allocation) {
   const Descriptor found = end.find(allocation);
   if (!found) return;
   const auto is_it = [&](const Descriptor& file) { return number_of(file) == number_of(found); };
-  if (std::ranges::none_of(files(), is_it)) broken("a descriptor that nobody has passed");
+  if (std::ranges::none_of(files(), is_it)) broken("a descriptor that was never passed");
   if (end.find(allocation)) broken("one descriptor is found twice");
 }
 
@@ -102,7 +102,7 @@ void play(std::span<const std::uint8_t> script) {
       }
       case 2: {
         const bool comes_more = end.take();
-        if (comes_more && !goes_on) broken("a socket that had ended goes on");
+        if (comes_more && !goes_on) broken("an ended socket has more messages");
         goes_on = comes_more;
         break;
       }
@@ -115,7 +115,7 @@ void play(std::span<const std::uint8_t> script) {
   end.take();
   if (end.failure() && end.failure()->blame() != Blame::PeerLost &&
       end.failure()->blame() != Blame::Busy) {
-    broken("a stranger's words are blamed on somebody else");
+    broken("a stranger's message is not blamed on it");
   }
 }
 

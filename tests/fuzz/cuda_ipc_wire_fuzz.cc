@@ -19,13 +19,12 @@ using namespace weft::transport::cuda_ipc;
 template <class T>
 bool is_refused(const Result<T>& result) {
   if (result) return false;
-  if (result.error().blame() != Blame::PeerLost)
-    broken("a peer's bytes are blamed on somebody else");
+  if (result.error().blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
   return true;
 }
 
 void check_same(Bytes again, Bytes input) {
-  if (!std::ranges::equal(again, input)) broken("what came changes when it is read and written");
+  if (!std::ranges::equal(again, input)) broken("the input changes when it is read and written");
 }
 
 Bytes without_kind(Bytes message) {
@@ -42,7 +41,8 @@ void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
   const auto decoded = decode_shared(input, sizes, limits);
   if (is_refused(decoded)) return;
   const Shared& message = decoded.value();
-  if (message.slot >= kSlots || message.gpu >= kMaxGpus) broken("a slot that there is not");
+  if (message.slot >= kSlots || message.gpu >= kMaxGpus)
+    broken("a slot or GPU that does not exist");
   if (message.payloads.size() > limits.max_payloads || message.header.size() > limits.max_header)
     broken("beyond the limits");
   std::uint64_t total = 0;
@@ -54,17 +54,18 @@ void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
     pieces += payload.pieces.size();
     std::uint64_t left = payload.pieces.empty() ? 0 : payload.bytes;
     for (const Piece& piece : payload.pieces) {
-      if (piece.bytes == 0 || piece.bytes > left) broken("pieces that are not a payload");
+      if (piece.bytes == 0 || piece.bytes > left) broken("pieces that do not fit their payload");
       left -= piece.bytes;
       const bool is_inside =
           piece.bytes <= piece.passed && piece.offset <= piece.passed - piece.bytes;
-      if (piece.passed > 0 && !is_inside) broken("a piece of more than was passed");
+      if (piece.passed > 0 && !is_inside) broken("a piece beyond the passed memory");
     }
-    if (left > 0) broken("a part of a payload that is nowhere");
+    if (left > 0) broken("a part of a payload is in no piece");
   }
   if (pieces > limits.max_payloads) broken("more pieces than a message may have");
   if (total > limits.max_message) broken("more bytes than a message may have");
-  if (plain != payloads) broken("payloads that are neither here nor there");
+  if (plain != payloads)
+    broken("the payloads that are not shared differ in number from those received");
   check_same(without_kind(encode(message)), without_kind(input));
 }
 
@@ -76,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   if (data[0] % 3 == 0) {
     const auto hello = decode_hello(input);
     if (is_refused(hello)) return 0;
-    if (hello.value().gpus.size() > kMaxGpus) broken("more GPUs than there may be");
+    if (hello.value().gpus.size() > kMaxGpus) broken("more GPUs than the limit");
     for (const Gpu& gpu : hello.value().gpus) {
       if (gpu.events.size() != kSlots) broken("a GPU without its events");
     }

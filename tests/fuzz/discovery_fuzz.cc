@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     state.hear(*heard, "10.0.0.1", now);
     const auto mine = decode(encode(state.to_announce(now)));
     if (!mine || mine->nonce != self.nonce || mine->world_size != 2)
-      broken("what is announced cannot be read");
+      broken("an announcement cannot be read");
   }
   return 0;
 }

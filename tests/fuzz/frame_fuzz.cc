@@ -26,7 +26,7 @@ class Given final : public ByteStream {
     return bytes_.first(std::min(bytes_.size(), at_most_));
   }
   void consume(std::size_t bytes) noexcept override {
-    if (bytes > bytes_.size()) broken("an inbox consumes what has not come");
+    if (bytes > bytes_.size()) broken("an inbox consumes bytes that have not arrived");
     bytes_ = bytes_.subspan(bytes);
   }
   std::size_t read(std::span<std::byte> to) noexcept override {

@@ -49,8 +49,8 @@ Heard hear(std::span<const char> bytes, std::size_t piece) {
 
 void check(const Frame& frame) {
   if (frame.type < FrameType::Hello || frame.type > FrameType::Called)
-    broken("a type that there is not");
-  if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that there is not");
+    broken("a type that does not exist");
+  if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that does not exist");
   if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText)
     broken("beyond the limits");
   const std::string written = encode(frame);
@@ -70,13 +70,12 @@ void tell(Ledger& ledger, const Frame& frame) {
   if (frame.type == FrameType::Leaving) {
     ledger.on_leaving(frame);
     if (frame.rank != 0 && !ledger.has_left(frame.rank))
-      broken("who says that it leaves is still there");
+      broken("a rank that has said it leaves has not left");
   } else if (frame.type == FrameType::Completed) {
     ledger.on_completed(frame.rank, static_cast<int>(frame.number));
   }
   const auto why = ledger.left_behind();
-  if (why && why->blame() != Blame::PeerLost)
-    broken("a rank that leaves is nobody's fault but its own");
+  if (why && why->blame() != Blame::PeerLost) broken("a rank's leaving is not blamed on that rank");
 }
 
 }  // namespace

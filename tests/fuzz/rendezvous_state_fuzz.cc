@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     state = decode(text);
   } catch (const Error& error) {
     if (error.blame() != Blame::PeerLost)
-      broken("a state that cannot be read is not the peer's fault");
+      broken("a state that cannot be read is not blamed on the peer");
     return 0;
   }
   if (decode(encode(state)) != state) broken("a state changes when it is written");

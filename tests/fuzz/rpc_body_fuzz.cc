@@ -42,7 +42,7 @@ bool read(Input input, const Convert& convert) {
     return true;
   } catch (const Error& error) {
     if (error.blame() != Blame::Caller && error.blame() != Blame::Busy)
-      broken("bytes are blamed on somebody else");
+      broken("bytes are not blamed on their sender");
     return false;
   }
 }

@@ -43,10 +43,11 @@ class Lane final : public transport::Connection {
     if (accepted_) broken("a message is accepted twice");
     accepted_ = true;
     if (destinations.empty()) return Op();
-    if (destinations.size() != sizes_.size()) broken("not a place for each payload");
+    if (destinations.size() != sizes_.size())
+      broken("the number of destinations is not that of the payloads");
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
       if (destinations[i].bytes != sizes_[i] || !destinations[i].device.is_host())
-        broken("a place that does not fit");
+        broken("a destination that does not fit its payload");
       if (sizes_[i] > 0) std::memset(destinations[i].data, 1, sizes_[i]);
     }
     return Op();
@@ -69,7 +70,7 @@ void use(Message message) {
     });
   } catch (const Error& error) {
     if (error.blame() != Blame::Caller && error.blame() != Blame::Busy)
-      broken("a body is blamed on somebody else");
+      broken("a body is not blamed on its sender");
   }
 }
 
@@ -79,7 +80,7 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
   const transport::Arrival arrival{.header = header, .sizes = sizes, .in_place = {}};
   if (const auto body = challenge_in(arrival);
       body && (!sizes.empty() || body->size() > header.size()))
-    broken("a challenge that did not come so");
+    broken("a challenge that was not received");
   Lane lane(sizes);
   int ends = 0;
   receive_message(
@@ -87,11 +88,12 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
       [&](Message message, const Error* lacking) {
         ++ends;
         if (lacking != nullptr) {
-          if (!message.parts.empty()) broken("storages of a message that lacks some");
+          if (!message.parts.empty()) broken("an incomplete message has storages");
           return;
         }
         const std::size_t aside = (message.head.flags & kBodyAside) != 0 ? 1 : 0;
-        if (message.parts.size() + aside != sizes.size()) broken("not a storage for each payload");
+        if (message.parts.size() + aside != sizes.size())
+          broken("the number of storages is not that of the payloads");
         for (std::size_t i = 0; i < message.parts.size(); ++i) {
           if (message.parts[i].bytes != sizes[i + aside]) broken("a storage of another size");
         }
@@ -99,9 +101,10 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
       },
       [&](const Error& why) {
         ++ends;
-        if (why.blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+        if (why.blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
       });
-  if (ends != 1 || !lane.accepted()) broken("a message that is not dealt with");
+  if (ends != 1 || !lane.accepted())
+    broken("a message is neither delivered nor refused, or not accepted");
 }
 
 }  // namespace

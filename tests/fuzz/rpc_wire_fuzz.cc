@@ -16,19 +16,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const auto input = std::as_bytes(std::span(data + 1, bytes - 1));
   const auto parsed = rpc::parse_head(input, payloads);
   if (!parsed) {
-    if (parsed.error().blame() != Blame::PeerLost)
-      broken("a peer's bytes are blamed on somebody else");
+    if (parsed.error().blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
     return 0;
   }
   const auto& [head, table, rest] = parsed.value();
   if (head.kind < rpc::FrameKind::Hello || head.kind > rpc::FrameKind::Cancel)
-    broken("a kind that there is not");
+    broken("a kind that does not exist");
   if (head.time_left < 0) broken("a deadline in the past");
   const bool aside = (head.flags & rpc::kBodyAside) != 0;
   if (table.size() + (aside ? 1 : 0) != payloads) broken("more or fewer storages than payloads");
   if (aside && !rest.empty()) broken("two bodies");
   for (const auto& entry : table) {
-    if (entry.device_type > 1 || entry.begin >> 48 != 0) broken("a storage that cannot be");
+    if (entry.device_type > 1 || entry.begin >> 48 != 0) broken("an impossible storage");
   }
   std::vector<std::byte> again;
   rpc::append_head(again, head, table);

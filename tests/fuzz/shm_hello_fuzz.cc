@@ -21,7 +21,7 @@ Descriptor memory_of(std::size_t bytes, int seals) {
   Descriptor memory(memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(memory.get(), F_ADD_SEALS, seals) != 0) {
-    broken("no memory for a fuzzer's file");
+    broken("the fuzzer cannot make a file in memory");
   }
   return memory;
 }
@@ -74,7 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   if (bytes > 1) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
-      broken("no sockets for a fuzzer");
+      broken("the fuzzer cannot make sockets");
     const Descriptor here(ends[0]);
     {
       const Descriptor there(ends[1]);
@@ -83,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     try {
       if (const auto segment = Segment::take_from(here)) segment->reader().peek(1);
     } catch (const Error& error) {
-      if (error.blame() == Blame::Caller) broken("a stranger's words are blamed on the caller");
+      if (error.blame() == Blame::Caller) broken("a stranger's message is blamed on the caller");
     }
   }
   const int lowest_after = ::dup(STDERR_FILENO);

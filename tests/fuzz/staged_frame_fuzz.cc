@@ -44,11 +44,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   }
   std::uint64_t sum = 0;
   for (const std::uint64_t size : sizes) sum += size;
-  if (sum != decoded.total || sum > limits.max_message) broken("sizes that are not their sum");
-  if (decoded.header.size() > header.size()) broken("a header beyond what came");
+  if (sum != decoded.total || sum > limits.max_message)
+    broken("the total is not the sum of the sizes");
+  if (decoded.header.size() > header.size()) broken("a header longer than the one received");
   if (!decoded.header.empty() &&
       decoded.header.data() + decoded.header.size() != header.data() + header.size()) {
-    broken("a header that lies elsewhere");
+    broken("a header outside the received one");
   }
   std::vector<std::byte> again;
   if (decoded.kind == staged::Kind::Whole) {

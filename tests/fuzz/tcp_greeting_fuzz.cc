@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const std::size_t total = std::min<std::size_t>(bytes - 1, 200);
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    weft::broken("no sockets for a fuzzer");
+    weft::broken("the fuzzer cannot make sockets");
   Greeting greeting;
   auto progress = Greeting::Progress::Wants;
   std::size_t sent = 0;
@@ -31,14 +31,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   }
   ::close(ends[1]);
   if (progress == Greeting::Progress::Wants) {
-    if (sent >= Greeting::kBytes) weft::broken("a whole greeting is not known as one");
+    if (sent >= Greeting::kBytes) weft::broken("a whole greeting is taken for an unfinished one");
     progress = greeting.receive(ends[0]);
     if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
   } else if (progress == Greeting::Progress::Whole) {
     const auto part = greeting.part();
     if (part.count < 1 || part.count > weft::transport::tcp::kMaxSockets ||
         part.index >= part.count) {
-      weft::broken("a socket of a lane that cannot be");
+      weft::broken("an impossible part of a connection");
     }
     // A greeting contains exactly what encoding it again gives.
     if (!std::ranges::equal(Greeting::encode(greeting.identity(), part),

@@ -41,10 +41,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (trace::timeline::merge(file).parts > 2) broken("more parts than there are files");
   } catch (const Error& error) {
     if (error.blame() != Blame::Caller)
-      broken("a part that cannot be read is the fault of who merges");
+      broken("a part that cannot be read is not blamed on the caller");
     return 0;
   }
   std::ifstream merged(file);
-  if (!nlohmann::json::accept(merged)) broken("what is merged is no JSON");
+  if (!nlohmann::json::accept(merged)) broken("the merged timeline is not JSON");
   return 0;
 }

@@ -236,7 +236,7 @@ def run_guest(options, folder, initramfs):
         return 1
     status = share / "status"
     if not status.exists():
-        print("guest: it never got to the end of its task", flush=True)
+        print("guest: it stopped before the end of its task", flush=True)
         return 1
     return int(status.read_text())
 

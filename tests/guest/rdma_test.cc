@@ -84,7 +84,7 @@ TEST(Rdma, ClosingStopsWritesToDestinations) {
     EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
     EXPECT_THAT(near_mail.wait_closed().text(), HasSubstr("enough"));
     EXPECT_TRUE(same(got, then)) << turns;
-    EXPECT_FALSE(same(got, payload)) << "it came whole: nothing was tested";
+    EXPECT_FALSE(same(got, payload)) << "the payload arrived whole, so nothing was tested";
   }
 }
 
@@ -131,7 +131,7 @@ TEST(Rdma, ConnectionsLeaveNoDescriptors) {
   const std::ptrdiff_t after_one = open_descriptors();  // some may still be closing
   for (int i = 0; i < 20; ++i) carry();
   EXPECT_TRUE(verbs.near_loop->drive([&] { return open_descriptors() <= after_one; }, patience()))
-      << open_descriptors() << " descriptors, " << after_one << " after the first lane";
+      << open_descriptors() << " descriptors, " << after_one << " after the first connection";
 }
 
 // A queue pair by itself, under a real device's rules.

@@ -32,11 +32,11 @@ def check_exports(path):
     names = [line.split(" ", 2)[2] for line in run("nm", "-DC", "--defined-only", path).splitlines()]
     strange = [name for name in names if "weft::" not in name]
     if not names or strange:
-        sys.exit(f"{path} exports {len(names)} symbols, and of other namespaces: {strange[:10]}")
+        sys.exit(f"{path} exports {len(names)} symbols, among them these of other namespaces: {strange[:10]}")
     stripped = path.with_name("stripped.so")
     run("strip", "-o", stripped, path)
     if int(most_bytes) and stripped.stat().st_size > int(most_bytes):
-        sys.exit(f"{path} has {stripped.stat().st_size} bytes when it is stripped, and {most_bytes} is the most")
+        sys.exit(f"{path} has {stripped.stat().st_size} bytes when stripped; the limit is {most_bytes}")
     stripped.unlink()
 
 
@@ -47,10 +47,10 @@ with tempfile.TemporaryDirectory() as folder:
         if not (prefix / "include" / header).is_file():
             sys.exit(f"{header} is not installed")
     if (prefix / "include/weft/engine/call/core.h").exists():
-        sys.exit("engine/call/core.h is installed, and no public header includes it")
+        sys.exit("engine/call/core.h is installed, although no public header includes it")
     libraries = sorted(path.name for path in (prefix / "lib").iterdir() if path.is_file() and not path.is_symlink())
     if [name.split(".")[:2] for name in libraries] != [["libweft", "so" if library == "shared" else "a"]]:
-        sys.exit(f"lib/ has {libraries}, and not one {library} libweft")
+        sys.exit(f"lib/ has {libraries}, not just one {library} libweft")
     if library == "shared":
         check_exports(prefix / "lib" / libraries[0])
     shutil.copytree(project, f"{folder}/project")
@@ -82,5 +82,5 @@ with tempfile.TemporaryDirectory() as folder:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     output = run(prefix / "bin" / "weft-run", "--no-prefix", "--rdzv-endpoint", endpoint, "sh", "-c", "echo rank $RANK")
     if output != "rank 0\n":
-        sys.exit(f"the installed weft-run, which goes on as weft-agent, printed: {output}")
+        sys.exit(f"the installed weft-run, which continues as weft-agent, printed: {output}")
 print("ok")

@@ -15,7 +15,7 @@ int main() {
     weft::DistributedDataParallel ddp(net, group);
     ddp(at::ones({1, 2}) * (rank + 1)).sum().backward();
     if (net->weight.grad()[0][0].item<float>() != 1.5f)
-      throw weft::Error(weft::Blame::Caller, "the gradient is no average");
+      throw weft::Error(weft::Blame::Caller, "the gradient is not the average");
     if (rank == 0) std::printf("%d ranks\n", world_size);
   });
 }
