@@ -304,7 +304,7 @@ TEST_P(DeviceClaims, PinsAreHeldExactlyUntilDone) {
   EXPECT_TRUE(lane.far_loop->drive([&] { return to_watch.expired(); }, patience()));
 }
 
-TEST_P(DeviceClaims, NoDestinationsDiscardPayloads) {
+TEST_P(DeviceClaims, AcceptWithoutDestinationsDiscards) {
   const auto payload = pattern(1, 3 << 20);
   const auto from = on_device(payload);
   for (const std::size_t bytes : {100u, 3u << 20}) {

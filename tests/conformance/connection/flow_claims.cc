@@ -80,7 +80,7 @@ TEST_P(ConnectionClaims, PayloadsLandAtTheirDestinations) {
   }
 }
 
-TEST_P(ConnectionClaims, NoDestinationsDiscardPayloads) {
+TEST_P(ConnectionClaims, AcceptWithoutDestinationsDiscards) {
   const Lane lane = open();
   const Manual manual(*lane.far);
   const auto payload = pattern(3, 3 << 20);

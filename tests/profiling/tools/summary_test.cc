@@ -287,7 +287,7 @@ void add_call(Run& run, std::uint64_t number, int to, double whole, double there
   run.ranks[to].operations.push_back(span("served", number, 110, 110 + there, to, 0));
 }
 
-TEST(Summary, CallsRateLinksAndRanks) {
+TEST(Summary, CallsCountForLinksAndRanks) {
   tools::Run run;
   for (int rank = 0; rank < 3; ++rank) run.ranks[rank].end = 1000;
   add_call(run, 1, 1, 250, 50);

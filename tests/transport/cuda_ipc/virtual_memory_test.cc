@@ -44,7 +44,7 @@ class CudaIpcOfVirtualMemory : public Lanes {
   }
 };
 
-TEST_F(CudaIpcOfVirtualMemory, SegmentsArePassedOnceAndCopiedEach) {
+TEST_F(CudaIpcOfVirtualMemory, EachSegmentIsPassedOnce) {
   open();
   receive();
   const auto memory = mapped(*device, 3);
