@@ -65,8 +65,7 @@ struct Lane {
   void hear(Script& script) {
     Note note;
     note.kind = static_cast<Note::Kind>(script.byte() % 6);
-    const std::uint8_t wrong =
-        script.byte();  // usually no field is wrong, otherwise no connection would get far
+    const std::uint8_t wrong = script.byte();  // mostly 0, else no connection would get far
     note.granted = (wrong & 15) == 1 ? script.byte() : 0;
     note.key = (wrong & 15) == 2 ? script.number() : ends.b.reader.ring_key();
     note.position = (wrong & 15) == 3 ? script.number() : come;

@@ -4,7 +4,7 @@
 usage: guest.py --cache DIR --share DIR --task SCRIPT [--limit SECONDS] [--arguments TEXT] PROGRAM ...
 
 QEMU emulates the machine (no KVM, no root), Debian's kernel has rdma_rxe, and an initramfs made here holds modules, tools
-and the libraries that the programs need. The guest sees the share as /mnt, with the programs in /mnt/bin. Ends
+and the libraries that the programs need. The guest sees the share as /mnt: programs in /mnt/bin, the task in /mnt/task.sh. Ends
 with the task's status, or with 77 and "SKIP: <reason>" if qemu, a tool or the kernel is not available.
 """
 

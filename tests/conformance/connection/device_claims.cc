@@ -363,8 +363,7 @@ TEST_P(DeviceClaims, LostPeerFailsBothEndsAndPassesFences) {
   const Fence behind = cuda::record(stream);
   lane.near->close(Error(Blame::Cancelled, "that was all"));
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
-  if (GetParam().way ==
-      Way::ByName) {  // the memory can be read until this end learns that the peer closed
+  if (GetParam().way == Way::ByName) {  // readable until this end learns of the close
     const auto has_heard = [this] {
       std::lock_guard lock(arrived->mutex);
       return arrived->has_ended;
@@ -401,8 +400,7 @@ std::vector<Setting> settings() {
 #else
     const bool may_reach = transport::open(backend)->connector()->capabilities().direct_bytes > 0;
     const bool is_direct =
-        may_reach &&
-        config().gpu_direct == GpuDirect::PeerMemory;  // a fake GPU's memory is memory of the host
+        may_reach && config().gpu_direct == GpuDirect::PeerMemory;  // a fake GPU's is host memory
     all.push_back({backend, Gpu::Fake, is_direct ? Way::Direct : Way::Pinned});
     all.push_back({backend, Gpu::Fake, Way::ByName});
 #endif

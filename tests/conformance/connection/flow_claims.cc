@@ -152,8 +152,7 @@ TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
     both.insert(both.end(), second.begin(), second.end());
     EXPECT_TRUE(same(seen->bytes, both));
   }
-  std::vector<std::byte> got(
-      500);  // destinations are named all the same, so the payloads are copied
+  std::vector<std::byte> got(500);  // with destinations they are copied nevertheless
   const Slice all = slice_of(got);
   expect_good(lane.far->accept(std::array{all.part(0, 300), all.part(300, 200)}, nullptr, {}));
   EXPECT_TRUE(std::equal(first.begin(), first.end(), got.begin()));
