@@ -21,6 +21,7 @@
 
 #include <weft/cuda/event.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::cuda {
 

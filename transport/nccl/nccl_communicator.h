@@ -24,6 +24,7 @@
 
 #include <weft/cuda/memory.h>
 #include <weft/cuda/span.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/transport/in_flight.h>
 #include <weft/transport/nccl/calls.h>
 #include <weft/transport/nccl/handle.h>
