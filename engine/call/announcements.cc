@@ -12,10 +12,11 @@ namespace {
 
 using Bytes = transport::Bootstrap::Bytes;
 
-// Announcements that stay in the store, some 150 bytes each: more than a worker misses that is
-// stopped for long.
+// How many announcements stay in the store (some 150 bytes each): more than a worker misses even if
+// it is stopped for a long time.
 constexpr long kKept = 1 << 16;
-constexpr const char* kNumber = "announcements";  // of the last one, or of one shortly before
+// Key that holds the number of the last announcement, or of a slightly earlier one.
+constexpr const char* kNumber = "announcements";
 
 std::string key_of(long number) { return "announcement/" + std::to_string(number); }
 
@@ -39,9 +40,9 @@ void announce(transport::Bootstrap& store, const Announcement& announcement) {
   const auto* data = reinterpret_cast<const Bytes::value_type*>(encoded.body.data());
   const Bytes bytes(data, data + encoded.body.size());
   long number = announced(store) + 1;
-  // Compare-and-set leaves no number without its announcement, whenever a worker is killed. It need
-  // not wake whoever waits for the key: setting it does, also in the place of a worker that was
-  // killed before it could.
+  // compare_set() ensures that no number lacks its announcement, even if a worker is killed here.
+  // It need not wake the workers that wait for the key. set() does, so each worker also sets the
+  // keys that it finds taken, for workers that were killed before they could.
   for (; !store.compare_set(key_of(number), {}, bytes); ++number) {
     store.set(key_of(number), value_of(store, key_of(number)));
   }
@@ -85,7 +86,8 @@ void Follower::stop() noexcept { state_->ends = true; }
 
 Follower::~Follower() {
   stop();
-  // What is heard may drop the last reference to the agent.
+  // A callback may drop the last reference to the agent, which then destroys this object on its own
+  // thread.
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 
@@ -96,7 +98,8 @@ void Follower::follow(State& state) {
       bytes = state.store->get(key_of(state.next), Deadline::never());
     } catch (const Error& error) {
       if (state.ends) return;
-      if (error.blame() == Blame::Timeout) continue;  // not even the store waits without end
+      if (error.blame() == Blame::Timeout)
+        continue;  // even the store limits how long one get() waits
       return state.lost(error);
     }
     ++state.next;

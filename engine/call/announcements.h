@@ -1,7 +1,7 @@
-// What workers that come and go tell each other through the job's store: one has joined, left or
-// been lost. Each announcement is a key of its own, numbered from 1; whoever follows them blocks
-// until the next is there, so nobody polls. The workers' records (records.h) stand in the store
-// before an announcement does, and have the last word.
+// Announcements: workers that come and go tell each other, through the job's store, that one has
+// joined, left or been lost. Each announcement is a key of its own, numbered from 1. A follower
+// blocks until the next key exists, so nobody polls. A worker's record (records.h) is written
+// before its announcement; where the two differ, the record counts.
 #pragma once
 
 #include <atomic>
@@ -17,31 +17,31 @@
 namespace weft::rpc {
 
 struct Announcement {
-  int standing = 0;  // that the worker has from now on
+  int standing = 0;  // the worker's Standing from now on
   WorkerInfo worker;
   Generation generation = 0;
-  std::string why;  // of one that is lost
+  std::string why;  // why the worker is lost; else empty
   WEFT_FIELDS(standing, worker, generation, why)
 };
 
-// Throws what the store throws.
+// Passes on errors of the store.
 void announce(transport::Bootstrap& store, const Announcement& announcement);
-// How many there have been; a few less where others announce just now.
+// The number of announcements so far. It may lag a little while others announce.
 long announced(transport::Bootstrap& store);
 
-// A thread that reads announcements one after the other, for as long as this object lives.
+// A thread that reads announcements in order, for as long as this object lives.
 class Follower {
  public:
   using Heard = std::function<void(const Announcement&)>;
-  // Begins behind the first `from` announcements. `heard` and `lost` are called on the thread;
-  // `lost` once, where the store has failed, and nothing is heard any more. Throws Busy where no
-  // thread can be started.
+  // Begins after the first `from` announcements. Calls `heard` for each announcement, and `lost`
+  // once if the store has failed, after which nothing more is heard; both on its thread. Throws
+  // Busy if no thread can be started.
   Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard,
            std::function<void(const Error&)> lost);
-  // Nothing is heard any more. The thread ends with the next announcement, which this worker makes
-  // as it leaves.
+  // Stops the callbacks. The thread itself ends at the next announcement; this worker makes one as
+  // it leaves.
   void stop() noexcept;
-  // Waits for the thread.
+  // Waits for the thread, unless called on it.
   ~Follower();
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;

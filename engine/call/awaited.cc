@@ -1,6 +1,6 @@
-// Threads that wait long for the result of a call: this worker says on stderr for which, and asks
-// the callee what it does. One line a worker and wait report, for the call that has been waited for
-// longest.
+// Reports of long waits: when a thread has waited long for the result of a call, this worker asks
+// the callee how far the call is, and logs the answer on stderr. Each wait report is one line per
+// worker, for the call that has been waited for longest.
 #include <algorithm>
 
 #include <weft/base/log.h>
@@ -12,9 +12,9 @@ namespace weft::rpc {
 
 namespace {
 
-constexpr auto kSign = std::chrono::seconds(2);  // a worker that lives answers within it
+constexpr auto kSign = std::chrono::seconds(2);  // a live worker answers within this time
 constexpr auto kLongestLook = std::chrono::seconds(1);
-constexpr std::size_t kMostText = 400;  // of what a callee says
+constexpr std::size_t kMostText = 400;  // bytes of a callee's answer that are logged
 
 using Milliseconds = std::chrono::milliseconds;
 using Clock = Deadline::Clock;
@@ -34,7 +34,7 @@ std::string printable(std::string text) {
 
 namespace internal {
 
-// What this worker does with a call of the asking one.
+// Describes the progress on this worker of a call that the asking worker made.
 std::string progress_of(std::uint64_t call, bool is_fetch) {
   const CallExecutionContext& here = current_call("progress_of()");
   return here.core()->progress_of(here.call().caller.rank, call, is_fetch);
@@ -42,7 +42,7 @@ std::string progress_of(std::uint64_t call, bool is_fetch) {
 
 }  // namespace internal
 
-// As the end of "worker1 (rank 1), which …".
+// The result completes the sentence "worker1 (rank 1), which …".
 std::string AgentCore::progress(const CallState& call, bool is_fetch) const {
   std::string text;
   if (is_fetch) {
@@ -72,7 +72,7 @@ std::string AgentCore::progress_of(int caller, std::uint64_t call, bool is_fetch
     if (!state && inbound->worker().rank == caller) state = inbound->call(call);
   }
   if (!state) return "";
-  // Long enough to be worth a word.
+  // Only a wait that is long enough to be worth reporting.
   const auto& reports = parts_.options.wait_reports;
   const auto own = longest_awaited(
       reports.empty() ? Milliseconds(kSign) : std::min<Milliseconds>(kSign, reports.front() / 2));

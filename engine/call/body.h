@@ -1,10 +1,11 @@
-// Bodies: what a call can run. A body says what its arguments and its result are, what it waits for
-// and how it runs. FunctionBody runs a function; rref/body.h has a method on the value behind an
-// RRef and a constructor. Calls and creations (rref/creation.h) are made from bodies.
+// Bodies: a body is the part of a call that runs. It names the types of its arguments and its
+// result, a future that it may have to wait for, and how it runs. FunctionBody runs a function;
+// rref/body.h has the bodies that run a method on the value behind an RRef, and a constructor.
+// Calls and creations (rref/creation.h) are made from bodies.
 //
-// This header has what is compiled for each function, and keeps it small, because programs have
-// many. What is compiled for each result's type is in calls.h. run(core, arguments, to) runs a body
-// on its Arguments; `to` gets the result.
+// The code in this header is compiled for each function. It is kept small, because programs have
+// many functions. Code that is compiled only for each result type is in calls.h. run(core,
+// arguments, to) runs a body on its Arguments; `to` receives the result.
 #pragma once
 
 #include <memory>
@@ -25,15 +26,16 @@ namespace detail {
 
 using weft::detail::DeviceWorkRef;
 
-// What this thread has enqueued on its current streams of the GPUs that calls use here; null where
-// they use none.
+// The work that this thread has enqueued on its current streams of the GPUs that calls use here;
+// null if calls use no GPU.
 WEFT_API DeviceWorkRef enqueued(AgentCore& core);
-// What a function threw on this worker, as its callers see it: a RemoteError.
+// Turns an exception that a function threw on this worker into the RemoteError that its callers
+// see.
 WEFT_API std::exception_ptr thrown_by(AgentCore& core, const Function& function,
                                       const std::exception_ptr& error);
 
-// Who gets what a call comes to: one of these is called, once, on any thread. The value is there
-// once `work`, and what that thread's current streams hold, have run.
+// Receives the result of a call: one of its functions is called, once, on any thread. The value may
+// be used once `work`, and the work on the calling thread's current streams, have run.
 template <class R>
 class Completion {
  public:
@@ -41,9 +43,9 @@ class Completion {
   Completion(const Completion&) = delete;
   Completion& operator=(const Completion&) = delete;
   virtual ~Completion() = default;
-  // What it throws becomes the failure.
+  // An exception thrown here becomes the call's failure.
   virtual void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) = 0;
-  // With a value that its future keeps: one that can be copied.
+  // The same for a value that its future keeps; requires a type that can be copied.
   virtual void succeed_with(const weft::detail::Stored<R>& value, DeviceWorkRef work) {
     if constexpr (std::is_copy_constructible_v<weft::detail::Stored<R>>)
       succeed(value, std::move(work));
@@ -57,7 +59,7 @@ template <class R>
 using Run = void (*)(AgentCore& core, const std::shared_ptr<void>& arguments,
                      const CompletionRef<R>& to);
 
-// Hands on what a future comes to. `kept` lives until then.
+// Passes the result of a future to `to`, and keeps `kept` alive until then.
 template <class R, class F>
 void hand_on(const F& future, const std::shared_ptr<void>& kept, const CompletionRef<R>& to) {
   future.on_done_light([kept, to](const F& ended) {
@@ -74,7 +76,7 @@ void hand_on(const F& future, const std::shared_ptr<void>& kept, const Completio
   });
 }
 
-// Runs `call` and hands on what it returns; a future's value when that comes.
+// Runs `call` and passes its result to `to`; if that is a future, once it is done.
 template <class S, class Call>
 void finish(const std::shared_ptr<void>& kept, const CompletionRef<typename S::Result>& to,
             Call call) {
@@ -92,7 +94,8 @@ void finish(const std::shared_ptr<void>& kept, const CompletionRef<typename S::R
   }
 }
 
-// What a body waits for before it runs; null where that is nothing.
+// Returns the future, if any, that a body waits for before it runs. A null pointer means that it
+// waits for nothing.
 using First = std::optional<Future<void>> (*)(AgentCore& core, const void* arguments);
 struct StartsAtOnce {
   static constexpr First first = nullptr;
@@ -116,7 +119,7 @@ struct FunctionBody : StartsAtOnce {
   }
 };
 
-// Why an agent cannot call F with A. With `stays`, the result is not sent.
+// Finds why an agent cannot call F with A…. With `stays`, the result is not sent.
 template <auto F, bool stays, class... A>
 consteval auto refusal_of_call() {
   using Shape = ShapeOf<std::remove_const_t<decltype(F)>>;

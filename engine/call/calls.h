@@ -1,5 +1,5 @@
-// How bodies become calls: the entry in this process's table, the calling side and the serving
-// side.
+// How a body becomes a call: its entry in this process's table of functions, the calling side and
+// the serving side.
 #pragma once
 
 #include <memory>
@@ -17,13 +17,13 @@ namespace weft::rpc {
 
 namespace detail {
 
-// The core, as templates need it; core.h says what the functions do.
+// The functions of AgentCore that templates need; core.h documents them.
 struct WEFT_API CoreCalls {
   static const std::shared_ptr<ThreadPool>& executor(AgentCore& core);
   static bool closed(AgentCore& core);
   static bool is_self(AgentCore& core, int rank);
   static int self(AgentCore& core);
-  // Gives whom it goes to.
+  // Returns the worker that the call goes to.
   static std::shared_ptr<const Member> send_call(AgentCore& core, const Function& function,
                                                  const CallOptions& options,
                                                  const std::function<void(codec::Packer&)>& pack,
@@ -34,7 +34,8 @@ struct WEFT_API CoreCalls {
                         const std::function<Task(std::uint64_t)>& make);
   static void complete_here(AgentCore& core, std::uint64_t id,
                             const std::function<void(PendingCall&)>& how);
-  // With what a function threw on this worker itself; its caller sees it as from another.
+  // Fails the call with an exception that a function threw on this worker itself. Its caller sees
+  // the same error as from another worker.
   static void fail_here(AgentCore& core, const Function& function, std::uint64_t id,
                         const std::exception_ptr& error);
   static void hold_activity(AgentCore& core, int change);
@@ -45,8 +46,8 @@ struct WEFT_API CoreCalls {
                                          std::optional<std::chrono::milliseconds> given);
   static CallOptions call_options(AgentCore& core, const Destination& to);
   static Member member(AgentCore& core, const Recipient& worker);
-  // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any
-  // more.
+  // The time left to the call that this thread runs; 0 = no limit. Throws Cancelled if nobody waits
+  // for the call any more.
   static std::chrono::milliseconds time_left();
   static void look_after(AgentCore& core, int rank);
   static void depend_on(AgentCore& core, int rank, int change);
@@ -54,18 +55,19 @@ struct WEFT_API CoreCalls {
   static void heard_from(AgentCore& core, int rank);
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> current_core(const char* what);
-  // Defined by the facade (rpc/agent.cc): the core of an agent, and an agent that does not leave
-  // the job when it is dropped. `of` throws Caller for a default-constructed agent.
+  // Defined by the facade (rpc/agent.cc). `of` returns an agent's core, and throws Caller for a
+  // default-constructed agent. `handle` returns an agent that does not leave the job when it is
+  // dropped.
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);
   static std::shared_ptr<Agent> handle(const std::shared_ptr<AgentCore>& core);
 };
 
-// As what an argument of a constructor travels.
+// The type as which an argument of a constructor is sent.
 template <class A>
 using Travelling = std::conditional_t<std::is_convertible_v<std::decay_t<A>, const char*>,
                                       std::string, std::decay_t<A>>;
 
-// Sends a value back.
+// Sends a call's result back to its caller.
 template <class R>
 class SendReply final : public Completion<R> {
  public:
@@ -83,7 +85,7 @@ class SendReply final : public Completion<R> {
   const std::shared_ptr<IncomingCall> call_;
 };
 
-// Gives a value to who called on this worker itself.
+// Completes a call that this worker made to itself.
 template <class R>
 class CompleteLocally final : public Completion<R> {
  public:
@@ -114,7 +116,7 @@ void serve_call(const std::shared_ptr<IncomingCall>& call, std::shared_ptr<void>
               }));
 }
 
-// A call whose result goes back.
+// Registers and serves the calls of a body whose result is sent back.
 template <class Body>
 struct Called {
   static void serve(const std::shared_ptr<IncomingCall>& call, const msgpack::object& object) {
@@ -129,7 +131,7 @@ struct Called {
                    &Called::serve));
 };
 
-// Arguments for another worker: a tuple, and how it is packed.
+// Arguments for another worker: a tuple, and the function that packs it.
 struct Packed {
   const void* arguments = nullptr;
   void (*pack)(codec::Packer& packer, const void* arguments) = nullptr;
@@ -170,8 +172,8 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
 
 }  // namespace detail
 
-// A call with its arguments in a tuple of the parameters' types. To this worker itself they are not
-// serialised.
+// Issues a call with its arguments in a tuple of the parameters' types. For a call to this worker
+// itself they are not serialised.
 template <class Body>
 Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core,
                                    const CallOptions& options, typename Body::Arguments arguments) {

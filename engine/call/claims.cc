@@ -13,7 +13,7 @@ namespace {
 
 using Bytes = transport::Bootstrap::Bytes;
 
-constexpr std::size_t kLongestWhy = 400;  // of a text that all workers read
+constexpr std::size_t kLongestWhy = 400;  // bytes of a reason; all workers read it
 
 std::uint64_t random_nonce() {
   std::random_device random;
@@ -22,12 +22,12 @@ std::uint64_t random_nonce() {
 
 std::string key_of_name(const std::string& name) { return "name/" + name; }
 
-// What stands under a name: its holder's rank and nonce.
+// The value of a name's key: the rank and the nonce of the name's holder.
 Bytes claim_of(const WorkerRecord& record) {
   return group::to_bytes(std::to_string(record.rank) + " " + std::to_string(record.nonce));
 }
 
-// A record that only says what has become of its worker.
+// A record that keeps only a worker's identity and how it ended.
 WorkerRecord ended(const WorkerRecord& record, Standing standing, const std::string& why) {
   WorkerRecord end;
   end.name = record.name;
@@ -57,7 +57,7 @@ Member Claims::take(WorkerRecord record, const std::map<int, WorkerRecord>& know
   own_.nonce = random_nonce();
   claim_rank(known, ask, deadline);
   try {
-    if (!known.contains(own_.rank)) {  // for all others to find it
+    if (!known.contains(own_.rank)) {  // so that all others find it
       const long index = store_->add("joined", 1);
       store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(own_.rank)));
     }
@@ -94,13 +94,13 @@ void Claims::claim_rank(const std::map<int, WorkerRecord>& known, const Ask& ask
       oust(record, "the name '" + own_.name + "' is not unique: it", ask, deadline);
     if (rank > 0 && try_free(rank)) return;
   }
-  for (int rank = 1; rank <= kHighestRank;
-       ++rank) {  // 0 is for a worker that asks for it: it may host the store
+  // Rank 0 is only for a worker that asks for it, because it may host the store.
+  for (int rank = 1; rank <= kHighestRank; ++rank) {
     const auto found = known.find(rank);
     if (found != known.end() && found->second.lives()) continue;
     if (found == known.end()) {
       if (try_rank(rank, {})) return;
-      // Claimed just now, or by a worker that was killed before it had joined.
+      // The rank was claimed just now, or by a worker that was killed before it had joined.
       const auto record = read_record(value_of(*store_, slot(rank)));
       if (record.lives() && record.name != own_.name) continue;
       if (record.lives())
@@ -157,7 +157,7 @@ void Claims::claim_name(const Ask& ask, Deadline deadline) {
   }
 }
 
-// Nothing where the claim is of a worker that has ended.
+// Returns nothing if the worker that made the claim has ended.
 std::optional<WorkerRecord> Claims::holder_of_name(const Bytes& claim) const {
   const std::string text = group::to_text(claim);
   const auto space = text.find(' ');
@@ -201,9 +201,10 @@ bool Claims::give_back() {
   const Bytes claimed = std::exchange(written_, {});
   const bool was_own =
       store_->compare_set(slot(own_.rank), claimed, written(ended(own_, Standing::Left, {})));
-  // c10d's stores erase a key whatever its value is: an empty one stays for a name.
+  // c10d's stores erase a key whichever value it has, even a new claim. So the name's key stays,
+  // empty.
   store_->compare_set(key_of_name(own_.name), claim_of(own_), {});
-  if (has_joined) {  // also where it was declared lost: whoever follows here ends by it
+  if (has_joined) {  // even if it was declared lost: the announcement ends this worker's follower
     announce(*store_,
              {static_cast<int>(Standing::Left), {own_.name, own_.rank}, own_.generation, {}});
   }
@@ -219,7 +220,7 @@ bool Claims::declare_lost(int rank, Generation generation, const std::string& wh
     const WorkerRecord lost = ended(record, Standing::Lost, why);
     if (!store_->compare_set(slot(rank), before, written(lost))) continue;
     store_->compare_set(key_of_name(record.name), claim_of(record), {});
-    store_->add("kind/open", -1);  // as it would have done itself
+    store_->add("kind/open", -1);  // as the worker itself would have done
     if (record.stands(Standing::Joined))
       announce(*store_, {lost.standing, {record.name, rank}, generation, lost.why});
     return true;

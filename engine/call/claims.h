@@ -1,7 +1,7 @@
-// The rank and the name of one worker among those that come and go. A claim is the worker's record
-// itself, which compare-and-set puts into the store, so whoever finds one taken can ask its holder
-// for a sign of life: a worker that was killed at any instant keeps neither rank nor name.
-// Functions block on the store.
+// Claims: how a worker that comes and goes takes a rank and a name. The worker claims a rank with
+// its own record and a name with a reference to that record, both put into the store by
+// compare-and-set. A worker that finds one taken can therefore ask the holder whether it lives: a
+// worker that was killed, at any instant, keeps neither. Functions block on the store.
 #pragma once
 
 #include <functional>
@@ -19,23 +19,24 @@ namespace weft::rpc {
 
 class Claims {
  public:
-  // Gives why that worker is lost; nothing where it lives. Throws where that cannot be found out.
+  // Returns why that worker is lost, or nothing if it lives. Throws if this cannot be determined.
   using Ask = std::function<std::optional<Error>(const WorkerEntry& worker, Deadline deadline)>;
 
   explicit Claims(std::shared_ptr<transport::Bootstrap> store) : store_(std::move(store)) {}
 
-  // Takes the record's rank, or, where that is -1, the one that the last worker of its name had, or
-  // the lowest from 1 that is free; and its name. `known` are the records of all ranks that were
-  // ever taken. A holder that is lost is declared so. Throws Caller where a holder lives; then
-  // nothing is claimed.
+  // Claims a rank, and the name in `record`. The rank is the record's; if that is -1, the rank that
+  // the last worker of the name had, or else the lowest free rank from 1. `known` holds the records
+  // of all ranks that were ever taken. Declares a holder lost if `ask` finds that it is. Throws
+  // Caller if a holder lives; then nothing is claimed.
   Member take(WorkerRecord record, const std::map<int, WorkerRecord>& known, const Ask& ask,
               Deadline deadline);
-  // Gives both back. False where this worker was declared lost, and others have taken them back.
+  // Gives rank and name back. False if this worker had been declared lost, and others had taken
+  // them back.
   bool give_back();
-  // Whether a worker of that name has ever been in the job.
+  // Whether a worker of that name was ever in the job.
   static bool was_ever(transport::Bootstrap& store, const std::string& name);
-  // Says in that worker's record, and to all, that it is lost. False where it has left, or somebody
-  // has said so before.
+  // Marks that worker as lost in its record and announces the loss. False if it has left or has
+  // already been marked.
   bool declare_lost(int rank, Generation generation, const std::string& why);
 
  private:
@@ -48,8 +49,8 @@ class Claims {
 
   const std::shared_ptr<transport::Bootstrap> store_;
   WorkerRecord own_;
-  transport::Bootstrap::Bytes
-      written_;  // the record as it stands in the store; empty: no rank is claimed
+  // This worker's record as it is in the store; empty while no rank is claimed.
+  transport::Bootstrap::Bytes written_;
 };
 
 }  // namespace weft::rpc

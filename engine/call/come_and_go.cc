@@ -1,7 +1,15 @@
+<<<<<<< HEAD
 // Workers that come and go: how one hears of the others, and what it does when one is lost. Each
 // watches those of the next lower and the next higher rank by a connection. A watcher whose
 // neighbour gives no sign of life says so in the job's store; from there all hear of it, also those
 // that never spoke to the lost one (docs/rpc.md, "Open jobs").
+=======
+// Workers that come and go: how a worker hears of the others, and how it reacts when one is lost.
+// Each worker watches those of the next lower and the next higher rank by a connection. If a
+// watched worker gives no sign of life, its watcher declares it lost in the job's store. All others
+// hear of the loss from there, even those that never spoke to the lost worker (docs/rpc.md,
+// "Workers that come and go").
+>>>>>>> 86d25827 (Say plainly how workers are found and how they join and leave calls)
 #include <weft/base/log.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
@@ -11,7 +19,7 @@ namespace weft::rpc {
 
 namespace {
 
-constexpr int kKnocks = 3;  // what broke one connection may have broken the next
+constexpr int kKnocks = 3;  // the fault that broke one connection may break the next
 
 Error loss_of(const WorkerInfo& worker, const std::string& why) {
   return Error(Blame::PeerLost, describe(worker) + " is lost: " + why);
@@ -34,8 +42,8 @@ void Peer::knock(const Lane& lane, std::uint64_t call) {
   });
 }
 
-// A process that wants this worker's name or rank asks whether it lives, and is told no more. It
-// stays nobody: whatever else it sends is refused.
+// Answers a process that wants this worker's name or rank and asks whether this worker lives. It is
+// told nothing else, and gets no identity: anything else that it sends is refused.
 void Inbound::answer_knock(std::uint64_t call) {
   Head head;
   head.kind = FrameKind::Reply;
@@ -44,8 +52,8 @@ void Inbound::answer_knock(std::uint64_t call) {
                codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
 }
 
-// This worker has not joined, so nobody takes its calls yet: a greeting of nobody's is answered,
-// and nothing else.
+// Asks a worker whether it lives, while this worker has not joined yet. Others take no calls from a
+// process without identity; the knock is the only message that they answer.
 std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline deadline) {
   std::optional<Error> lost;
   for (int time = 0; time < kKnocks; ++time) {
@@ -63,7 +71,7 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
                 Deadline::in(limit), std::make_unique<PendingResult<void>>(std::move(promise)),
                 {lane.number, 0, peer->in_flight()}, nullptr);
     peer->knock(lane, id);
-    if (peer->standing_lane().number != lane.number) {  // it ended before the question waited
+    if (peer->standing_lane().number != lane.number) {  // it ended before add_waiting()
       fail_here(id, Error(Blame::PeerLost, "its connection has ended"));
     }
     std::optional<Error> error;
@@ -80,7 +88,7 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
   return lost;
 }
 
-// Nothing but that question went by this connection.
+// The connection carried nothing but that knock.
 void AgentCore::knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
   fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall&) {
     return Error(why.blame(),
@@ -127,14 +135,15 @@ void AgentCore::heard(const Announcement& announcement) {
   }
 }
 
-// By the record, which is never older than what was announced.
+// Reads the worker's record, which is never older than its announcement.
 void AgentCore::came(int rank) {
   if (rank == parts_.self.rank) return;
   const auto record = directory_.look(rank);
-  if (!record || !record->stands(Standing::Joined)) return;  // that will be announced as well
+  if (!record || !record->stands(Standing::Joined))
+    return;  // the newer standing will be announced as well
   const Member worker{{record->name, rank}, record->generation};
-  // Others may announce a loss later than its successor announces itself; the program hears of it
-  // before.
+  // A worker's loss may be announced after its successor has joined. The program must hear of the
+  // loss first.
   for (const Member& replaced : present_.replaced_by(worker)) {
     Predecessor fate = record->before;
     if (replaced.worker.rank != rank) {
@@ -168,7 +177,7 @@ void AgentCore::watch_neighbours() {
     look_after(rank, Asked::ByTheWay);
 }
 
-// It gives no sign of life to this worker. Blocks on the store.
+// Declares a worker lost that gives no sign of life to this one. Blocks on the store.
 void AgentCore::declare_lost(const Member& worker, const Error& why) {
   std::string text = "it gives no sign of life to " + describe(parts_.self) + ": " + why.text();
   bool is_lost = true;
@@ -201,11 +210,11 @@ void AgentCore::worker_gone(const Member& worker, const Error& why) {
       if (const auto lane = peer->close(why); lane != 0) self->lane_ended(*peer, lane, why);
     });
   }
-  thread_pool_->recall();  // who waits in shutdown() for it
+  thread_pool_->recall();  // wakes threads that wait in shutdown() for this worker
   bool is_untold = false;
   {
-    std::lock_guard lock(
-        mutex_);  // no other thread tells of the next of its rank or name in between
+    // The lock keeps other threads from telling of the next worker of its rank or name in between.
+    std::lock_guard lock(mutex_);
     if (!present_.remove(rank, worker.generation)) return;
     is_untold = news_.add_lost(worker.worker, why);
   }
@@ -224,7 +233,8 @@ void AgentCore::store_lost(const Error& why) {
   if (present_.find(0)) look_after(0);
 }
 
-// The others have forgotten it, so what it does from now on is done by nobody.
+// The others have forgotten this worker, so nothing that it does from now on has an effect: it
+// leaves.
 void AgentCore::taken_for_lost(const std::string& why) {
   log::warn(describe(parts_.self) + " leaves, because others have taken it for lost: " + why);
   if (taken_for_lost_) return;
@@ -245,7 +255,8 @@ void AgentCore::on_worker_joined(JoinedCallback callback) {
   news_.on_joined(std::move(callback));
 }
 
-// As a called function, on a thread that may block: this_agent() is this one.
+// Runs the callbacks as a called function runs: on a thread that may block, with this agent as
+// this_agent().
 void AgentCore::tell_news() {
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
@@ -284,13 +295,13 @@ bool AgentCore::alive(const Destination& destination) {
   };
   if (std::visit(is_known, destination.target())) return true;
   try {
-    const Recipient found = recipient(destination);  // which may have joined just now
+    const Recipient found = recipient(destination);  // asks the store: it may have joined just now
     return !is_lost(found.rank);
   } catch (const NotThere&) {
     return false;
   } catch (const Error& error) {
     if (error.blame() != Blame::PeerLost) throw;
-    return false;  // without the store nobody can have joined
+    return false;  // without the store no worker can have joined
   }
 }
 

@@ -8,9 +8,9 @@ namespace weft::rpc {
 
 namespace {
 
-constexpr int kLastGpu = 127;  // c10 numbers no more
+constexpr int kLastGpu = 127;  // the highest index in c10
 
-// "cpu" and "cpu:0" are one.
+// "cpu" and "cpu:0" are the same device.
 bool is_same(const c10::Device& a, const c10::Device& b) {
   return a == b || (a.is_cpu() && b.is_cpu());
 }
@@ -117,7 +117,7 @@ void check_device_maps(const std::string& self, const DeviceMaps& maps,
       const std::string what = in_words(self, peer, *pair);
       check_device(pair->first, what);
       check_device(pair->second, what);
-      // To oneself nothing is sent: arguments and results are passed as they are.
+      // A call to this worker itself sends nothing: arguments and results are passed as they are.
       if (peer == self && !is_same(pair->first, pair->second)) {
         throw Error(
             Blame::Caller,

@@ -1,6 +1,7 @@
-// Which device of a worker a tensor goes to: rpc::Options::device_maps and devices, as rules.
-// Without an entry, host memory goes to host memory and a GPU's nowhere. Answers go by the inverse
-// of the caller's map. The semantics are those of torch.distributed.rpc's TensorPipe options.
+// Device maps: the device to which a worker's tensor is sent, by the rules in
+// rpc::Options::device_maps and devices. Without an entry, host memory goes to host memory and a
+// GPU's tensor is refused. Results go by the inverse of the caller's map. The semantics are those
+// of torch.distributed.rpc's TensorPipe options.
 #pragma once
 
 #include <map>
@@ -15,35 +16,35 @@
 
 namespace weft::rpc {
 
-// One worker's rules for tensors that go to another; one to one.
+// One worker's rules for tensors that it sends to another worker. They are one to one.
 class DeviceMap {
  public:
-  // All is host memory.
+  // Maps host memory to host memory, and nothing else.
   DeviceMap() = default;
   explicit DeviceMap(std::vector<std::pair<c10::Device, c10::Device>> pairs)
       : pairs_(std::move(pairs)) {}
-  // That of a worker for calls to another; what it leaves out is as by default.
+  // A worker's map for its calls to `worker`. Devices without an entry go by the default.
   static DeviceMap to(const std::string& worker, const DeviceMaps& maps);
 
   DeviceMap inverse() const;
-  // The receiver's device; nothing where there is no rule.
+  // The receiver's device; nothing if there is no rule.
   std::optional<c10::Device> find(const c10::Device& from) const;
-  // Whether a GPU is on either side: such tensors need a lane that carries device memory.
+  // Whether a GPU is on either side: its tensors need a connection that carries device memory.
   bool has_gpus() const;
 
  private:
   std::vector<std::pair<c10::Device, c10::Device>> pairs_;
 };
 
-// What a worker tells the others about its devices, in the job's store.
+// A worker's devices, as it publishes them in the job's store.
 struct WorkerDevices {
-  int gpus = 0;                      // how many it has
+  int gpus = 0;                      // number of GPUs that it has
   std::vector<c10::Device> devices;  // Options::devices
   DeviceMaps maps;                   // Options::device_maps
 };
 
-// As it is stored: devices are GPUs' numbers, or -1 for the host. Throws Caller for what is no such
-// record.
+// WorkerDevices as they are stored: a device is a GPU's number, or -1 for the host. unstored()
+// throws Caller for numbers of no device.
 struct StoredDevices {
   int gpus = 0;
   std::vector<int> devices;
@@ -53,22 +54,22 @@ struct StoredDevices {
 StoredDevices stored(const WorkerDevices& devices);
 WorkerDevices unstored(const StoredDevices& stored);
 
-// What can be said of one worker's options alone. Throws Caller where a device is neither the host
-// nor a GPU with a number, or a map is not one to one.
+// Checks one worker's options alone. Throws Caller if a device is neither the host nor a GPU with a
+// number, or if a map is not one to one.
 void check_device_maps(const std::string& self, const DeviceMaps& maps,
                        const std::vector<c10::Device>& devices);
 
-// A worker that is known, for the rules that concern two.
+// The devices of a worker that is known, for the rules that concern two workers.
 struct KnownDevices {
   std::string name;
   WorkerDevices devices;
 };
-// Throws Caller where a map of any of them names nobody of these (unless more may come), or a GPU
-// that its worker, or the peer, does not have or does not list.
+// Throws Caller if a map names a worker that is not among `workers` (unless more may come), or a
+// GPU that its worker, or the peer, does not have or does not list.
 void check_device_maps(const std::vector<KnownDevices>& workers, bool more_may_come);
 
-// The numbers of the GPUs that `self` uses in calls: those it lists; else those in its own maps,
-// and in the maps of the others for it.
+// The numbers of the GPUs that `self` uses in calls: those that it lists. If it lists none: those
+// in its own maps, and in the other workers' maps for it.
 std::vector<int> gpus_used(const std::string& self, const std::vector<KnownDevices>& workers);
 
 }  // namespace weft::rpc

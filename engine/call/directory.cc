@@ -15,19 +15,18 @@ namespace weft::rpc {
 namespace {
 
 constexpr std::size_t kLongestName = 127;
-constexpr auto kRead = std::chrono::seconds(5);  // of a key that exists
-constexpr auto kAcknowledged =
-    std::chrono::seconds(2);  // a worker that waits sees within it that it is refused
+constexpr auto kRead = std::chrono::seconds(5);  // for reading a key that exists
+// A waiting worker sees within this time that it is refused.
+constexpr auto kAcknowledged = std::chrono::seconds(2);
 constexpr auto kLastLook = std::chrono::milliseconds(50);
 
 // Keys of a job whose size is known.
-constexpr const char* kSize = "size";  // of who came first: its rank, and the size that it gives
+constexpr const char* kSize = "size";        // the first worker's rank and the size that it gives
 constexpr const char* kRefused = "refused";  // why nobody can join any more
-constexpr const char* kCame = "came";        // how many workers came …
-constexpr const char* kTold = "told";  // … and how many of them have read why they are refused
-std::string done(int rank) {
-  return "done/" + std::to_string(rank);
-}  // that worker has joined, or has given up
+constexpr const char* kCame = "came";        // number of workers that came …
+constexpr const char* kTold = "told";        // … and of those that have read why they are refused
+// Set once the worker of that rank has joined or given up.
+std::string done(int rank) { return "done/" + std::to_string(rank); }
 
 std::string rank_is_taken(const WorkerInfo& self, const transport::Bootstrap::Bytes& record) {
   const std::string holder =
@@ -66,14 +65,14 @@ std::string list(const Entries& entries) {
   return known;
 }
 
-// A name or rank that no worker has, or ever had.
+// The error for a name or rank that no worker has or ever had.
 template <class Key>
 NotThere nobody(const Key& wanted, const Entries& entries) {
   return NotThere(Blame::Caller, "the destination " + shown(wanted) +
                                      " cannot be found; the workers are " + list(entries));
 }
 
-// What has become of the worker that a record is of.
+// Says how the worker of a record has ended.
 std::string fate(const WorkerRecord& record) {
   const std::string who = describe({record.name, record.rank});
   return record.stands(Standing::Lost) ? who + " is lost: " + record.why : who + " has left";
@@ -158,10 +157,10 @@ std::string Directory::token(Deadline deadline) {
     for (int i = 0; i < 4; ++i) text += std::to_string(random()) + "-";
     return group::to_bytes(text);
   };
-  if (!size_) {  // in one step: a worker that was killed between two would keep all others waiting
+  if (!size_) {  // in one step: a worker killed between two would keep all others waiting
     store_->compare_set("token", {}, random_text());
   } else if (store_->add("token/claim", 1) == 1 &&
-             !store_->exists("token")) {  // it is an open job's, which goes on
+             !store_->exists("token")) {  // it exists in an open job that goes on
     store_->set("token", random_text());
   }
   return group::to_text(store_->get("token", deadline));
@@ -175,9 +174,8 @@ Generation Directory::join(const std::vector<transport::Offer>& offers,
   counted_ = true;
   if (store_->add(other, 0) > 0) {
     if (size_)
-      store_->add(
-          "kind/fixed",
-          -1);  // or the open job would take nobody any more; leave() does it for its own kind
+      // Otherwise the open job would take nobody any more. leave() does the same for open jobs.
+      store_->add("kind/fixed", -1);
     throw Error(Blame::Caller,
                 "workers that were given a world size and workers that were not cannot be in one "
                 "job: give all of them "
@@ -231,7 +229,7 @@ Generation Directory::join_fixed(WorkerRecord record, Deadline deadline,
 }
 
 Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline) {
-  refresh();  // and the checks, before anything is claimed
+  refresh();  // reads and checks before anything is claimed
   check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/true);
   const Member joined = claims_.take(std::move(record), read_all(), ask, deadline);
@@ -265,7 +263,7 @@ std::vector<KnownDevices> Directory::known_devices() const {
 
 std::vector<int> Directory::gpus() const { return gpus_used(self_.name, known_devices()); }
 
-// Those that come earlier have found nothing wrong and wait: they read why this one refuses to
+// The workers that came earlier found nothing wrong and wait. They read why this one refuses to
 // join.
 void Directory::refuse(const std::string& why) {
   store_->compare_set(kRefused, {}, group::to_bytes(why));
@@ -277,8 +275,7 @@ void Directory::throw_if_refused() {
   if (!why.empty()) throw_refused(group::to_text(why));
 }
 
-// Rank 0 may host the store, where others have yet to read why: it ends behind the last that they
-// ask of it.
+// Rank 0 may host the store, in which others have yet to read the reason. It waits until they have.
 void Directory::throw_refused(const std::string& why) {
   is_refused_ = true;
   give_up_rank(*store_, self_.rank);
@@ -287,7 +284,7 @@ void Directory::throw_refused(const std::string& why) {
     const Deadline end = Deadline::in(self_.rank == 0 ? kAcknowledged : 0s);
     for (group::Backoff pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);)
       pause.wait(end);
-  } catch (const Error& error) {  // where somebody else hosts it, who has ended
+  } catch (const Error& error) {  // another process may have hosted it and ended
     log::debug("the job's store has ended before '" + self_.name + "': " + error.text());
   }
   throw Error(Blame::Caller, why);
@@ -318,7 +315,7 @@ transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
     const bool is_due = patience.is_over();
     if (!is_due && !deadline.passed()) continue;
     std::vector<int> missing;
-    bool speaks = true;  // the lowest that has come
+    bool speaks = true;  // the lowest rank that has come logs
     for (int other = 0; other < *size_; ++other) {
       const bool is_here = store_->exists(slot(other));
       if (!is_here) missing.push_back(other);
@@ -334,7 +331,7 @@ transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
   return store_->get(slot(rank), Deadline::in(kRead));
 }
 
-// Rank 0 may host the store, and must not end before the others have what they need of it.
+// Rank 0 may host the store, so it must not end before the others have read all they need from it.
 void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) {
   store_->add(done(self_.rank), 1);
   long read = store_->add("read", 1);
@@ -371,7 +368,7 @@ void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
   std::optional<std::string> taken;
   const Deadline end = Deadline::in(kAcknowledged);
   try {
-    // The other one may have been counted, and not have published itself yet; or it was killed, and
+    // The other worker may have been counted and not have published itself yet. If it was killed,
     // nobody acknowledges.
     for (group::Backoff pause; !before.exists(done(self.rank)); pause.wait(end)) {
       if (end.passed()) return;
@@ -382,10 +379,10 @@ void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
     }
     if (taken) {
       before.add(kTold, 1);
-      std::this_thread::sleep_for(
-          kLastLook);  // this one may host the store, where the other looks once more
+      // This worker may host the store, in which the other one looks once more.
+      std::this_thread::sleep_for(kLastLook);
     }
-  } catch (const Error& error) {  // the other one hosts the store, perhaps, and has ended meanwhile
+  } catch (const Error& error) {  // perhaps the other one hosted the store and has ended
     if (!taken || error.blame() != Blame::PeerLost) throw;
   }
   if (taken) throw Error(Blame::Caller, *taken);
@@ -410,7 +407,7 @@ std::set<int> Directory::ever_joined() {
   }
   for (long index = 1; index <= joined; ++index) {
     const std::string key = "joined/" + std::to_string(index);
-    if (known.contains(index) || !store_->exists(key)) continue;  // it is about to
+    if (known.contains(index) || !store_->exists(key)) continue;  // it is about to be set
     known.emplace(
         index, rank_from(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
   }
@@ -429,8 +426,8 @@ std::map<int, WorkerRecord> Directory::read_all() {
   return all;
 }
 
-// Those that have joined or left meanwhile. Of two threads that do so at once the slower may put
-// back what it read earlier: each looks in what it has read itself.
+// Reads again which workers have joined or left. Of two threads that do so at once, the slower may
+// store an older list, so each looks in the list that it has read itself.
 Directory::Entries Directory::refresh() {
   Entries all;
   std::map<int, WorkerRecord> ended;
@@ -461,8 +458,8 @@ std::optional<WorkerRecord> Directory::look(int rank) {
   return record;
 }
 
-// A worker that was there is gone for whoever asks for it, by whatever it is named; only what never
-// was is the caller's mistake.
+// A worker that was in the job is gone (PeerLost), whether it is asked for by name, by rank or
+// both. Only a worker that never was is the caller's mistake (Caller).
 template <class Key>
 NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
   const std::string behind = "; the workers are " + list(entries);
@@ -494,7 +491,7 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
   return nobody(wanted, entries);
 }
 
-// What `read` makes of the one that is wanted.
+// Finds the wanted entry, in the store if it is not known, and returns `read` of it.
 template <class Key, class Read>
 auto Directory::look_up(const Key& key, Read read) {
   {
@@ -522,8 +519,8 @@ Directory::Entry Directory::find(const Recipient& worker) {
   return look_up(worker, [](const Entry& entry) { return entry; });
 }
 
-// It was found before, so its own record says all. Where the store has gone it may live all the
-// same.
+// The worker was found before, so its own record suffices. If the store has gone, the worker may
+// still live.
 std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
   std::optional<WorkerRecord> record;
   try {
@@ -550,7 +547,7 @@ Recipient Directory::recipient(const std::string& name) {
                  [](const Entry& entry) { return Recipient(entry.worker.rank, entry.generation); });
 }
 
-// Whoever has it when the call goes out.
+// The call goes to the worker that has the rank when it is sent.
 Recipient Directory::recipient(int rank) {
   return look_up(rank, [](const Entry& entry) { return Recipient(entry.worker.rank); });
 }

@@ -1,4 +1,4 @@
-// What calls and references throw beyond weft::Error, without the rest of RPC.
+// Errors of calls and references beyond weft::Error, usable without the rest of RPC.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class WEFT_API RemoteError : public Error {
               const std::vector<int>& ranks = {});
   const std::string& worker() const noexcept { return worker_; }
   const std::string& function() const noexcept { return function_; }
-  const std::string& text() const noexcept { return text_; }  // what() of what it threw
+  const std::string& text() const noexcept { return text_; }  // what() of the exception
 
  private:
   std::string worker_;
@@ -24,8 +24,8 @@ class WEFT_API RemoteError : public Error {
   std::string text_;
 };
 
-// An RRef whose creation failed. blame() is that of the first cause, which text() names: of a
-// function that threw, Remote and the text of its RemoteError.
+// An RRef whose creation failed. blame() is that of the first cause, which text() names. If a
+// function threw, blame() is Remote and text() is that of its RemoteError.
 class WEFT_API CreationError : public Error {
  public:
   using Error::Error;

@@ -2,7 +2,8 @@
 // are built on calls: they plug in here, and nothing in engine/call knows them otherwise. The
 // facade (engine/rpc) gives an agent one extension of each kind when it makes the agent.
 //
-// The functions are called from every thread, without a lock of the agent's held.
+// Functions are called on any thread and without a lock of the agent, except concerns(), which is
+// called under the agent's mutex.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +30,13 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
   virtual ~Extension() = default;
 
-  // The worker cannot be reached any more, and what it held ends. With `successor`: it has left,
-  // and the worker of that generation has its rank now.
+  // The worker cannot be reached any more, and everything that it held ends. With `successor`, it
+  // has left, and the worker of that generation has its rank now.
   virtual void worker_lost(int rank, std::optional<std::uint16_t> successor) = 0;
   // Whether the extension keeps anything for that worker, or waits for it.
   virtual bool concerns(int rank) const = 0;
-  // The agent leaves, and all that the extension keeps ends. Called again once the agent's threads
-  // have ended.
+  // The agent leaves, and everything that the extension keeps ends. Called again once the agent's
+  // threads have ended.
   virtual void close() = 0;
   // Fills in the extension's own counts.
   virtual void count(DebugInfo& info) const = 0;
@@ -46,7 +47,7 @@ class SentReferences : public codec::ReferenceWriter {
  public:
   // The message will not be sent, or could not be read: the references made for it end.
   virtual void undo() = 0;
-  // Only before another thread knows it.
+  // Call it only before another thread uses this object.
   virtual bool is_empty() const = 0;
   // Whether all its references have ended.
   virtual bool is_over() const = 0;
@@ -55,8 +56,8 @@ class SentReferences : public codec::ReferenceWriter {
 // The references in one message from a worker.
 class ReceivedReferences : public codec::ReferenceReader {
  public:
-  // Futures that end when the owners know the references that the message brought. A function
-  // starts then.
+  // Futures that are done when the owners know the references that the message brought. The
+  // function of a call starts after them.
   virtual std::vector<Future<void>> take_unconfirmed() = 0;
 };
 
@@ -76,7 +77,7 @@ class ReferenceExtension : public Extension {
   virtual std::vector<std::string> held() const = 0;
 };
 
-// What a call is made in, and travels with it by its id. Usable from every thread.
+// The context in which a call is made. Its id travels with the call. Usable from every thread.
 class CallContext {
  public:
   CallContext() = default;
