@@ -18,8 +18,8 @@ namespace weft::rpc {
 
 namespace {
 
-constexpr auto kReclaim =
-    std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
+// How long the end of an agent waits for its GPUs at most.
+constexpr auto kReclaim = std::chrono::seconds(5);
 
 Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
   const std::string what = "a tensor on " + from.str() + " cannot be sent ";
@@ -51,8 +51,7 @@ std::string describe(const WorkerInfo& worker) {
 
 namespace {
 
-// How many of the calls that an error has passed through its text names: the first and the last
-// ones.
+// An error's text names only the first and the last of the calls that it has passed through.
 constexpr std::size_t kFirstNamed = 4;
 constexpr std::size_t kLastNamed = 4;
 constexpr std::string_view kThrew = " threw: ";
@@ -67,9 +66,9 @@ std::size_t calls_of(std::string_view part) {
   return number;
 }
 
-// What a function threw that has itself called another, and that perhaps another …: each adds "f on
-// worker1 threw: " in front. Of many calls the first, the last and the cause are kept, and how many
-// were between.
+// Shortens the text of an error that has passed through nested calls, each of which has added "f on
+// worker1 threw: " in front. Of many calls, the text keeps the first ones, the last ones, the
+// cause, and the number of the calls between.
 std::string shortened(const std::string& text) {
   std::vector<std::string_view> parts;  // the last is the cause
   std::size_t begin = 0;
@@ -142,8 +141,8 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   try {
     token_ = directory_.token(deadline);
     offers = accepts(false);
-    // Both ends of a lane that carries device memory are made so, and who maps devices to here is
-    // not known yet.
+    // A connection that carries device memory must be made so at both ends, and the maps of the
+    // other workers are not known yet.
     if (tensor::CudaDevices::built()) device_offers = accepts(true);
   } catch (...) {
     if (parts_.world_size) give_up_rank(*parts_.store, parts_.self.rank);
@@ -160,7 +159,8 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   }
   gpus_ = directory_.gpus();
   parts_.devices->prepare_lanes(gpus_);
-  // Others may have been faster, and called already: what they call must find everybody.
+  // Other workers may have joined earlier and have called already. The functions that they call
+  // must find all workers.
   std::vector<Early> early;
   {
     std::lock_guard lock(mutex_);
@@ -253,7 +253,7 @@ void AgentCore::set_timeout(std::chrono::milliseconds limit) {
 
 std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
   for (int again = 0;; ++again) {
-    std::shared_ptr<Peer> other;  // that has the rank
+    std::shared_ptr<Peer> other;  // a peer of another generation that has the rank
     {
       std::lock_guard lock(mutex_);
       if (const auto found = peers_.find(to.rank); found != peers_.end()) {
@@ -263,10 +263,11 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
       }
     }
     if (other && to.generation < other->generation()) {
-      directory_.forget_before(to.rank, other->generation());  // whence that came, perhaps
+      // The outdated generation may come from the directory.
+      directory_.forget_before(to.rank, other->generation());
       throw has_left(to);
     }
-    if (other) {  // it has left, and its connection does not say so yet
+    if (other) {  // it has left, but its connection has not ended yet
       loop_->post([self = shared_from_this(), other] {
         const Error left(Blame::PeerLost,
                          "the connection has ended: " + describe(other->worker()) + " has left");
@@ -274,8 +275,8 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
       });
     }
     Directory::Entry entry = found(to);
-    if (!meets(entry.worker,
-               entry.generation)) {  // its successor was faster than the store's list here
+    // False if a successor was met before the store's list named it.
+    if (!meets(entry.worker, entry.generation)) {
       directory_.forget_before(to.rank, entry.generation + 1);
       if (to.generation != kAnyLife || again > 1) throw has_left(to);
       continue;
@@ -288,7 +289,7 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry),
                                        device_maps(), std::move(bytes));
     std::lock_guard lock(mutex_);
-    require_open();  // who leaves has ended those that there were
+    require_open();  // leave() has closed only the peers that it found
     const auto& known = peers_.emplace(to.rank, std::move(made)).first->second;
     if (to.fits(known->generation())) return known;
   }
@@ -300,7 +301,7 @@ Directory::Entry AgentCore::found(const Recipient& to) {
       {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}};
   const auto find = [&] {
     auto found = directory_.find(to);
-    // Of a worker that joined later it was not known.
+    // A worker that joined later was not checked when this one joined.
     if (!parts_.world_size)
       check_device_maps({here, {found.worker.name, found.devices}}, /*more_may_come=*/true);
     return found;
@@ -309,7 +310,7 @@ Directory::Entry AgentCore::found(const Recipient& to) {
     return find();
   } catch (const NotThere&) {
     throw;
-  } catch (const Error&) {  // of who had the rank before, perhaps
+  } catch (const Error&) {  // the entry may be a predecessor's
     if (!directory_.forget(to.rank)) throw;
     return find();
   }
@@ -328,7 +329,7 @@ std::shared_ptr<Peer> AgentCore::known_peer(int rank) const {
   return found == peers_.end() ? nullptr : found->second;
 }
 
-// Users' calls travel in the context that they are made in; Weft's own do not.
+// Users' calls carry the context in which they are made. Weft's own calls carry none.
 std::shared_ptr<CallContext> AgentCore::context_of(const CallOptions& options) const {
   return is_users(options.kind) ? contexts_->current() : nullptr;
 }
@@ -391,7 +392,8 @@ std::shared_ptr<const Member> AgentCore::send_call(const Function& function,
   head.flags = (options.on_loop ? kOnLoop : 0) | (contexts_->records_calls() ? 0 : kNoGrad);
   head.message = static_cast<std::uint8_t>(options.kind);
   head.call = next_call();
-  if (context) {  // before the call waits: who fails it forgets what was recorded
+  // Before the call waits, because failing the call forgets these records.
+  if (context) {
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, options.to.rank,
                   writer.tensors().take_recorded());
@@ -410,8 +412,8 @@ std::shared_ptr<const Member> AgentCore::send_call(const Function& function,
       const bool is_behind_streams = message->ready.source() != nullptr;
       const auto watched = std::move(message->message.watched);
       const Op op = send_message(*connection, head, std::move(*message));
-      if (watched ||
-          (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
+      // The caller may change the bytes, or the GPU may fail, while they are being sent.
+      if (watched || (is_behind_streams && !op.ended())) {
         return op.on_ended([self, op, call = head.call, references, watched, &function, worker] {
           const auto error = op.error();
           if (!error && watched) self->check_unchanged(call, function, *worker, *watched);
@@ -421,13 +423,13 @@ std::shared_ptr<const Member> AgentCore::send_call(const Function& function,
         });
       }
       if (!op.ended() || !op.error()) return;
-      // A lane that has failed ends all its calls; here the message alone was not taken.
+      // A connection that has failed ends all its calls itself. Here only this message was refused.
       references->undo();
       self->fail_here(head.call, *op.error());
     });
   });
   if (sent) {
-    // It was released while this was packed: that worker may not have been told.
+    // If the context was released while the message was packed, that worker may not have been told.
     if (context && context->released()) contexts_->tell_ended(options.to.rank, context->id());
     return callee;
   }
@@ -437,7 +439,8 @@ std::shared_ptr<const Member> AgentCore::send_call(const Function& function,
   return callee;
 }
 
-// With WEFT_DEBUG=detail: the callee may have old and new bytes in one argument otherwise.
+// With WEFT_DEBUG=detail. If an argument has changed, the callee may have a mix of its old and new
+// bytes.
 void AgentCore::check_unchanged(std::uint64_t call, const Function& function, const Peer& to,
                                 const codec::SentBytes& sent) {
   const auto changed = sent.changed();
@@ -493,8 +496,9 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   if (faults.drop.contains(kind)) return true;
   if (const auto found = faults.delay.find(kind); found != faults.delay.end()) {
     std::shared_ptr<void> on_its_way;
-    if (kind == MessageKind::Shutdown) {  // the verdict perhaps, for which who leaves waits as for
-                                          // every reply
+    // This may be the verdict on a shutdown. A worker that leaves waits until it is sent, as for
+    // every reply.
+    if (kind == MessageKind::Shutdown) {
       count_replies(+1);
       on_its_way = {nullptr, [weak = weak_from_this()](void*) {
                       if (const auto core = weak.lock()) core->count_replies(-1);
@@ -562,8 +566,9 @@ void AgentCore::call_here(const Function& function, const CallOptions& options,
   const std::uint64_t id = next_call();
   add_waiting(id, function, options, options.deadline(), std::move(pending), {0, 0, own_calls_},
               state->context, nullptr, state);
-  state->deadline =
-      options.deadline();  // not before the caller's: who returns at its deadline is late
+  // Computed after the call's own deadline, and so not earlier: a function that returns at this
+  // deadline is too late for its caller.
+  state->deadline = options.deadline();
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), id, state, on_loop = options.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task),
@@ -588,8 +593,8 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   const WorkerInfo worker = peer.worker();
   std::vector<WaitingCall> forgotten;  // destroyed outside the lock
   std::shared_ptr<Peer> gone;
-  // Another one may have the rank by now. First, so that who calls again from a call that fails
-  // here does not call this one.
+  // Another worker may have the rank by now. Forget the old one first, so that a program that calls
+  // again when a call fails below does not call it.
   const bool is_forgotten = directory_.forget(worker.rank);
   {
     std::lock_guard lock(mutex_);
@@ -609,7 +614,7 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
     forgotten_.erase({worker.rank, lane});
   }
   if (gone) {
-    // It may have a new lane by now, for a call that waits already.
+    // The peer may have a new connection by now, for a call that waits already.
     const std::uint64_t newer =
         gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
     if (newer != 0) lane_ended(*gone, newer, why);
@@ -680,7 +685,7 @@ void AgentCore::leave() noexcept {
     return keep_inherited(shared_from_this());
   }
   if (closed_.exchange(true)) return;
-  thread_pool_->recall();  // who waits in shutdown() for others
+  thread_pool_->recall();  // wakes threads that wait in shutdown() for others
   std::unique_ptr<Follower> follower;
   {
     std::lock_guard lock(mutex_);
@@ -719,15 +724,15 @@ void AgentCore::leave() noexcept {
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);
   for (const auto& one : early) one.connection->close(why);
-  // Connections end in a turn of the loop, which nobody turns once the thread pool has stopped.
-  // Those that a call still holds would stay open, and their peers wait.
+  // Connections end in a turn of the loop, and nobody turns it once the thread pool has stopped.
+  // Connections that a call still holds would stay open, and their peers would wait.
   if (!thread_pool_->inside()) {
     auto turned = std::make_shared<std::atomic<bool>>(false);
     loop_->post([turned] { *turned = true; });
     thread_pool_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
   }
   thread_pool_->stop();
-  references_->close();  // what came, or ran, while the rest ended
+  references_->close();  // again, for calls that came or ran while the rest ended
   contexts_->close();
   keep_until_left(nullptr);
 }

@@ -12,22 +12,22 @@ namespace weft::rpc {
 
 namespace {
 
-// The functions of this program, entered before main() and when a library is loaded. The one table
-// that a process shares: it says what code there is, not what anybody does with it.
+// The functions of this program, entered before main() and when a library is loaded. A process has
+// one table: it lists the code that exists, and holds nothing of any agent.
 struct Table {
   ForkMutex mutex{ForkOrder::Engine};
   std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions;
 };
 
 Table& table() {
-  static auto* const the_table = new Table;  // agents may outlive what is static
+  static auto* const the_table = new Table;  // never destroyed: agents may outlive static objects
   return *the_table;
 }
 
-constexpr std::size_t kMostNames = 1000;  // peers give names as well
+constexpr std::size_t kMostNames = 1000;  // a limit, because peers give names as well
 constexpr std::size_t kLongestName = 127;
 
-// Calls by name, as people are shown them. Traces keep the texts.
+// Functions that are called by name, as people are shown them. Traces keep pointers to the texts.
 struct Names {
   ForkMutex mutex{ForkOrder::Engine};
   std::map<std::pair<const Function*, std::string>, Function, std::less<>> shown;
@@ -59,7 +59,7 @@ bool is_name(std::string_view text) {
          std::all_of(text.begin(), text.end(), is_part);
 }
 
-// Ends at the first text.
+// Stops at the first string.
 struct FirstText : msgpack::null_visitor {
   std::string_view text;
   bool visit_str(const char* begin, std::uint32_t size) {
@@ -73,17 +73,17 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     text.replace(at, from.size(), to);
 }
 
-// As a programmer would write it.
+// Spells a type as a programmer would write it.
 std::string readable(std::string text) {
   replace_all(text, "std::__cxx11::", "std::");
-  replace_all(text, "[abi:cxx11]", "");  // behind the name of what returns a std::string
+  replace_all(text, "[abi:cxx11]", "");  // after the name of a function that returns a std::string
   replace_all(text, "std::basic_string<char, std::char_traits<char>, std::allocator<char> >",
               "std::string");
   replace_all(text, "> >", ">>");
   return text;
 }
 
-// Where in a declaration its last part stands outside of all brackets: "int ns::f<a, b>(int) const"
+// Finds the last part of a declaration that is outside all brackets: "int ns::f<a, b>(int) const"
 // -> ns::f<a, b>.
 std::string without_parameters(const std::string& text) {
   int depth = 0;
@@ -176,7 +176,7 @@ const Function& shown_as(const Function& function, std::string_view text) {
 
 const Function& shown_as(const Function& function, std::span<const std::byte> body) {
   if (!runs_by_name(function)) return function;
-  constexpr std::size_t kBefore = 64;  // of what stands before the name
+  constexpr std::size_t kBefore = 64;  // bytes that may precede the name
   FirstText first;
   msgpack::parse(reinterpret_cast<const char*>(body.data()),
                  std::min(body.size(), kBefore + kLongestName), first);

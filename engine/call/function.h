@@ -1,7 +1,7 @@
-// What a function is called by between processes: its qualified name with template arguments, as it
-// is read, and its signature, as the C++ ABI spells it. g++ and clang do both alike. A function
-// enters this process's table when the program starts, if anything in the program calls it remotely
-// or exposes it. Nothing else can be called.
+// The identity of a function between processes: its qualified name with template arguments, as a
+// reader would write it, and its signature, as the C++ ABI spells it. g++ and clang spell both
+// alike. A function enters this process's table when the program starts, if anything in the program
+// calls it remotely or exposes it. No other function can be called.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ namespace weft::rpc {
 class IncomingCall;
 
 struct Identity {
-  // Hashes of Function::name, and of the ABI's spelling of the function's type; "RRef " before that
-  // where the result stays. No type of Weft's own is in them but those that users write, and the
-  // functions that it calls itself: docs/wire.md.
+  // Hashes of Function::name and of the ABI's spelling of the function's type; "RRef " precedes the
+  // latter if the result stays with the callee. No type of Weft's own is in them, except those that
+  // users write and the functions that Weft calls itself: docs/wire.md.
   std::uint64_t name = 0;
   std::uint64_t signature = 0;
   friend bool operator==(const Identity&, const Identity&) = default;
@@ -40,30 +40,31 @@ struct Function {
   Identity id;
   std::string name;       // "ns::add"
   std::string signature;  // "int (int, std::string)"
-  std::vector<std::byte>
-      value;  // the function's address, to tell two functions of one identity apart
-  // Decodes the arguments, throws Caller where they are none, and has the call start.
+  // The function's address, to tell two functions of one identity apart.
+  std::vector<std::byte> value;
+  // Decodes the arguments and has the call start. Throws Caller if they cannot be decoded.
   using Serve = void (*)(const std::shared_ptr<IncomingCall>& call,
                          const msgpack::object& arguments);
   Serve serve = nullptr;
 };
 
-// Aborts where a different function has this identity already. Called before main(). Never null;
-// g++ takes a reference for one to the argument.
+// Aborts if a different function already has this identity. Called before main(). Never null; it is
+// a pointer because g++ takes a reference for one to the argument.
 WEFT_API const Function* enter(Function function);
-// Null where this process has none.
+// Null if this process has no such function.
 WEFT_API const Function* find(const Identity& id);
-// Those of the same name: what a mismatch is explained with.
+// The functions of the same name, to explain a mismatch of signatures.
 WEFT_API std::vector<const Function*> named(std::uint64_t name);
-// As errors, logs and traces show it: run_script() and the like, which run what their first text
-// names, as that; all others as themselves, and where the text is no name, or the process has shown
-// a thousand. Lives as long as the process.
+// The function as errors, logs and traces show it. run_script() and the like run the function that
+// their first text argument names, and are shown under that name. All others are shown as
+// themselves; so are these if the text is no name, or if the process has already shown a thousand.
+// Lives as long as the process.
 WEFT_API const Function& shown_as(const Function& function, std::string_view text);
-// The same of a call that came: the text is in the message's body.
+// The same for an incoming call: the text is in the message's body.
 WEFT_API const Function& shown_as(const Function& function, std::span<const std::byte> body);
 
-// "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters
-// are left out.
+// Returns "ns::add" from the ABI's spelling of a type that has the function as its template
+// argument. The parameters are left out.
 WEFT_API std::string name_in(const std::type_info& tag);
 // "int (int, std::string)".
 WEFT_API std::string spelled(const std::type_info& type);
@@ -77,14 +78,14 @@ constexpr Inline<F> inline_{};
 
 namespace detail {
 
-// `stays`: the result does, as the value of an RRef.
+// With `stays`, the result stays with the callee as the value of an RRef.
 WEFT_API Function entry(std::string name, const std::type_info& signature, bool stays,
                         std::vector<std::byte> value, Function::Serve serve);
 
 template <auto F>
 struct Tag {};
 
-// The parts of a function's type; M is void for one that is no member.
+// The parts of a function's type. M is void for a function that is not a member.
 template <class R, class M, class... P>
 struct Shape {
   using Returned = R;
@@ -99,7 +100,7 @@ struct Shape {
   }
 };
 
-// Of what is no function.
+// For types that are not functions.
 template <class F>
 struct ShapeOf {
   using Module = void;
@@ -165,7 +166,7 @@ Tuple unpack_tuple(const msgpack::object& object) {
   return unpack_tuple<Tuple>(object, std::make_index_sequence<std::tuple_size_v<Tuple>>());
 }
 
-// Where in a tuple the first text is; its size where there is none.
+// Index of the first std::string in a tuple; the tuple's size if there is none.
 template <class... A>
 constexpr std::size_t first_text(std::type_identity<std::tuple<A...>>) {
   std::size_t place = 0;
@@ -189,7 +190,7 @@ void pack_tuple(codec::Packer& packer, const Tuple& values) {
   std::apply([&](const auto&... value) { (packer.pack(value), ...); }, values);
 }
 
-// A value of a future's or function's result; void travels as nil.
+// Packs the result of a function or future; void is sent as nil.
 template <class T>
 void pack_result(codec::Packer& packer, const weft::detail::Stored<T>& value) {
   if constexpr (std::is_void_v<T>) {

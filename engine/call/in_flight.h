@@ -1,11 +1,12 @@
-// How many calls, and how many bytes of them, go from one worker to one other at a time: those that
-// are unanswered where they are made, and those that run or wait to where they come. One more fails
-// with Busy on either side. It is not left unread: behind it may come what those before it wait
-// for, a nested call or the news that a reference is known, and then nothing would go on.
+// Limits on the calls in flight from one worker to another, and on their bytes. A call is in flight
+// while it is unanswered where it was made, and while it runs or waits where it has arrived. One
+// call too many fails with Busy on either side. It is not left unread, because earlier calls may
+// wait for a message behind it, such as a nested call or the news that a reference is known, and
+// then nothing would go on.
 //
-// Calls that have too many bytes wait where the program issues them, before they have a place on
-// the connection. Only the program's own threads wait: what serves calls, and what brings results,
-// may be what ends the calls in flight.
+// Calls with too many bytes wait where the program issues them, before they have a place on the
+// connection. Only the program's own threads wait: a thread that serves calls or brings results may
+// be the one that ends the calls in flight.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@
 
 namespace weft::rpc {
 
-// Weft's own messages are counted apart, so that they get through where calls have taken all slots.
+// Weft's own messages are counted apart, so that they get through when calls have taken all slots.
 // They are short, and only a foreign program has so many unanswered.
 constexpr int kMostOwnInFlight = 65536;
 constexpr bool is_users(MessageKind kind) {
@@ -31,11 +32,11 @@ constexpr bool is_users(MessageKind kind) {
 
 using InFlight = std::atomic<int>;
 
-// One call among them, from when it is made until it is answered.
+// The place of one call among them, from when it is made until it is answered.
 class Slot {
  public:
   Slot() = default;  // none
-  // None where `most` are taken.
+  // Returns an empty slot if `most` are taken.
   static Slot take(std::shared_ptr<InFlight> of, int most) noexcept {
     if (of->fetch_add(1, std::memory_order_relaxed) < most) return Slot(std::move(of));
     of->fetch_sub(1, std::memory_order_relaxed);
@@ -64,21 +65,21 @@ class BytesInFlight {
     std::uint64_t bytes = 0;
     std::atomic<bool> has_come{false};
   };
-  // Wakes the thread that waits for this turn. Is called without locks, and the turn may be over by
-  // then: its address alone counts.
+  // Wakes the thread that waits for this turn. Called without locks. The turn may be over by then,
+  // so only its address may be used.
   using Wake = std::function<void(const void* turn)>;
 
-  // 0: without limit.
+  // `most` is 0 for no limit.
   BytesInFlight(std::uint64_t most, Wake wake) : most_(most), wake_(std::move(wake)) {}
 
-  // Takes the bytes where they fit; a call that is larger than all that is allowed fits where no
-  // other is in flight.
+  // Takes the bytes if they fit. A call that is larger than the limit fits if no other call is in
+  // flight.
   bool take(std::uint64_t bytes);
   void take_anyway(std::uint64_t bytes);
-  // Takes the bytes when it is this call's turn, which shows in `turn`; it lives until it has come
-  // or been given up.
+  // Queues the call. Its bytes are taken when its turn has come, as `turn` then shows. `turn` must
+  // live until it has come or has been given up.
   void wait(Turn& turn);
-  // Returns false where it had come already.
+  // False if the turn had come already.
   bool give_up(Turn& turn);
   void give_back(std::uint64_t bytes);
   std::uint64_t taken() const;
@@ -92,15 +93,15 @@ class BytesInFlight {
   const std::uint64_t most_;
   const Wake wake_;
   std::mutex mutex_;
-  // Calls take and give back their bytes without the mutex. One that waits is counted before its
-  // thread looks for room, and one that gives bytes back checks afterwards whether any call waits:
-  // one of the two sees the other.
+  // Calls take and give back their bytes without the mutex. A call that waits is counted before its
+  // thread looks for room, and a call that gives bytes back checks afterwards whether any call
+  // waits. So one of the two sees the other.
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::size_t> waiting_{0};  // the number of turns_
   std::list<Turn*> turns_;
 };
 
-// What one call has taken of them.
+// The bytes that one call has taken.
 class HeldBytes {
  public:
   HeldBytes() = default;
@@ -121,8 +122,8 @@ class HeldBytes {
   std::uint64_t bytes_ = 0;
 };
 
-// Of the calls that one worker serves, by caller: over all its connections, for what came by one
-// that has ended may run yet. Usable from every thread.
+// Counts the incoming calls of one worker by caller, over all its connections, because a call may
+// still run whose connection has ended. Usable from every thread.
 class Callers {
  public:
   struct Counts {

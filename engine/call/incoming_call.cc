@@ -18,8 +18,8 @@ namespace weft::rpc {
 
 namespace traced {
 namespace {
-constinit trace::Name run{trace::Layer::Engine,
-                          "run"};  // a called function, on the thread that it has
+// A called function, on the thread that runs it.
+constinit trace::Name run{trace::Layer::Engine, "run"};
 }  // namespace
 }  // namespace traced
 
@@ -69,8 +69,8 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     agent.function_started();
     {
       const weft::detail::ExecutionContextScope scope(execution_context);
-      const c10::AutoGradMode recording(
-          true);  // and what the function leaves it at is of no later call
+      // Grad mode is on at first, and a function that changes it changes it for no later call.
+      const c10::AutoGradMode recording(true);
       const c10::MultiStreamGuard streams(execution_context->call().streams);
       const tensor::ContextGuard context(agent.devices(), execution_context->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});
@@ -90,13 +90,13 @@ std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const RemoteError& caught) {
-    return static_cast<const Error&>(caught)
-        .text();  // where each call behind it was made is of no use here
+    // The places where the calls behind it were made are of no use here.
+    return static_cast<const Error&>(caught).text();
   } catch (const Error& caught) {
     return caught.what();
   } catch (const std::exception& caught) {
-    // Types that only the program knows cannot be made again at the caller; their names tell them
-    // apart.
+    // The caller cannot throw exception types again that only the program knows. Their names tell
+    // them apart.
     const std::string type = spelled(typeid(caught));
     const bool is_common =
         type.starts_with("std::") || type.starts_with("c10::") || type.starts_with("torch::");
@@ -109,8 +109,8 @@ std::string text_of(const std::exception_ptr& error) {
 void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text) {
   constexpr unsigned kAll = 5;
   static std::mutex mutex;
-  static auto& times =
-      *new std::map<const Function*, unsigned>;  // agents may outlive what is static
+  // Never destroyed: agents may outlive static objects.
+  static auto& times = *new std::map<const Function*, unsigned>;
   unsigned count = 0;
   {
     std::lock_guard lock(mutex);
@@ -129,7 +129,7 @@ void IncomingCall::give_up(const std::exception_ptr& error) noexcept {
 }
 
 void IncomingCall::run(Task task) {
-  ThreadPool::Refuse refuse;  // what runs on the loop needs no thread
+  ThreadPool::Refuse refuse;  // empty on the loop, where the function needs no thread
   if (!on_loop_)
     refuse = [self = shared_from_this()](const Error& why) {
       self->give_up(std::make_exception_ptr(why));
@@ -138,8 +138,8 @@ void IncomingCall::run(Task task) {
                  state_->expires && !on_loop_ ? shared_from_this() : nullptr);
 }
 
-// By the caller's time limit, counted from when the call came: how long that was on its way is not
-// known here, for clocks differ. The caller has given the call up before.
+// Late by the caller's time limit, counted from the call's arrival: how long the call was on its
+// way is not known here, because clocks differ. The caller has given the call up by then.
 bool IncomingCall::drop_if_late() noexcept {
   if (!state_->deadline.passed()) return false;
   give_up(std::make_exception_ptr(
@@ -151,8 +151,8 @@ void IncomingCall::start(const std::optional<Future<void>>& first, Task task) {
   std::vector<Future<void>> unconfirmed;
   if (auto* references = codec::Reader::current().references())
     unconfirmed = static_cast<ReceivedReferences*>(references)->take_unconfirmed();
-  // The arguments alone have their memory now: the function may begin before this turn ends, and
-  // take it over.
+  // From now on only the arguments refer to their memory: the function may begin before this turn
+  // ends, and may take the memory over.
   codec::Reader::current().tensors() = codec::TensorReader({});
   if (unconfirmed.empty() && (!first || (first->done() && !first->failed()))) {
     return run(std::move(task));

@@ -1,5 +1,4 @@
-// One call that this worker was asked for: it starts the function where it may run, and sends its
-// result.
+// One incoming call: starts the function when it may run, and sends its result.
 #pragma once
 
 #include <atomic>
@@ -24,7 +23,7 @@ namespace weft::rpc {
 class Agent;
 class AgentCore;
 
-// What this_call() shows; shared with whoever may cancel it.
+// The state that this_call() shows. Shared with everything that may cancel the call.
 struct CallState {
   WorkerInfo caller;
   const Function* function = nullptr;
@@ -34,18 +33,19 @@ struct CallState {
   }
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
-  mutable std::atomic<bool> has_begun{false};             // its function …
-  mutable std::atomic<Deadline::Clock::rep> begun_at{0};  // … at this time, set before
-  std::shared_ptr<CallContext> context;  // that the call was made in; null for none
-  bool no_grad = false;  // made under NoGradGuard: nothing behind it is recorded in a context
-  std::vector<c10::Stream>
-      streams;                // that are current while the function runs, one of each GPU in use
-  trace::Operation traced{};  // whoever takes the call from Inbound's table ends it
-  bool expires =
-      false;  // its function is a user's: not begun behind the deadline, if it had to wait
+  mutable std::atomic<bool> has_begun{false};             // its function has begun …
+  mutable std::atomic<Deadline::Clock::rep> begun_at{0};  // … at this time, which is set first
+  std::shared_ptr<CallContext> context;  // in which the call was made; null for none
+  // Made under NoGradGuard: neither its result nor the calls that its function makes are recorded.
+  bool no_grad = false;
+  // One stream of each GPU in use; they are current while the function runs.
+  std::vector<c10::Stream> streams;
+  trace::Operation traced{};  // ended by the code that takes the call from Inbound's table
+  // Its function is a user's, and does not begin after the deadline if it had to wait for a thread.
+  bool expires = false;
 };
 
-// What follows a call through continuations: the agent and the call.
+// Accompanies a call's function and its continuations: the agent and the call.
 class CallExecutionContext final : public weft::detail::ExecutionContext {
  public:
   CallExecutionContext(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call);
@@ -57,33 +57,32 @@ class CallExecutionContext final : public weft::detail::ExecutionContext {
 
  private:
   std::shared_ptr<AgentCore> core_;
-  std::shared_ptr<Agent> agent_;  // what this_agent() gives
+  std::shared_ptr<Agent> agent_;  // returned by this_agent()
   std::shared_ptr<weft::detail::Executor> executor_;
   std::shared_ptr<const CallState> call_;
 };
 
-// This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
+// This thread's call. Throws Caller outside of one; `what` names the asking function in the error.
 WEFT_API const CallExecutionContext& current_call(const char* what);
 
-// Whether this thread runs a function for a call, or goes on with one: its continuations, its
-// coroutines.
+// Whether this thread runs a function for a call, or one of its continuations or coroutines.
 bool serves_call();
 
 class IncomingCall;
 
-// Runs a call's function: in its execution context, counted, on the loop if it may and this is the
-// loop, else on the thread pool. Where that has no thread for it, `refuse` runs instead. A call
-// that `served` has to answer, and that waited for a thread behind others until its time limit had
-// passed since it came, is refused; one that found a thread free is run, whatever its limit.
+// Runs a call's function in its execution context and counts it as running: on the loop if
+// `on_loop`, else on the thread pool. If the pool has no thread for it, `refuse` runs instead. A
+// call with `served` that waited for a thread behind others is refused if its time limit, counted
+// from its arrival, has passed. A call that found a thread free is run in any case.
 WEFT_API void start_function(const std::shared_ptr<AgentCore>& core,
                              std::shared_ptr<const CallState> call, bool on_loop, Task task,
                              std::function<void(const Error& why)> refuse,
                              std::shared_ptr<IncomingCall> served = nullptr);
 
-// what() of whatever a function threw, without libtorch's stack traces.
+// The text of an exception that a function threw, without libtorch's stack traces.
 WEFT_API std::string text_of(const std::exception_ptr& error);
 
-// Warns of what a function threw. Of each function the first five times, then ever more rarely.
+// Warns that a function threw: for each function the first five times, then ever more rarely.
 void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text);
 
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
@@ -99,19 +98,19 @@ class WEFT_API IncomingCall : public std::enable_shared_from_this<IncomingCall> 
   const std::shared_ptr<AgentCore>& core() const { return core_; }
   const Function& function() const { return function_; }
   const CallState& state() const { return *state_; }
-  // Runs, before the caller is told, where the call ends without its function having run.
+  // `refused` runs if the call ends without its function having run, before the caller is told.
   void on_refused(std::function<void(const std::exception_ptr&)> refused) {
     refused_ = std::move(refused);
   }
-  // When the arguments have been decoded, with what runs the function: that is once their
-  // references are confirmed, and `first` is done (the creation of the value that a method is
-  // called on).
+  // Called when the arguments have been decoded. Runs the task, which runs the function, once the
+  // references in the arguments are confirmed and `first` is done (the creation of the value that a
+  // method is called on).
   void start(const std::optional<Future<void>>& first, Task task);
 
-  // Ends a call whose time is over before its function has begun; false where it is not.
+  // Ends the call if its time is over before its function has begun. False if it is not over.
   bool drop_if_late() noexcept;
 
-  // Packs and sends the result. What packing throws becomes the failure.
+  // Packs and sends the result. An error of packing becomes the failure.
   virtual void reply(const std::function<void(codec::Packer&)>& pack) noexcept = 0;
   // The function threw.
   virtual void fail(const std::exception_ptr& error) noexcept = 0;

@@ -1,5 +1,6 @@
-// Whether a worker still lives: asked when a connection to it has ended, or it does not answer, and
-// something here depends on it. One that gives no sign of life is lost, and what it holds ends.
+// Liveness: whether a worker still lives. It is asked when a connection to it has ended or it does
+// not answer, if anything here depends on it. A worker that gives no sign of life is lost, and
+// everything that it holds ends.
 #include <algorithm>
 
 #include <weft/engine/call/calls.h>
@@ -12,14 +13,14 @@ void internal::alive() {}
 
 namespace {
 
-constexpr int kAsks = 3;  // before a worker whose connection has ended counts as lost
-constexpr int kAsksHere =
-    20;  // where the asking itself fails here, which says little of the worker
+constexpr int kAsks = 3;  // attempts before a worker whose connection has ended counts as lost
+// Attempts if the asking itself fails here, which says little about the worker.
+constexpr int kAsksHere = 20;
 constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 }  // namespace
 
-// With the mutex held.
+// Requires mutex_.
 bool AgentCore::depends_on(int rank) const {
   const bool is_watched =
       present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
@@ -28,9 +29,9 @@ bool AgentCore::depends_on(int rank) const {
          contexts_->concerns(rank);
 }
 
-// A connection may end without its worker: ask before its references are given up, and a shutdown
-// fails. One question at a time: what asks may be all that its connection carried, whose end is no
-// news then.
+// A connection may end while its worker lives, so the worker is asked before its references are
+// given up or a shutdown fails. It is asked one question at a time: if a connection carried nothing
+// but the question, its end is no news.
 void AgentCore::look_after(int rank, Asked why) {
   if (closed_ || rank < 0 || rank == parts_.self.rank) return;
   {
@@ -69,8 +70,8 @@ void AgentCore::ask_whether_alive(int rank) {
   }
 }
 
-// What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other
-// is gone; only that nobody has the rank any more is.
+// A failure on this side (the store, a lack of descriptors) is no sign that the other worker is
+// gone. NotThere is one: nobody has the rank any more.
 void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception_ptr& error,
                                     bool was_sent) {
   if (closed_) return;
@@ -86,7 +87,7 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
   {
     std::lock_guard lock(mutex_);
     Inquiry& inquiry = inquiries_[rank];
-    // What broke one connection may have broken this one.
+    // The fault that broke one connection may have broken this one.
     again = why_not && !is_slow && !is_gone && ++inquiry.failed < (failed_here ? kAsksHere : kAsks);
     is_lost = why_not && !again && (!is_slow || inquiry.why == Asked::ConnectionEnded);
     if (is_lost && !is_slow) is_news = lost_.insert(rank).second && !shutdown_began_;
@@ -104,15 +105,16 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
       has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt;
   references_->worker_lost(rank, successor);
   contexts_->worker_lost(rank, successor);
-  thread_pool_->recall();  // who waits in shutdown() for it
+  thread_pool_->recall();  // wakes threads that wait in shutdown() for this worker
   if (parts_.world_size) {
     const Error lost(Blame::PeerLost,
                      name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
-    const auto known = directory_.known(rank);  // a stranger may have given a rank that nobody has
+    const auto known = directory_.known(rank);  // a stranger may give a rank that nobody has
     if (is_news && known && news_.add_lost(*known, lost)) tell_news();
   } else if (const auto present = present_.find(rank);
              present && has_life && present->generation == asked.generation && !failed_here) {
-    // Where it is known to be gone, the others know as well: it has left, or somebody was faster.
+    // If the worker is known to be gone, the others know as well: it has left, or another worker
+    // declared it lost first.
     if (is_gone) return;
     thread_pool_->run_beside(Task([self = shared_from_this(), worker = *present, why = *why_not] {
       self->declare_lost(worker, why);

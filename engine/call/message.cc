@@ -7,11 +7,11 @@ namespace weft::rpc {
 
 namespace {
 
-// Bounds of what a peer may make this process allocate for one message.
+// Limits on the memory that a peer may make this process allocate for one message.
 constexpr std::uint64_t kMostBody = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 38;
 
-// What must outlive the sending.
+// The memory that must outlive the sending.
 struct Sent {
   codec::Encoded message;
 };
@@ -35,7 +35,7 @@ StorageEntry entry_of(std::uint64_t begin, const Device& to) {
 
 bool is_for_gpu(const StorageEntry& entry) { return entry.device_type != 0; }
 
-// Why there is no memory here for one of the storages; nothing where there is.
+// Why there is no memory here for one of the storages; nothing if there is memory for all.
 std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table,
                                    const transport::Connection& connection,
                                    const ReceiveMemory& memory) {
@@ -88,7 +88,7 @@ Op send_message(transport::Connection& connection, Head head, Outgoing outgoing)
   codec::Encoded& message = outgoing.message;
   const std::uint64_t body_bytes = message.body.size();
   if (body_bytes > kMostBody ||
-      bytes_of(message) > kMostBytes) {  // the receiver would end the connection for it
+      bytes_of(message) > kMostBytes) {  // the receiver would end the connection
     return Op::failed(
         Error(Blame::Caller,
               body_bytes > kMostBody
@@ -173,9 +173,9 @@ void receive_message(transport::Connection& connection, const transport::Arrival
           {table[i].begin, size, allocate(size, table[i], memory, coming->streams, devices), 0});
       destinations.push_back({coming->parts.back().data(), size, device_of(table[i])});
     }
-    // What was there before may still be in use, on that stream.
+    // Earlier work on these streams may still use the memory.
     if (!coming->streams.empty()) ready = devices->recorded(coming->streams);
-  } catch (const Error& error) {  // of a GPU
+  } catch (const Error& error) {  // a GPU's error
     return lacks(error);
   } catch (const std::exception&) {
     return lacks(
@@ -189,7 +189,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
           Message{coming->head, coming->body, std::move(coming->parts), std::move(coming->streams)},
           nullptr);
     }
-    // Else the lane has ended, which its handler hears of.
+    // Otherwise the connection has ended, and its handler is told.
     if (is_of_message(*error)) deliver(Message{coming->head, {}, {}, {}}, &*error);
   });
 }

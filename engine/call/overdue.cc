@@ -1,4 +1,4 @@
-// Calls that wait so long for a thread that their time may be over first: who serves them tells the
+// Calls that wait so long for a thread that their time may be over first. The callee tells the
 // caller, so that the error there names the cause.
 #include <weft/base/log.h>
 #include <weft/engine/call/calls.h>
@@ -8,7 +8,7 @@ namespace weft::rpc {
 
 namespace {
 
-// Of one agent, at a time: where more wait, each of these callers has the same reason.
+// The number of calls that one agent watches at a time. Any others wait for the same reason.
 constexpr int kMostWatched = 64;
 constexpr auto kTelling = std::chrono::seconds(2);
 
@@ -16,7 +16,7 @@ constexpr auto kTelling = std::chrono::seconds(2);
 
 namespace internal {
 
-// From who serves that call.
+// Called by the worker that serves that call.
 void call_waits(std::uint64_t call, std::string why) {
   const CallExecutionContext& here = current_call("call_waits()");
   here.core()->note_wait(here.call().caller.rank, call, why);
