@@ -10,24 +10,23 @@
 #include <weft/engine/future/thread_executor.h>
 #include <weft/profiling/trace/dump.h>
 
-// Calls from here that wait, from their start to their end: a reply, an error, or that their time
-// is over.
+// Outgoing calls, from their start to their end: a reply, an error, or the end of their time.
 namespace weft::rpc {
 
 namespace {
 
-constexpr std::size_t kMostLate =
-    4096;  // calls whose time is over that are remembered: handlers may never answer
+// At most so many calls whose time is over are remembered: a function may never answer.
+constexpr std::size_t kMostLate = 4096;
 
-// Whether a graceful shutdown waits for it.
+// Whether a graceful shutdown waits for such calls.
 bool counts(MessageKind kind) { return kind != MessageKind::Shutdown; }
 
-// Calls of so few bytes are bounded well enough by their number. They never wait, so one that lets
-// others go on gets through.
+// The number of calls with so few bytes is limit enough for them. They never wait, so that a short
+// call on which others depend gets through.
 constexpr std::uint64_t kShortCall = 4096;
 
-// Whether this thread is the program's own and serves nothing: what serves calls, continues them or
-// ends operations may be what the calls in flight wait for.
+// Whether this thread is the program's own and serves nothing. The calls in flight may wait for a
+// thread that serves calls, runs their continuations or ends operations.
 bool may_be_held_back() {
   return weft::detail::thread_executor() == nullptr && !Op::ending() && !serves_call();
 }
@@ -98,20 +97,20 @@ void AgentCore::add_waiting(std::uint64_t id, const Function& function, const Ca
            trace::Waiting(leaving.in_flight),
            /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
-  // Who left meanwhile may have failed what waited before this did.
+  // The agent may have left meanwhile, and have failed the calls that waited before this one did.
   if (closed_)
     fail(calls_.take_all(),
          [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
 }
 
-// Continuations that may issue calls are handed to the thread pool before the call stops counting:
-// idle means idle.
+// Continuations that may issue calls are handed to the thread pool before the call stops counting,
+// so that an idle agent is really idle.
 WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
   if (!call.pending) return call;
-  call.slot = {};  // before continuations, which may want it
+  call.slot = {};  // before continuations, which may need it
   try {
     how(*call.pending);
-  } catch (...) {  // what the result threw while it was moved
+  } catch (...) {  // moving the result threw
     const auto error = std::current_exception();
     call.traced.fail(to_error(error, Blame::Remote));
     call.pending->fail(detail::thrown_by(*this, *call.function, error));
@@ -129,7 +128,7 @@ void AgentCore::fail_here(std::uint64_t id, const Error& why) {
       (call.lane == 0 ? why : gone(why, call.to)).within(in_words(call.function, name_of(call.to)));
   call.traced.fail(error);
   forget_recorded(id, call);
-  call.bytes = {};  // they have not gone out
+  call.bytes = {};  // they have not been sent
   complete(std::move(call),
            [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
 }
@@ -154,7 +153,7 @@ Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
   return why_gone().within(in_words(call.function, to));
 }
 
-// Why calls that are pending when this agent leaves will not be answered.
+// The error of the calls that are pending when this agent leaves.
 Error AgentCore::why_gone() const {
   if (taken_for_lost_)
     return {Blame::PeerLost, "agent " + describe(parts_.self) + " has left: " + why_left_};
@@ -169,7 +168,7 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
       .with_ranks({call.to});
 }
 
-// As far as this side knows it.
+// Says why a reply is late, as far as this side knows.
 std::string AgentCore::why_late(const WaitingCall& call) const {
   if (call.here) {
     return call.here->has_begun
@@ -209,20 +208,20 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
         call = std::move(found->second);
         late_.erase(found);
       } else if (count !=
-                 forgotten_.end()) {  // so not for more than have been asked, whatever a peer sends
+                 forgotten_.end()) {  // counted, so that no peer can make up any number of them
         is_forgotten = true;
         if (--count->second == 0) forgotten_.erase(count);
       }
     }
     if (call.pending) return late_reply_came(call, worker, std::move(message), lacking);
-    if (is_forgotten &&
-        message.head.kind != FrameKind::Failure) {  // references in it would stay for ever
+    // The references in it would never end otherwise.
+    if (is_forgotten && message.head.kind != FrameKind::Failure) {
       references_->give_back_reply(worker.rank, message.head.call);
     }
     return;
   }
   call.bytes = {};
-  if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
+  if (call.deadline.passed()) {  // it is late even if it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
     forget_recorded(message.head.call, call);
@@ -280,17 +279,19 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
             why.within(in_words(function, describe(worker)) + ": its result cannot be decoded"));
       }
       traced.fail(to_error(error, Blame::Remote));
+      // Before it is known to have failed.
       if (context)
         context->forget({parts_.self.rank, message.head.call,
-                         /*reply=*/false});  // before it is known to have failed
+                         /*reply=*/false});
       if (!failure) references_->give_back_reply(worker.rank, message.head.call);
       pending.fail(error);
     }
   });
 }
 
-// Nobody waits for it. It is read, for the references in it to end as all do: here, and with their
-// owners; what cannot be read, or was recorded in a context, ends where it was sent.
+// Reads a reply that nobody waits for, so that the references in it end as all do: here, and with
+// their owners. A reply that cannot be read, or that was recorded in a context, ends where it was
+// sent.
 void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message,
                                 const Error* lacking) {
   const auto give_back = [&] { references_->give_back_reply(worker.rank, message.head.call); };
@@ -320,7 +321,7 @@ std::vector<PendingCalls::Taken> AgentCore::fail(
   std::vector<Error> errors;
   errors.reserve(calls.size());
   for (auto& [id, call] : calls) call.traced.fail(errors.emplace_back(why(call)));
-  // Once, and behind all: what comes within a second of a dump is in no other.
+  // One dump, after all errors are recorded: an error within a second of a dump causes no other.
   const auto worst = std::find_if(errors.begin(), errors.end(), &trace::is_worth_a_dump);
   if (worst != errors.end()) trace::dump_after("a call", *worst);
   for (std::size_t i = 0; i < calls.size(); ++i) {
@@ -334,7 +335,8 @@ std::vector<PendingCalls::Taken> AgentCore::fail(
   return calls;
 }
 
-// One timer for all calls: it comes at the earliest deadline, and looks.
+// All calls share one timer. It fires at the earliest deadline and looks for calls whose time is
+// over.
 void AgentCore::arm(Deadline deadline) {
   if (deadline.point() >= armed_.load()) return;
   std::lock_guard lock(mutex_);
@@ -353,7 +355,8 @@ void AgentCore::expire() {
   for (const auto& [id, call] : expired) {
     const auto worker = known_peer(call.to);
     const auto lane = worker ? worker->standing_lane() : Peer::Lane();
-    if (!lane.connection || lane.number != call.lane) continue;  // it is gone, and the call with it
+    if (!lane.connection || lane.number != call.lane)
+      continue;  // the connection has ended, and the call with it
     Head head;
     head.kind = FrameKind::Cancel;
     head.call = id;
@@ -361,7 +364,7 @@ void AgentCore::expire() {
   }
   expired = fail(std::move(expired),
                  [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
-  std::vector<WaitingCall> dropped;  // outside the lock: that their bytes are free wakes others
+  std::vector<WaitingCall> dropped;  // destroyed outside the lock: free bytes wake others
   std::lock_guard lock(mutex_);
   for (auto& [id, call] : expired) {
     if (call.lane != 0 && is_users(call.kind)) late_.emplace(id, std::move(call));

@@ -14,14 +14,14 @@ namespace weft::rpc {
 
 namespace {
 
-// What a connection may take at least, however short the time limit of calls is: whoever is there
-// accepts it by itself.
+// The time that a connection may take at least, even if the time limit of calls is shorter: a
+// worker that lives accepts it without its program's help.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
 constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
-// Between a connection's acceptance and its Hello, as between a socket's and its greeting
-// (transport/tcp).
+// The time limit between a connection's acceptance and its Hello, as between a socket's and its
+// greeting (transport/tcp).
 constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
-// After which a failure that found the lane full is sent again.
+// The pause before a failure that found the connection full is sent again.
 constexpr auto kFailureAgain = std::chrono::milliseconds(20);
 
 template <class T>
@@ -36,7 +36,7 @@ T decoded(std::span<const std::byte> body) {
   return value;
 }
 
-// A call of another worker, answered over the connection it came by.
+// An incoming call, answered over the connection that it came by.
 class RemoteServed final : public IncomingCall {
  public:
   RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop,
@@ -49,7 +49,7 @@ class RemoteServed final : public IncomingCall {
         slot_(std::move(slot)) {}
 
   void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
-    slot_ = {};  // before the answer, as in the other two: its caller may take it at once
+    slot_ = {};  // before the answer, here and below: the caller may take the slot at once
     const auto inbound = inbound_.lock();
     if (!inbound) return;
     if (state_->cancelled)
@@ -61,7 +61,7 @@ class RemoteServed final : public IncomingCall {
     slot_ = {};
     const Error thrown =
         Error(Blame::Remote, text_of(error)).with_ranks(to_error(error, Blame::Remote).ranks());
-    // The questions of a shutdown fail where the agent leaves, which is said there.
+    // The questions of a shutdown fail when the agent leaves, and shutdown() says so.
     if (answer_ != MessageKind::Shutdown) log_thrown(function_, state_->caller, thrown.text());
     if (const auto inbound = inbound_.lock())
       inbound->fail(call_, answer_, Failure::Thrown, thrown);
@@ -86,7 +86,7 @@ class RemoteServed final : public IncomingCall {
   Slot slot_;
 };
 
-// What the answer to a call counts as.
+// The kind of message that the answer to a call counts as.
 MessageKind answer_to(const Head& head) {
   return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown
                                                                           : MessageKind::Reply;
@@ -147,10 +147,10 @@ Peer::Lane Peer::standing_lane() const {
   return lane_;
 }
 
-// One that carries device memory where a map says that there will be some.
+// Makes a connection that carries device memory if a map says that there will be some.
 std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
                                                      const transport::Routes& routes) const {
-  // Not the limit of the call that connects: others will wait for the same connection.
+  // Not limited by the call that connects: others will wait for the same connection.
   const auto limit = core.timeout();
   const Deadline deadline =
       Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
@@ -177,7 +177,7 @@ void Peer::greet(AgentCore& core, transport::Connection& connection) {
                                    core.generation(), entry_.generation}));
 }
 
-// The worker's answer to the challenge: all that waits at the gate goes out if it is right.
+// The worker's answer to the challenge. If it is right, everything that waits at the gate is sent.
 void Peer::answered(std::uint64_t number, transport::Connection& connection, Gate& gate,
                     const transport::Arrival& arrival) {
   const auto core = core_.lock();
@@ -223,7 +223,7 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection,
 }
 
 void Peer::ended(std::uint64_t number, const Error& why) {
-  Lane lost;  // what waits at its gate is dropped outside the lock
+  Lane lost;  // destroyed outside the lock, with the tasks that wait at its gate
   {
     std::lock_guard lock(mutex_);
     if (lane_.number == number) lost = std::exchange(lane_, {});
@@ -289,7 +289,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
   if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
-  if (!counts_ && !arrival.sizes.empty()) {  // no memory for strangers
+  if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "it does not begin with a greeting");
   }
@@ -304,7 +304,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
       });
 }
 
-// Nothing but challenges is read until the peer has proved that it knows the secret.
+// Until the peer has proved that it knows the secret, nothing but challenges is read.
 void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
   Nonces nonces;
   std::vector<std::byte> answer;
@@ -344,7 +344,7 @@ void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
 
 void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
                       const Error* lacking) {
-  if (closed_) return;  // its successor has come
+  if (closed_) return;  // the worker's successor has come
   if (!counts_) return greeted(core, message);
   if (message.head.kind == FrameKind::Call) {
     call_came(core, std::move(message), lacking);
@@ -355,7 +355,7 @@ void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
   }
 }
 
-// Strangers get no answer, and no second message is read of them.
+// Strangers get no answer, and their second message is not read.
 void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& message) {
   std::string wrong;
   HelloRecord hello;
@@ -497,8 +497,8 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   };
   try {
     codec::Writer writer(references.get());
-    const bool records =
-        context && !context->released();  // whatever mode the thread is in that brings the result
+    // This does not depend on the grad mode of the thread that brings the result.
+    const bool records = context && !context->released();
     if (records) {
       writer.tensors().record_gradients();
     } else if (!state.no_grad) {
@@ -510,7 +510,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
         message.parts.empty()
             ? Outgoing(std::move(message))
             : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
-    // Before the reply goes: its gradient may be fast.
+    // Before the reply is sent, because its gradient may be fast.
     if (records)
       context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
     forget(call, bytes_of(outgoing.message));
@@ -548,7 +548,8 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   }
 }
 
-// With WEFT_DEBUG=detail. The reply has gone: all that is left is to say so, where it was done.
+// With WEFT_DEBUG=detail. The reply has been sent, so the change can only be logged, here where it
+// was made.
 void Inbound::check_unchanged(const Function& function, const codec::SentBytes& sent) const {
   if (const auto changed = sent.changed()) {
     log::error("the result of " + function.name + " for " + describe(worker()) +
@@ -599,8 +600,8 @@ void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,
 
 void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
                            const Error& error) noexcept {
-  if (core.closed())
-    return;  // what fails since this worker leaves: that its connection ends says so to the caller
+  // Calls that fail because this worker leaves: the end of the connection tells their callers.
+  if (core.closed()) return;
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
@@ -615,14 +616,15 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
              }));
 }
 
-// Its caller would wait for ever if it did not go: again, while the lane is full.
+// Without this answer the caller would wait for ever, so it is sent again while the connection is
+// full.
 void Inbound::send_failure_of(const Head& head,
                               const std::shared_ptr<const FailureRecord>& record) {
   const Op op = send_message(*connection_, head, encoded(*record));
   if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
   const auto core = core_.lock();
   if (core && op.error()->blame() == Blame::Busy) {
-    // One call in flight has one answer: with more of them the peer sends, and does not read.
+    // One call in flight has one answer. If there are more, the peer sends and does not read.
     if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
       return connection_->close(
           Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
@@ -649,11 +651,11 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
   return map_ = std::move(map);
 }
 
-// A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its
-// caller is told.
+// A connection that has failed ends all its calls itself. If only this message has failed, perhaps
+// in a GPU, its caller is told.
 void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
-  const bool at_once =
-      op.ended();  // then it has surely not gone; else the caller is asked what has come
+  // Then it has surely not been sent. Otherwise the caller is asked which references have arrived.
+  const bool at_once = op.ended();
   if (const auto core = core_.lock()) core->count_replies(+1);
   op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
     const auto core = weak_core.lock();
@@ -663,7 +665,7 @@ void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()
     undo();
     const auto self = weak.lock();
     if (self && is_of_message(*error)) return self->reply_refused(call, MessageKind::Reply, *error);
-    // Its connection may have ended before there was anything that it holds.
+    // The connection may have ended before the worker held anything here.
     if (self && core) core->look_after(self->worker().rank);
   });
 }

@@ -67,7 +67,7 @@ std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::tim
     next = Deadline::sooner(next, call.deadline);
     return false;
   });
-  // In the order in which their time was over: a creation before the fetch that waits behind it.
+  // In the order of their deadlines: a creation comes before the fetch that waits for it.
   std::sort(taken.begin(), taken.end(), [](const Taken& a, const Taken& b) {
     return std::pair(a.call.deadline.point(), a.id) < std::pair(b.call.deadline.point(), b.id);
   });

@@ -1,4 +1,4 @@
-// The calls of one agent that wait for their replies.
+// The outgoing calls of one agent that wait for their replies.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,19 @@ class CallContext;
 struct CallState;
 class SentReferences;
 
-// Who waits for one reply. Completed once.
+// Receives one reply. Completed once.
 class PendingCall {
  public:
   PendingCall() = default;
   PendingCall(const PendingCall&) = delete;
   PendingCall& operator=(const PendingCall&) = delete;
   virtual ~PendingCall() = default;
-  // `work` gives what is enqueued for the result once that has been decoded. Throws what decoding
-  // throws; then fail() is called.
+  // `work` returns the work that is enqueued for the result, once the result is decoded. Throws the
+  // errors of decoding; then fail() is called.
   virtual void succeed(const msgpack::object& result,
                        const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
   virtual void fail(std::exception_ptr error) = 0;
-  // What threads wait for in Executor::drive() that block on its result.
+  // The address that threads pass to Executor::drive() when they block on the result.
   virtual const void* awaited() const { return nullptr; }
 };
 
@@ -50,8 +50,8 @@ class PendingResult final : public PendingCall {
   void succeed(const msgpack::object& result,
                const std::function<weft::detail::DeviceWorkRef()>& work) override {
     auto value = detail::unpack_result<R>(result);
-    if (promise_.future().done())
-      return;  // it comes too late, and is read for the references in it to end
+    // A late result is read only so that the references in it end.
+    if (promise_.future().done()) return;
     set(std::move(value), work());
   }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
@@ -68,21 +68,21 @@ struct WaitingCall {
   Deadline::Clock::time_point since;
   std::unique_ptr<PendingCall> pending;
   Deadline deadline = Deadline::never();
-  std::chrono::milliseconds limit{0};  // as it was given, for the message
+  std::chrono::milliseconds limit{0};  // as given, for the error's text
   const Function* function = nullptr;
   int to = -1;             // the callee's rank
-  std::uint64_t lane = 0;  // which of its connections, one after the other
+  std::uint64_t lane = 0;  // number of the connection that it went by
   MessageKind kind = MessageKind::Call;
-  std::shared_ptr<CallContext> context;  // that it was made in
-  std::shared_ptr<SentReferences>
-      references;  // the references in it; ended where the callee has not read them
-  std::shared_ptr<CallState> here;  // where it runs on this worker itself
+  std::shared_ptr<CallContext> context;  // in which it was made
+  // The references in the call. They end if the callee has not read them.
+  std::shared_ptr<SentReferences> references;
+  std::shared_ptr<CallState> here;  // set for a call to this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};
-  std::string note{};  // why it waits, as the callee has said
+  std::string note{};  // the callee's reason why it waits
   Slot slot{};
-  HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at
-                      // the callee as long
+  // Held until there is an answer, even past the deadline, since the callee holds the bytes too.
+  HeldBytes bytes{};
 };
 
 // A call for which a thread waits.
@@ -91,33 +91,34 @@ struct AwaitedCall {
   std::string what;  // the function
   int to = -1;
   std::chrono::milliseconds limit{0};
-  std::shared_ptr<const CallState> here;  // of one to this worker itself
+  std::shared_ptr<const CallState> here;  // set for a call to this worker itself
   Deadline::Clock::time_point since;      // when the thread began to wait
-  bool is_fetch = false;                  // of an RRef's value
-  bool is_its_own =
-      true;  // false: the thread waits for another future, and this call is pending for longest
+  bool is_fetch = false;                  // it fetches an RRef's value
+  // False: the thread waits for another future, and this call has been pending for longest.
+  bool is_its_own = true;
 };
 
 // Usable from every thread.
 class PendingCalls {
  public:
   void add(std::uint64_t id, WaitingCall call);
-  // The call, which is this caller's to complete from now on; without `pending` if it is gone.
+  // Removes the call and returns it; the caller must complete it. `pending` is null if the call is
+  // gone.
   WaitingCall take(std::uint64_t id);
-  // The same; gone as well if it did not go to that worker by that connection.
+  // The same, if the call went to that worker by that connection.
   WaitingCall take_of(std::uint64_t id, int rank, std::uint64_t lane);
-  // Notes that of a call that goes to that worker and waits yet.
+  // Notes the reason why a call to that worker still waits.
   void note(std::uint64_t id, int rank, std::string why);
   struct Taken {
     std::uint64_t id = 0;
     WaitingCall call;
   };
-  // All that went to a worker, over one of its connections where `lane` is not 0.
+  // All calls to a worker; only those over one of its connections if `lane` is not 0.
   std::vector<Taken> take_all_to(int rank, std::uint64_t lane);
   std::vector<Taken> take_all();
-  // Those whose time is over. `next` becomes the earliest deadline of the others.
+  // The calls whose time is over. `next` becomes the earliest deadline of the others.
   std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);
-  // Of the calls that these threads wait for that of the longest wait. Where none of them waits for
+  // Of the calls that these threads wait for, the one with the longest wait. If no thread waits for
   // a call's own result, the oldest call.
   std::optional<AwaitedCall> longest_awaited(const std::vector<EventLoop::Wait>& waiting) const;
   bool waits(std::uint64_t id) const;

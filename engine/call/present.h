@@ -1,5 +1,6 @@
-// The other workers of a job that come and go, as far as this one has heard, and what the program
-// is told of them. Usable from every thread; nothing here blocks.
+// The other workers of a job in which workers come and go, as far as this one has heard, and the
+// news of them for the program. Usable from every thread. Nothing here blocks but the program's
+// callbacks.
 #pragma once
 
 #include <deque>
@@ -18,16 +19,17 @@ namespace weft::rpc {
 
 class PresentWorkers {
  public:
-  // False where it, or a later one of its rank, is known already.
+  // False if this worker, or a later one of its rank, is known already.
   bool add(const Member& worker);
-  // False where it is not known.
+  // False if it is not known.
   bool remove(int rank, Generation generation);
   std::optional<Member> find(int rank) const;
   bool has(const std::string& name) const;
-  // Workers that cannot be there beside this one: earlier ones of its rank, and others of its name.
+  // Workers that cannot be in the job beside this one: earlier ones of its rank, and others of its
+  // name.
   std::vector<Member> replaced_by(const Member& worker) const;
-  // Each worker watches those of the next lower and the next higher rank; gives them where they
-  // have become that since this was last asked.
+  // Each worker watches those of the next lower and the next higher rank. Returns those of them
+  // that have become neighbours since the last call.
   std::vector<int> new_neighbours(int self);
 
  private:
@@ -39,24 +41,25 @@ class PresentWorkers {
 using LostCallback = std::function<void(const WorkerInfo&, const Error&)>;
 using JoinedCallback = std::function<void(const WorkerInfo&)>;
 
-// The program's callbacks, and what they have not been called with yet, in order.
+// The program's callbacks, and the news that they have not been called with yet, in order.
 class News {
  public:
   void on_lost(LostCallback callback);
   void on_joined(JoinedCallback callback);
   bool tells_of_losses() const;
-  // True where nobody takes the news at present: the caller has some thread call tell().
+  // True if no thread delivers the news at present: then the caller has some thread call tell().
   bool add_lost(const WorkerInfo& worker, const Error& why);
   bool add_joined(const WorkerInfo& worker);
-  // Calls the callbacks, one after the other, until there is no news. What they throw is logged.
+  // Calls the callbacks, one after the other, until there is no news. Logs the exceptions that they
+  // throw.
   void tell(const std::string& self);
-  // Drops all, callbacks as well.
+  // Drops all news and callbacks.
   void close();
 
  private:
   struct One {
     WorkerInfo worker;
-    std::optional<Error> lost;  // else it has joined
+    std::optional<Error> lost;  // empty: it has joined
   };
   bool add(One one);
   std::optional<One> next();

@@ -6,7 +6,7 @@
 namespace weft::rpc {
 
 namespace {
-constexpr auto kRead = std::chrono::seconds(5);  // of a key that exists
+constexpr auto kRead = std::chrono::seconds(5);  // for reading a key that exists
 }
 
 using Bytes = transport::Bootstrap::Bytes;

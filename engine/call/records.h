@@ -1,5 +1,5 @@
-// What the job's store holds of its workers (docs/wire.md, "The job's store"). All workers write
-// there, so whatever is read is checked.
+// The records of workers in the job's store (docs/wire.md, "The job's store"). All workers write
+// there, so every record that is read is checked.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace weft::rpc {
 
-// How a worker stands in its job.
+// The standing of a worker in its job.
 enum class Standing {
   Joined,
-  Left,     // by itself
-  Joining,  // has a rank, and perhaps not yet the name
+  Left,     // of its own accord
+  Joining,  // has its rank, and perhaps not yet its name
   Lost,     // gave no sign of life
 };
 
@@ -41,35 +41,35 @@ struct WorkerRecord {
   StoredDevices devices;
   Generation generation = 0;
   std::uint64_t nonce = 0;  // tells two claims of one rank or name apart
-  std::string why;          // of one that is lost
+  std::string why;          // why it is lost
   Predecessor before;
   WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, generation, nonce,
               why, before)
 
   bool stands(Standing wanted) const { return standing == static_cast<int>(wanted); }
-  // Or is believed to.
+  // Whether the worker lives, as far as its record says.
   bool lives() const { return stands(Standing::Joined) || stands(Standing::Joining); }
 };
 
-// A worker as others find it.
+// A worker as the others see it.
 struct WorkerEntry : Member {
   std::vector<transport::Offer> offers;
-  std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
+  std::vector<transport::Offer> device_offers;  // for connections that carry device memory as well
   bool has_secret = false;
   WorkerDevices devices;
 };
 
 transport::Bootstrap::Bytes written(const WorkerRecord& record);
-// Throws PeerLost for what is no record.
+// Throws Caller or Protocol if the bytes are not a record.
 WorkerRecord read_record(const transport::Bootstrap::Bytes& bytes);
-// Throws PeerLost and Caller for one that cannot be used.
+// Throws Caller if the record names a device that does not exist.
 WorkerEntry entry_of(const WorkerRecord& record);
 
-// Where the record of a rank stands.
+// The key of a rank's record.
 std::string slot(long rank);
-// A rank as the store spells it. Throws PeerLost for another text.
+// Reads a rank as the store spells it. Throws Protocol for another text.
 int rank_from(const std::string& text);
-// The value of a key; empty where there is none.
+// The value of a key; empty if it is not set.
 transport::Bootstrap::Bytes value_of(transport::Bootstrap& store, const std::string& key);
 
 }  // namespace weft::rpc

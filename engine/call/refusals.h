@@ -1,5 +1,5 @@
-// What the compiler refuses of the functions that a program calls remotely, and of their arguments;
-// see future/refusal.h.
+// Refusals by the compiler: functions that cannot be called remotely, and arguments that they
+// cannot take. See future/refusal.h.
 #pragma once
 
 #include <tuple>
@@ -187,7 +187,7 @@ struct HasNoConstructor : Refusal {
   }
 };
 
-// Why a parameter cannot be a P.
+// Finds why a parameter cannot be a P.
 template <class P>
 consteval auto refusal_of_parameter() {
   using T = std::remove_cvref_t<P>;
@@ -200,7 +200,7 @@ consteval auto refusal_of_parameter() {
   }
 }
 
-// Why a function cannot return an R, or a Future<R> where it is deferred.
+// Finds why a function cannot return an R, or a Future<R> if it is deferred.
 template <class R, bool deferred>
 consteval auto refusal_of_returned() {
   if constexpr (std::is_void_v<R>) {
@@ -216,7 +216,7 @@ consteval auto refusal_of_returned() {
   }
 }
 
-// Why an R cannot be sent back to the caller.
+// Finds why an R cannot be sent back to the caller.
 template <class R>
 consteval auto refusal_of_result() {
   if constexpr (std::is_void_v<R>) {
@@ -231,7 +231,7 @@ consteval auto refusal_of_result() {
 template <class R>
 using RefusalOfResult = decltype(refusal_of_result<R>());
 
-// Why a function that takes a P cannot be called with an A.
+// Finds why a function that takes a P cannot be called with an A.
 template <class P, class A>
 consteval auto refusal_of_argument() {
   using Given = std::remove_cvref_t<A>;
@@ -248,7 +248,7 @@ consteval auto refusal_of_argument() {
   }
 }
 
-// Why a function that takes P… cannot be called with A….
+// Finds why a function that takes P… cannot be called with A….
 template <template <class...> class AnotherNumber, class... A, class... P>
 consteval auto refusal_of_arguments(std::type_identity<std::tuple<P...>>) {
   if constexpr (sizeof...(A) != sizeof...(P)) {

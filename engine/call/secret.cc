@@ -13,7 +13,7 @@ namespace weft::rpc {
 
 namespace {
 
-// Before the rest of what is signed: proofs of another purpose, or another version, are none.
+// Precedes the signed bytes, so that a proof for another purpose or version is wrong.
 constexpr std::string_view kPurpose = "weft rpc challenge 1";
 
 const unsigned char* raw(const std::byte* bytes) {
@@ -62,7 +62,7 @@ void Gate::pass(Task task) {
 }
 
 void Gate::open() {
-  for (;;) {  // who comes while others pass goes behind them
+  for (;;) {  // a task that comes meanwhile runs behind the earlier ones
     std::vector<Task> ready;
     {
       std::lock_guard lock(mutex_);

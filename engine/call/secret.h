@@ -1,5 +1,5 @@
 // Options::secret. Both ends of a connection prove that they know it before either reads anything
-// else of the other; the bytes are in docs/wire.md.
+// else from the other. docs/wire.md has the bytes.
 //
 //   connector                             listener
 //   nonce c                           →
@@ -7,8 +7,8 @@
 //   proof(connector, c, l), and then
 //   all that has waited               →
 //
-// The nonces are fresh, so what was overheard proves nothing later; the sides differ, so nobody's
-// own proof can be sent back to him. What follows is neither encrypted nor signed.
+// The nonces are fresh, so an overheard proof proves nothing later. The sides differ, so a proof
+// cannot be sent back to its maker. The messages after that are neither encrypted nor signed.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace weft::rpc {
 
-// Who connects gets a proof to try guesses on.
+// A process that connects gets a proof on which it can try guesses.
 inline constexpr std::size_t kShortestSecret = 16;  // characters
 
 using Nonce = std::array<std::byte, 32>;
@@ -32,20 +32,19 @@ using Proof = std::array<std::byte, 32>;
 
 enum class Side : std::uint8_t { Connector = 1, Listener = 2 };
 
-// Throws Busy where the system gives no random bytes.
+// Throws Busy if the system gives no random bytes.
 Nonce make_nonce();
 // HMAC-SHA-256 with the secret as its key.
 Proof prove(std::string_view secret, Side side, const Nonce& of_connector,
             const Nonce& of_listener);
-// Takes the same time wherever they differ. Other sizes are never the same.
+// Takes the same time wherever the two differ. False if the sizes differ.
 bool is_same(const Proof& expected, std::span<const std::byte> shown);
 
-// What a connector has to say waits here until the listener has proved itself, or the connection
-// has ended, which fails whatever is sent: a call may be issued while that happens. Usable from
-// every thread.
+// A connector's messages wait here until the listener has proved itself, or until the connection
+// has ended: then sending them fails. So calls may be issued meanwhile. Usable from every thread.
 class Gate {
  public:
-  // The connector's.
+  // The connector's nonce.
   const Nonce nonce = make_nonce();
 
   // Runs the task, or keeps it until open().

@@ -1,7 +1,7 @@
 // Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all
-// have come it asks every worker what is active there, again and again, until two rounds one after
-// the other find everybody idle and no call issued in between. A call that travels is waiting at
-// its caller, so then none does.
+// have called, it asks every worker for its activity, again and again, until two successive rounds
+// find all idle and no call issued in between. A call on its way counts as waiting at its caller,
+// so then there is none.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -25,10 +25,11 @@ Future<Outcome> join_shutdown() {
   return here.core()->join_shutdown(here.call().caller.rank, here.call().deadline);
 }
 
-// Asked by a higher rank that would report the wait for rank 0: the lowest that waits reports it.
+// Asked by a higher rank that would report the wait for rank 0. Only the lowest rank that waits
+// reports it.
 bool awaits_verdict() { return current_call("awaits_verdict()").core()->awaits_verdict(); }
 
-// What another worker does that has not called shutdown() yet.
+// Asked of a worker that has not called shutdown() yet.
 std::string doing() { return current_call("doing()").core()->doing(); }
 
 }  // namespace internal
@@ -37,14 +38,15 @@ namespace {
 
 constexpr const char* kAllCall =
     "; all workers must call shutdown(), and one that must not wait calls leave()";
-constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
-// How much earlier than here, at most, a worker's limit is over there: it is counted from when its
-// message has come.
+constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear the verdict
+// By how much, at most, a worker's limit is over earlier there than here, where it is counted from
+// the arrival of its message.
 constexpr auto kOnTheWay = std::chrono::seconds(1);
 
-constexpr auto kSignOfLife = std::chrono::seconds(2);  // a worker that lives answers within it
+constexpr auto kSignOfLife = std::chrono::seconds(2);  // a live worker answers within this time
 
-// Whether the future is done by then, with a value or an error.
+// Waits until the deadline at most. Returns whether the future is done by then, with a value or an
+// error.
 template <class T>
 bool ends_by(const Future<T>& future, Deadline deadline) {
   if (future.done()) return true;
@@ -52,12 +54,13 @@ bool ends_by(const Future<T>& future, Deadline deadline) {
     future.wait(deadline.is_never() ? kNoTimeout
                                     : std::max(deadline.remaining(), std::chrono::milliseconds(1)));
   } catch (...) {
-    return future.done();  // else its time was over
+    return future.done();  // false: the time was over
   }
   return true;
 }
 
-// ": it runs f for worker1 (rank 1)", behind a worker that has not called shutdown().
+// Describes the state of a worker that has not called shutdown(): ": it runs f for worker1 (rank
+// 1)".
 std::string but(const std::string& doing, const std::string& worker = "it") {
   return doing.empty() ? "" : ": " + worker + " " + doing;
 }
@@ -76,7 +79,7 @@ std::string without_names(std::string text) {
   return text;
 }
 
-// What went wrong with one of shutdown's own questions, without the names of these functions.
+// The error of one of shutdown's own questions, without the names of these functions.
 Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
   switch (error.blame()) {
     case Blame::Timeout:
@@ -92,7 +95,7 @@ Error unanswered(const Error& error, const WorkerInfo& worker, const std::string
 }  // namespace
 
 Activity AgentCore::activity() const {
-  // Waiting first: what it leads to runs before it stops waiting.
+  // Counts waiting calls first: anything that a call causes runs before the call stops waiting.
   Activity now;
   now.waiting = waiting_;
   now.running = thread_pool_->active();
@@ -106,9 +109,9 @@ Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
   {
     std::lock_guard lock(mutex_);
     const auto [known, is_new] = shutting_down_.try_emplace(rank, joins);
-    if (!is_new) std::swap(known->second, joins);  // what it asked before fails outside of the lock
+    if (!is_new) std::swap(known->second, joins);  // its earlier question fails outside the lock
   }
-  thread_pool_->recall();  // who waits for this looks at it with the loop's lock held
+  thread_pool_->recall();  // wakes rank 0's thread, whose condition is called under the loop's lock
   if (!awaited_here_) {
     awaited_here_.emplace(parts_.options.wait_reports);
     report_awaited();
@@ -152,7 +155,7 @@ std::vector<int> AgentCore::missing_from_shutdown() const {
 void AgentCore::shutdown(const Graceful& options) {
   const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
-  // What runs there would have to end before it does.
+  // A function that runs there would wait for its own end.
   if (!closed_ && (weft::detail::thread_executor() == thread_pool_.get() || loop_->inside())) {
     throw Error(
         Blame::Caller,
@@ -178,8 +181,8 @@ void AgentCore::shutdown(const Graceful& options) {
   shutdown_ended_.set();
 }
 
-// Another thread's, which goes on: but not in a function, or a continuation, whose own end that
-// waits for.
+// Waits for the shutdown that another thread has begun; but not in a function, or a continuation,
+// for whose end that shutdown waits.
 void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const {
   const auto ended = shutdown_ended_.future();
   if (ended.done() || weft::detail::thread_executor() == thread_pool_.get()) return;
@@ -199,8 +202,8 @@ void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& wh
       wait_for_own_calls(deadline);
     } else if (parts_.self.rank != 0) {
       const int first = 0;
-      // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to
-      // be handed to others.
+      // This thread sleeps meanwhile. If it drove the loop, the calls that still arrive would have
+      // to be handed to other threads.
       Promise<Outcome> ended(nullptr);
       call<detail::FunctionBody<&internal::join_shutdown>>(
           shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
@@ -227,7 +230,7 @@ void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& wh
   leave();
 }
 
-// Rank 0 reports which workers it waits for itself, unless it is stopped or cannot be reached.
+// Rank 0 itself reports which workers it waits for, unless it is stopped or cannot be reached.
 Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
   constexpr int kFirst = 0;
   awaits_verdict_ = true;
@@ -247,9 +250,9 @@ Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
   return verdict.get();
 }
 
-// Whether one of these workers answers within kSignOfLife, and by true where Body gives a bool. An
-// error is an answer, but for the end of that time: what waits for the worker fails by itself where
-// it is gone.
+// Whether one of these workers answers within kSignOfLife; if Body returns a bool, with true. Other
+// errors than Timeout are answers too, unless Body returns a bool: if the worker is gone, the calls
+// that wait for it fail by themselves.
 template <class Body>
 bool AgentCore::answers(const std::vector<int>& ranks) {
   using Answer = typename Body::Result;
@@ -259,7 +262,7 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
     try {
       asked.push_back(call<Body>(shared_from_this(),
                                  {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
-    } catch (const Error&) {  // there is no way to it at present
+    } catch (const Error&) {  // it cannot be reached at present
     }
   }
   return std::any_of(asked.begin(), asked.end(), [&](const Future<Answer>& one) {
@@ -274,8 +277,8 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
   });
 }
 
-// What the program still refers to when all has ended, once: a reference that outlives its agent is
-// of no use to anybody.
+// Logs, once, the references that the program still holds when all has ended: after its agent, a
+// reference is of no use.
 void AgentCore::report_held() const {
   constexpr std::size_t kMost = 20;
   const auto held = references_->held();
@@ -338,7 +341,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     return closed_ || shutting_down_.size() == others || !lost_.empty();
   };
   for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-    look_after(rank, Asked::ByTheWay);  // who is gone will not come
+    look_after(rank, Asked::ByTheWay);  // a worker that is gone will not call shutdown()
   }
   Patience patience(parts_.options.wait_reports);
   const auto tell = [&](const std::string& why) {
@@ -372,7 +375,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   }
   if (gone) throw Error(*gone);
   std::vector<Activity> before;
-  std::string busy;  // in the last whole round
+  std::string busy;  // the busy workers of the last complete round
   group::Backoff pause;
   for (;;) {
     std::vector<Activity> now{activity()};
@@ -401,7 +404,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
                 ? why_gone(rank)
                 : unanswered(error, directory_.find(rank).worker, "what is active there");
         if (busy.empty()) throw silent;
-        throw silent.with_text(silent.text() + "; still busy: " + busy);  // whose work may be why
+        // Their work may be the reason.
+        throw silent.with_text(silent.text() + "; still busy: " + busy);
       }
     }
     busy.clear();
@@ -432,7 +436,8 @@ void AgentCore::tell_verdict(const Outcome& verdict, Deadline deadline) {
   }
   if (waiting.empty()) return;
   for (const auto& [rank, one] : waiting) one.verdict.set(verdict);
-  // Who hears of it late, behind something large perhaps, would find this worker gone.
+  // Waits until the replies are sent: a worker that is told late, perhaps behind something large,
+  // would find this one gone.
   thread_pool_->drive([this] { return replies_ == 0 || closed_; }, deadline);
 }
 

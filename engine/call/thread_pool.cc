@@ -22,17 +22,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::microseconds(200);
-constexpr auto kAlert =
-    std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
-constexpr auto kIdle = std::chrono::seconds(5);  // then threads beyond the limit go
+// How long the lookout stays awake after the last task.
+constexpr auto kAlert = std::chrono::milliseconds(10);
+constexpr auto kIdle = std::chrono::seconds(5);  // after this, threads beyond the limit end
 
 using weft::detail::thread_executor;
-thread_local bool running = false;             // whether this thread of a thread pool's runs a task
-thread_local bool running_has_waited = false;  // as has_waited()
+thread_local bool running = false;             // whether this thread is a pool's and runs a task
+thread_local bool running_has_waited = false;  // see has_waited()
 
 }  // namespace
 
-// This thread stops counting while it blocks.
+// While it lives, this thread blocks and does not count.
 class ThreadPool::Blocked {
  public:
   explicit Blocked(ThreadPool& thread_pool)
@@ -90,8 +90,8 @@ bool ThreadPool::drive(const std::function<bool()>& done, Deadline deadline, con
                 "without rpc::inline_, or let it return a Future and go on in a continuation");
   }
   const Blocked blocked(*this);
-  // What comes in this thread's turns is others': it is made and run as on any thread, whatever
-  // modes the caller is in.
+  // The calls that come in this thread's turns are others': they run as on any thread, in none of
+  // the caller's modes.
   const c10::InferenceMode no_mode(/*enabled=*/false);
   const detail::Untracked untracked;
   return loop_->drive(done, deadline, awaited);
@@ -122,13 +122,14 @@ void ThreadPool::add(std::deque<Waiting>& tasks, Waiting waiting) {
   note();
   refuse_if_too_many_block(lock);
   if (stopping_) return;
-  // The thread that turns the loop for the thread pool will find the task when it leaves its turn.
-  // Any other must call somebody, unless the task must wait for those that run.
+  // The thread that turns the loop for the thread pool finds the task when it leaves its turn. Any
+  // other thread must call one, unless the task has to wait for those that run.
   if (thread_executor() == this && !running && loop_->inside()) return;
   if (may_run() || (!serving_ && !looking_)) call_another(lock);
 }
 
-// Somebody takes what waits: a thread that sleeps, or a new one; else the one that serves the loop.
+// Has a thread take the tasks that wait: one that sleeps, or a new one; or else the one that serves
+// the loop.
 void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
   if (idle_ > 0 || looking_) {
     changed_.notify_one();
@@ -138,7 +139,7 @@ void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
       threads_.emplace(thread.get_id(), std::move(thread));
       is_short_of_threads_ = false;
     } catch (const std::system_error& error) {
-      if (threads_.empty()) throw;  // of make()
+      if (threads_.empty()) throw;  // make() catches it
       if (!std::exchange(is_short_of_threads_, true)) {
         log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
       }
@@ -165,8 +166,8 @@ void ThreadPool::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
                          " may; nest calls less deep, or issue fewer at a time");
 }
 
-// Those that wait. In a turn of the loop: what follows from their failure must not run on a thread
-// that is about to block.
+// Refuses the calls that wait. It does so in a turn of the loop, because continuations of their
+// failure must not run on a thread that is about to block.
 void ThreadPool::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
   const auto calls = std::stable_partition(tasks_.begin(), tasks_.end(),
                                            [](const Waiting& waiting) { return !waiting.refuse; });
@@ -246,7 +247,7 @@ void ThreadPool::serve(std::unique_lock<std::mutex>& lock) {
   overdue_ = false;
   ++served_;
   lock.unlock();
-  // A turn at least.
+  // Serves one turn at least.
   loop_->serve([this, first = true]() mutable {
     return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed);
   });
@@ -254,7 +255,7 @@ void ThreadPool::serve(std::unique_lock<std::mutex>& lock) {
   serving_ = false;
 }
 
-// Returns whether this thread goes on.
+// False if this thread should end.
 bool ThreadPool::rest(std::unique_lock<std::mutex>& lock) {
   if (!looking_) {
     looking_ = true;
@@ -265,14 +266,14 @@ bool ThreadPool::rest(std::unique_lock<std::mutex>& lock) {
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
   --idle_;
-  // Whose time is over may have taken a call for somebody with it (pthread_cond_timedwait(3p)):
-  // there is no other then.
+  // A thread whose time is over may have taken another's notification with it
+  // (pthread_cond_timedwait(3p)), and nobody sends a second one.
   return woken == std::cv_status::no_timeout || !serving_ || may_run() ||
          threads() - blocked_ <= limit_ + 2;
 }
 
-// Until there is something that the others leave undone: a call that could have run, or a loop that
-// nobody has served, for the time between two looks; or until nothing has been done for a while.
+// Waits until the others have left something undone between two looks: a task that could have run,
+// or a loop that nobody has served. Gives up when nothing has been done for a while.
 void ThreadPool::look_out(std::unique_lock<std::mutex>& lock) {
   while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
     const auto served = served_;
@@ -295,7 +296,7 @@ void ThreadPool::stop() {
   waiting_.add(-static_cast<std::int64_t>(dropped.size()));
   changed_.notify_all();
   lock.unlock();
-  dropped.clear();  // outside the lock: tasks own things
+  dropped.clear();  // outside the lock, because tasks own things
   loop_->recall();
   lock.lock();
   const int own = thread_executor() == this ? 1 : 0;
@@ -307,7 +308,8 @@ void ThreadPool::stop() {
 
 ThreadPool::~ThreadPool() {
   if (!last_.joinable()) return;
-  // One of its own threads has called stop(): the last to leave, which may be what ends it here.
+  // One of its own threads has called stop() and was the last to leave. It may be the one that
+  // destroys the pool.
   if (last_.get_id() == std::this_thread::get_id()) {
     last_.detach();
   } else {

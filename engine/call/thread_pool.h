@@ -1,13 +1,13 @@
-// The threads of an agent. One of them turns the loop; when a turn brings calls, that very thread
-// runs them, outside the turn: handing them to another would cost a wake-up, 20 to 40 µs on a
-// virtual machine. Meanwhile a lookout, awake every 200 µs for as long as there is work, takes the
-// loop over if nobody has turned it for so long, and takes calls that wait and may run. However
-// many wait, the loop is turned: what has been computed leaves while the rest is.
+// The threads of an agent. One of them turns the loop. When a turn brings calls, the same thread
+// runs them, outside the turn: to hand them to another thread would cost a wake-up, 20 to 40 µs on
+// a virtual machine. Meanwhile a lookout wakes every 200 µs for as long as there is work. It takes
+// the loop over if nobody has turned it for so long, and takes calls that wait and may run. So the
+// loop is turned however many calls wait: results are sent while other calls run.
 //
-// A thread that blocks on a future does not count: as many take its place as there is work for, so
-// calls that wait for calls do not starve, however deep, until kMostBlocked threads block. Then
-// calls are refused, and what the blocked ones wait for can end; as they are where no thread is
-// free and none can be made.
+// A thread that blocks on a future does not count: other threads take its place if there is work
+// for them. So calls that wait for calls do not starve, however deep, until kMostBlocked threads
+// block. Then calls are refused, so that the blocked ones can end. Calls are also refused if no
+// thread is free and none can be made.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,15 @@
 namespace weft::rpc {
 
 constexpr int kMostBlocked = 4096;  // threads of one agent
-constexpr int kMostBeside =
-    64;  // of those, that run tasks beside the limit: there is one for each message, and few wait
+// At most so many of these threads run tasks of run_beside(). There is one such task for each
+// message, and few wait.
+constexpr int kMostBeside = 64;
 
 class ThreadPool final : public weft::detail::Executor,
                          public std::enable_shared_from_this<ThreadPool> {
  public:
-  // Up to `threads` threads run tasks at a time. The loop was made for given threads
-  // (EventLoop::Thread::Given). Throws Busy where not even the first can be started.
+  // Runs up to `threads` tasks at a time. The loop must have been made with
+  // EventLoop::Thread::Given. Throws Busy if not even the first thread can be started.
   static std::shared_ptr<ThreadPool> make(std::string name, int threads,
                                           std::shared_ptr<EventLoop> loop);
 
@@ -47,34 +48,34 @@ class ThreadPool final : public weft::detail::Executor,
              const void* awaited = nullptr) override;
   void block(const std::function<void()>& wait) override;
   void recall(const void* awaited) noexcept override { loop_->recall(awaited); }
-  void recall() noexcept { loop_->recall(); }  // those that drive without naming what they wait for
+  void recall() noexcept { loop_->recall(); }  // wakes threads that drive without `awaited`
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
-  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and
-  // what to do.
+  // Runs a call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy
+  // and advice.
   using Refuse = std::function<void(const Error& why)>;
   void run_call(Task task, Refuse refuse);
-  // Whether the task that this thread runs found no thread free when it was given, and waited
-  // behind others. A free thread may be slow to wake, and that is no such wait.
+  // Whether the task that this thread runs found no thread free when it was added, and waited
+  // behind others. It is no such wait if a free thread was slow to wake.
   static bool has_waited();
-  // As run(), of Weft's own tasks that wait for what is outside, and for none of their kind: beside
-  // those that the limit counts, kMostBeside at a time.
+  // Like run(), for Weft's own tasks that wait for something outside, and never for each other.
+  // They run beside the tasks that the limit counts, kMostBeside at a time.
   void run_beside(Task task);
 
   ~ThreadPool() override;
 
-  // Ends the threads and waits until they are gone, their thread-locals' destructors included, so
-  // that none runs beside the end of the process; of its own thread that calls this, only until the
-  // others have left. The tasks that wait are dropped.
+  // Ends the threads and waits until they are gone, including the destructors of their
+  // thread-locals, so that none runs beside the end of the process. A thread of its own that calls
+  // this waits only for the others. The tasks that wait are dropped.
   void stop();
-  // Tasks that run or wait to.
+  // Number of tasks that run or wait.
   std::size_t active() const;
-  // Tasks that wait to.
+  // Number of tasks that wait.
   std::size_t waiting() const;
-  // Whether a task that comes now has to wait for one that runs.
+  // Whether a task that is added now has to wait for one that runs.
   bool is_full() const;
-  // While so many threads block, calls are refused: kMostBlocked, but for tests.
+  // Calls are refused while so many threads block. kMostBlocked, except in tests.
   void limit_blocked(int threads);
 
  private:
@@ -82,7 +83,7 @@ class ThreadPool final : public weft::detail::Executor,
   ThreadPool(std::string name, int threads, std::shared_ptr<EventLoop> loop);
   struct Waiting {
     Task task;
-    Refuse refuse;            // of a call
+    Refuse refuse;            // set for a call
     bool has_waited = false;  // behind others
   };
   void add(std::deque<Waiting>& tasks, Waiting waiting);
@@ -94,50 +95,51 @@ class ThreadPool final : public weft::detail::Executor,
   void call_another(std::unique_lock<std::mutex>& lock);
   void refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why);
   void refuse_if_too_many_block(std::unique_lock<std::mutex>& lock);
-  // All with the mutex held.
+  // All of these require mutex_.
   int threads() const { return static_cast<int>(threads_.size()); }
   bool may_grow() const {
     return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve;
   }
   bool may_run_beside() const { return !beside_.empty() && busy_beside_ < kMostBeside; }
-  // That a thread may take the newest task at once.
+  // Whether a thread may take the newest task at once.
   bool has_room() const { return static_cast<int>(tasks_.size()) <= limit_ - (busy_ - blocked_); }
   bool may_run() const {
     return may_run_beside() || (!tasks_.empty() && busy_ - blocked_ < limit_);
   }
-  void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
+  // Call it after every change of the state that may_run() reads.
+  void note() { wanted_ = stopping_ || may_run(); }
 
-  // Threads that may block beyond the most, of continuations and Weft's own tasks: what ends the
-  // blocked ones runs there.
+  // Threads beyond most_blocked_ that may block, for continuations and Weft's own tasks, which end
+  // the blocked calls.
   static constexpr int kReserve = 512;
 
   const MadeIn made_in_;
   const std::string name_;
   const int limit_;
   const std::shared_ptr<EventLoop> loop_;
-  trace::Depth& waiting_;  // tasks
+  trace::Depth& waiting_;  // tasks that wait
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable ended_;
   std::deque<Waiting> tasks_;
   std::deque<Waiting> beside_;
-  std::atomic<bool> wanted_{
-      false};  // a task may run, or the end has come: whoever serves the loop should leave it
+  // A task may run, or the end has come: the thread that serves the loop should leave it.
+  std::atomic<bool> wanted_{false};
   bool stopping_ = false;
   bool serving_ = false;  // a thread serves the loop
   bool looking_ = false;  // there is a lookout
   std::unordered_map<std::thread::id, std::thread> threads_;
-  std::thread last_;  // that has left: it joins the one before
-  int idle_ = 0;      // sleep until they are called
-  int busy_ = 0;      // run tasks, blocked ones among them
-  int blocked_ = 0;   // of those, that block on a future, or run a task beside the limit
+  std::thread last_;  // the thread that ended last; it has joined the one before
+  int idle_ = 0;      // threads that sleep until they are called
+  int busy_ = 0;      // threads that run tasks, blocked ones among them
+  int blocked_ = 0;   // those of them that block on a future, or run a task beside the limit
   int busy_beside_ = 0;
   int most_blocked_ = kMostBlocked;
-  std::uint64_t served_ = 0;  // how often the loop has been
-  bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks
+  std::uint64_t served_ = 0;  // how often the loop has been served
+  bool overdue_ = false;      // the loop was not served between two looks; it comes before tasks
   std::chrono::steady_clock::time_point last_work_;
-  bool is_short_of_threads_ = false;  // and has said so
+  bool is_short_of_threads_ = false;  // and has logged it
 };
 
 }  // namespace weft::rpc

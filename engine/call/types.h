@@ -1,4 +1,4 @@
-// What programs name when they use RPC: workers, destinations, options, errors. The calls are in
+// Types that programs use with RPC: workers, destinations, options, errors. The calls are in
 // agent.h.
 #pragma once
 
@@ -28,7 +28,7 @@
 
 namespace weft {
 
-// As the time limit of a call: the agent's own.
+// As a call's time limit: the agent's own limit applies.
 constexpr std::chrono::milliseconds kAgentTimeout{-1};
 
 }  // namespace weft
@@ -45,17 +45,17 @@ struct WorkerInfo {
   WEFT_FIELDS(name, rank)
 };
 
-// Where workers come and go: which of those that had a rank one after the other. All others have
-// one life.
+// Where workers come and go: tells the workers apart that had one rank after each other. All other
+// ranks have one generation.
 using Generation = std::int32_t;
-constexpr Generation kAnyLife = -1;  // whoever has the rank
+constexpr Generation kAnyLife = -1;  // any worker that has the rank
 
 struct Member {
   WorkerInfo worker;
   Generation generation = 0;
 };
 
-// Where a message goes.
+// The worker that a message goes to.
 struct Recipient {
   Recipient(int its_rank, Generation its_life = kAnyLife) : rank(its_rank), generation(its_life) {}
   bool fits(Generation other) const { return generation == kAnyLife || generation == other; }
@@ -63,16 +63,16 @@ struct Recipient {
   Generation generation;
 };
 
-// "worker1 (rank 1)", for messages.
+// "worker1 (rank 1)", as errors and logs name a worker.
 WEFT_API std::string describe(const WorkerInfo& worker);
 
-// A Blame as a peer says it; Remote for what is none.
+// Decodes a Blame from a peer; unknown values become Remote.
 constexpr Blame blame_from(int said) {
   return said >= 0 && said <= static_cast<int>(kLastBlame) ? static_cast<Blame>(said)
-                                                              : Blame::Remote;
+                                                           : Blame::Remote;
 }
 
-// How something ended, as it travels.
+// The outcome of an operation, in a form that can be sent.
 struct Outcome {
   Outcome() = default;
   Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
@@ -81,14 +81,14 @@ struct Outcome {
   }
   bool failed() const { return blame != -1; }
   Error error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
-  int blame = -1;  // of the failure; -1: none
+  int blame = -1;  // Blame of the failure; -1: none
   std::string text;
   std::vector<int> ranks{};  // as Error::ranks()
   WEFT_FIELDS(blame, text, ranks)
 };
 
-// What a message is for. Calls of users' functions are Call and Reply, or Create where the result
-// stays as an RRef.
+// The purpose of a message. Calls of users' functions are Call and Reply; Create if the result
+// stays with the callee as an RRef.
 enum class MessageKind {
   Call,
   Reply,
@@ -103,7 +103,7 @@ enum class MessageKind {
   Shutdown
 };
 
-// One message of a call, as both of its sides know it: a call's number is unique at its caller.
+// Names one message of a call on both of its sides. A call's number is unique at its caller.
 struct MessageId {
   int caller = -1;  // rank
   std::uint64_t call = 0;
@@ -118,66 +118,69 @@ struct CallOptions {
   std::chrono::milliseconds limit{0};  // 0 = none
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;  // the function is short and does not block: it runs in a turn of the loop
-  Place place = {};      // of the call in the user's program, where it is known
-  // The call's tensors go to the devices that those of the receiver's own calls came from: by the
-  // inverse of the receiver's device map.
+  Place place = {};      // the call's place in the user's program, if it is known
+  // The call's tensors go to the devices that the tensors of the receiver's own calls came from, by
+  // the inverse of the receiver's device map.
   bool back = false;
 
   Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
 };
 
-// For tests: what goes wrong with the messages that one agent sends.
+// For tests: faults in the messages that one agent sends.
 struct Faults {
-  std::map<MessageKind, int>
-      fail_first{};              // the first so many fail as if the connection had refused them
-  std::set<MessageKind> drop{};  // sent, never arrive
-  std::map<MessageKind, std::chrono::milliseconds> delay{};  // arrive late; later messages may pass
+  // The first so many messages of a kind fail as if the connection had refused them.
+  std::map<MessageKind, int> fail_first{};
+  std::set<MessageKind> drop{};  // they never arrive
+  // They arrive late; later messages may overtake them.
+  std::map<MessageKind, std::chrono::milliseconds> delay{};
 };
 
-// For each peer, by name: our device, and the peer's device that its tensors arrive on; results
-// come back by the inverse, so it is one to one. Host memory that has no entry goes to host memory;
-// a GPU's tensor that has none is refused.
+// For each peer, by name: a device here, and the peer's device on which its tensors arrive. Results
+// come back by the inverse, so the map is one to one. Host memory without an entry goes to host
+// memory; a GPU's tensor without an entry is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
-// Each member has an initializer, for programs that name some of them, as compilers warn of others.
+// Each member has an initializer, because compilers warn of members without one if a program names
+// only some.
 struct Options {
-  // Without a world size workers may come and go; one that gives no rank takes a free one, from 1.
-  // Ranks end at 65535.
+  // Without a world size workers may come and go, and one that gives no rank takes a free one above
+  // 0. The highest rank is 65535.
   std::optional<int> rank{}, world_size{};
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
   c10::intrusive_ptr<c10d::Store> store{};  // instead of init_method
   std::string group_name{};                 // isolates jobs that share an address
-  int worker_threads = 16;  // that run called functions; those that wait for calls do not count
+  int worker_threads = 16;  // threads for called functions; those that wait for calls do not count
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
-  std::vector<std::string>
-      transports{};  // the best that both sides have; empty: all that can be used here
+  // The transports that may be used; the best that both sides have is. Empty: all that work here.
+  std::vector<std::string> transports{};
   DeviceMaps device_maps{};
-  std::string secret{};  // if set, peers must prove to know it before anything else is read; 16
-                         // random characters or more
+  // If set, peers must prove that they know it before anything else is read; 16 random characters
+  // or more.
+  std::string secret{};
   Faults faults{};
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for
   // this one.
   std::vector<c10::Device> devices{};
   std::string timeline{};  // as ProcessGroupOptions::timeline
-  // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is
-  // made and where it arrives.
+  // Limit on the calls of one worker to another that are unanswered. The next one fails with Busy,
+  // both where it is made and where it arrives.
   int calls_in_flight = 65536;
-  // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program
-  // issues it, until others have been answered or its time limit is over. See docs/rpc.md,
-  // "Shutdown and limits", for the calls that never wait.
+  // Limit on the bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where
+  // the program issues it, until others have been answered or its time limit is over. See
+  // docs/rpc.md, "Shutdown and limits", for the calls that never wait.
   std::int64_t bytes_in_flight = 256 << 20;
-  // After how long a worker says on stderr that it waits for others, to join, in shutdown() or for
-  // the result of a call, and for which. Ascending; empty: never. To join and in shutdown() the
-  // lowest rank that waits speaks for the job; of calls each worker reports the one that a thread
-  // of it has waited for longest.
+  // How long a worker waits before it reports on stderr for which workers, or for which call, it
+  // waits: to join, in shutdown(), or for the result of a call. Ascending; empty: never. To join
+  // and in shutdown(), the lowest rank that waits reports for the job. Of its calls, each worker
+  // reports the one that a thread has waited for longest.
   WaitReports wait_reports = default_wait_reports();
 };
 
-// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank
-// meanwhile); with a time limit of its own: to("worker1").timeout(2s).
+// The worker to call: a name, a rank, or a WorkerInfo (which does not fit a worker of another name
+// that has the rank by now). It may have a time limit of its own: to("worker1").timeout(2s).
 class Destination {
  public:
-  // The place is that of the call, where the destination is written into it.
+  // `place` is the place of the call in which the destination is written.
   Destination(const char* name, Place place = Place::current())
       : target_(std::string(name)), place_(place) {}
   Destination(std::string name, Place place = Place::current())
@@ -201,7 +204,7 @@ class Destination {
   Place place() const { return place_; }
 
  private:
-  // A rank that is none, whatever its type, is not found; as a name that nobody can have.
+  // An integer outside int becomes a name that cannot exist, so the lookup fails.
   template <class T>
   static Target target_of(T rank) {
     if constexpr (sizeof(T) < sizeof(int)) {
@@ -218,28 +221,28 @@ class Destination {
 
 inline Destination to(Destination destination) { return destination; }
 
-// About the call that a function is run for.
+// Describes the call that a function is run for.
 struct CallInfo {
   WorkerInfo caller;
   Deadline deadline = Deadline::never();
   bool cancelled = false;  // nobody waits for the result any more
 };
 
-// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served
-// are zero then. The three of references are of one moment, so are the two of autograd; the others
-// are read one after the other while calls go on.
+// The numbers of things that one agent holds. Leaving ends all of them, so then all but
+// calls_served are zero. The three counts of references are of one moment, and so are the two of
+// autograd; the others are read one after the other while calls go on.
 struct DebugInfo {
   std::size_t owner_rrefs = 0;    // values owned here and shared
   std::size_t forks = 0;          // workers known to hold them
   std::size_t pending_users = 0;  // unconfirmed references here
   std::size_t contexts = 0;       // autograd contexts alive here
   std::size_t backward_passes = 0;
-  std::size_t calls_waiting =
-      0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
-  std::size_t calls_served = 0;   // in all; stays when the agent leaves
+  // Calls made here and unanswered. Weft's own messages count from the first attempt to the last.
+  std::size_t calls_waiting = 0;
+  std::size_t calls_served = 0;   // incoming calls in all; stays when the agent leaves
   std::size_t handlers_busy = 0;  // functions that run now
-  std::size_t calls_held_back =
-      0;  // that the program has issued and Options::bytes_in_flight keeps from going out
+  // Calls that the program has issued, but that Options::bytes_in_flight keeps from being sent.
+  std::size_t calls_held_back = 0;
 };
 
 struct Graceful {

@@ -1,7 +1,8 @@
 // Waiting for several calls without keeping their futures: torch.distributed.rpc's _wait_all.
 //
-//   const auto calls = rpc::wait_all([&] { for (int rank = 0; rank < 4; ++rank)
-//   agent.async<&train>(rank, epoch); });
+//   const auto calls = rpc::wait_all([&] {
+//     for (int rank = 0; rank < 4; ++rank) agent.async<&train>(rank, epoch);
+//   });
 #pragma once
 
 #include <cstddef>
@@ -13,16 +14,16 @@
 
 namespace weft::rpc {
 
-// Runs the function, then waits until every call has ended that it issued with async<>() on this
-// thread; those of remote<>() are not waited for. Returns how many. Throws what the function threw,
-// else the first error of the calls in the order of their issue; all have ended then as well.
-// Inside the function another wait_all() is one of its own.
+// Runs the function, then waits until every call that it issued with async<>() on this thread has
+// ended; calls of remote<>() are not waited for. Returns the number of calls. If the function
+// threw, throws its exception, else the first error of the calls in the order of their issue; then
+// too all calls have ended. A wait_all() inside the function counts its own calls.
 WEFT_API std::size_t wait_all(const std::function<void()>& function);
 
 namespace detail {
 
-// While it lives, what this thread issues is others' business: a wait_all() around it does not
-// count that.
+// While it lives, a wait_all() around it does not count the calls that this thread issues: they are
+// others'.
 class WEFT_API Untracked {
  public:
   Untracked();
@@ -34,7 +35,7 @@ class WEFT_API Untracked {
   std::vector<Future<void>>* before_;
 };
 
-// Whether this thread is in a wait_all(), and what that waits for.
+// Whether this thread is in a wait_all(). track() adds a call that it waits for.
 WEFT_API bool is_tracking();
 WEFT_API void track(Future<void> end);
 

@@ -1,7 +1,6 @@
-// The head of every message between agents, as docs/wire.md has it: a fixed part, then a table of
-// the storages that follow as payloads, then the msgpack body, unless that is too large for a
-// connection's header and comes as the first payload. Peers are not trusted: every field is
-// checked.
+// The head of every message between agents (docs/wire.md): a fixed part, then a table of the
+// storages that follow as payloads, then the msgpack body. A body that is too large for a
+// connection's header is the first payload instead. Peers are not trusted: every field is checked.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +15,9 @@ namespace weft::rpc {
 constexpr std::uint32_t kWireVersion = 5;
 
 enum class FrameKind : std::uint8_t {
-  Hello = 1,      // the first of a connection, from who connects; body: who it is
-  Challenge = 2,  // before all others, where the workers share a secret (secret.h); body: nonces
-                  // and proofs, as they are
+  Hello = 1,      // the first on a connection, from the connecting side; body: its identity
+  Challenge = 2,  // before all others, if the workers share a secret (secret.h); body: raw nonces
+                  // and proofs
   Call = 3,
   Reply = 4,    // body: the result
   Failure = 5,  // body: the error
@@ -28,8 +27,8 @@ enum class FrameKind : std::uint8_t {
 // Flags of a Head.
 constexpr std::uint8_t kBodyAside = 1;  // the body is payload 0
 constexpr std::uint8_t kOnLoop = 2;     // the function is short: run it on the loop
-constexpr std::uint8_t kNoGrad =
-    4;  // made under NoGradGuard: neither it nor its result is recorded in a context
+// Made under NoGradGuard: neither the call nor its result is recorded in a context.
+constexpr std::uint8_t kNoGrad = 4;
 
 struct Head {
   FrameKind kind = FrameKind::Hello;
@@ -45,8 +44,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 48);
 
-// One storage: where its part began in the sender's, and the device that it is for, as the receiver
-// numbers them.
+// One storage: where the part that is sent began in the sender's storage, and the device that it is
+// for, as the receiver numbers devices.
 struct StorageEntry {
   std::uint64_t begin = 0;       // bytes; below 2^48
   std::uint8_t device_type = 0;  // 0 host, 1 CUDA
@@ -64,9 +63,9 @@ void append_head(std::vector<std::byte>& bytes, const Head& head,
 struct ParsedHead {
   Head head;
   std::vector<StorageEntry> table;
-  std::span<const std::byte> rest;  // the body, unless it is aside
+  std::span<const std::byte> rest;  // the body, unless that is a payload
 };
-// `payloads` is how many slices came with it.
+// `payloads` is the number of slices that came with the header.
 Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payloads);
 
 }  // namespace weft::rpc
