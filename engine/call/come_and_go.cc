@@ -1,15 +1,8 @@
-<<<<<<< HEAD
-// Workers that come and go: how one hears of the others, and what it does when one is lost. Each
-// watches those of the next lower and the next higher rank by a connection. A watcher whose
-// neighbour gives no sign of life says so in the job's store; from there all hear of it, also those
-// that never spoke to the lost one (docs/rpc.md, "Open jobs").
-=======
 // Workers that come and go: how a worker hears of the others, and how it reacts when one is lost.
 // Each worker watches those of the next lower and the next higher rank by a connection. If a
-// watched worker gives no sign of life, its watcher declares it lost in the job's store. All others
-// hear of the loss from there, even those that never spoke to the lost worker (docs/rpc.md,
-// "Workers that come and go").
->>>>>>> 86d25827 (Say plainly how workers are found and how they join and leave calls)
+// watched worker does not answer liveness probes, its watcher declares it lost in the job's store.
+// All others hear of the loss from there, even those that never spoke to the lost worker
+// (docs/rpc.md, "Open jobs").
 #include <weft/base/log.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
@@ -177,7 +170,7 @@ void AgentCore::watch_neighbours() {
     look_after(rank, Asked::ByTheWay);
 }
 
-// Declares a worker lost that gives no sign of life to this one. Blocks on the store.
+// Declares a worker lost that does not answer this one. Blocks on the store.
 void AgentCore::declare_lost(const Member& worker, const Error& why) {
   std::string text = "it gives no sign of life to " + describe(parts_.self) + ": " + why.text();
   bool is_lost = true;

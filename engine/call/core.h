@@ -131,15 +131,14 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::uint64_t next_lane() { return ++lanes_; }
   void inbound_ended(Inbound& inbound, const Error& why);
   void knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
-  // Asks the worker whether it lives, if anything here depends on it and it is not being asked
-  // already. A worker that answers too late loses what it holds only if it is asked because a
-  // connection has ended.
+  // Sends the worker a liveness probe, if anything here depends on it and no probe is under way. A
+  // worker that answers too late counts as lost only if it is asked because a connection has ended.
   enum class Asked { ConnectionEnded, ByTheWay };
   void look_after(int rank, Asked why = Asked::ConnectionEnded);
   // Counts failed messages to that worker that will be sent again. As long as there are any, this
   // worker depends on that one.
   void depend_on(int rank, int change);
-  // Whether the worker gave no sign of life when it was last asked, and none since.
+  // Whether the worker did not answer the last liveness probe, and has sent nothing since.
   bool is_lost(int rank) const;
   void heard_from(int rank);
   // --- workers that come and go (come_and_go.cc)

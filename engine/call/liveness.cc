@@ -1,6 +1,6 @@
-// Liveness: whether a worker still lives. It is asked when a connection to it has ended or it does
-// not answer, if anything here depends on it. A worker that gives no sign of life is lost, and
-// everything that it holds ends.
+// Liveness probes: a worker is asked whether it still lives when a connection to it has ended or it
+// does not answer, if anything here depends on it. A worker that does not answer a probe is lost,
+// and everything that it holds ends.
 #include <algorithm>
 
 #include <weft/engine/call/calls.h>

@@ -57,7 +57,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Lane lane(const transport::Routes& routes);
   // Whether anything has come by the connection of that number.
   bool has_heard_by(std::uint64_t lane) const { return heard_by_ == lane; }
-  // Asks the worker for a sign of life, for a process that has not joined. The answer comes as the
+  // Sends the worker a liveness probe, for a process that has not joined. The answer comes as the
   // reply to the call of that number.
   void knock(const Lane& lane, std::uint64_t call);
   // The present connection; empty if there is none.
@@ -103,7 +103,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::optional<Error> closed_;  // why no connection is made any more
 };
 
-// The rank in the Hello of a process that has not joined and only asks a worker for a sign of life.
+// The rank in the Hello of a process that has not joined and only sends a liveness probe.
 constexpr int kAsksForSign = -2;
 
 struct FailureRecord;

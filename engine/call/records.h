@@ -19,7 +19,7 @@ enum class Standing {
   Joined,
   Left,     // of its own accord
   Joining,  // has its rank, and perhaps not yet its name
-  Lost,     // gave no sign of life
+  Lost,     // did not answer
 };
 
 // The worker that had a record's rank before.

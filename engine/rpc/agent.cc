@@ -8,7 +8,7 @@ namespace weft::rpc {
 
 namespace detail {
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
-  static_cast<void>(agent.self());  // throws where there is no agent
+  static_cast<void>(agent.self());  // throws if there is no agent
   return agent.shared_core();
 }
 

@@ -1,5 +1,5 @@
-// RPC: typed calls of functions in other processes, with tensors as arguments and results. Public
-// form: docs/rpc.md.
+// RPC: typed calls of functions in other processes, with tensors as arguments and results; see
+// docs/rpc.md.
 //
 //   at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 //   auto agent = weft::rpc::init("worker0", {.rank = 0, .world_size = 2});
@@ -42,33 +42,30 @@ class WEFT_API Agent {
   Agent() = default;  // no agent: only assignment is allowed
   explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
 
-  // Calls the function and waits for its result. Throws RemoteError when it threw, Timeout,
-  // PeerLost, Caller.
+  // Calls the function and waits for its result. Throws RemoteError if the function threw; Timeout,
+  // PeerLost, Caller. An overloaded function is named by static_cast<R (*)(P...)>(&f).
   template <auto F, class... A>
-  Result<F> sync(const Destination& to,
-                 A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+  Result<F> sync(const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
       return issue<F>(to, std::forward<A>(arguments)...).get_own();
     } else {
       std::terminate();
     }
   }
-  // At once. The arguments' tensors may still be sent then: their memory is left alone until the
-  // future is done (docs/rpc.md).
+  // Calls the function and returns at once. The tensors of the arguments may still have to be sent
+  // then: leave their memory alone until the future is done (docs/rpc.md).
   template <auto F, class... A>
-  Future<Result<F>> async(const Destination& to,
-                          A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+  Future<Result<F>> async(const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
       return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
     } else {
       std::terminate();
     }
   }
-  // The result stays with the callee; what comes back, at once, is a reference to it. The
-  // arguments' tensors are left alone until its created() is done.
+  // Returns at once, with a reference to the result, which stays with the callee. Leave the tensors
+  // of the arguments alone until created() of the reference is done.
   template <auto F, class... A>
-  RRef<Result<F>> remote(const Destination& to,
-                         A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+  RRef<Result<F>> remote(const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/true, A...>::accept()) {
       using Naming = detail::NamingOf<F>;
       using Body = detail::FunctionBody<Naming::function>;
@@ -79,8 +76,8 @@ class WEFT_API Agent {
       std::terminate();
     }
   }
-  // An M made in place there, by std::make_shared<M>(arguments…). The arguments travel as their
-  // decayed types, text as std::string.
+  // Makes an M in place on the callee, by std::make_shared<M>(arguments…). The arguments are sent
+  // as their decayed types, text as std::string.
   template <class M, class... A>
   RRef<M> remote(const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
@@ -93,7 +90,7 @@ class WEFT_API Agent {
     }
   }
 
-  // A registered operator that gives a tensor, by name; see operators.h.
+  // Calls a registered operator that returns a tensor, by name; see operators.h.
   template <class... A>
   at::Tensor sync_op(const std::string& name, const Destination& to, A&&... arguments) const {
     return issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}).get_own();
@@ -110,7 +107,7 @@ class WEFT_API Agent {
     return create_op(name, to, {detail::operator_value(std::forward<A>(arguments))...});
   }
 
-  // TorchScript that the callee's program exposes, by name: "math.scale"; see script.h.
+  // Calls TorchScript that the callee's program exposes, by name ("math.scale"); see script.h.
   template <class R = at::Tensor, class... A>
   R sync_script(const std::string& name, const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
@@ -136,55 +133,56 @@ class WEFT_API Agent {
     }
   }
 
-  // Throws PeerLost for a worker that has left or is lost, Caller for a name or rank that never was
-  // there.
+  // Throws PeerLost for a worker that has left or is lost, Caller for a name or rank that no worker
+  // ever had.
   WorkerInfo worker(const Destination& who) const;
   std::vector<WorkerInfo> workers() const;
   const WorkerInfo& self() const;
-  // Whether that worker is in the job and not known to be lost. Of a worker that was killed this
-  // becomes false when its death is known. May look into the job's store. Throws Caller once the
-  // agent has left.
+  // Whether that worker is in the job and not known to be lost. For a worker that was killed, this
+  // becomes false when its death is known. May read the job's store. Throws Caller once the agent
+  // has left.
   bool alive(const Destination& worker) const;
-  // `callback` is called for each worker that is lost from now on, once, with PeerLost and why; not
-  // for workers that leave or shut down, nor for this one. Where the number of workers is given:
-  // for those that this one has a connection with.
+  // Calls `callback` once for each worker that is lost from now on, with PeerLost and the reason;
+  // not for workers that leave or shut down, nor for this one. If the number of workers is given:
+  // only for those that this one has a connection with.
   void on_worker_lost(std::function<void(const WorkerInfo&, const Error&)> callback) const;
-  // For each worker that joins from now on, where workers come and go. Of two workers of one name,
-  // or rank, the first is lost before the second joins.
+  // Calls `callback` for each worker that joins from now on, where workers come and go. If two
+  // workers have one name or rank, the first is reported lost before the second is reported to
+  // join.
   //
-  // Callbacks run on the agent's threads, one at a time and in order: they may call, wait and
-  // leave, but not shut down. What they throw is logged. They are dropped when the agent leaves;
-  // one that keeps a copy of the agent keeps it from leaving by its destructor: capture a
+  // Callbacks run on the agent's threads, one at a time and in order. They may call, wait and
+  // leave, but not shut down. Their exceptions are logged. They are dropped when the agent leaves.
+  // A callback that keeps a copy of the agent keeps the agent's destructor from leaving: capture a
   // reference, or use this_agent(). Throws Caller for an empty function.
   void on_worker_joined(std::function<void(const WorkerInfo&)> callback) const;
-  // By which transport calls reach that worker ("shm"): it is chosen at the first call, and anew
-  // after a lane was lost. Empty where no lane stands, and for this worker itself. Throws as
-  // worker(), and Caller once the agent has left.
+  // The transport by which calls reach that worker ("shm"). It is chosen at the first call, and
+  // again after a connection was lost. Empty if there is no connection, and for this worker itself.
+  // Throws as worker() does, and Caller once the agent has left.
   std::string transport_to(const Destination& worker) const;
 
   // The default limit of calls issued from now on; 0 = none.
   void set_timeout(std::chrono::milliseconds limit);
   std::chrono::milliseconds timeout() const;
 
-  // Waits until no call is active anywhere, calls that calls cause included, and serves meanwhile;
-  // then leaves. All workers call it. Throws Timeout, naming who is busy, and PeerLost; the agent
-  // has left then as well. While one goes on another waits for it and has its outcome; afterwards
-  // it does nothing. In a function or a continuation that this agent runs, for whose end it would
-  // wait, it throws Caller at once and changes nothing.
+  // Waits until no call is active anywhere, including calls that calls make, and serves calls
+  // meanwhile; then leaves. All workers call it. Throws Timeout, naming the busy workers, and
+  // PeerLost; then too the agent has left. A second shutdown() during the first one waits for it
+  // and has its outcome; a later one does nothing. In a function or a continuation that this agent
+  // runs, whose end it would have to wait for, it throws Caller at once and changes nothing.
   void shutdown(const Graceful& options = {});
-  // Leaves at once: calls that wait here end with Cancelled, those of others to here with PeerLost.
-  // Functions that run are waited for. The destructor of the last copy leaves as well.
+  // Leaves at once: calls from here end with Cancelled, calls of others to here with PeerLost.
+  // Waits for functions that run. The destructor of the last copy leaves as well.
   void leave();
 
-  // Also of an agent that has left: what it really still holds.
+  // May be called after the agent has left: then it counts the things that are still held.
   DebugInfo debug_info() const;
-  // What this process did last, as JSON for weft-debug analyze.
+  // The last operations of this process, as JSON for weft-debug analyze.
   std::string dump() const;
   const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
 
  private:
-  // In agent.cc: what a call of one function comes to would be compiled in each file that includes
-  // this.
+  // Defined in agent.cc, so that the code of their calls is not compiled in each file that includes
+  // this one.
   Future<at::Tensor> issue_op(const std::string& name, const Destination& to,
                               std::vector<OperatorValue> arguments) const;
   RRef<at::Tensor> create_op(const std::string& name, const Destination& to,
@@ -195,13 +193,13 @@ class WEFT_API Agent {
   std::shared_ptr<const void> leave_when_dropped_;
 };
 
-// Joins the job under this name; blocks until all workers have, where their number is known. Where
-// workers come and go, a name or rank of a worker that was killed is free. Throws Caller for wrong
-// or taken names and ranks, Timeout.
+// Joins the job under this name. Blocks until all workers have joined, if their number is known.
+// Where workers come and go, the name and the rank of a worker that was killed are free. Throws
+// Caller for a name or rank that is invalid or taken; Timeout.
 WEFT_API Agent init(const std::string& name, Options options = {});
 
-// Inside a called function, its continuations and coroutines: the agent that runs it, and who
-// called. Throws Caller elsewhere.
+// Inside a called function, its continuations and coroutines: the agent that runs it, and the call.
+// Throws Caller elsewhere.
 WEFT_API Agent& this_agent();
 WEFT_API CallInfo this_call();
 
@@ -223,9 +221,9 @@ void expose_called() {
 
 }  // namespace detail
 
-// These make something callable by programs that are not this one, where this one does not call it
-// remotely itself: in all ways (sync, async, remote, inline_), with all that a reference to the
-// result, or to an argument, is used for.
+// expose() lets other programs call something that this program does not call remotely itself: in
+// all ways (sync, async, remote, inline_), and with everything that a reference to the result, or
+// to an argument, is used for.
 //
 // A method on an RRef<M>: a member function, perhaps of a base, or a function that takes M& first.
 template <class M, auto F>
@@ -235,14 +233,14 @@ void expose() {
     static_cast<void>(&rref::expose_value<M>);
   }
 }
-// remote<M>(…), with arguments that are of these types as they travel: "text" is a std::string.
+// remote<M>(…), with arguments that are sent as these types: "text" is a std::string.
 template <class M, class... A>
 void expose() {
   if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
     detail::expose_created<detail::ConstructorBody<M, detail::Travelling<A>...>>();
   }
 }
-// A function; or a member function, on RRefs of its class.
+// A function, or a member function on RRefs of its class.
 template <auto F>
 void expose() {
   using Module = typename detail::ShapeOf<std::remove_const_t<decltype(F)>>::Module;

@@ -25,7 +25,7 @@ namespace weft::rpc {
 
 namespace {
 
-// Whether no number of workers is given anywhere: they come and go then.
+// Whether the number of workers is given nowhere: then they come and go.
 bool is_open(const Options& options, const group::Environment& environment) {
   if (options.world_size) return false;
   if (options.store) return true;
@@ -55,8 +55,8 @@ group::RendezvousOptions meeting(const Options& options, bool open,
   return meeting;
 }
 
-// This process's agents by how they meet others, while they live: a second one of the same rank
-// would wait for a peer that does not come, or take the first one's place.
+// The live agents of this process, by the way in which they meet others. A second agent of the same
+// rank would wait for a peer that does not come, or would take the first one's place.
 class Presence {
  public:
   Presence(std::string name, std::string key) : key_(std::move(key)) {
@@ -82,13 +82,13 @@ class Presence {
     std::map<std::string, std::string> names;
   };
   static All& all() {
-    static auto* all = new All;  // agents may outlive what is static
+    static auto* all = new All;  // never destroyed: agents may outlive static objects
     return *all;
   }
   const std::string key_;
 };
 
-// What a worker numbers would be another one's.
+// A higher rank does not fit into the ids that a worker assigns: they would be another worker's.
 void check_rank(int rank) {
   if (rank <= kHighestRank) return;
   throw Error(Blame::Caller, "rank " + std::to_string(rank) +
@@ -106,7 +106,7 @@ void check_secret(const std::string& secret) {
           std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
 }
 
-// Null where the rank is not known before the others are met.
+// Null if the rank is not known before this worker meets the others.
 std::shared_ptr<const Presence> presence_of(const std::string& name,
                                             const group::RendezvousOptions& meeting, bool open) {
   if (open && !meeting.rank) return nullptr;  // it takes a free one
@@ -130,8 +130,8 @@ Agent init(const std::string& name, Options options) {
 }
 
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
-  check_environment();      // a wrong variable is reported here
-  expose<&run_operator>();  // by name, also where the program calls none itself
+  check_environment();      // reports a wrong variable
+  expose<&run_operator>();  // callable by name even if the program itself calls none
   expose<&run_operator_for_list>();
   check_name(name);
   const std::string timeline = instruments::timeline_file(options.timeline);
@@ -180,7 +180,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
         std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
   parts.options = std::move(options);
   parts.devices = std::move(devices);
-  // Peers come from this machine only, unless the user names an interface.
+  // Peers may come only from this machine, unless the user names an interface.
   const auto& interfaces = config().socket_interfaces;
   const std::string address =
       interfaces.empty() ? "" : group::address_of_interface(interfaces.front());

@@ -1,4 +1,4 @@
-// rpc::init with the GPUs to use, for tests that bring a driver of their own.
+// rpc::init with given GPUs, for tests that bring a driver of their own.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace weft::rpc {
 
-// As the public one.
+// Otherwise as the public init().
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices);
 
 }  // namespace weft::rpc

@@ -28,14 +28,14 @@ c10::IValue detail::to_ivalue(const OperatorValue& value) {
 
 namespace {
 
-// Begin so those that libtorch calls itself, and some libraries' own: the caller is trusted to have
-// checked.
+// Names of operators that libtorch calls itself, and of some libraries' operators, begin so. They
+// trust the caller to have checked.
 constexpr const char* kInternal[] = {"aten::native_", "aten::cudnn_",  "aten::miopen_",
                                      "aten::mkldnn_", "aten::fbgemm_", "aten::quantized_"};
 
-// Every program serves operators, so none may do more than compute: neither read and write files,
-// nor change how later calls compute, nor skip the checks of what it is given, as many of
-// libtorch's internal ones do.
+// Every program serves operators, so none may do more than compute. None may read or write files,
+// change how later calls compute, or skip the checks of its arguments, as many internal operators
+// of libtorch do.
 void check_served(std::string_view text) {
   const char* why = nullptr;
   const auto begins = [&](const char* one) { return text.starts_with(one); };
@@ -65,11 +65,12 @@ void check_served(const c10::FunctionSchema& schema) {
   }
 }
 
-// libtorch's registry of operators lies in torch::jit, but neither compiles nor runs TorchScript.
-// c10's dispatcher, which has the same operators, does not keep the order of overloads, and the
-// first one that takes the arguments is called.
+// libtorch's registry of operators is in torch::jit, but neither compiles nor runs TorchScript.
+// c10's dispatcher has the same operators, but does not keep the order of overloads, and the first
+// overload that takes the arguments is called.
 //
-// Asked before libtorch is, which keeps every name that it was ever asked for: peers give them.
+// This is asked before libtorch is, which keeps every name that it was ever asked for: peers choose
+// the names.
 bool is_known(const std::string& name) {
   static const auto& names = *new std::unordered_set<std::string>([] {
     std::unordered_set<std::string> all;
@@ -79,8 +80,8 @@ bool is_known(const std::string& name) {
   return names.contains(name);
 }
 
-// "aten::add", or one overload of it, "aten::add.Scalar". Throws Caller for what is none, or is not
-// served.
+// "aten::add", or one overload of it, "aten::add.Scalar". Throws Caller if there is no such
+// operator, or if it is not served.
 struct Name {
   explicit Name(const std::string& text) {
     const auto colons = text.find("::");
@@ -102,7 +103,7 @@ struct Name {
   std::optional<std::string> overload;
 };
 
-// As C++ programs leave out a `Tensor?`.
+// Whether an undefined tensor stands for a `Tensor?` that is left out, as in C++ programs.
 bool is_left_out(const OperatorValue& value, const c10::FunctionSchema& schema, std::size_t place) {
   const auto* tensor = std::get_if<at::Tensor>(&value);
   return tensor != nullptr && !tensor->defined() && place < schema.arguments().size() &&
@@ -115,8 +116,8 @@ bool takes_number(const c10::Argument& argument) {
   return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::NumberType;
 }
 
-// Whether an overload takes them, which adds what they leave out. Schemas do not count a bool as a
-// number, and operators do.
+// Whether an overload takes the arguments; adds those that they leave out. Schemas do not count a
+// bool as a number, but operators do.
 bool takes(const c10::FunctionSchema& schema, std::vector<c10::IValue>& stack) {
   std::map<std::size_t, bool> bools;
   for (std::size_t place = 0; place < std::min(stack.size(), schema.arguments().size()); ++place) {
@@ -140,7 +141,7 @@ bool is_of(const c10::Argument& argument, c10::TypeKind kind, const char* name) 
          (type->kind() == c10::TypeKind::IntType && argument.name() == name);
 }
 
-// libtorch looks them up in tables by their numbers, and does not ask whether they are in there.
+// libtorch uses these numbers as indices of tables and does not check their range.
 void check_numbers(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& stack) {
   const auto check = [&](const c10::Argument& argument, std::int64_t number, c10::TypeKind kind,
                          const char* name, std::int64_t count) {
@@ -175,7 +176,7 @@ bool gives(const c10::FunctionSchema& schema, Gives wanted) {
   return !returns.empty() && std::all_of(returns.begin(), returns.end(), is_tensor);
 }
 
-// Before it is run: what is refused has done nothing.
+// Checked before the operator runs, so that an operator that is refused has done nothing.
 void check_gives(const c10::FunctionSchema& schema, Gives wanted) {
   if (gives(schema, wanted)) return;
   const std::string name = schema.name();
@@ -186,7 +187,7 @@ void check_gives(const c10::FunctionSchema& schema, Gives wanted) {
                                  "; call a function of the program's own that calls it");
 }
 
-// The first overload whose schema takes the arguments, as torch's own lookup by name has it.
+// Runs the first overload whose schema takes the arguments, as torch's own lookup by name does.
 c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments, Gives what) {
   const Name wanted(name);
   const auto& overloads = torch::jit::getAllOperatorsFor(wanted.symbol);

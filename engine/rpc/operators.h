@@ -1,7 +1,7 @@
-// Registered ATen operators, called by name: "aten::add". So overloaded functions of libtorch are
-// called remotely without wrapping them; which overload runs is decided where it runs, by the
-// arguments, as in Python. Those of aten that give tensors: none that is known to skip checks
-// (operators.cc), and none that opens files.
+// Registered ATen operators, called by name ("aten::add"), so that overloaded functions of libtorch
+// can be called remotely without wrappers. The callee chooses the overload by the arguments, as
+// Python does. Served are operators of aten that return tensors, except those that are known to
+// skip checks (operators.cc) or that open files.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct IValue;
 
 namespace weft::rpc {
 
-// What an operator takes. std::monostate is None.
+// An argument of an operator. std::monostate is None.
 using OperatorValue = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double,
                                    std::string, c10::Scalar, c10::Device, std::vector<std::int64_t>,
                                    std::vector<double>, std::vector<at::Tensor>>;
@@ -58,11 +58,11 @@ WEFT_API c10::IValue to_ivalue(const OperatorValue& value);
 
 }  // namespace detail
 
-// Runs it here. Throws Caller where no operator has the name, or it is none that is called by name,
-// or none of that name takes the arguments, listing those that it has; or gives anything but
-// tensors.
+// Runs the operator here. Throws Caller if no operator has the name, if it is not served by name,
+// if no overload takes the arguments (the error lists the overloads), or if it returns anything but
+// a tensor.
 WEFT_API at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
-// For those that give several tensors, or a list.
+// The same for operators that return several tensors, or a list.
 WEFT_API std::vector<at::Tensor> run_operator_for_list(std::string name,
                                                        std::vector<OperatorValue> arguments);
 

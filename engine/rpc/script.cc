@@ -18,18 +18,18 @@ using torch::jit::Module;
 
 using Script = std::variant<std::shared_ptr<CompilationUnit>, Module>;
 
-// The process's, as the table of functions is, and for its reason: it says what code there is,
-// which has to be known before there is an agent that is asked for it. Apart from that table, which
-// knows functions of the compiler by two numbers: scripts come later, have names only, and are
-// called through run_script(), which is in there.
+// One table per process, as for functions and for the same reason: it lists the code that exists,
+// which must be known before an agent is asked for it. It is apart from the table of functions,
+// which knows those of the compiler by two numbers. Scripts come later, have only names, and are
+// called through run_script(), which is in that table.
 struct Scripts {
   ForkMutex mutex{ForkOrder::Engine};
   std::map<std::string, Script> scripts;
 };
 
 Scripts& scripts() {
-  static auto* const the_scripts =
-      new Scripts;  // agents, and a GPU's tensors in modules, may outlive what is static
+  // Never destroyed: agents, and a GPU's tensors in modules, may outlive static objects.
+  static auto* const the_scripts = new Scripts;
   return *the_scripts;
 }
 
@@ -52,7 +52,7 @@ void enter(const std::string& name, const Script& script) {
                     (name.empty() ? "math" : name.substr(0, name.find('.'))) +
                     ".function\", and is not empty");
   }
-  // For programs that are not this one.
+  // For calls of other programs.
   expose_results<void, at::Tensor, bool, int, std::int64_t, double, std::string, ScriptValue,
                  std::vector<at::Tensor>, std::vector<int>, std::vector<std::int64_t>,
                  std::vector<double>, std::vector<std::string>>();
@@ -64,7 +64,7 @@ void enter(const std::string& name, const Script& script) {
               "other scripts are exposed as '" + name + "' already; give these another name");
 }
 
-// A function, and what it is called on, if anything.
+// A function, and the module that it is called on, if any.
 struct Callable {
   torch::jit::Function* function = nullptr;
   std::optional<c10::IValue> self;
@@ -118,11 +118,11 @@ Callable find_exposed(const std::string& name) {
 
 c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type);
 
-// Of a List, a Tuple or a Dict, none of which looks at what it is given.
+// Converts an element of a List, a Tuple or a Dict, none of which checks its elements.
 c10::IValue to_element(const ScriptValue& given, const c10::TypePtr& type) {
   c10::IValue element = to_ivalue(given, type);
   const c10::TypePtr own =
-      element.isTensor() ? c10::TensorType::get() : element.type();  // also of an undefined tensor
+      element.isTensor() ? c10::TensorType::get() : element.type();  // even of an undefined tensor
   if (own->isSubtypeOf(*type)) return element;
   throw Error(Blame::Caller, "it holds a " + own->annotation_str() + " where a " +
                                  type->annotation_str() + " is expected");
@@ -156,7 +156,8 @@ c10::IValue to_ivalue(const std::vector<ScriptValue>& given, const c10::TypePtr&
                                  type->annotation_str() + " is expected");
 }
 
-// As the type that the schema has there: what is none is left for the schema to refuse.
+// Converts a value to the type that the schema has there. A value that does not fit is left for the
+// schema to refuse.
 c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type) {
   if (const auto* list = std::get_if<std::vector<ScriptValue>>(&given.value)) {
     const auto optional = type->cast<c10::OptionalType>();
@@ -231,7 +232,8 @@ ScriptValue from_ivalue(const c10::IValue& value) {
                                  ", which does not travel: return what it holds");
 }
 
-// The script's own future, and what it comes to, which may be one again.
+// Passes the result of the script's own future to `to`; if that is a future again, the result of
+// that one.
 void complete(c10::ivalue::Future& future, const std::string& name,
               const detail::ScriptCompletion& to) {
   future.addCallback([name, to](c10::ivalue::Future& done) {
@@ -249,8 +251,8 @@ void complete(c10::ivalue::Future& future, const std::string& name,
   });
 }
 
-// What a script forks, and what goes on when that is done, runs on libtorch's threads: with the
-// call's streams current, so behind what the script has enqueued.
+// Runs the tasks that a script forks, and their continuations, on libtorch's threads. The call's
+// streams are current there, so the tasks' work comes after the work that the script has enqueued.
 torch::jit::TaskLauncher launcher() {
   return [streams = current_call("a script").call().streams](std::function<void()> task) {
     at::launch([streams, task = std::move(task)] {

@@ -1,16 +1,17 @@
-// TorchScript called by name: functions that torch::jit::compile() made of source, and methods of
-// modules that Python has saved and torch::jit::load() reads. No code travels: a worker runs what
-// its program has exposed.
+// TorchScript called by name: functions that torch::jit::compile() has made from source, and
+// methods of modules that Python has saved and torch::jit::load() reads. No code is sent: a worker
+// runs the scripts that its program has exposed.
 //
-//   rpc::expose_script("math", torch::jit::compile("def scale(x, by: float = 2.0):\n  return x *
-//   by\n")); rpc::expose_script("net", torch::jit::load("net.pt")); at::Tensor y =
-//   agent.sync_script("math.scale", "worker1", x, rpc::keyword("by", 3.0)); double loss =
-//   agent.sync_script<double>("net.loss", "worker1", x);
+//   const char* source = "def scale(x, by: float = 2.0):\n  return x * by\n";
+//   rpc::expose_script("math", torch::jit::compile(source));
+//   rpc::expose_script("net", torch::jit::load("net.pt"));
+//   at::Tensor y = agent.sync_script("math.scale", "worker1", x, rpc::keyword("by", 3.0));
+//   double loss = agent.sync_script<double>("net.loss", "worker1", x);
 //
-// The callee checks arguments against the schema there, which has the defaults; an int is taken for
-// a float. A script that gives a Future (fork) is answered when that is done, and holds no thread
-// meanwhile. Calls to one module run beside each other. What a script raises arrives as a
-// RemoteError with TorchScript's traceback.
+// The callee checks the arguments against its schema, which has the defaults; an int is taken for a
+// float. The call of a script that returns a Future (fork) is answered when that is done, and holds
+// no thread meanwhile. Calls of one module run beside each other. An error that a script raises
+// arrives as a RemoteError with TorchScript's traceback.
 //
 // PyTorch has deprecated TorchScript (its documentation says so since release 2.5). sync_script()
 // and expose_script() stay while libtorch has torch::jit; nothing else of Weft uses TorchScript. In
@@ -47,16 +48,16 @@ struct Module;
 
 namespace weft::rpc {
 
-// Makes each function of the unit, or each method of the module, callable as "name.function" until
-// the process ends, on all of its workers; before init(), for others may call at once then. Usable
-// from every thread. The same again does nothing. Throws Caller where something else has the name,
-// or where it is empty or has a '.'.
+// Makes each function of the unit, or each method of the module, callable as "name.function" on all
+// workers of this process, until it ends. Call it before init(), because others may call at once
+// after that. Usable from every thread. The same scripts again do nothing. Throws Caller if
+// something else has the name, or if the name is empty or has a '.'.
 WEFT_API void expose_script(const std::string& name,
                             std::shared_ptr<torch::jit::CompilationUnit> functions);
 WEFT_API void expose_script(const std::string& name, const torch::jit::Module& module);
 
-// What a script takes or gives: what operators take, or a List, a Tuple, or a Dict as a list of
-// pairs.
+// A value that a script takes or returns: a value of operators, or a List, a Tuple, or a Dict as a
+// list of pairs.
 struct ScriptValue {
   std::variant<OperatorValue, std::vector<ScriptValue>> value;
   WEFT_FIELDS(value)
@@ -74,7 +75,7 @@ struct WEFT_API ScriptArguments {
   WEFT_FIELDS(positional, keywords)
 
   void add(ScriptValue argument) { positional.push_back(std::move(argument)); }
-  // Throws Caller where it has one of that name.
+  // Throws Caller if there is one of that name already.
   void add(Keyword argument);
 };
 
@@ -112,7 +113,7 @@ struct IsNoScriptResult : weft::detail::Refusal {
   }
 };
 
-// Why a script does not take an A.
+// Finds why a script does not take an A.
 template <class A>
 consteval auto refusal_of_script_value();
 template <class... A>
@@ -157,7 +158,7 @@ ScriptValue script_value(A&& argument) {
   }
 }
 
-// What a script has given as a T; nullopt where it is none.
+// Reads the result of a script as a T; nullopt if it is of another type.
 template <class T>
 struct Given {
   using Refusal =
@@ -252,16 +253,17 @@ struct Given<std::unordered_map<K, V>> : Given<std::tuple<K, V>> {
   }
 };
 
-// Why a script is not called with A, for an R.
+// Finds why a script cannot be called with A… for an R.
 template <class R, class... A>
 using RefusalOfScript = decltype(weft::detail::first_of(typename Given<R>::Refusal(),
                                                         refusal_of_script_values<A...>()));
 
-// Who gets what a script comes to: one of the two is called, once, on the thread that ends it.
+// Receives the result of a script: one of the two functions is called, once, on the thread that
+// ends it.
 struct ScriptCompletion {
-  const std::type_info& type;  // that is asked for
-  std::function<bool(const ScriptValue& given)>
-      take;  // false, and nothing done, where it is of another type
+  const std::type_info& type;  // the type that the caller asks for
+  // Returns false, and does nothing, if the result is of another type.
+  std::function<bool(const ScriptValue& given)> take;
   std::function<void(const std::exception_ptr& error)> fail;
 };
 
@@ -281,7 +283,7 @@ ScriptCompletion completes(const Promise<R>& promise) {
           [promise](const std::exception_ptr& error) { promise.set_error(error); }};
 }
 
-// Throw what is wrong with the name or the arguments.
+// Both throw if the name or the arguments are wrong.
 WEFT_API void start_script(const std::string& name, const ScriptArguments& arguments,
                            const ScriptCompletion& completion);
 WEFT_API void start_method(const torch::jit::Module& module, const std::string& method,
@@ -298,7 +300,7 @@ Keyword keyword(std::string name, A&& value) {
   }
 }
 
-// Values in their order, and keywords.
+// Values by their place, and keywords.
 template <class... A>
 ScriptArguments script_arguments(A&&... arguments) {
   ScriptArguments all;
@@ -315,11 +317,12 @@ ScriptArguments script_arguments(A&&... arguments) {
   return all;
 }
 
-// Runs it, in a call: what agent.sync_script<R> calls there. Throws Caller where nothing of that
-// name is exposed, listing what is; where it takes other arguments, with its schema; or gives
-// anything but an R. A program that exposes scripts serves R = void, at::Tensor, bool, int,
-// std::int64_t, double, std::string, vectors of those that are no bool, and ScriptValue; for
-// clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
+// Runs the script in a call: agent.sync_script<R> calls this on the callee. Throws Caller if
+// nothing of that name is exposed (the error lists the exposed scripts), if it takes other
+// arguments (the error has its schema), or if it returns anything but an R. A program that exposes
+// scripts serves R = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of
+// these except bool, and ScriptValue. For clients that are other programs and ask for other types:
+// rpc::expose<&rpc::run_script<R>>().
 template <class R>
 WEFT_API Future<R> run_script(std::string name, ScriptArguments arguments) {
   Promise<R> promise;
@@ -327,8 +330,8 @@ WEFT_API Future<R> run_script(std::string name, ScriptArguments arguments) {
   return promise.future();
 }
 
-// A method of a module behind an RRef<torch::jit::Module>, which a function that returns one has
-// made there: net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
+// Runs a method of a module behind an RRef<torch::jit::Module>, which a function that returns one
+// has made there: net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
 template <class R>
 WEFT_API Future<R> run_method(torch::jit::Module& module, std::string method,
                               ScriptArguments arguments) {

@@ -12,7 +12,7 @@
 #include <weft/engine/launch/status.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/host_time.h>
-<weft/profiling/trace/progress.h>
+#include <weft/profiling/trace/progress.h>
 #include <weft/tests/harness/folder.h>
 
 namespace weft::launch {
