@@ -27,7 +27,7 @@ Announcement read_announcement(const Bytes& bytes) {
   const auto& [standing, worker, generation, why] = announcement;
   if (worker.rank < 0 || worker.rank > kHighestRank || generation < 0 ||
       generation == std::numeric_limits<Generation>::max()) {
-    throw Error(Blame::Protocol, "it is of no worker");
+    throw Error(Blame::Protocol, "it names no valid worker");
   }
   return announcement;
 }
@@ -74,11 +74,11 @@ Follower::Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard
       follow(*state);
     });
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy,
-                       "no thread that hears of workers which come and go; allow this user, or the "
-                       "container, more of them "
-                       "(ulimit -u, pids.max)",
-                       error.code().value());
+    throw system_error(
+        Blame::Busy,
+        "cannot start the thread that follows workers which come and go; raise the limit of "
+        "threads of this user or container (ulimit -u, pids.max)",
+        error.code().value());
   }
 }
 

@@ -56,7 +56,7 @@ std::string AgentCore::progress(const CallState& call, bool is_fetch) const {
                 ? "its only thread is busy"
                 : "its " + std::to_string(parts_.options.worker_threads) + " threads are busy");
   } else {
-    text = "has not begun it: it waits for what the arguments refer to";
+    text = "has not begun it: the references in its arguments are not confirmed yet";
   }
   return text;
 }
@@ -141,7 +141,7 @@ void AgentCore::ask_about(const AwaitedCall& call) {
           if (!answered.error()) {
             const std::string said = printable(answered.value());
             return self->say_awaited(
-                call, said.empty() ? "has not got it yet, or has answered just now" : said);
+                call, said.empty() ? "has not received it yet, or has just answered it" : said);
           }
           const Error error = to_error(answered.error(), Blame::PeerLost);
           self->say_awaited(call,
@@ -159,7 +159,7 @@ void AgentCore::say_awaited(const AwaitedCall& call, const std::string& what_cal
   if (closed_ || !calls_.waits(call.id)) return;  // it has been answered meanwhile
   const std::string what =
       call.is_its_own ? call.what
-                      : "a future, and the call that is pending for longest is " + call.what;
+                      : "a future; the call that has been pending for longest is " + call.what;
   log::warn(describe(parts_.self) + " has waited " + describe_wait(since(call.since)) + " for " +
             what + " on " + (call.here ? "itself" : name_of(call.to)) + ", which " +
             what_callee_does +

@@ -43,8 +43,9 @@ WorkerRecord ended(const WorkerRecord& record, Standing standing, const std::str
 void check(Deadline deadline, const std::string& what) {
   if (deadline.passed()) {
     throw Error(Blame::Timeout,
-                "other workers change " + what +
-                    " in the job's store all the time; is it one that several share?");
+                "other workers keep changing " + what +
+                    " in the job's store; if several jobs share the store, give each an "
+                    "rpc::Options::group_name");
   }
 }
 

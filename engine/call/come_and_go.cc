@@ -124,7 +124,8 @@ void AgentCore::heard(const Announcement& announcement) {
       watch_neighbours();
     }
   } catch (const Error& error) {
-    log::warn(describe(parts_.self) + " cannot follow what workers come and go: " + error.text());
+    log::warn(describe(parts_.self) +
+              " cannot follow the workers that come and go: " + error.text());
   }
 }
 
@@ -152,7 +153,7 @@ void AgentCore::came(int rank) {
       const bool is_known = fate.generation == replaced.generation && !fate.why.empty();
       worker_gone(replaced,
                   loss_of(replaced.worker,
-                          is_known ? fate.why : describe(worker.worker) + " has its place"));
+                          is_known ? fate.why : describe(worker.worker) + " has taken its place"));
     }
   }
   bool is_untold = false;
@@ -178,8 +179,8 @@ void AgentCore::declare_lost(const Member& worker, const Error& why) {
     is_lost = directory_.declare_lost(worker.worker.rank, worker.generation, text);
   } catch (const Error& error) {
     text +=
-        "; the job's store, which may have been there, does not answer either, so no worker can "
-        "join (" +
+        "; the job's store, which that worker may have hosted, does not answer either, so no "
+        "worker can join (" +
         error.text() + ")";
   }
   if (is_lost) worker_gone(worker, loss_of(worker.worker, text));

@@ -236,7 +236,7 @@ Recipient AgentCore::recipient(const Destination& destination) {
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what) {
   if (given.count() < 0) {
     throw Error(Blame::Caller,
-                what + " is " + weft::describe(given) + "; it is positive, or 0 for none");
+                what + " is " + weft::describe(given) + "; it must be positive, or 0 for no limit");
   }
   return given == kNoTimeout ? std::chrono::milliseconds(0)
                              : std::min(given, group::kLongestTimeout);
@@ -449,7 +449,8 @@ void AgentCore::check_unchanged(std::uint64_t call, const Function& function, co
       Blame::Caller,
       in_words(&function, describe(to.worker())) +
           ": an argument was changed while its bytes were being sent (" + *changed +
-          "), and the callee may have got old and new ones: leave the tensors of a call alone "
+          "), and the callee may have received a mix of old and new bytes: leave the tensors of a "
+          "call alone "
           "until its future is done (of remote(): until created() is), or send clone()");
   log::error(why.text());
   fail_here(call, why);
@@ -477,7 +478,7 @@ Outgoing AgentCore::address(codec::Encoded message, const DeviceMap& map, const 
     for (const int gpu : gpus_) {
       parts_.devices->refuse_capture(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu)),
                                      "a message with CUDA tensors",
-                                     "it is sent once, and by no launch of the graph");
+                                     "it is sent only once, not at each launch of the graph");
     }
     outgoing.ready = parts_.devices->recorded(tensor::CudaDevices::current_streams(gpus_));
   }

@@ -19,7 +19,8 @@ int to_number(const c10::Device& device) { return device.is_cuda() ? device.inde
 
 c10::Device to_device(int number) {
   if (number < -1 || number > kLastGpu)
-    throw Error(Blame::Caller, "the job's store holds no device of that number");
+    throw Error(Blame::Caller,
+                "a worker's record in the job's store has a device number out of range");
   return number < 0 ? c10::Device(c10::kCPU)
                     : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(number));
 }
@@ -36,7 +37,7 @@ void check_device(const c10::Device& device, const std::string& what) {
   if (device.is_cuda() && device.has_index()) return;
   throw Error(Blame::Caller, what + ": '" + device.str() +
                                  "' is neither cpu nor a GPU with its number, as in cuda:0" +
-                                 (device.is_cuda() ? " (a negative index is none)" : ""));
+                                 (device.is_cuda() ? " (its index must not be negative)" : ""));
 }
 
 bool has(const std::vector<c10::Device>& devices, const c10::Device& device) {
@@ -129,7 +130,7 @@ void check_device_maps(const std::string& self, const DeviceMaps& maps,
           continue;
         throw Error(Blame::Caller,
                     what + ", and " + earlier->first.str() + " to " + earlier->second.str() +
-                        ": a map is one to one, for results come back by its inverse");
+                        ": a map must be one to one, because results come back by its inverse");
       }
     }
   }

@@ -103,7 +103,7 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
 NotThere has_left(const Recipient& wanted) {
   return NotThere(
       Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
-                                 " that was meant has left or is lost; its place is another one's")
+                                 " has left or is lost, and another worker has its rank")
           .with_ranks({wanted.rank}));
 }
 
@@ -343,11 +343,12 @@ void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) 
       for (int rank = 1; rank < *size_; ++rank) {
         if (!store_->exists(done(rank))) missing.push_back(rank);
       }
-      const std::string text = has_waited(patience.waited()) + "only " + std::to_string(read) +
-                               " of " + std::to_string(*size_) + " workers have joined" +
-                               (missing.empty() ? ""
-                                                : ": " + ranks_have(missing) +
-                                                      " come, and not read yet who the others are");
+      const std::string text =
+          has_waited(patience.waited()) + "only " + std::to_string(read) + " of " +
+          std::to_string(*size_) + " workers have joined" +
+          (missing.empty()
+               ? ""
+               : ": " + ranks_have(missing) + " come, but not yet read the list of the others");
       if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
       log::warn(text);
     }
@@ -359,8 +360,8 @@ void give_up_rank(transport::Bootstrap& store, int rank) noexcept {
   try {
     store.add(done(rank), 1);
   } catch (const Error& error) {
-    log::debug("the store does not learn that rank " + std::to_string(rank) +
-               " has not joined: " + error.text());
+    log::debug("cannot tell the store that rank " + std::to_string(rank) +
+               " does not join: " + error.text());
   }
 }
 
@@ -393,7 +394,7 @@ void Directory::leave() noexcept {
   try {
     if (claims_.give_back()) store_->add("kind/open", -1);
   } catch (const Error& error) {
-    log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") +
+    log::info(std::string("cannot tell the store that worker '" + self_.name + "' leaves: ") +
               error.what());
   }
 }

@@ -118,7 +118,7 @@ void log_thrown(const Function& function, const WorkerInfo& caller, const std::s
   }
   if (count > kAll && !std::has_single_bit(count)) return;
   log::warn(function.name + ", called by " + describe(caller) + ", threw: " + text +
-            (count == kAll  ? " (from now on not each time is logged)"
+            (count == kAll  ? " (from now on not every time is logged)"
              : count > kAll ? " (" + std::to_string(count) + " times so far)"
                             : ""));
 }
@@ -142,8 +142,8 @@ void IncomingCall::run(Task task) {
 // way is not known here, because clocks differ. The caller has given the call up by then.
 bool IncomingCall::drop_if_late() noexcept {
   if (!state_->deadline.passed()) return false;
-  give_up(std::make_exception_ptr(
-      Error(Blame::Timeout, "its time was over before it had a thread there, and it was not run")));
+  give_up(std::make_exception_ptr(Error(
+      Blame::Timeout, "its time limit passed before it got a thread there, so it was not run")));
   return true;
 }
 

@@ -43,7 +43,7 @@ std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table,
     if (!is_for_gpu(entry)) continue;
     const std::string what = "a tensor for cuda:" + std::to_string(entry.device_index);
     if (!connection.capabilities().device_memory)
-      return Error(Blame::Caller, what + " came by a lane for host memory");
+      return Error(Blame::Caller, what + " arrived on a connection for host memory only");
     if (std::find(memory.gpus.begin(), memory.gpus.end(), entry.device_index) != memory.gpus.end())
       continue;
     return Error(Blame::Caller, what +

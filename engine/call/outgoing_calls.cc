@@ -65,9 +65,9 @@ HeldBytes AgentCore::hold_back(const CallOptions& options, const Peer& worker, s
   if (closed_) throw why_gone();
   throw Error(
       Blame::Timeout,
-      "for " + weft::describe(options.limit) + " its " + std::to_string(bytes) +
-          " bytes have not been sent, since " + std::to_string(all->taken()) +
-          " bytes of other calls to that worker are unanswered; it is too slow for so many, or "
+      "its " + std::to_string(bytes) + " bytes could not be sent for " +
+          weft::describe(options.limit) + ", because " + std::to_string(all->taken()) +
+          " bytes of other calls to that worker are unanswered; send it fewer at a time, or "
           "raise rpc::Options::bytes_in_flight (" +
           std::to_string(bytes_in_flight()) + ")");
 }
@@ -172,8 +172,8 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
 std::string AgentCore::why_late(const WaitingCall& call) const {
   if (call.here) {
     return call.here->has_begun
-               ? "; its function runs on"
-               : "; it has not had one of this worker's threads yet (rpc::Options::worker_threads)";
+               ? "; its function still runs"
+               : "; it waits for one of this worker's threads (rpc::Options::worker_threads)";
   }
   if (!call.note.empty()) return "; " + call.note;
   const auto worker = known_peer(call.to);
@@ -189,9 +189,9 @@ std::string AgentCore::why_late(const WaitingCall& call) const {
   return "; nothing has come from that worker yet by " + way + " (" + lane.connection->peer() +
          "): its function runs there, " +
          (is_of_network
-              ? "or the connection is not made, where a firewall swallows it or the address is "
-                "another machine's "
-                "(WEFT_SOCKET_IFNAME there names an interface that can be reached from here)"
+              ? "or the connection is not made, because a firewall drops it or the address is "
+                "another machine's (set WEFT_SOCKET_IFNAME there to an interface that can be "
+                "reached from here)"
               : "or its process is stopped");
 }
 

@@ -267,7 +267,7 @@ void Inbound::start() {
 void Inbound::greeting_overdue() {
   const auto core = core_.lock();
   if (core && worker().rank < 0)
-    refuse(*core, "it has not said who it is for " + weft::describe(kGreeting));
+    refuse(*core, "it has sent no hello for " + weft::describe(kGreeting));
 }
 
 WorkerInfo Inbound::worker() const {
@@ -291,7 +291,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
   if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
   if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
-    return refuse(*core, "it does not begin with a greeting");
+    return refuse(*core, "its first message is not a hello");
   }
   receive_message(
       *connection_, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
@@ -311,7 +311,7 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
   std::string wrong;
   const auto body = challenge_in(arrival);
   if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
-    wrong = "it did not prove to know the secret of this job (rpc::Options::secret)";
+    wrong = "it did not prove that it knows the secret of this job (rpc::Options::secret)";
   } else if (nonces_) {
     proven_ = is_same(
         prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
@@ -361,20 +361,20 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   HelloRecord hello;
   try {
     if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
-      wrong = "it does not begin with a greeting";
+      wrong = "its first message is not a hello";
     } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
       wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " +
               std::to_string(kWireVersion);
     } else if (hello.token != core->token()) {
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_life != core->generation()) {
-      wrong = "it looks for " + describe(hello.to);
+      wrong = "it wants " + describe(hello.to) + ", which is not here";
     } else if (hello.from.rank == kAsksForSign) {
       return answer_knock(message.head.call);
     } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
-      wrong = "it is of no worker";
+      wrong = "it names no valid rank";
     } else if (!core->meets(hello.from, hello.from_life)) {
-      wrong = describe(hello.from) + " has left, and another one has come";
+      wrong = describe(hello.from) + " has left, and another worker has its rank";
     }
   } catch (const Error& error) {
     wrong = error.text();
@@ -441,7 +441,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     std::unique_lock lock(mutex_);
     if (!calls_.try_emplace(head.call, state).second) {
       lock.unlock();
-      return refuse(*core, "it gives two calls one number");
+      return refuse(*core, "it uses one number for two calls");
     }
   }
   auto served =
@@ -554,8 +554,8 @@ void Inbound::check_unchanged(const Function& function, const codec::SentBytes& 
   if (const auto changed = sent.changed()) {
     log::error("the result of " + function.name + " for " + describe(worker()) +
                " was changed while its bytes were being sent (" + *changed +
-               "), and the caller may have got old and new ones: return clone() of what other "
-               "calls or threads change");
+               "), and the caller may have received a mix of old and new bytes: return clone() of "
+               "tensors that other calls or threads change");
   }
 }
 

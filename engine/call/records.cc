@@ -22,9 +22,8 @@ WorkerRecord read_record(const Bytes& bytes) {
   codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
                          [&](const msgpack::object& object) { object.convert(record); });
   if (record.generation < 0 || record.generation == std::numeric_limits<Generation>::max()) {
-    throw Error(
-        Blame::Protocol,
-        "a worker's record in the job's store has a life below 0, or one that none can follow");
+    throw Error(Blame::Protocol,
+                "a worker's record in the job's store has a generation out of range");
   }
   return record;
 }
@@ -49,7 +48,7 @@ int rank_from(const std::string& text) {
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), rank);
   if (failure == std::errc() && end == text.data() + text.size() && rank >= 0) return rank;
   throw Error(Blame::Protocol,
-              "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
+              "'" + text.substr(0, 40) + "' in the job's store is not a worker's rank");
 }
 
 Bytes value_of(transport::Bootstrap& store, const std::string& key) {

@@ -83,19 +83,20 @@ struct GivesAView : Refusal {
 template <class... About>
 struct CannotBeMoved : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "a function that is called remotely cannot return what cannot be moved; make it "
-                  "in place, with remote<M>(…)");
+    static_assert(
+        kNever<About...>,
+        "a function that is called remotely cannot return a value that cannot be moved; make "
+        "it in place, with remote<M>(…)");
     return false;
   }
 };
 template <class... About>
 struct CannotBeShared : Refusal {
   static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "a function that is called remotely cannot return a Future of what cannot be "
-                  "copied: futures share their "
-                  "value; return an RRef to it");
+    static_assert(
+        kNever<About...>,
+        "a function that is called remotely cannot return a Future of a value that cannot be "
+        "copied: futures share their value; return an RRef to it");
     return false;
   }
 };
@@ -103,9 +104,9 @@ template <class... About>
 struct IsAFutureOfAFuture : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "a function that is called remotely cannot return a Future of a Future: give "
-                  "future.then(…), which is one "
-                  "Future of what comes in the end, or co_await the inner one");
+                  "a function that is called remotely cannot return a Future of a Future: return "
+                  "future.then(…), which is one Future of the final value, or co_await the inner "
+                  "one");
     return false;
   }
 };
@@ -113,9 +114,8 @@ template <class... About>
 struct TakesAnotherNumber : Refusal {
   static constexpr bool accept() {
     static_assert(kNever<About...>,
-                  "the function takes another number of arguments, behind the worker that is "
-                  "called (defaults are not "
-                  "known to remote calls: give all)");
+                  "the function takes another number of arguments, after the destination (defaults "
+                  "are not known to remote calls: give all)");
     return false;
   }
 };
@@ -182,7 +182,7 @@ struct HasNoConstructor : Refusal {
   static constexpr bool accept() {
     static_assert(
         kNever<About...>,
-        "M has no constructor that takes these arguments, as the types that they travel as");
+        "M has no constructor that takes these arguments, as the types as which they are sent");
     return false;
   }
 };

@@ -190,8 +190,8 @@ void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::st
     ended.wait(limit.count() == 0 ? kNoTimeout : limit);
   } catch (const Error&) {
     if (ended.done()) throw;
-    throw Error(Blame::Timeout,
-                what + ", which another thread has begun, goes on after " + weft::describe(limit));
+    throw Error(Blame::Timeout, what + ", which another thread has begun, is not over after " +
+                                    weft::describe(limit));
   }
 }
 
@@ -369,8 +369,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   if (lost) gone = why_gone(*lost);
   if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
   if (const auto missing = missing_from_shutdown(); !missing.empty()) {
-    throw Error(Blame::Timeout,
-                "not in time: shutdown() has not been called by " + names_of(missing))
+    throw Error(Blame::Timeout, "shutdown() has not been called in time by " + names_of(missing))
         .with_ranks(missing);
   }
   if (gone) throw Error(*gone);

@@ -72,11 +72,12 @@ std::shared_ptr<ThreadPool> ThreadPool::make(std::string name, int threads,
   try {
     thread_pool->call_another(lock);
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy,
-                       "agent '" + thread_pool->name_ +
-                           "' gets no thread; allow this user, or the container, more of them "
-                           "(ulimit -u, pids.max)",
-                       error.code().value());
+    throw system_error(
+        Blame::Busy,
+        "agent '" + thread_pool->name_ +
+            "' cannot start a thread; raise the limit of threads of this user or container "
+            "(ulimit -u, pids.max)",
+        error.code().value());
   }
   return thread_pool;
 }
@@ -85,9 +86,9 @@ bool ThreadPool::drive(const std::function<bool()>& done, Deadline deadline, con
   if (made_in_.is_inherited()) made_in_.throw_inherited("agent " + name_);
   if (loop_->inside()) {
     throw Error(Blame::Caller,
-                "what runs on the agent's loop waits for something that only this loop can bring: "
-                "call the function "
-                "without rpc::inline_, or let it return a Future and go on in a continuation");
+                "a function on the agent's loop waits for something that only this loop can bring: "
+                "call the function without rpc::inline_, or let it return a Future and go on in a "
+                "continuation");
   }
   const Blocked blocked(*this);
   // The calls that come in this thread's turns are others': they run as on any thread, in none of
@@ -144,10 +145,12 @@ void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
         log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
       }
       if (threads() == blocked_) {
-        refuse_calls(lock, "all its " + std::to_string(blocked_) +
-                               " threads wait for calls and futures, and no other can be made (" +
-                               error.what() +
-                               "); raise the limit of threads (ulimit -u, the container's)");
+        refuse_calls(
+            lock,
+            "all its " + std::to_string(blocked_) +
+                " threads wait for calls and futures, and no other can be started (" +
+                error.what() +
+                "); raise the limit of threads of this user or container (ulimit -u, pids.max)");
       }
     }
   }

@@ -7,7 +7,7 @@ namespace weft::rpc {
 namespace {
 
 Error foreign(const std::string& what) {
-  return Error(Blame::Protocol, "the peer sent what is no message of an agent: " + what);
+  return Error(Blame::Protocol, "the peer sent bytes that are not a message of an agent: " + what);
 }
 
 }  // namespace

@@ -137,16 +137,18 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.worker_threads < 1) {
     throw Error(Blame::Caller, "rpc::Options::worker_threads is " +
-                                   std::to_string(options.worker_threads) + "; it is at least 1");
+                                   std::to_string(options.worker_threads) +
+                                   "; it must be at least 1");
   }
   if (options.calls_in_flight < 1) {
     throw Error(Blame::Caller, "rpc::Options::calls_in_flight is " +
-                                   std::to_string(options.calls_in_flight) + "; it is at least 1");
+                                   std::to_string(options.calls_in_flight) +
+                                   "; it must be at least 1");
   }
   if (options.bytes_in_flight < 0) {
     throw Error(Blame::Caller, "rpc::Options::bytes_in_flight is " +
                                    std::to_string(options.bytes_in_flight) +
-                                   "; it is at least 1, or 0 for no limit");
+                                   "; it must be at least 1, or 0 for no limit");
   }
   options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
   for (const auto& [kind, delay] : options.faults.delay) {

@@ -40,7 +40,7 @@ void check_served(std::string_view text) {
   const char* why = nullptr;
   const auto begins = [&](const char* one) { return text.starts_with(one); };
   if (!text.starts_with("aten::")) {
-    why = "only operators of aten are";
+    why = "only operators of aten can be";
   } else if (text.starts_with("aten::_")) {
     why = "it is internal to libtorch, as the '_' in front says";
   } else if (std::any_of(std::begin(kInternal), std::end(kInternal), begins) ||
@@ -52,7 +52,7 @@ void check_served(std::string_view text) {
     why = "it skips checks, as its name says";
   }
   if (why == nullptr) return;
-  throw Error(Blame::Caller, "'" + std::string(text) + "' is not called by name: " + why +
+  throw Error(Blame::Caller, "'" + std::string(text) + "' cannot be called by name: " + why +
                                  "; call a function that calls it");
 }
 
@@ -61,7 +61,7 @@ void check_served(const c10::FunctionSchema& schema) {
     if (argument.name() != "filename" && argument.name() != "file") continue;
     throw Error(
         Blame::Caller,
-        schema.name() + " is not called by name: it opens files; call a function that calls it");
+        schema.name() + " cannot be called by name: it opens files; call a function that calls it");
   }
 }
 
@@ -87,14 +87,14 @@ struct Name {
     const auto colons = text.find("::");
     if (colons == std::string::npos) {
       throw Error(Blame::Caller,
-                  "'" + text + "' is no operator's name; they are written \"aten::add\"");
+                  "'" + text + "' is not an operator's name; names are written \"aten::add\"");
     }
     const auto dot = text.find('.', colons);
     const std::string name = text.substr(0, dot);
     check_served(name);
     if (!is_known(name)) {
       throw Error(Blame::Caller, "libtorch has no operator '" + text +
-                                     "'; its name is as torch.ops has it, \"aten::add\"");
+                                     "'; names are those of torch.ops, \"aten::add\"");
     }
     symbol = c10::Symbol::fromQualString(name);
     if (dot != std::string::npos) overload = text.substr(dot + 1);
@@ -181,9 +181,9 @@ void check_gives(const c10::FunctionSchema& schema, Gives wanted) {
   if (gives(schema, wanted)) return;
   const std::string name = schema.name();
   if (wanted == Gives::Tensor && gives(schema, Gives::Tensors)) {
-    throw Error(Blame::Caller, name + " gives no single tensor; call rpc::run_operator_for_list");
+    throw Error(Blame::Caller, name + " returns no single tensor; call rpc::run_operator_for_list");
   }
-  throw Error(Blame::Caller, name + " gives no tensors: " + c10::toString(schema) +
+  throw Error(Blame::Caller, name + " returns no tensors: " + c10::toString(schema) +
                                  "; call a function of the program's own that calls it");
 }
 

@@ -48,9 +48,10 @@ void expose_results() {
 void enter(const std::string& name, const Script& script) {
   if (name.empty() || name.find('.') != std::string::npos) {
     throw Error(Blame::Caller,
-                "'" + name + "' is no name for scripts: it is what stands before the '.' in \"" +
+                "'" + name +
+                    "' is not a name for scripts: a name is the part before the '.' in \"" +
                     (name.empty() ? "math" : name.substr(0, name.find('.'))) +
-                    ".function\", and is not empty");
+                    ".function\", and must not be empty");
   }
   // For calls of other programs.
   expose_results<void, at::Tensor, bool, int, std::int64_t, double, std::string, ScriptValue,
@@ -112,7 +113,7 @@ Callable find_exposed(const std::string& name) {
   for (const auto& [prefix, script] : all.scripts)
     exposed += "\n  " + list_of(script, prefix + ".");
   throw Error(Blame::Caller, "no script is exposed here as '" + name + "'; " +
-                                 (exposed.empty() ? "none is: rpc::expose_script() does"
+                                 (exposed.empty() ? "none is exposed: call rpc::expose_script()"
                                                   : "there are:" + exposed));
 }
 
@@ -199,8 +200,9 @@ torch::jit::Stack checked(const Callable& called, const std::string& name,
     return stack;
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
-    throw Error(Blame::Caller, name + " takes no such arguments: it is " + c10::toString(schema) +
-                                   "; " + (own != nullptr ? own->text() : tensor::text_of(error)));
+    throw Error(Blame::Caller, name + " does not take these arguments: it is " +
+                                   c10::toString(schema) + "; " +
+                                   (own != nullptr ? own->text() : tensor::text_of(error)));
   }
 }
 
@@ -228,8 +230,8 @@ ScriptValue from_ivalue(const c10::IValue& value) {
     }
     return {std::move(pairs)};
   }
-  throw Error(Blame::Caller, "it gives a " + value.type()->annotation_str() +
-                                 ", which does not travel: return what it holds");
+  throw Error(Blame::Caller, "it returns a " + value.type()->annotation_str() +
+                                 ", which cannot be sent: return its contents");
 }
 
 // Passes the result of the script's own future to `to`; if that is a future again, the result of
@@ -242,7 +244,7 @@ void complete(c10::ivalue::Future& future, const std::string& name,
       if (value.isFuture()) return complete(*value.toFuture(), name, to);
       if (to.take(to.type == typeid(void) ? ScriptValue() : from_ivalue(value))) return;
       throw Error(Blame::Caller,
-                  name + " gives a " + value.type()->annotation_str() + ", and a " +
+                  name + " returns a " + value.type()->annotation_str() + ", but a " +
                       spelled(to.type) +
                       " is asked for: call it with another result, sync_script<R>(…)");
     } catch (...) {

@@ -45,29 +45,6 @@ class ScriptedHost final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int, int, Pin pin, Fence) noexcept override {
     return begin("recv", data.slice, std::move(pin));
   }
-<<<<<<< HEAD
-=======
-  // Not used in this test.
-  Op reduce(const Elements&, int, ReduceOp, Pin, Fence) noexcept override { return {}; }
-  Op all_gather(std::span<const Slice>, const Elements&, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op gather(std::span<const Slice>, const Elements&, int, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op scatter(const Elements&, std::span<const Slice>, int, Pin, Fence) noexcept override {
-    return {};
-  }
-  Op reduce_scatter(const Elements&, std::span<const Slice>, ReduceOp, Pin,
-                    Fence) noexcept override {
-    return {};
-  }
-  Op all_to_all(std::span<const Slice>, std::span<const Slice>, Dtype, Pin,
-                Fence) noexcept override {
-    return {};
-  }
-
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
   void abort(const Error& why) noexcept override {
     std::vector<Call> pending;
     {

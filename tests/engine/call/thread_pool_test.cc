@@ -305,7 +305,7 @@ TEST(ThreadPool, CallFailsWithBusyIfNoThreadStarts) {
     }
   }
   EXPECT_EQ(said, 1) << "times that the pool has logged that it has no thread";
-  EXPECT_NE(refused.find("no other can be made"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("no other can be started"), std::string::npos) << refused;
   gate.set();
   thread_pool->stop();
 }

@@ -164,7 +164,7 @@ std::string call(const Agent& agent) { return std::string(agent.sync<&name>("wor
 Future<Future<int>> later();
 void call(const Agent& agent) { agent.async<&later>("worker1"); }
 #endif
-#ifdef RETURNS_WHAT_CANNOT_BE_MOVED  // says: cannot return what cannot be moved
+#ifdef RETURNS_WHAT_CANNOT_BE_MOVED  // says: cannot return a value that cannot be moved
 struct Fixed {
   Fixed() = default;
   Fixed(const Fixed&) = delete;

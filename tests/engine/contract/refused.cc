@@ -127,10 +127,10 @@ void results(rpc::Agent& agent) {
       1);  // refused: cannot return a view or a pointer, nor a container of them
   agent.remote<&stays>(1)
       .to_here();  // refused: cannot return a view or a pointer, nor a container of them
-  agent.async<&gives_fixed>(1);          // refused: cannot return what cannot be moved
-  agent.remote<&gives_fixed_too>(1);     // refused: cannot return what cannot be moved
-  agent.remote<&gives_single_later>(1);  // refused: cannot return a Future of what cannot be copied
-  agent.async<&gives_twice_later>(1);    // refused: cannot return a Future of a Future
+  agent.async<&gives_fixed>(1);             // refused: cannot return a value that cannot be moved
+  agent.remote<&gives_fixed_too>(1);        // refused: cannot return a value that cannot be moved
+  agent.remote<&gives_single_later>(1);     // refused: a Future of a value that cannot be copied
+  agent.async<&gives_twice_later>(1);       // refused: cannot return a Future of a Future
   RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a
                                             // container of them
 }

@@ -216,13 +216,8 @@ void expect_ended_with(const std::string& killed, const std::string& said) {
   }
 }
 
-<<<<<<< HEAD
-TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItIsKilled) {
-  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated); it ends its ranks");
-=======
 TEST(WeftRun, KilledWeftRunEndsItsProcessTree) {
-  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated), and so are its ranks");
->>>>>>> ed7a1584 (Name the tests of launchers plainly)
+  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated); it ends its ranks");
 }
 
 TEST(WeftRun, KilledWatcherEndsTheProcessTree) {

@@ -260,9 +260,8 @@ TEST(Causes, LongWaitNamesTheOldestPendingCall) {
             .then([](int value) { return value; })
             .get();
       },
-      {"for a future, and the call that is pending for longest is causes::after_release on worker1 "
-       "(rank 1), which has "
-       "run"});
+      {"for a future; the call that has been pending for longest is causes::after_release on "
+       "worker1 (rank 1), which has run"});
 }
 
 TEST(Causes, LongWaitReportsAStoppedCallee) {

@@ -343,7 +343,7 @@ TEST_P(Script, WrongArgumentsShowTheSignature) {
     for (const auto& [call, part] : wrong) {
       const auto text = text_of(call);
       expect_in(part, text);
-      expect_in(" takes no such arguments: it is ", text);
+      expect_in(" does not take these arguments: it is ", text);
       EXPECT_EQ(text.find("C++ CapturedTraceback"), std::string::npos) << text;
     }
     expect_in("mixed(Tensor x, str text, int times=2, float by=1.", text_of(wrong[0].first));
@@ -360,14 +360,15 @@ TEST_P(Script, WrongResultTypeNamesBoth) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = harness::after(agent, 1);
     const auto one = at::ones({1});
-    expect_in("math.cube gives a Tensor, and a double is asked for",
+    expect_in("math.cube returns a Tensor, but a double is asked for",
               text_of([&] { agent.sync_script<double>("math.cube", to, one); }));
-    expect_in("math.nothing_given gives a int, and a bool is asked for",
+    expect_in("math.nothing_given returns a int, but a bool is asked for",
               text_of([&] { agent.sync_script<bool>("math.nothing_given", to); }));
-    expect_in("math.nothing gives a NoneType, and a at::Tensor is asked for",
+    expect_in("math.nothing returns a NoneType, but a at::Tensor is asked for",
               text_of([&] { agent.remote_script("math.nothing", to).to_here(); }));
     expect_in(
-        "gives a Tuple[Tensor, int, float, bool, str, NoneType], and a std::tuple<at::Tensor, int>",
+        "returns a Tuple[Tensor, int, float, bool, str, NoneType], but a std::tuple<at::Tensor, "
+        "int>",
         text_of([&] {
           agent.sync_script<std::tuple<at::Tensor, int>>("math.all_sorts", to, one, 1, 1.0, true,
                                                          "");
@@ -499,7 +500,7 @@ TEST(ScriptFutures, HoldNoThreadUntilTheyAreDone) {
                   EXPECT_TRUE(at::equal(awaits.to_here(), (one + 1) * 10));
                   expect_in("ValueError: too few",
                             text_of([&] { agent.sync_script("math.fails_later", to, one); }));
-                  expect_in("math.later gives a Tensor, and a int is asked for",
+                  expect_in("math.later returns a Tensor, but a int is asked for",
                             text_of([&] { agent.sync_script<int>("math.later", to, one); }));
                 }
               },

@@ -563,11 +563,7 @@ TEST_F(CudaIpc, LargestMessageFitsConnectionBelow) {
   EXPECT_LE(encode(message).size(), below.max_header);
 }
 
-<<<<<<< HEAD
-// --- several GPUs, and one process as the driver sees it
-=======
 // --- Several GPUs, and both ends in one process for the driver
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 class CudaIpcOfTwoGpus : public OfTwoGpus<Lanes> {
  protected:

@@ -317,11 +317,7 @@ TEST_F(CudaIpcOfVirtualMemory, WithoutASocketFolderIsRefusedByName) {
   EXPECT_EQ(pass(plain->slice(), to->slice()), pattern(1, 100));
 }
 
-<<<<<<< HEAD
-// --- refused by the lane below
-=======
 // --- Messages that the connection below refuses
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 // A connection that refuses its next message if told to.
 class Refusing final : public Connection {
@@ -373,11 +369,7 @@ TEST_F(CudaIpcOfVirtualMemory, IsReadableAfterARefusedMessage) {
   below.reset();
 }
 
-<<<<<<< HEAD
-// --- a peer of bytes
-=======
 // --- A peer written by hand
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 // A peer that connects and sends arbitrary bytes.
 class CudaIpcWithStranger : public CudaIpcOfVirtualMemory {
@@ -467,11 +459,7 @@ TEST_F(CudaIpcWithStranger, OtherProcessesAreNotThePeer) {
   EXPECT_EQ(passing.pass(1, Descriptor(::dup(STDERR_FILENO))), PassingEnd::Outcome::Gone);
 }
 
-<<<<<<< HEAD
-// --- two GPUs
-=======
 // --- Two GPUs
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory> {
  protected:

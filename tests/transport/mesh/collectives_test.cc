@@ -204,11 +204,7 @@ TEST_P(MeshCollectives, SumsHaveTheSameBitsOnAllRanks) {
   }
 }
 
-<<<<<<< HEAD
-// --- calls that do not match
-=======
 // --- Calls that do not match
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 using CallOf = std::function<Op(Communicator&, std::vector<float>&)>;
 

@@ -478,11 +478,7 @@ TEST_F(NcclTest, ReclaimingClosesCommunicators) {
   EXPECT_EQ(nccl.aborted(), 0);
 }
 
-<<<<<<< HEAD
-// --- captured into a CUDA graph
-=======
 // --- Captured into a CUDA graph
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
 
 class NcclGraphTest : public NcclTest {
  protected:

@@ -283,13 +283,8 @@ TEST(ShmStream, ConnectingWithoutMemoryIsBusy) {
       EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
     }
   };
-<<<<<<< HEAD
   expect_busy(RLIMIT_FSIZE, 4096, "not enough memory for 2052 KiB of shared memory");
-  // A sanitizer has taken more address space than any limit leaves.
-=======
-  expect_busy(RLIMIT_FSIZE, 4096, "no memory for 2052 KiB that processes share");
   // A sanitizer has reserved more address space than any limit leaves.
->>>>>>> e9ec4314 (Name the transports' tests plainly and comment them in sentences)
   if (!harness::kSanitized)
     expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
   EventLoop loop("test");
