@@ -79,7 +79,8 @@ class Analysis {
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
     if (collective.name == "all_to_all" || collective.name == "all_to_all_single")
-      return "all_to_all of " + collective.dtype;  // the sizes may differ, and either fits the other
+      return "all_to_all of " +
+             collective.dtype;  // the sizes may differ, and either fits the other
     // The root passes more bytes than the others, and ranks may keep parts of different sizes.
     for (const char* name : {"gather", "scatter", "reduce_scatter"}) {
       if (collective.name == name) return call_of(collective);

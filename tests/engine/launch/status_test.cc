@@ -10,8 +10,8 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/launch/status.h>
-#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/host_time.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/tests/harness/folder.h>
 

@@ -17,6 +17,7 @@
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/harness/sanitized.h>

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <weft/profiling/trace/host_time.h>
+#include <weft/profiling/trace/operation.h>
 
 namespace weft::trace {
 namespace {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>
 
 namespace weft::trace {

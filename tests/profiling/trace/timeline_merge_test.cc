@@ -11,6 +11,7 @@
 
 #include <weft/profiling/trace/lane.h>
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/timeline_part.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>

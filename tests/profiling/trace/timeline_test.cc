@@ -16,6 +16,7 @@
 #include <weft/base/descriptor.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
 #include <weft/profiling/trace/trace.h>
