@@ -237,31 +237,33 @@ Op MpiCommunicator::failed_here(std::string_view name) noexcept {
 Op MpiCommunicator::run(const Collective& call, Pin pin, Fence ready) noexcept try {
   switch (call.kind) {
     case CollectiveKind::Broadcast:
-      return broadcast(call.input(), call.root, std::move(pin), std::move(ready));
+      return issue_broadcast(call.input(), call.root, std::move(pin), std::move(ready));
     case CollectiveKind::AllReduce:
-      return all_reduce(call.input(), call.op, std::move(pin), std::move(ready));
+      return issue_all_reduce(call.input(), call.op, std::move(pin), std::move(ready));
     case CollectiveKind::Reduce:
-      return reduce(call.input(), call.root, call.op, std::move(pin), std::move(ready));
+      return issue_reduce(call.input(), call.root, call.op, std::move(pin), std::move(ready));
     case CollectiveKind::AllGather:
-      return all_gather(call.outputs, call.input(), std::move(pin), std::move(ready));
+      return issue_all_gather(call.outputs, call.input(), std::move(pin), std::move(ready));
     case CollectiveKind::Gather:
-      return gather(call.outputs, call.input(), call.root, std::move(pin), std::move(ready));
+      return issue_gather(call.outputs, call.input(), call.root, std::move(pin), std::move(ready));
     case CollectiveKind::Scatter:
-      return scatter(call.output(), call.inputs, call.root, std::move(pin), std::move(ready));
+      return issue_scatter(call.output(), call.inputs, call.root, std::move(pin), std::move(ready));
     case CollectiveKind::ReduceScatter:
-      return reduce_scatter(call.output(), call.inputs, call.op, std::move(pin), std::move(ready));
+      return issue_reduce_scatter(call.output(), call.inputs, call.op, std::move(pin),
+                                  std::move(ready));
     case CollectiveKind::AllToAll:
-      return all_to_all(call.outputs, call.inputs, call.dtype, std::move(pin), std::move(ready));
+      return issue_all_to_all(call.outputs, call.inputs, call.dtype, std::move(pin),
+                              std::move(ready));
     case CollectiveKind::Barrier: break;
   }
-  return barrier(std::move(ready));
+  return issue_barrier(std::move(ready));
 } catch (...) {
   return failed_here(name(call.kind));
 }
 
 // --- Moving data ---
 
-Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) {
+Op MpiCommunicator::issue_broadcast(const Elements& data, int root, Pin pin, Fence ready) {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
   return issue(
       *collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
@@ -272,8 +274,8 @@ Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence rea
       });
 }
 
-Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
-                               Fence ready) {
+Op MpiCommunicator::issue_all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin,
+                                     Fence ready) {
   if (auto why = why_too_large("all_gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -294,8 +296,8 @@ Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& i
                });
 }
 
-Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
-                           Fence ready) {
+Op MpiCommunicator::issue_gather(std::span<const Slice> outputs, const Elements& input, int root,
+                                 Pin pin, Fence ready) {
   if (auto why = why_too_large("gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -316,8 +318,8 @@ Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input
                });
 }
 
-Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root,
-                            Pin pin, Fence ready) {
+Op MpiCommunicator::issue_scatter(const Elements& output, std::span<const Slice> inputs, int root,
+                                  Pin pin, Fence ready) {
   if (auto why = why_too_large("scatter " + place_, output.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(inputs.begin(), inputs.end());
@@ -338,8 +340,8 @@ Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> input
                });
 }
 
-Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
-                               Dtype dtype, Pin pin, Fence ready) {
+Op MpiCommunicator::issue_all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs,
+                                     Dtype dtype, Pin pin, Fence ready) {
   const std::size_t each = size_of(dtype);
   for (const auto& slices : {outputs, inputs}) {
     if (auto why = why_too_large("all_to_all " + place_, bytes_of(slices) / each))
@@ -381,7 +383,7 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
                });
 }
 
-Op MpiCommunicator::barrier(Fence ready) {
+Op MpiCommunicator::issue_barrier(Fence ready) {
   return issue(*collectives_, {.name = "barrier", .is_barrier = true}, std::move(ready), {},
                [](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.ibarrier(native, request);
@@ -390,7 +392,7 @@ Op MpiCommunicator::barrier(Fence ready) {
 
 // --- Reducing ---
 
-Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) {
+Op MpiCommunicator::issue_all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) {
   if (auto why = why_refused("all_reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -412,7 +414,8 @@ Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence
                });
 }
 
-Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) {
+Op MpiCommunicator::issue_reduce(const Elements& data, int root, ReduceOp op, Pin pin,
+                                 Fence ready) {
   if (auto why = why_refused("reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -435,8 +438,8 @@ Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
                });
 }
 
-Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs,
-                                   ReduceOp op, Pin pin, Fence ready) {
+Op MpiCommunicator::issue_reduce_scatter(const Elements& output, std::span<const Slice> inputs,
+                                         ReduceOp op, Pin pin, Fence ready) {
   const std::size_t bytes = bytes_of(inputs);
   if (auto why = why_refused("reduce_scatter", output.dtype, op, bytes / size_of(output.dtype)))
     return Op::failed(*why);

@@ -39,17 +39,19 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  Op broadcast(const Elements& data, int root, Pin pin, Fence ready);
-  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready);
-  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready);
-  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready);
-  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready);
-  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready);
-  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                    Fence ready);
-  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                Fence ready);
-  Op barrier(Fence ready);
+  Op issue_broadcast(const Elements& data, int root, Pin pin, Fence ready);
+  Op issue_all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready);
+  Op issue_reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready);
+  Op issue_all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready);
+  Op issue_gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+                  Fence ready);
+  Op issue_scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+                   Fence ready);
+  Op issue_reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op,
+                          Pin pin, Fence ready);
+  Op issue_all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype,
+                      Pin pin, Fence ready);
+  Op issue_barrier(Fence ready);
 
   // Makes the MPI call, inside World::turn(), where it may use World's types.
   using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;

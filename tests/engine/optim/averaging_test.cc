@@ -8,7 +8,7 @@
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
-#include "../parallel/models.h"
+#include "../ddp/models.h"
 
 namespace weft::testing {
 namespace {
