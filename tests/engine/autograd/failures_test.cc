@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/call/core.h>
 #include <weft/tests/engine/autograd/settings.h>
