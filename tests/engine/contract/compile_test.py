@@ -77,12 +77,16 @@ def refused():
     errors = list(errors_by_line(result.stderr, Path(source).name))
     missing = []
     expected = 0
-    for number, text in enumerate(Path(source).read_text().splitlines(), 1):
+    lines = Path(source).read_text().splitlines()
+    for number, text in enumerate(lines, 1):
         wanted = re.search(r"[;)]\s+// refused: (.*)$", text)
         if not wanted:
             continue
         expected += 1
-        said = [error for line, error in errors if line == number]
+        first = number  # of the statement that ends in this line
+        while first > 1 and not re.search(r"^\s*$|^\s*//|[;{}](\s*//.*)?$|:$", lines[first - 2]):
+            first -= 1
+        said = [error for line, error in errors if first <= line <= number]
         if not any(wanted[1] in error for error in said):
             missing.append(f"{source}:{number}: no error says \"{wanted[1]}\", but\n  " + "\n  ".join(said))
     if missing or expected == 0:

@@ -131,8 +131,7 @@ void results(rpc::Agent& agent) {
   agent.remote<&gives_fixed_too>(1);        // refused: cannot return a value that cannot be moved
   agent.remote<&gives_single_later>(1);     // refused: a Future of a value that cannot be copied
   agent.async<&gives_twice_later>(1);       // refused: cannot return a Future of a Future
-  RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a
-                                            // container of them
+  RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer
 }
 
 void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
