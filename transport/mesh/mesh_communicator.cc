@@ -61,6 +61,9 @@ Op MeshCommunicator::run(const Collective& collective, Pin pin, Fence ready) noe
     return refused(collective.kind, collective.dtype, collective.op);
   return core_->call([&](Operation& operation) {
     operation.call = call_of(collective);
+    // The operation may be one that has ended, and then holds slices of another kind.
+    operation.inputs.clear();
+    operation.outputs.clear();
     switch (collective.kind) {
       case Kind::Broadcast:
       case Kind::AllReduce:
