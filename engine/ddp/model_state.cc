@@ -76,7 +76,7 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
   }
   group::throw_together(
       group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
-                                      group::Core::of(group).place() + ": " + differing));
+                                      group::Core::of(group).options.place() + ": " + differing));
 }
 
 }  // namespace

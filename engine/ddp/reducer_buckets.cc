@@ -172,7 +172,7 @@ void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const
       Blame::Timeout,
       what + " of DistributedDataParallel: the future that it returned was not done within " +
           describe(core.options.timeout));
-  core.fail(late);
+  core.failure.fail(late);
   throw Error(late);
 }
 

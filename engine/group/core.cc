@@ -10,7 +10,7 @@
 #include <weft/base/shortage.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
-#include <weft/engine/group/failure.h>
+#include <weft/engine/group/joining.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -20,7 +20,6 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(5);  // for the GPU's work with retired memory
 constexpr std::size_t kMostCalls = 1024;  // length of another rank's text about differing calls
 constexpr const char* kFailedKey = "weft/failed";
 
@@ -39,14 +38,6 @@ const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "c
 
 DeviceType to_weft(c10::DeviceType type) {
   return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host;
-}
-
-// Blocks until the loop has finished its present turn and everything that was posted before. Must
-// not be called on the loop.
-void finish_turn(EventLoop& loop) {
-  std::atomic<bool> done{false};
-  loop.post([&done] { done = true; });
-  loop.drive([&done] { return done.load(); });
 }
 
 // Ranks that are threads of one process and share a GPU may hang where processes would not: a
@@ -133,23 +124,16 @@ void tell_failure(const CoreOptions& options, const Error& error) {
   }
 }
 
-Job::~Job() {
-  const bool is_on_loop = loop && loop->inside();
-  continuations->stop(/*waits=*/!is_on_loop && !Op::ending());
-  if (!loop || is_on_loop) return;
-  looked_into.reset();  // may wait for other ranks, and they for this one's membership
-  if (membership) {
-    membership.reset();
-    finish_turn(*loop);  // the goodbye goes out before the loop ends
-  }
-  // Objects that the loop kept alive retire their memory when it is destroyed.
-  loop.reset();
-  devices->reclaim(Deadline::in(kPatience));
-}
-
 Core::Core(CoreOptions given)
     : options(std::move(given)),
-      bootstrap(std::make_shared<StoreBootstrap>(options.own_store, [this] { throw_broken(); })),
+      bootstrap(std::make_shared<StoreBootstrap>(options.own_store,
+                                                 [this] { failure.throw_if_broken(); })),
+      ledger(std::make_shared<Ledger>(options.name, options.rank, options.global_ranks,
+                                      [weak = std::weak_ptr(options.job->membership)](Frame frame) {
+                                        if (const auto alive = weak.lock())
+                                          alive->send(std::move(frame));
+                                      })),
+      failure(options, *ledger, *this),
       member_(trace::Member::join({"group", options.name, options.rank, options.global_ranks})) {
   const bool by_default = is_default_backend(options.backend);
   for (const auto& [type, name] : parse_backends(options.backend)) {
@@ -159,12 +143,12 @@ Core::Core(CoreOptions given)
       member_.withdraw();  // see make()
       throw;
     }
-    if (!carriers_[type].why_not.empty()) log::debug(place() + ": " + carriers_[type].why_not);
+    if (!carriers_[type].why_not.empty())
+      log::debug(options.place() + ": " + carriers_[type].why_not);
   }
 }
 
 Core::~Core() {
-  if (unseen_) log::warn("nobody waited for an operation that failed: " + unseen_->text());
   options.job->membership->forget(options.name);
   options.job->waits->remove(options.name);
 }
@@ -183,7 +167,7 @@ struct Core::LeaveOnDrop {
     try {
       core->leave_at_last();
     } catch (const std::exception& error) {
-      log::warn("leaving " + core->place() + ": " + error.what());
+      log::warn("leaving " + core->options.place() + ": " + error.what());
     }
     // The loop may be telling this group of an event that it then passes on to other ranks. Let it
     // finish, since this process may end next. The Core is then destroyed here, not on the loop.
@@ -244,10 +228,10 @@ void Core::join(Core* parent) {
       options.job->connected ? await_members() : meet_members();
     }
   } catch (...) {
-    ledger_->on_joined();
+    ledger->on_joined();
     throw;
   }
-  ledger_->on_joined();
+  ledger->on_joined();
   parent_ = nullptr;
 }
 
@@ -264,7 +248,7 @@ void Core::meet_members() {
     if (error.blame() != Blame::Timeout) throw;
     const std::vector<int> missing = missing_ranks();
     if (options.timeout <= kMoment) throw not_come(missing);
-    log::warn("joining " + place() + ": " + ranks_text(missing) + " did not come within " +
+    log::warn("joining " + options.place() + ": " + ranks_text(missing) + " did not come within " +
               describe(kMoment) + "; this is expected of Python's ranks, and this rank goes on");
     return;
   }
@@ -295,17 +279,12 @@ void Core::await_members() {
 
 void Core::listen() {
   const auto& membership = options.job->membership;
-  ledger_ = std::make_shared<Ledger>(options.name, options.rank, options.global_ranks,
-                                     [weak = std::weak_ptr(membership)](Frame frame) {
-                                       if (const auto alive = weak.lock())
-                                         alive->send(std::move(frame));
-                                     });
   // Converts a rank of the job to one of this group; -1 if it is not a member.
   const auto rank_in_group = [ranks = options.global_ranks](int rank) {
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   };
-  const auto lose = [ledger = ledger_, weak = weak_from_this(), rank_in_group](
+  const auto lose = [ledger = ledger, weak = weak_from_this(), rank_in_group](
                         int rank, const std::string& how) {
     const int member = rank_in_group(rank);
     const auto core = weak.lock();
@@ -315,20 +294,21 @@ void Core::listen() {
     const char* const fix =
         rank == 0 ? "; restart the job"
                   : "; make a group of the living ranks with new_group, or restart the job";
-    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix)
-                   .with_ranks({member}));
+    core->failure.fail(
+        Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix)
+            .with_ranks({member}));
   };
-  const auto look_behind = [ledger = ledger_, weak = weak_from_this()] {
+  const auto look_behind = [ledger = ledger, weak = weak_from_this()] {
     const auto core = weak.lock();
     const auto error = ledger->left_behind();
-    if (core && error) core->fail(*error);
+    if (core && error) core->failure.fail(*error);
   };
   Membership::Listener listener;
-  listener.lost = [ledger = ledger_, lose](int rank, const std::string& how) {
+  listener.lost = [ledger = ledger, lose](int rank, const std::string& how) {
     ledger->on_gone(rank);
     lose(rank, how);
   };
-  listener.aborted = [ledger = ledger_, weak = weak_from_this(), rank_in_group,
+  listener.aborted = [ledger = ledger, weak = weak_from_this(), rank_in_group,
                       lose](const Frame& abort) {
     if (abort.number == kLeftByException) {
       ledger->on_gone(abort.rank);  // it leaves, and does not wait for the others to complete
@@ -337,24 +317,25 @@ void Core::listen() {
     if (abort.number == kCallsDiffer) {
       ledger->on_gone(abort.rank);  // it completes nothing more in this group
       const auto core = weak.lock();
-      return core ? core->fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls))) : void();
+      return core ? core->failure.fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls)))
+                  : void();
     }
     const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
     if (const auto core = weak.lock())
-      core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
+      core->failure.fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
   };
-  listener.leaving = [ledger = ledger_, look_behind](const Frame& frame) {
+  listener.leaving = [ledger = ledger, look_behind](const Frame& frame) {
     ledger->on_leaving(frame);
     look_behind();
   };
-  listener.completed = [ledger = ledger_](int rank, int leaver) {
+  listener.completed = [ledger = ledger](int rank, int leaver) {
     ledger->on_completed(rank, leaver);
   };
-  listener.gone = [ledger = ledger_, lose](int rank) {
+  listener.gone = [ledger = ledger, lose](int rank) {
     ledger->on_gone(rank);
     if (!ledger->has_left(rank)) lose(rank, "it left the job after its group had broken");
   };
-  listener.alone = [ledger = ledger_] { ledger->on_alone(); };
+  listener.alone = [ledger = ledger] { ledger->on_alone(); };
   membership->listen(options.name, std::move(listener));
   Waits::Source source;
   source.members = options.global_ranks;
@@ -372,7 +353,7 @@ void Core::listen() {
     return core ? core->call(number) : std::nullopt;
   };
   source.differ = [weak = weak_from_this()](const std::string& how) {
-    if (const auto core = weak.lock()) core->differ(how);
+    if (const auto core = weak.lock()) core->failure.differ(how);
   };
   options.job->waits->add(options.name, std::move(source));
 }
@@ -384,19 +365,19 @@ transport::Communicator& Core::communicator(c10::Device device) {
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
   if (carrier.communicator && carrier.device != device) {
-    throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() +
+    throw Error(Blame::Caller, "this rank " + options.place() + " uses " + carrier.device.str() +
                                    ", and this tensor is on " + device.str() +
                                    "; a group carries tensors of one GPU (set LOCAL_RANK or "
                                    "ProcessGroupOptions::device, or make a group for the other: "
                                    "new_group(ranks, {.device = …}))");
   }
   if (carrier.communicator) return *carrier.communicator;
-  if (is_broken()) {
+  if (failure.is_broken()) {
     if (handle_.expired()) throw_if_hopeless();
-    throw_broken();
+    failure.throw_if_broken();
   }
   options.job->devices->refuse_capture(
-      device, "the first operation " + place(),
+      device, "the first operation " + options.place(),
       "the ranks connect for it; run one collective of the group before the capture");
   try {
     make_communicator(carrier, device);
@@ -405,7 +386,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
     if (!handle_.expired()) {
       const Error error = to_error(std::current_exception(), Blame::Busy);
       tell_given_up(options, error);
-      fail(error);
+      failure.fail(error);
     }
     throw;
   }
@@ -436,14 +417,12 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
     options.job->connected = true;
     options.job->waits->on_connected();
   }
-  std::optional<Error> broken;
   {
-    std::lock_guard lock(error_mutex_);
-    broken = broken_;
+    std::lock_guard lock(carriers_mutex_);
     carrier.communicator = std::move(made);
     carrier.device = device;
   }
-  if (broken) carrier.communicator->abort(*broken);  // fail() was called before it existed
+  failure.abort_on_failure(carrier.communicator);
 }
 
 // Joins the communicator on a thread of its own. A backend that waits for a rank which has died
@@ -456,10 +435,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     std::exception_ptr error;
   };
   const auto attempt = std::make_shared<Attempt>();
-  {
-    std::lock_guard lock(error_mutex_);
-    joining_ = attempt;
-  }
+  failure.raise_on_failure(attempt);
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
   auto work = [attempt, transport = carrier.transport,
                join = transport::JoinOptions(join)]() mutable {
@@ -477,7 +453,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   try {
     std::thread(std::move(work)).detach();
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy, "joining " + place() + ": starting a thread",
+    throw system_error(Blame::Busy, "joining " + options.place() + ": starting a thread",
                        error.code().value());
   }
   const Deadline deadline = Deadline::in(options.timeout);
@@ -493,19 +469,19 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     agreed = agreed || agrees_with_first(type);
     joining.look();
   }
-  if (is_broken()) throw_if_hopeless();
+  if (failure.is_broken()) throw_if_hopeless();
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);
   } catch (const Error& error) {
     // A lost rank's connections may break before this rank hears of the loss.
-    if (error.blame() == Blame::PeerLost) static_cast<void>(is_broken(kLossIsTold));
+    if (error.blame() == Blame::PeerLost) static_cast<void>(failure.is_broken(kLossIsTold));
     throw_if_hopeless();
     static_cast<void>(agrees_with_first(type));
     if (ends_connection(error.blame())) tell_failure(options, error);
     if (error.blame() != Blame::Timeout) throw;
     const std::vector<int> missing = missing_ranks();
     throw error
-        .with_text("joining " + place() + ": " +
+        .with_text("joining " + options.place() + ": " +
                    (missing.empty() ? "all ranks came, but were not connected"
                                     : ranks_text(missing) + " did not come") +
                    " within " + describe(options.timeout) + ": " + error.text() +
@@ -524,16 +500,16 @@ void Core::throw_if_hopeless() {
   std::optional<std::string> told;
   std::optional<Error> unreachable;
   // Checked first: a rank writes into the store before it leaves.
-  const bool was_broken = is_broken();
+  const bool was_broken = failure.is_broken();
   try {
     if (bootstrap->exists(kFailedKey))
       told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
   } catch (const Error& error) {
     unreachable = error;
-    static_cast<void>(is_broken(kLossIsTold));
+    static_cast<void>(failure.is_broken(kLossIsTold));
   }
-  if (told) throw could_not_join(*told).within("joining " + place());
-  if (parent_ != nullptr) parent_->throw_if_aborted();
+  if (told) throw could_not_join(*told).within("joining " + options.place());
+  if (parent_ != nullptr) parent_->failure.throw_if_aborted();
   if (parent_ != nullptr && !unreachable) {
     parent_->throw_if_left_without([this](int rank) {
       const auto& all = options.global_ranks;
@@ -543,7 +519,7 @@ void Core::throw_if_hopeless() {
              bootstrap->exists(here_key(static_cast<int>(member - all.begin())));
     });
   }
-  if (was_broken || unreachable) throw_broken();
+  if (was_broken || unreachable) failure.throw_if_broken();
   if (unreachable) throw Error(*unreachable);
 }
 
@@ -553,7 +529,7 @@ void Core::throw_if_out_of_reach() {
   const std::vector<int> missing = missing_ranks();
   if (missing.empty()) return;
   throw Error(Blame::Busy,
-              "joining " + place() +
+              "joining " + options.place() +
                   ": this process, which hosts the job's store, has no file descriptor left for " +
                   ranks_text(missing) + remedy_for(EMFILE),
               EMFILE)
@@ -562,7 +538,7 @@ void Core::throw_if_out_of_reach() {
 
 // `came` returns true if the rank has come, or need not come.
 void Core::throw_if_left_without(const std::function<bool(int rank)>& came) const {
-  for (const int rank : ledger_->leavers()) {
+  for (const int rank : ledger->leavers()) {
     if (came(rank)) continue;
     throw Error(Blame::PeerLost,
                 "rank " + std::to_string(rank) + " has left group '" + options.name +
@@ -583,7 +559,7 @@ bool Core::agrees_with_first(c10::DeviceType type) {
   };
   if (name(said) == name(backends())) return true;
   throw Error(Blame::Caller,
-              "joining " + place() + ": rank 0 has backend " + name(said) + " for " +
+              "joining " + options.place() + ": rank 0 has backend " + name(said) + " for " +
                   c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
                   std::to_string(options.rank) + " has " + name(backends()) +
                   "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
@@ -622,7 +598,7 @@ std::string Core::joining_hint() const {
 }
 
 Error Core::not_come(const std::vector<int>& ranks) const {
-  return Error(Blame::Timeout, "joining " + place() + ": " + ranks_text(ranks) +
+  return Error(Blame::Timeout, "joining " + options.place() + ": " + ranks_text(ranks) +
                                    " did not come within " + describe(options.timeout))
       .with_ranks(ranks);
 }
@@ -631,7 +607,7 @@ Error Core::not_come(const std::vector<int>& ranks) const {
 
 void Core::leave_at_last() {
   if (has_left_.exchange(true)) return;
-  if (options.size > 1 && options.job->connected && !is_broken() &&
+  if (options.size > 1 && options.job->connected && !failure.is_broken() &&
       std::uncaught_exceptions() > 0) {
     return options.job->membership->send(
         {FrameType::Abort, 0, kLeftByException, options.name, "it left the group by an exception"});
@@ -641,55 +617,43 @@ void Core::leave_at_last() {
 
 void Core::leave(std::chrono::milliseconds limit) {
   if (limit.count() <= 0) {
-    throw Error(Blame::Caller,
-                "leave " + place() + ": a limit of " + describe(limit) + "; it must be positive");
+    throw Error(Blame::Caller, "leave " + options.place() + ": a limit of " + describe(limit) +
+                                   "; it must be positive");
   }
   if (has_left_.exchange(true)) throw_if_left();
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
 }
 
 bool Core::has_left(int rank) const {
-  const auto leavers = ledger_->leavers();
+  const auto leavers = ledger->leavers();
   return std::find(leavers.begin(), leavers.end(), rank) != leavers.end();
 }
 
 void Core::throw_if_left() const {
   if (has_left_)
-    throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
-}
-
-// Tells the others that this rank leaves the broken group. They hear of a loss or an abort anyway.
-// But they may not know that this rank has run out of time, and would wait for it when they leave.
-// And a rank whose own part of a collective ended before this rank refused its part would take this
-// rank for lost.
-void Core::tell_leaving_broken() {
-  std::lock_guard lock(error_mutex_);
-  if (broken_->blame() == Blame::Caller)
-    options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, reason_});
-  if (broken_->blame() != Blame::Timeout) return;
-  options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name,
-                                 "it left the group because it ran out of time: " + reason_});
+    throw Error(Blame::Caller,
+                "this rank has left " + options.self() + " by leave(); make another group");
 }
 
 std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   if (options.size == 1 || !options.job->connected) return std::nullopt;
-  if (is_broken()) {
-    tell_leaving_broken();
+  if (failure.is_broken()) {
+    failure.tell_leaving();
     return std::nullopt;
   }
   const auto& membership = options.job->membership;
   const Deadline deadline = Deadline::in(limit);
   const std::string own = wait_for_own_operations(deadline);
-  if (is_broken()) {  // broken meanwhile
-    tell_leaving_broken();
+  if (failure.is_broken()) {  // broken meanwhile
+    failure.tell_leaving();
     return std::nullopt;
   }
   const auto known = [&](int rank) { return membership->has(rank); };
-  ledger_->say_leaving();
+  ledger->say_leaving();
   Patience patience(options.job->waits->reports());
   std::vector<int> slow;
   for (;;) {
-    slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
+    slow = ledger->await_others(known, Deadline::sooner(deadline, patience.next()));
     if (slow.empty() || deadline.passed()) break;
     if (!patience.is_over()) continue;
     log::warn("rank " + std::to_string(options.rank) + " has waited " +
@@ -700,22 +664,22 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   }
   warn_of_unreceived();
   if (!own.empty()) {
-    return Error(Blame::Timeout, "leaving " + place() + ": " + own +
+    return Error(Blame::Timeout, "leaving " + options.place() + ": " + own +
                                      ", which not all ranks have joined, has not ended " +
                                      "within " + describe(limit))
         .with_ranks(slow);
   }
   if (slow.empty()) return std::nullopt;
-  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " +
+  return Error(Blame::Timeout, "leaving " + options.place() + ": within " + describe(limit) + " " +
                                    ranks_have(slow) + " not completed the operations of this rank")
       .with_ranks(slow);
 }
 
 void Core::warn_of_unreceived() {
-  if (is_broken()) return;
+  if (failure.is_broken()) return;
   std::vector<std::shared_ptr<transport::Communicator>> communicators;
   {
-    std::lock_guard lock(error_mutex_);
+    std::lock_guard lock(carriers_mutex_);
     for (const auto& [type, carrier] : carriers_) {
       if (carrier.communicator) communicators.push_back(carrier.communicator);
     }
@@ -758,7 +722,8 @@ std::string Core::wait_for_own_operations(Deadline deadline) {
 const Carrier& Core::carrier(c10::Device device) const {
   const auto found = carriers_.find(device.type());
   if (found == carriers_.end() || found->second.backend.empty()) {
-    throw Error(Blame::Caller, "no backend " + place() + " carries tensors on " + device.str() +
+    throw Error(Blame::Caller, "no backend " + options.place() + " carries tensors on " +
+                                   device.str() +
                                    (found == carriers_.end() ? "" : ": " + found->second.why_not) +
                                    "; the group was made with backend '" + backends() + "'");
   }

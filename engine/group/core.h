@@ -4,20 +4,18 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <span>
 
-#include <weft/base/event_loop.h>
 #include <weft/base/inheritance.h>
-#include <weft/engine/group/continuations.h>
+#include <weft/engine/group/failure.h>
+#include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/waits.h>
-#include <weft/engine/membership/membership.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/profiling/trace/operation.h>
@@ -27,10 +25,6 @@ namespace weft::group {
 
 // The remedy if a rank does not come to a call.
 constexpr const char* kAllCall = "all ranks of the group must call it, in the same order of calls";
-// How long to wait for the news of a lost rank: its connections may break before this rank hears of
-// the loss.
-constexpr auto kLossIsTold = std::chrono::seconds(1);
-
 // How tensors of one device type travel. The communicator is made at once on the host, at the first
 // use on CUDA.
 struct Carrier {
@@ -41,39 +35,6 @@ struct Carrier {
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<transport::Communicator> communicator;
   c10::Device device = c10::Device(c10::kCPU);  // the device whose tensors the communicator takes
-};
-
-// State that all groups of one init_process_group share.
-struct Job {
-  std::shared_ptr<EventLoop> loop;
-  std::shared_ptr<Membership> membership;
-  std::shared_ptr<Waits> waits;
-  std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
-  std::string local_address;
-  bool hosts_store = false;  // this process hosts c10d's store, to which the ranks connect
-  std::shared_ptr<tensor::CudaDevices> devices;
-  const std::shared_ptr<Continuations> continuations = std::make_shared<Continuations>();
-  std::shared_ptr<const void> looked_into;  // keeps engine/instruments running while it lives
-
-  Job() = default;
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
-  ~Job();
-};
-
-struct CoreOptions {
-  int rank = 0;
-  int size = 1;
-  std::string name;
-  c10::Device device = c10::Device(c10::kCPU);
-  std::chrono::milliseconds timeout{};
-  std::vector<int> global_ranks;
-  c10::intrusive_ptr<c10d::Store> store;  // prefixed for this group; the one that the user gets
-  // The same over the connection that all groups share (connection_of).
-  c10::intrusive_ptr<c10d::Store> own_store;
-  std::string backend;  // as the user wrote it
-  std::string said_by;  // source of rank and size, for messages; "" for a later group
-  std::shared_ptr<Job> job;
 };
 
 struct Core : std::enable_shared_from_this<Core> {
@@ -135,10 +96,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
   ProcessGroup split(int color, int key);
-  std::vector<int> living_ranks() const { return ledger_->living(); }
+  std::vector<int> living_ranks() const { return ledger->living(); }
   std::vector<std::string> waiting_for() { return options.job->waits->waiting_for(options.name); }
-  void abort(const std::string& reason);
-  std::optional<Error> error();
   // Breaks the group unless the operation ends within that time.
   Work limited(Work work, std::chrono::milliseconds limit);
   // Implements ProcessGroup::leave().
@@ -159,42 +118,22 @@ struct Core : std::enable_shared_from_this<Core> {
   transport::Communicator& communicator(c10::Device device);
   const Carrier& carrier(c10::Device device) const;
 
-  // Fails all pending and later operations. The first reason stays. May be called on any thread.
-  void fail(const Error& why);
-  // Turns a backend's error into the group's. If a connection broke, names the rank that was lost,
-  // if that is known or becomes known within kLossIsTold; may block that long.
-  Error explain(const Error& error);
-  // The same for threads that must not block: calls `done` with the error, at once on this thread,
-  // or within kLossIsTold on another.
-  using Explained = std::function<void(const Error& why)>;
-  void explain_later(const Error& error, Explained done);
-  // Adds to a time-out the ranks that did not come to the operation. Asks them, and may then block
-  // for a second.
-  Error with_absent(const Error& timeout, const Waits::Wait& wait);
-  // True if this error of an operation breaks the group.
-  static bool breaks_group(const Waits::Wait& operation, const Error& error);
+  // Throws if this rank has left the group, or like Failure::throw_if_failed().
   void throw_if_broken();
-  // Throws like throw_if_broken(), but returns the loss of a rank: groups may be made of the
-  // others.
-  std::optional<Error> loss();
-  // Keeps the error of an operation whose Work nobody holds any more.
-  void note_unseen(const Error& error);
-  std::string self() const;   // "group 'x' (rank 0 of 2)"
-  std::string place() const;  // "on " + self()
-  void check_rank(int rank, const char* what) const;
-
   // Makes a Core and joins. On failure, tells the other ranks why.
   static ProcessGroup make(const CoreOptions& options, Core* parent = nullptr);
   static Core& of(const ProcessGroup& group) { return group.core(); }
 
   // Throws Caller in a child that was forked after the group was made.
   void require_own() const {
-    if (made_in_.is_inherited()) made_in_.throw_inherited(self());
+    if (made_in_.is_inherited()) made_in_.throw_inherited(options.self());
   }
 
   const MadeIn made_in_;
   const CoreOptions options;
-  std::shared_ptr<StoreBootstrap> bootstrap;
+  const std::shared_ptr<StoreBootstrap> bootstrap;
+  const std::shared_ptr<Ledger> ledger;
+  Failure failure;
 
   std::mutex issue_mutex;  // held while an operation is issued: the order of operations
 
@@ -215,27 +154,13 @@ struct Core : std::enable_shared_from_this<Core> {
   Waits::Progress progress();
   std::optional<std::string> call(std::uint64_t number);
   void remember_call(const Operation& operation, std::uint64_t number);
-  // Breaks the group on all ranks because their calls differ.
-  void differ(const std::string& how);
   bool agrees_with_first(c10::DeviceType type);
   std::string backends() const;
-  // True if the group is broken, now or within that time.
-  bool is_broken(std::chrono::milliseconds within = {});
-  void by_the_store(const std::function<void()>& meet);
   std::set<int> everybody_else() const;
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
-  void throw_broken();
   void make_communicator(Carrier& carrier, const c10::Device& device);
-  void throw_if_aborted();
-  Error with_hint(const Error& error) const;
-  Error explained(const Error& error) const;  // by the present knowledge; requires error_mutex_
-  void explain_waiting();
-  // Also calls `tell`, for every failure and not only for the first: after this rank has stored its
-  // reason and before connections break. So nothing that the others do upon it, such as leaving the
-  // job, becomes the reason here.
-  void fail(const Error& why, const std::function<void()>& tell);
   // Members that have not announced that they join.
   std::vector<int> missing_ranks();
   Error not_come(const std::vector<int>& ranks) const;
@@ -262,7 +187,6 @@ struct Core : std::enable_shared_from_this<Core> {
   // Waits for this rank's operations, and until the others have completed them too. Returns an
   // error for those that were not done within `limit`.
   std::optional<Error> part(std::chrono::milliseconds limit);
-  void tell_leaving_broken();
   // Warns of messages from other ranks that this rank has not received.
   void warn_of_unreceived();
   // Returns the name of an operation that has not ended by the deadline; "" if all have.
@@ -288,10 +212,10 @@ struct Core : std::enable_shared_from_this<Core> {
   Core* parent_ = nullptr;      // set while join() runs, for the thread in it
   std::weak_ptr<Core> handle_;  // the Core as handles hold it, with its LeaveOnDrop
   std::mutex making_mutex_;     // held while a communicator is made: one at a time
-  std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_
+  std::mutex carriers_mutex_;   // held for moments only
+  std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under carriers_mutex_
   std::mutex numbers_mutex_;
   std::map<std::string, int> numbers_;
-  std::shared_ptr<Ledger> ledger_;
   struct Issued {
     Waits::Wait wait;
     Op op;
@@ -317,17 +241,6 @@ struct Core : std::enable_shared_from_this<Core> {
   };
   std::mutex called_mutex_;              // held for moments only
   std::array<Called, 128> called_ = {};  // the latest, at number % size; guarded by called_mutex_
-  // Ranks that did not come to the operation whose time-out broke the group; guarded by
-  // error_mutex_.
-  std::optional<Waits::Absent> absent_;
-  std::mutex error_mutex_;
-  std::condition_variable broken_changed_;
-  std::optional<Error> broken_;  // the first failure, with self(); guarded by error_mutex_
-  std::string reason_;           // its text without self(); guarded by error_mutex_
-  std::optional<Error> unseen_;
-  std::vector<std::pair<Error, Explained>> unexplained_;  // guarded by error_mutex_
-  EventLoop::Registration explaining_;  // the timer for these; guarded by error_mutex_
-  std::shared_ptr<HostFlag> joining_;   // raised to end meet(); guarded by error_mutex_
 };
 
 // init_process_group() with the given GPUs.

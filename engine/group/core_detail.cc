@@ -58,7 +58,7 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
                       std::string(operation.name) + " #" + std::to_string(number), options.rank,
                       kAllCall, [this, base] { return absent_from(base); });
   StoreBootstrap store(options.own_store, [&] {
-    throw_broken();
+    failure.throw_if_broken();
     wait.look();
   });
   for (int rank = 0; rank < options.size; ++rank) {
@@ -70,11 +70,11 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
       throw error
           .with_text("WEFT_DEBUG=detail: rank " + std::to_string(rank) +
                      " did not come to collective #" + std::to_string(number) + " (" + mine.call +
-                     ") " + place() + ": " + error.text())
+                     ") " + options.place() + ": " + error.text())
           .with_ranks({rank});
     }
     const std::string disagree = "WEFT_DEBUG=detail: ranks disagree in collective #" +
-                                 std::to_string(number) + " " + place() + ": rank " +
+                                 std::to_string(number) + " " + options.place() + ": rank " +
                                  std::to_string(options.rank);
     const std::string peer = "rank " + std::to_string(rank);
     const Said said = decode(theirs);
@@ -138,11 +138,11 @@ Op Core::compare_message(const Op& op, const MessageCalled& called) {
           to_text(core->bootstrap->get(key + other, Deadline::in(kOtherSide)));
       core->bootstrap->erase(key + other);
       if (theirs == mine) return static_cast<void>(compared.finish());
-      compared.fail(Error(Blame::Caller, "WEFT_DEBUG=detail: ranks disagree in message #" +
-                                             std::to_string(number) + " of tag " +
-                                             std::to_string(called.tag) + " " + core->place() +
-                                             ": this rank " + own + " " + mine + ", rank " +
-                                             std::to_string(peer) + " " + other + " " + theirs));
+      compared.fail(Error(
+          Blame::Caller, "WEFT_DEBUG=detail: ranks disagree in message #" + std::to_string(number) +
+                             " of tag " + std::to_string(called.tag) + " " + core->options.place() +
+                             ": this rank " + own + " " + mine + ", rank " + std::to_string(peer) +
+                             " " + other + " " + theirs));
     } catch (const Error& error) {
       compared.fail(error.within("WEFT_DEBUG=detail: comparing " + called.name +
                                  " with what rank " + std::to_string(peer) + " " + other));

@@ -106,14 +106,14 @@ Work Core::issue(Operation operation, const Call& call) {
   } catch (...) {
     const Error why = to_error(std::current_exception(), Blame::PeerLost);
     traced.fail(why);
-    trace::dump_after(place(), why);
-    ledger_->complete_collective(number);  // otherwise leaving would wait for it
+    trace::dump_after(options.place(), why);
+    ledger->complete_collective(number);  // otherwise leaving would wait for it
     throw;
   }
   if (operation.on_all) {  // all ranks have made these by now, or none has
     std::vector<std::shared_ptr<transport::Communicator>> others;
     {
-      std::lock_guard lock_of_carriers(error_mutex_);
+      std::lock_guard lock_of_carriers(carriers_mutex_);
       for (const auto& [type, other] : carriers_) {
         if (other.communicator && other.communicator.get() != &carrier)
           others.push_back(other.communicator);
@@ -124,7 +124,7 @@ Work Core::issue(Operation operation, const Call& call) {
   }
   const auto is_over = [](const Op& op) { return op.ended() && !op.error(); };
   if (std::all_of(state->ops.begin(), state->ops.end(), is_over)) {  // or there was nothing to do
-    ledger_->complete_collective(number);
+    ledger->complete_collective(number);
     traced.end();
     return Work(std::move(state));
   }
@@ -138,7 +138,7 @@ Work Core::issue(Operation operation, const Call& call) {
   for (const Op& op : state->ops) {
     remember({state->wait, op});
     follow(state->wait, op,
-           [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
+           [ends, ledger = ledger, number, traced](const std::optional<Error>& error) mutable {
              if (error && !ends->failed.exchange(true)) traced.fail(*error);
              if (--ends->left > 0) return;
              ledger->complete_collective(number);
@@ -151,7 +151,7 @@ Work Core::issue(Operation operation, const Call& call) {
 // Throws the ledger's error, with the name of the operation that cannot begin.
 std::uint64_t Core::begin_collective(const char* name) {
   try {
-    return ledger_->begin_collective();
+    return ledger->begin_collective();
   } catch (const Error& error) {
     throw error.within(called_as(name, CalledBy::name()));
   }
@@ -177,7 +177,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   transport::PointToPoint* messages = carrier.point_to_point();
   const auto need = [&](bool present, const std::string& what) {
     if (present) return;
-    throw Error(Blame::Unsupported, last_.what() + " " + place() + ": backend '" +
+    throw Error(Blame::Unsupported, last_.what() + " " + options.place() + ": backend '" +
                                         std::string(carrier.backend()) + "' " + what);
   };
   need(messages != nullptr, "has no send and recv");
@@ -187,10 +187,10 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   const Fence ready = options.job->devices->ready(tensor.device());
   auto pin = tensor::pin(tensor);
   if (is_send) {
-    ledger_->begin_send(peer);
+    ledger->begin_send(peer);
   } else {
     raise_version(tensor);
-    ledger_->begin_recv(peer);
+    ledger->begin_recv(peer);
   }
   // From here on nothing throws: leaving waits for operations that have begun.
   const bool from_any = peer == transport::kAnySource;
@@ -209,7 +209,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   state->ops.push_back(op);
   remember({state->wait, op, /*receives=*/!is_send});
   follow(state->wait, op,
-         [weak = weak_from_this(), ledger = ledger_, op, peer, tag, is_send, counted,
+         [weak = weak_from_this(), ledger = ledger, op, peer, tag, is_send, counted,
           traced](const std::optional<Error>& failure) mutable {
            const auto core = weak.lock();
            const int source = op.source_rank();
@@ -226,7 +226,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
            // failed because of the message's size has taken that message too.
            ledger->complete_recv(peer, failure || source >= 0 ? source : peer);
            const auto error = ledger->left_behind();
-           if (core && error) core->fail(*error);
+           if (core && error) core->failure.fail(*error);
          });
   return Work(std::move(state));
 }
@@ -238,16 +238,9 @@ void Core::follow(const Waits::Wait& wait, const Op& op,
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && breaks_group(wait, *error))
-      core->fail(named(core->with_hint(*error), wait.what(), /*place=*/false));
+    if (core && error && Failure::breaks_group(wait, *error))
+      core->failure.fail(named(core->failure.with_hint(*error), wait.what(), /*place=*/false));
   });
-}
-
-// An operation that has timed out has broken its communicator. So has a collective that was refused
-// as the caller's mistake, mostly because the ranks' calls do not match.
-bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
-  return error.blame() == Blame::Timeout || error.blame() == Blame::Protocol ||
-         (error.blame() == Blame::Caller && operation.collective > 0);
 }
 
 void Core::remember(Issued issued) {
@@ -312,14 +305,8 @@ std::string Core::Called::text() const {
   return text;
 }
 
-void Core::differ(const std::string& how) {
-  fail(Error(Blame::Caller, how), [&] {
-    options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, how});
-  });
-}
-
 Waits::Progress Core::progress() {
-  const std::uint64_t begun = ledger_->collectives_begun();
+  const std::uint64_t begun = ledger->collectives_begun();
   std::unique_lock lock(issue_mutex, std::try_to_lock);
   if (!lock) return {begun, "a call of this group that has not returned"};
   if (last_.name == nullptr) return {begun, "no operation: it has issued none"};
@@ -330,134 +317,6 @@ Waits::Progress Core::progress() {
     return {begun, "#" + std::to_string(last_.collective) + " (" + last_.operation() + when};
   const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
   return {begun, last_.operation() + " (" + behind + when.substr(2)};
-}
-
-// --- Failing ---
-
-void Core::fail(const Error& why) {
-  fail(why, [] {});
-}
-
-void Core::fail(const Error& why, const std::function<void()>& tell) {
-  std::vector<std::shared_ptr<transport::Communicator>> communicators;
-  std::shared_ptr<HostFlag> joining;
-  bool is_first = false;
-  {
-    std::lock_guard lock(error_mutex_);
-    is_first = !broken_;
-    if (is_first) {
-      reason_ = why.text();
-      broken_ = why.within(self());
-      joining = joining_;
-      for (const auto& [type, carrier] : carriers_) {
-        if (carrier.communicator) communicators.push_back(carrier.communicator);
-      }
-    }
-  }
-  tell();
-  if (!is_first) return;
-  trace::dump_after(place(), why);
-  broken_changed_.notify_all();
-  explain_waiting();
-  if (joining) joining->raise();
-  for (const auto& communicator : communicators) communicator->abort(why);
-}
-
-bool Core::is_broken(std::chrono::milliseconds within) {
-  std::unique_lock lock(error_mutex_);
-  return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
-}
-
-// Adds a hint if a rank may have been lost without the others hearing of it.
-Error Core::with_hint(const Error& error) const {
-  const std::string hint =
-      "the rank that tells the others of lost ranks (0, the lowest) has left the job, so a rank "
-      "may be lost unnoticed; let it leave last, after a barrier of all ranks";
-  const bool has_one = error.text().find(hint) != std::string::npos;
-  if (error.blame() != Blame::Timeout || has_one || options.size < 3 ||
-      !options.job->membership->is_alone())
-    return error;
-  return error.with_text(error.text() + "; " + hint);
-}
-
-Error Core::with_absent(const Error& timeout, const Waits::Wait& wait) {
-  if (timeout.blame() != Blame::Timeout || options.job->loop->inside() || Op::ending())
-    return timeout;
-  std::optional<Waits::Absent> known;
-  {
-    std::lock_guard lock(error_mutex_);
-    known = absent_;
-  }
-  const Waits::Absent absent = known ? *known : options.job->waits->who_kept(options.name, wait);
-  std::lock_guard lock(error_mutex_);
-  if (!absent_) absent_ = absent;
-  const auto with = [&](const Error& error) {
-    if (absent.text.empty() || error.text().find(absent.text) != std::string::npos) return error;
-    return error.with_text(error.text() + "; " + absent.text).with_ranks(absent.ranks);
-  };
-  if (broken_ && broken_->blame() == Blame::Timeout) broken_ = with(*broken_);
-  return with(timeout);
-}
-
-Error Core::explain(const Error& error) {
-  if (error.blame() != Blame::PeerLost) return with_hint(error);
-  std::unique_lock lock(error_mutex_);
-  if (options.job->connected && !options.job->loop->inside()) {
-    broken_changed_.wait_for(lock, kLossIsTold, [this] { return broken_.has_value(); });
-  }
-  return explained(error);
-}
-
-void Core::explain_later(const Error& error, Explained done) {
-  std::unique_lock lock(error_mutex_);
-  if (error.blame() == Blame::PeerLost && options.job->connected && !broken_) {
-    unexplained_.emplace_back(error, std::move(done));
-    if (unexplained_.size() > 1) return;
-    explaining_ = options.job->loop->at(Deadline::in(kLossIsTold), [weak = weak_from_this()] {
-      if (const auto core = weak.lock()) core->explain_waiting();
-    });
-    return;
-  }
-  const Error why = explained(error);
-  lock.unlock();
-  done(why);
-}
-
-void Core::explain_waiting() {
-  std::vector<std::pair<Error, Explained>> waiting;
-  {
-    std::lock_guard lock(error_mutex_);
-    waiting.swap(unexplained_);
-    for (auto& [error, done] : waiting) error = explained(error);
-  }
-  // Some are users' continuations, which may use this group, so they run neither under the caller's
-  // locks nor on the loop.
-  for (auto& [why, done] : waiting) {
-    options.job->continuations->run(Task([error = why, tell = std::move(done)] { tell(error); }));
-  }
-}
-
-Error Core::explained(const Error& error) const {
-  if (error.blame() != Blame::PeerLost) return with_hint(error);
-  if (broken_) {
-    // The backend and the group may both report one loss, the group as "rank 1 is lost: how". Then
-    // report it once, in the group's words.
-    const std::string what = reason_.substr(0, reason_.find(": "));
-    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos)
-      return *broken_;
-    return broken_->with_text(broken_->text() + " (" + error.text() + ")");
-  }
-  if (const std::string left = ledger_->who_left(); !left.empty())
-    return error.within(left).with_ranks(ledger_->leavers());
-  if (options.size != 2) return error;
-  return error.within("rank " + std::to_string(1 - options.rank) + " is lost")
-      .with_ranks({1 - options.rank});
-}
-
-std::optional<Error> Core::error() {
-  std::lock_guard lock(error_mutex_);
-  if (!broken_ && unseen_) return explained(*unseen_).within("an earlier operation failed");
-  return broken_;
 }
 
 Work Core::limited(Work work, std::chrono::milliseconds limit) {
@@ -474,7 +333,7 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
         if (!core || is_over) return;
         const std::string text =
             ": not all ranks took part within " + describe(limit) + ", the limit of with_timeout()";
-        core->fail(core->with_hint(Error(Blame::Timeout, wait.what() + text)));
+        core->failure.fail(core->failure.with_hint(Error(Blame::Timeout, wait.what() + text)));
       });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {
@@ -487,69 +346,12 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
 
 void Core::throw_if_broken() {
   throw_if_left();
-  std::optional<Error> unseen;
-  {
-    std::lock_guard lock(error_mutex_);
-    unseen.swap(unseen_);
-    if (!unseen && broken_) throw *broken_;
-  }
-  if (unseen) throw explain(*unseen).within("an earlier operation failed");
-}
-
-std::optional<Error> Core::loss() {
-  {
-    std::lock_guard lock(error_mutex_);
-    if (broken_ && broken_->blame() == Blame::PeerLost) {
-      unseen_.reset();  // it came with the loss
-      return broken_;
-    }
-  }
-  throw_if_broken();
-  return std::nullopt;
-}
-
-void Core::throw_broken() {
-  std::lock_guard lock(error_mutex_);
-  if (broken_) throw *broken_;
-}
-
-void Core::throw_if_aborted() {
-  std::lock_guard lock(error_mutex_);
-  if (broken_ && broken_->blame() == Blame::Cancelled) throw *broken_;
-}
-
-void Core::note_unseen(const Error& error) {
-  std::lock_guard lock(error_mutex_);
-  if (!unseen_) unseen_ = error;
-}
-
-std::string Core::place() const { return "on " + self(); }
-
-std::string Core::self() const {
-  return "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
-         std::to_string(options.size) + ")";
-}
-
-void Core::check_rank(int rank, const char* what) const {
-  if (rank < 0 || rank >= options.size) {
-    throw Error(Blame::Caller, std::string(what) + " " + std::to_string(rank) +
-                                   " is not a rank of the group; they go from 0 to " +
-                                   std::to_string(options.size - 1) + " " + place());
-  }
+  failure.throw_if_failed();
 }
 
 int Core::next_number(const std::string& kind) {
   std::lock_guard lock(numbers_mutex_);
   return ++numbers_[kind];
-}
-
-void Core::abort(const std::string& reason) {
-  // A backend may pass this text on to other ranks.
-  fail(Error(Blame::Cancelled,
-             "rank " + std::to_string(options.rank) + " aborted the group: " + reason),
-       [&] {
-         options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
-       });
 }
 
 }  // namespace weft::group

@@ -102,17 +102,18 @@ auto recorded(const trace::Member& member, const char* name, std::uint64_t numbe
 }  // namespace
 
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
-  const std::optional<Error> loss = this->loss();
+  const std::optional<Error> loss = failure.loss();
+  if (!loss) throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const auto refuse = [&](const std::string& why) {
-    throw Error(Blame::Caller, "new_group " + place() + ": " + why);
+    throw Error(Blame::Caller, "new_group " + options.place() + ": " + why);
   };
   if (ranks.empty()) refuse("no ranks are given");
   if (wanted.timeout <= std::chrono::milliseconds(0))
     refuse("the timeout is " + describe(wanted.timeout));
   std::vector<bool> named(static_cast<std::size_t>(options.size));
   for (const int rank : ranks) {
-    check_rank(rank, "new_group:");
+    options.check_rank(rank, "new_group:");
     if (named[static_cast<std::size_t>(rank)])
       refuse("rank " + std::to_string(rank) + " is named twice");
     named[static_cast<std::size_t>(rank)] = true;
@@ -149,8 +150,8 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   if (wanted.timeout != ProcessGroupOptions().timeout)
     made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(),
-                  [&] {
+  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")),
+                  options.place(), [&] {
                     try {
                       if (loss) {
                         if (options.job->membership->is_alone()) throw Error(*loss);
@@ -173,23 +174,11 @@ ProcessGroup Core::split(int color, int key) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const int count = next_number("split");
-  return recorded(member_, "split", static_cast<std::uint64_t>(count), place(), [&] {
+  return recorded(member_, "split", static_cast<std::uint64_t>(count), options.place(), [&] {
     ProcessGroup made;
-    by_the_store([&] { made = divide(count, color, key); });
+    failure.by_the_store([&] { made = divide(count, color, key); });
     return made;
   });
-}
-
-// If the store fails, waits a moment for the news of a loss that explains it: a rank that hosts the
-// store and hears of a loss first may end, and the store with it, before this rank hears of the
-// loss.
-void Core::by_the_store(const std::function<void()>& meet) {
-  try {
-    meet();
-  } catch (const Error& error) {
-    if (error.blame() == Blame::PeerLost && is_broken(kLossIsTold)) throw_broken();
-    throw;
-  }
 }
 
 ProcessGroup Core::divide(int count, int color, int key) {
@@ -207,7 +196,7 @@ ProcessGroup Core::divide(int count, int color, int key) {
       if (theirs.color == color) members.emplace_back(theirs.key, rank);
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, "split " + place() + ": rank " + std::to_string(rank) +
+      throw Error(Blame::Timeout, "split " + options.place() + ": rank " + std::to_string(rank) +
                                       " did not call it within " + describe(options.timeout))
           .with_ranks({rank});
     }
@@ -242,7 +231,7 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
 // rank. Waits on it also end when a rank has left without having come.
 StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
   return StoreBootstrap(options.own_store, [this, base, &wait] {
-    throw_broken();
+    failure.throw_if_broken();
     throw_if_left_without([&](int rank) { return bootstrap->exists(base + std::to_string(rank)); });
     wait.look();
   });
@@ -276,8 +265,8 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
   const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
-  recorded(member_, "monitored_barrier", round, place(), [&] {
-    by_the_store([&] {
+  recorded(member_, "monitored_barrier", round, options.place(), [&] {
+    failure.by_the_store([&] {
       options.rank == 0 ? lead_monitored_barrier(base, timeout)
                         : follow_monitored_barrier(base, timeout);
     });
@@ -346,17 +335,18 @@ void Core::lead_monitored_barrier(const std::string& base, std::chrono::millisec
     }
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    log::debug("monitored barrier " + place() + ": not all ranks have read the verdict yet");
+    log::debug("monitored barrier " + options.place() +
+               ": not all ranks have read the verdict yet");
   }
   if (!absent.empty())
-    throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict)
+    throw Error(Blame::Timeout, "monitored barrier " + options.place() + ": " + verdict)
         .with_ranks(missing);
 }
 
 void Core::follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   const std::string own = base + std::to_string(options.rank);
   const std::string came = "rank " + std::to_string(options.rank) +
-                           " came to the monitored barrier " + place() + ", but ";
+                           " came to the monitored barrier " + options.place() + ", but ";
   const std::string attempt = std::to_string(next_number("monitored barrier"));
   for (const std::string& key : {own, own + "/" + attempt, own + "/read"})
     monitored_keys_.push_back(key);

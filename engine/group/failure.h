@@ -1,13 +1,113 @@
-// Tells ranks that wait for this one why it cannot join. Internal.
+// How one group fails: the first error that breaks it, the errors that nobody has seen, and what
+// they mean. One rank's lost connection is another rank's death, so errors are explained before
+// they are told.
+//
+// The group's Core owns it. Thread-safe. Nothing blocks except where a function says so; loss of a
+// rank is told within kLossIsTold.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <weft/base/error.h>
-#include <weft/engine/group/core.h>
+#include <weft/base/event_loop.h>
+#include <weft/base/fence.h>
+#include <weft/engine/group/job.h>
+#include <weft/engine/group/ledger.h>
+#include <weft/engine/group/waits.h>
+#include <weft/transport/transport.h>
 
 namespace weft::group {
 
-// Leaves the error in the store: the others find it there while the store lives, however late they
-// come.
-void tell_failure(const CoreOptions& options, const Error& error);
+struct Core;
+
+class Failure {
+ public:
+  // `options` and `ledger` are the group's. `owner` keeps this object alive: callbacks, which may
+  // outlive it, hold the owner weakly.
+  Failure(const CoreOptions& options, const Ledger& ledger,
+          const std::enable_shared_from_this<Core>& owner);
+  // Logs an error that nobody has seen.
+  ~Failure();
+  Failure(const Failure&) = delete;
+  Failure& operator=(const Failure&) = delete;
+
+  // Fails all pending and later operations. The first reason stays.
+  //
+  // Also calls `tell`, for every failure and not only for the first: after this rank has stored its
+  // reason and before connections break. So nothing that the others do upon it, such as leaving the
+  // job, becomes the reason here.
+  void fail(const Error& why, const std::function<void()>& tell = {});
+  // Implements ProcessGroup::abort().
+  void abort(const std::string& reason);
+  // Breaks the group on all ranks because their calls differ.
+  void differ(const std::string& how);
+  // Tells the others that this rank leaves the broken group.
+  void tell_leaving();
+
+  // The first failure also aborts these, and raises the flag that was given last. A communicator is
+  // aborted at once if the group is broken already.
+  void abort_on_failure(const std::shared_ptr<transport::Communicator>& communicator);
+  void raise_on_failure(std::shared_ptr<HostFlag> flag);
+
+  // True if the group is broken, now or within that time. Blocks that long.
+  bool is_broken(std::chrono::milliseconds within = {});
+  void throw_if_broken();
+  void throw_if_aborted();
+  // Throws like throw_if_broken(), and the error of an earlier operation that nobody has seen; may
+  // then block like explain().
+  void throw_if_failed();
+  // The loss of a rank, if that has broken the group.
+  std::optional<Error> loss();
+  // Implements ProcessGroup::error().
+  std::optional<Error> error();
+  // Keeps the error of an operation whose Work nobody holds any more.
+  void note_unseen(const Error& error);
+  // Calls `meet`, which uses the store. If the store fails, waits a moment for the news of a loss
+  // that explains it.
+  void by_the_store(const std::function<void()>& meet);
+
+  // Turns a backend's error into the group's. If a connection broke, names the rank that was lost,
+  // if that is known or becomes known within kLossIsTold; may block that long.
+  Error explain(const Error& error);
+  // The same for threads that must not block: calls `done` with the error, at once on this thread,
+  // or within kLossIsTold on another.
+  using Explained = std::function<void(const Error& why)>;
+  void explain_later(const Error& error, Explained done);
+  // Adds to a time-out the ranks that did not come to the operation. Asks them, and may then block
+  // for a second.
+  Error with_absent(const Error& timeout, const Waits::Wait& wait);
+  // Adds a hint to a time-out if a rank may have been lost without the others hearing of it.
+  Error with_hint(const Error& error) const;
+  // True if this error of an operation breaks the group.
+  static bool breaks_group(const Waits::Wait& operation, const Error& error);
+
+ private:
+  Error explained(const Error& error) const;  // by the present knowledge; requires mutex_
+  void explain_waiting();
+
+  const CoreOptions& options_;
+  const Ledger& ledger_;
+  const std::enable_shared_from_this<Core>& owner_;
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable broken_changed_;
+  std::optional<Error> broken_;  // the first failure, with self()
+  std::string reason_;           // its text without self()
+  std::optional<Error> unseen_;
+  // Ranks that did not come to the operation whose time-out broke the group.
+  std::optional<Waits::Absent> absent_;
+  std::vector<std::pair<Error, Explained>> unexplained_;
+  EventLoop::Registration explaining_;                                   // the timer for these
+  std::vector<std::shared_ptr<transport::Communicator>> communicators_;  // to be aborted
+  std::shared_ptr<HostFlag> flag_;                                       // to be raised
+};
 
 }  // namespace weft::group

@@ -8,7 +8,7 @@
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
-#include <weft/engine/group/failure.h>
+#include <weft/engine/group/joining.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/engine/store/address.h>

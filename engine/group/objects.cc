@@ -175,7 +175,7 @@ std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessG
 
 std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   const group::CalledBy by("gather_object");
-  group::Core::of(group).check_rank(root, "gather_object: root");
+  group::Core::of(group).options.check_rank(root, "gather_object: root");
   return to_bytes(
       gather_ragged(to_tensor(mine, group), root, group, object("gather_object: a value")));
 }

@@ -230,7 +230,7 @@ std::vector<std::string> ProcessGroup::waiting_for() const { return core().waiti
 c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
 
 int ProcessGroup::global_rank(int group_rank) const {
-  core().check_rank(group_rank, "global_rank:");
+  core().options.check_rank(group_rank, "global_rank:");
   return core().options.global_ranks[static_cast<std::size_t>(group_rank)];
 }
 
@@ -244,7 +244,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
                             transport::Training training) {
   check_tensor(*this, "broadcast", "tensor", tensor,
                options.rank == root ? Use::Reads : Use::Writes);
-  check_rank(root, "broadcast: root");
+  options.check_rank(root, "broadcast: root");
   auto data = tensor::elements_of(tensor);
   data.training = training;
   return issue(
@@ -263,7 +263,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
 
 Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   check_tensor(core(), "reduce", "tensor", tensor, rank() == root ? Use::Writes : Use::Reads);
-  core().check_rank(root, "reduce: root");
+  core().options.check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
   return limited(core().issue(
@@ -356,7 +356,7 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   input = as_real(input);
   as_real(outputs);
   check_tensor(core(), "gather", "input", input, Use::Reads);
-  core().check_rank(root, "gather: root");
+  core().options.check_rank(root, "gather: root");
   if (rank() == root) {
     check_list(core(), "gather", "outputs", outputs, input, /*same_shape=*/true, Use::Writes);
   } else if (!outputs.empty()) {
@@ -380,7 +380,7 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
 
 Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   check_tensor(core(), "scatter", "output", output, Use::Writes);
-  core().check_rank(root, "scatter: root");
+  core().options.check_rank(root, "scatter: root");
   if (rank() == root) {
     check_list(core(), "scatter", "inputs", inputs, output, /*same_shape=*/true, Use::Reads);
   } else if (!inputs.empty()) {
@@ -533,7 +533,7 @@ Work ProcessGroup::all_to_all_single(at::Tensor output, at::Tensor input,
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
   check_tensor(core(), "send", "tensor", tensor, Use::Reads);
-  core().check_rank(to, "send: to");
+  core().options.check_rank(to, "send: to");
   if (to == rank())
     throw Error(Blame::Caller,
                 "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
@@ -547,7 +547,7 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
 
 Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
   check_tensor(core(), "recv", "tensor", tensor, Use::Writes);
-  if (from != kAnySource) core().check_rank(from, "recv: from");
+  if (from != kAnySource) core().options.check_rank(from, "recv: from");
   if (from == rank())
     throw Error(Blame::Caller,
                 "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
@@ -583,12 +583,12 @@ std::vector<int> ProcessGroup::living_ranks() const { return core().living_ranks
 
 ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
 
-std::optional<Error> ProcessGroup::error() const { return core().error(); }
+std::optional<Error> ProcessGroup::error() const { return core().failure.error(); }
 
 ProcessGroup ProcessGroup::with_timeout(std::chrono::milliseconds limit) const {
   const auto whole = core().options.timeout;
   if (limit.count() <= 0 || limit > whole) {
-    throw Error(Blame::Caller, "with_timeout " + core().place() + ": a limit of " +
+    throw Error(Blame::Caller, "with_timeout " + core().options.place() + ": a limit of " +
                                    weft::describe(limit) +
                                    "; it must be positive, and at most the group's timeout of " +
                                    weft::describe(whole) +
@@ -605,8 +605,10 @@ Work ProcessGroup::limited(Work work) const {
 
 void ProcessGroup::leave(std::chrono::milliseconds limit) { core().leave(limit); }
 
-void ProcessGroup::abort(std::string reason) { core().abort(reason); }
+void ProcessGroup::abort(std::string reason) { core().failure.abort(reason); }
 
-std::string ProcessGroup::dump() const { return trace::dump("asked for " + core().place()); }
+std::string ProcessGroup::dump() const {
+  return trace::dump("asked for " + core().options.place());
+}
 
 }  // namespace weft

@@ -47,20 +47,21 @@ WorkState::~WorkState() {
   };
   for (const Op& op : ops) {
     if (const auto error = op.error()) {
-      core->note_unseen(dropped(*error));
+      core->failure.note_unseen(dropped(*error));
       continue;
     }
     op.on_ended([op, dropped, weak = std::weak_ptr(core)] {
       const auto error = op.error();
       const auto group = weak.lock();
-      if (error && group) group->note_unseen(dropped(*error));
+      if (error && group) group->failure.note_unseen(dropped(*error));
     });
   }
 }
 
 std::optional<Error> WorkState::error() const {
   for (const Op& op : ops) {
-    if (const auto error = op.error()) return told(core->with_absent(core->explain(*error), wait));
+    if (const auto error = op.error())
+      return told(core->failure.with_absent(core->failure.explain(*error), wait));
   }
   return std::nullopt;
 }
@@ -69,7 +70,7 @@ Error WorkState::told(const Error& error) const {
   const std::string what = wait.what();
   const Error said = named(error, what);
   if (said.text().find("group '" + core->options.name + "' (") != std::string::npos) return said;
-  return said.with_text(what + " " + core->place() + said.text().substr(what.size()));
+  return said.with_text(what + " " + core->options.place() + said.text().substr(what.size()));
 }
 
 bool WorkState::done() const {
@@ -133,7 +134,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
                                    "; it must be positive, kGroupTimeout or kNoTimeout");
   }
   if (state_->is_captured && !state_->done()) {
-    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
+    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->options.place() +
                                    " was captured into a CUDA graph, and the host cannot wait for "
                                    "it: nothing runs before the "
                                    "graph is launched. Make the stream wait with Work::wait(), and "
@@ -144,7 +145,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
     const trace::WaitScope counted(state_->backend);
     if (!await(op.done(), deadline)) {
-      const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->place() +
+      const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->options.place() +
                                            " was not done within " + describe(timeout) +
                                            "; it goes on and may be waited for again");
       trace::dump_after("Work::synchronize", late);
@@ -155,7 +156,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   if (const auto error = state_->error()) {
     // The thread that has ended the operation breaks the group, perhaps only after this thread goes
     // on. Break it here too, so that this thread's next call finds it broken.
-    if (group::Core::breaks_group(state_->wait, *error)) state_->core->fail(*error);
+    if (group::Failure::breaks_group(state_->wait, *error)) state_->core->failure.fail(*error);
     throw *error;
   }
 }
@@ -205,8 +206,10 @@ struct Inline {
       return call(done, what, std::nullopt);
     }
     auto& core = *state->core;
-    core.explain_later(*error, [state = std::move(state), done = std::move(done),
-                                what](const Error& why) { call(done, what, state->told(why)); });
+    core.failure.explain_later(
+        *error, [state = std::move(state), done = std::move(done), what](const Error& why) {
+          call(done, what, state->told(why));
+        });
   }
 };
 
@@ -217,7 +220,7 @@ void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done)
   if (!state_ || state_->ops.empty())
     return Inline::call(done, state_ ? state_->wait.what() : "an operation", std::nullopt);
   if (state_->is_captured) {
-    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
+    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->options.place() +
                                    " was captured into a CUDA graph, and ends at each launch of "
                                    "the graph without the host being told; wait for the stream "
                                    "that the graph is launched on");
@@ -261,7 +264,7 @@ Future<void> Work::future() {
         state.reset();
         return promise.set();
       }
-      state->core->explain_later(
+      state->core->failure.explain_later(
           *error, [promise, state](const Error& why) { promise.set_error(state->told(why)); });
     });
   }

@@ -348,7 +348,7 @@ std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
 void ShardedOptimizer::consolidate_state_dict(int to) {
   check_stepped("consolidate_state_dict");
   group::Core& core = group::Core::of(group_);
-  core.check_rank(to, "consolidate_state_dict");
+  core.options.check_rank(to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
   // Names and numbers take bytes besides the tensors. No optimizer of libtorch has more state than
   // this.

@@ -31,11 +31,11 @@ void end_group(group::Core& group, const char* what, const std::exception_ptr& w
     const Blame blame = error.blame();
     const bool is_groups =
         blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
-    is_groups ? group.fail(error) : group.abort(what + error.text());
+    is_groups ? group.failure.fail(error) : group.failure.abort(what + error.text());
   } catch (const std::exception& error) {
-    group.abort(what + tensor::text_of(error));
+    group.failure.abort(what + tensor::text_of(error));
   } catch (...) {
-    group.abort(std::string(what) + "an exception without a text");
+    group.failure.abort(std::string(what) + "an exception without a text");
   }
 }
 

@@ -1,0 +1,235 @@
+#include <utility>
+
+#include <weft/base/log.h>
+#include <weft/engine/group/failure.h>
+#include <weft/profiling/trace/dump.h>
+
+namespace weft::group {
+
+Failure::Failure(const CoreOptions& options, const Ledger& ledger,
+                 const std::enable_shared_from_this<Core>& owner)
+    : options_(options), ledger_(ledger), owner_(owner) {}
+
+Failure::~Failure() {
+  if (unseen_) log::warn("nobody waited for an operation that failed: " + unseen_->text());
+}
+
+// --- Failing ---
+
+void Failure::fail(const Error& why, const std::function<void()>& tell) {
+  std::vector<std::shared_ptr<transport::Communicator>> communicators;
+  std::shared_ptr<HostFlag> flag;
+  bool is_first = false;
+  {
+    std::lock_guard lock(mutex_);
+    is_first = !broken_;
+    if (is_first) {
+      reason_ = why.text();
+      broken_ = why.within(options_.self());
+      flag = flag_;
+      communicators.swap(communicators_);
+    }
+  }
+  if (tell) tell();
+  if (!is_first) return;
+  trace::dump_after(options_.place(), why);
+  broken_changed_.notify_all();
+  explain_waiting();
+  if (flag) flag->raise();
+  for (const auto& communicator : communicators) communicator->abort(why);
+}
+
+void Failure::abort(const std::string& reason) {
+  // A backend may pass this text on to other ranks.
+  fail(Error(Blame::Cancelled,
+             "rank " + std::to_string(options_.rank) + " aborted the group: " + reason),
+       [&] {
+         options_.job->membership->send({FrameType::Abort, 0, 0, options_.name, reason});
+       });
+}
+
+void Failure::differ(const std::string& how) {
+  fail(Error(Blame::Caller, how), [&] {
+    options_.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options_.name, how});
+  });
+}
+
+// The others hear of a loss or an abort anyway. But they may not know that this rank has run out of
+// time, and would wait for it when they leave. And a rank whose own part of a collective ended
+// before this rank refused its part would take this rank for lost.
+void Failure::tell_leaving() {
+  std::lock_guard lock(mutex_);
+  if (broken_->blame() == Blame::Caller)
+    options_.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options_.name, reason_});
+  if (broken_->blame() != Blame::Timeout) return;
+  options_.job->membership->send({FrameType::Abort, 0, kLeftByException, options_.name,
+                                  "it left the group because it ran out of time: " + reason_});
+}
+
+void Failure::abort_on_failure(const std::shared_ptr<transport::Communicator>& communicator) {
+  std::optional<Error> broken;
+  {
+    std::lock_guard lock(mutex_);
+    broken = broken_;
+    if (!broken) communicators_.push_back(communicator);
+  }
+  if (broken) communicator->abort(*broken);
+}
+
+void Failure::raise_on_failure(std::shared_ptr<HostFlag> flag) {
+  std::lock_guard lock(mutex_);
+  flag_ = std::move(flag);
+}
+
+// An operation that has timed out has broken its communicator. So has a collective that was refused
+// as the caller's mistake, mostly because the ranks' calls do not match.
+bool Failure::breaks_group(const Waits::Wait& operation, const Error& error) {
+  return error.blame() == Blame::Timeout || error.blame() == Blame::Protocol ||
+         (error.blame() == Blame::Caller && operation.collective > 0);
+}
+
+// --- What is known ---
+
+bool Failure::is_broken(std::chrono::milliseconds within) {
+  std::unique_lock lock(mutex_);
+  return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
+}
+
+void Failure::throw_if_broken() {
+  std::lock_guard lock(mutex_);
+  if (broken_) throw *broken_;
+}
+
+void Failure::throw_if_aborted() {
+  std::lock_guard lock(mutex_);
+  if (broken_ && broken_->blame() == Blame::Cancelled) throw *broken_;
+}
+
+void Failure::throw_if_failed() {
+  std::optional<Error> unseen;
+  {
+    std::lock_guard lock(mutex_);
+    unseen.swap(unseen_);
+    if (!unseen && broken_) throw *broken_;
+  }
+  if (unseen) throw explain(*unseen).within("an earlier operation failed");
+}
+
+std::optional<Error> Failure::loss() {
+  std::lock_guard lock(mutex_);
+  if (!broken_ || broken_->blame() != Blame::PeerLost) return std::nullopt;
+  unseen_.reset();  // it came with the loss
+  return broken_;
+}
+
+std::optional<Error> Failure::error() {
+  std::lock_guard lock(mutex_);
+  if (!broken_ && unseen_) return explained(*unseen_).within("an earlier operation failed");
+  return broken_;
+}
+
+void Failure::note_unseen(const Error& error) {
+  std::lock_guard lock(mutex_);
+  if (!unseen_) unseen_ = error;
+}
+
+// A rank that hosts the store and hears of a loss first may end, and the store with it, before this
+// rank hears of the loss.
+void Failure::by_the_store(const std::function<void()>& meet) {
+  try {
+    meet();
+  } catch (const Error& error) {
+    if (error.blame() == Blame::PeerLost && is_broken(kLossIsTold)) throw_if_broken();
+    throw;
+  }
+}
+
+// --- Explaining ---
+
+Error Failure::explain(const Error& error) {
+  if (error.blame() != Blame::PeerLost) return with_hint(error);
+  std::unique_lock lock(mutex_);
+  if (options_.job->connected && !options_.job->loop->inside()) {
+    broken_changed_.wait_for(lock, kLossIsTold, [this] { return broken_.has_value(); });
+  }
+  return explained(error);
+}
+
+void Failure::explain_later(const Error& error, Explained done) {
+  std::unique_lock lock(mutex_);
+  if (error.blame() == Blame::PeerLost && options_.job->connected && !broken_) {
+    unexplained_.emplace_back(error, std::move(done));
+    if (unexplained_.size() > 1) return;
+    explaining_ =
+        options_.job->loop->at(Deadline::in(kLossIsTold), [this, weak = owner_.weak_from_this()] {
+          if (const auto alive = weak.lock()) explain_waiting();
+        });
+    return;
+  }
+  const Error why = explained(error);
+  lock.unlock();
+  done(why);
+}
+
+void Failure::explain_waiting() {
+  std::vector<std::pair<Error, Explained>> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    waiting.swap(unexplained_);
+    for (auto& [error, done] : waiting) error = explained(error);
+  }
+  // Some are users' continuations, which may use this group, so they run neither under the caller's
+  // locks nor on the loop.
+  for (auto& [why, done] : waiting) {
+    options_.job->continuations->run(Task([error = why, tell = std::move(done)] { tell(error); }));
+  }
+}
+
+Error Failure::explained(const Error& error) const {
+  if (error.blame() != Blame::PeerLost) return with_hint(error);
+  if (broken_) {
+    // The backend and the group may both report one loss, the group as "rank 1 is lost: how". Then
+    // report it once, in the group's words.
+    const std::string what = reason_.substr(0, reason_.find(": "));
+    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos)
+      return *broken_;
+    return broken_->with_text(broken_->text() + " (" + error.text() + ")");
+  }
+  if (const std::string left = ledger_.who_left(); !left.empty())
+    return error.within(left).with_ranks(ledger_.leavers());
+  if (options_.size != 2) return error;
+  return error.within("rank " + std::to_string(1 - options_.rank) + " is lost")
+      .with_ranks({1 - options_.rank});
+}
+
+Error Failure::with_absent(const Error& timeout, const Waits::Wait& wait) {
+  if (timeout.blame() != Blame::Timeout || options_.job->loop->inside() || Op::ending())
+    return timeout;
+  std::optional<Waits::Absent> known;
+  {
+    std::lock_guard lock(mutex_);
+    known = absent_;
+  }
+  const Waits::Absent absent = known ? *known : options_.job->waits->who_kept(options_.name, wait);
+  std::lock_guard lock(mutex_);
+  if (!absent_) absent_ = absent;
+  const auto with = [&](const Error& error) {
+    if (absent.text.empty() || error.text().find(absent.text) != std::string::npos) return error;
+    return error.with_text(error.text() + "; " + absent.text).with_ranks(absent.ranks);
+  };
+  if (broken_ && broken_->blame() == Blame::Timeout) broken_ = with(*broken_);
+  return with(timeout);
+}
+
+Error Failure::with_hint(const Error& error) const {
+  const std::string hint =
+      "the rank that tells the others of lost ranks (0, the lowest) has left the job, so a rank "
+      "may be lost unnoticed; let it leave last, after a barrier of all ranks";
+  const bool has_one = error.text().find(hint) != std::string::npos;
+  if (error.blame() != Blame::Timeout || has_one || options_.size < 3 ||
+      !options_.job->membership->is_alone())
+    return error;
+  return error.with_text(error.text() + "; " + hint);
+}
+
+}  // namespace weft::group
