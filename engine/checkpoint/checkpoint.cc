@@ -44,7 +44,7 @@ void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
 // Sends the bytes in pieces of kPiece, so that files may have any size.
 void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
   if (group.size() == 1) return;
-  const c10::Device device = group::Core::of(group).host_values_device();
+  const c10::Device device = group::Core::of(group).carriers.host_values_device();
   for (std::int64_t offset = 0; offset < bytes.numel(); offset += kPiece) {
     const at::Tensor piece = bytes.narrow(0, offset, std::min(kPiece, bytes.numel() - offset));
     const at::Tensor there = piece.to(device);  // `piece` itself on the host

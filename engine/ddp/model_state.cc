@@ -87,7 +87,7 @@ bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   digest.add(text.data(), text.size());
   const std::string own = digest.text();
   const auto length = static_cast<std::int64_t>(own.size());
-  const c10::Device device = group::Core::of(group).host_values_device();
+  const c10::Device device = group::Core::of(group).carriers.host_values_device();
   const at::Tensor mine = at::empty({length}, at::TensorOptions(at::kByte));
   std::copy(own.begin(), own.end(), static_cast<char*>(mine.mutable_data_ptr()));
   const at::Tensor all = at::empty({group.size() * length}, mine.options().device(device));

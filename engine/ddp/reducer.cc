@@ -706,7 +706,7 @@ void Reducer::finish() {
   const auto start = std::chrono::steady_clock::now();
   try {
     for (Bucket& bucket : buckets_) collect(bucket);
-    wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
+    wait(usage_.take_work(), group::Core::of(groups_.own()).carriers.host_values_device());
   } catch (...) {
     fail_pass(std::current_exception());
   }

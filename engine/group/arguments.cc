@@ -69,7 +69,7 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
                           remedy("give it some", ".clone()", use));
   }
   static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
-  static_cast<void>(core.carrier(tensor.device()));
+  static_cast<void>(core.carriers.of(tensor.device()));
   if (tensor.is_cuda() && core.options.device.is_cuda() && tensor.device() != core.options.device) {
     refuse(operation, std::string(name) + " is on " + tensor.device().str() +
                           ", but this rank's device is " + core.options.device.str());
@@ -110,7 +110,7 @@ void check_reduction(Core& core, const std::string& operation, const at::Tensor&
   if (op > ReduceOp::BitXor)
     refuse(operation, "there is no ReduceOp " + std::to_string(static_cast<int>(op)));
   const Dtype dtype = tensor::dtype_of(tensor.scalar_type());
-  transport::Communicator& carrier = core.communicator(tensor.device());
+  transport::Communicator& carrier = core.joining.communicator(tensor.device());
   if (!carrier.can_reduce(dtype, op)) {
     throw Error(Blame::Unsupported,
                 operation + ": backend '" + std::string(carrier.backend()) + "' cannot reduce " +

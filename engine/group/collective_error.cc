@@ -62,7 +62,7 @@ void agree(ProcessGroup& group, const std::optional<Error>& failure) {
   const at::Tensor bytes = at::from_blob(mine.data(), {static_cast<std::int64_t>(mine.size())},
                                          at::TensorOptions(at::kByte));
   const auto all = detail::all_gather_ragged(
-      bytes.to(Core::of(group).host_values_device()), group,
+      bytes.to(Core::of(group).carriers.host_values_device()), group,
       {"the text of an error", kMostText, "that rank runs another program"});
   const auto first =
       std::find_if(all.begin(), all.end(), [](const at::Tensor& said) { return said.numel() > 0; });

@@ -11,8 +11,10 @@
 #include <span>
 
 #include <weft/base/inheritance.h>
+#include <weft/engine/group/carriers.h>
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
+#include <weft/engine/group/joining.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/waits.h>
@@ -25,26 +27,14 @@ namespace weft::group {
 
 // The remedy if a rank does not come to a call.
 constexpr const char* kAllCall = "all ranks of the group must call it, in the same order of calls";
-// How tensors of one device type travel. The communicator is made at once on the host, at the first
-// use on CUDA.
-struct Carrier {
-  std::string named;    // the backend that the program or the default names
-  std::string backend;  // the backend in use; "" = none, for the reason in why_not
-  std::string why_not;
-  bool staged = false;  // CUDA tensors travel through host memory
-  std::shared_ptr<transport::Transport> transport;
-  std::shared_ptr<transport::Communicator> communicator;
-  c10::Device device = c10::Device(c10::kCPU);  // the device whose tensors the communicator takes
-};
 
 struct Core : std::enable_shared_from_this<Core> {
-  // Opens the backends. Call join() next, which meets the other ranks.
-  explicit Core(CoreOptions options);
+  // Opens the backends. Call join() next, which meets the other ranks. The operations are recorded
+  // as those of `as`.
+  Core(CoreOptions options, trace::Member as);
   ~Core();
 
-  // Meets the other ranks. Throws Timeout naming the ranks that did not come, PeerLost naming a
-  // rank that was lost meanwhile. `parent` is the group whose ranks make this one: aborting it ends
-  // the joining, and a rank that leaves it will not come.
+  // Begins to listen to the other ranks, and meets them: see Joining::join().
   void join(Core* parent);
 
   struct Operation {
@@ -104,19 +94,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void leave(std::chrono::milliseconds limit);
   // True if that rank of the group has left it, and said so.
   bool has_left(int rank) const;
-  // The device of barriers: the group's device if a backend carries it, else the host.
-  c10::Device barrier_device() const;
-  // The device on which host values travel (counts, orders, bytes): the host if a backend carries
-  // it, else the group's device.
-  c10::Device host_values_device() const;
-  bool carries(c10::DeviceType type) const;
   // Counts the calls of one kind that all ranks make in the same order: 1, 2, …
   int next_number(const std::string& kind);
-
-  // Returns the communicator for tensors of this device; makes it if need be. Throws Caller if no
-  // backend carries them.
-  transport::Communicator& communicator(c10::Device device);
-  const Carrier& carrier(c10::Device device) const;
 
   // Throws if this rank has left the group, or like Failure::throw_if_failed().
   void throw_if_broken();
@@ -131,21 +110,17 @@ struct Core : std::enable_shared_from_this<Core> {
 
   const MadeIn made_in_;
   const CoreOptions options;
+  const trace::Member member;
   const std::shared_ptr<StoreBootstrap> bootstrap;
   const std::shared_ptr<Ledger> ledger;
   Failure failure;
+  Carriers carriers;
+  Joining joining;
 
   std::mutex issue_mutex;  // held while an operation is issued: the order of operations
 
  private:
   struct LeaveOnDrop;
-  std::shared_ptr<transport::Communicator> meet(const Carrier& carrier, c10::DeviceType type,
-                                                const transport::JoinOptions& join);
-  void meet_members();
-  void await_members();
-  void throw_if_hopeless();
-  void throw_if_out_of_reach();
-  void throw_if_left_without(const std::function<bool(int rank)>& came) const;
   StoreBootstrap meeting(const std::string& base, Waits::Meeting& wait);
   // Ranks that have not set the key base + their rank.
   std::vector<int> absent_from(const std::string& base);
@@ -154,18 +129,10 @@ struct Core : std::enable_shared_from_this<Core> {
   Waits::Progress progress();
   std::optional<std::string> call(std::uint64_t number);
   void remember_call(const Operation& operation, std::uint64_t number);
-  bool agrees_with_first(c10::DeviceType type);
-  std::string backends() const;
   std::set<int> everybody_else() const;
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
-  void make_communicator(Carrier& carrier, const c10::Device& device);
-  // Members that have not announced that they join.
-  std::vector<int> missing_ranks();
-  Error not_come(const std::vector<int>& ranks) const;
-  std::string joining_what() const;
-  std::string joining_hint() const;
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   struct MessageCalled {
     std::string name;
@@ -202,18 +169,13 @@ struct Core : std::enable_shared_from_this<Core> {
   ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix,
                              CoreOptions made);
 
-  const trace::Member member_;
   std::mutex monitored_mutex_;  // held through a monitored barrier: threads of this rank take turns
   // This rank's keys in the store: those of the monitored round that passed last and of later ones,
   // and those of earlier rounds. Guarded by monitored_mutex_.
   std::vector<std::string> monitored_keys_, monitored_stale_;
   // Messages by peer and tag; guarded by numbers_mutex_.
   std::map<std::pair<int, int>, std::uint64_t> sent_, received_;
-  Core* parent_ = nullptr;      // set while join() runs, for the thread in it
   std::weak_ptr<Core> handle_;  // the Core as handles hold it, with its LeaveOnDrop
-  std::mutex making_mutex_;     // held while a communicator is made: one at a time
-  std::mutex carriers_mutex_;   // held for moments only
-  std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under carriers_mutex_
   std::mutex numbers_mutex_;
   std::map<std::string, int> numbers_;
   struct Issued {

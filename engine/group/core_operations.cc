@@ -72,7 +72,7 @@ Work Core::issue(Operation operation, const Call& call) {
   state->device = operation.device;
   state->host_waits = operation.host_waits || operation.device.is_cpu();
   std::lock_guard lock(issue_mutex);
-  transport::Communicator& carrier = communicator(operation.device);
+  transport::Communicator& carrier = joining.communicator(operation.device);
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
   remember_call(operation, number);
@@ -84,7 +84,7 @@ Work Core::issue(Operation operation, const Call& call) {
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
-  auto traced = trace::Operation::begin(member_, trace::Kind::Collective, shown);
+  auto traced = trace::Operation::begin(member, trace::Kind::Collective, shown);
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
     const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
@@ -111,16 +111,9 @@ Work Core::issue(Operation operation, const Call& call) {
     throw;
   }
   if (operation.on_all) {  // all ranks have made these by now, or none has
-    std::vector<std::shared_ptr<transport::Communicator>> others;
-    {
-      std::lock_guard lock_of_carriers(carriers_mutex_);
-      for (const auto& [type, other] : carriers_) {
-        if (other.communicator && other.communicator.get() != &carrier)
-          others.push_back(other.communicator);
-      }
+    for (const auto& other : carriers.communicators()) {
+      if (other.get() != &carrier) state->ops.push_back(other->barrier({}));
     }
-    // Without that lock, since it may end earlier operations and fail the group.
-    for (const auto& other : others) state->ops.push_back(other->barrier({}));
   }
   const auto is_over = [](const Op& op) { return op.ended() && !op.error(); };
   if (std::all_of(state->ops.begin(), state->ops.end(), is_over)) {  // or there was nothing to do
@@ -170,7 +163,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   state->device = tensor.device();
   state->host_waits = tensor.device().is_cpu();
   std::lock_guard lock(issue_mutex);
-  transport::Communicator& carrier = communicator(tensor.device());
+  transport::Communicator& carrier = joining.communicator(tensor.device());
   last_ = {.name = is_send ? "send to" : "recv from", .since = coarse_now(), .peer = peer};
   state->wait = last_;
   state->backend = carrier.backend();
@@ -199,7 +192,7 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   shown.peer = peer;
   shown.tag = tag;
   auto traced =
-      trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
+      trace::Operation::begin(member, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
   state->is_captured = tensor::CudaDevices::is_captured(ready);
   Op op = call(*messages, std::move(pin), ready);
   const bool compares =

@@ -150,7 +150,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   if (wanted.timeout != ProcessGroupOptions().timeout)
     made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")),
+  return recorded(member, "new_group", static_cast<std::uint64_t>(next_number("group")),
                   options.place(), [&] {
                     try {
                       if (loss) {
@@ -174,7 +174,7 @@ ProcessGroup Core::split(int color, int key) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const int count = next_number("split");
-  return recorded(member_, "split", static_cast<std::uint64_t>(count), options.place(), [&] {
+  return recorded(member, "split", static_cast<std::uint64_t>(count), options.place(), [&] {
     ProcessGroup made;
     failure.by_the_store([&] { made = divide(count, color, key); });
     return made;
@@ -232,7 +232,8 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
 StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
   return StoreBootstrap(options.own_store, [this, base, &wait] {
     failure.throw_if_broken();
-    throw_if_left_without([&](int rank) { return bootstrap->exists(base + std::to_string(rank)); });
+    ledger->throw_if_left_without(
+        [&](int rank) { return bootstrap->exists(base + std::to_string(rank)); });
     wait.look();
   });
 }
@@ -265,7 +266,7 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
   const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
-  recorded(member_, "monitored_barrier", round, options.place(), [&] {
+  recorded(member, "monitored_barrier", round, options.place(), [&] {
     failure.by_the_store([&] {
       options.rank == 0 ? lead_monitored_barrier(base, timeout)
                         : follow_monitored_barrier(base, timeout);

@@ -211,6 +211,16 @@ std::vector<int> Ledger::living() const {
   return ranks;
 }
 
+void Ledger::throw_if_left_without(const std::function<bool(int rank)>& came) const {
+  for (const int rank : leavers()) {
+    if (came(rank)) continue;
+    throw Error(Blame::PeerLost,
+                "rank " + std::to_string(rank) + " has left group '" + group_ +
+                    "' and will not come; make a group of the other ranks with new_group")
+        .with_ranks({rank});
+  }
+}
+
 std::string Ledger::who_left() const {
   std::lock_guard lock(mutex_);
   std::string ranks;

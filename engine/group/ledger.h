@@ -64,6 +64,9 @@ class Ledger {
   std::vector<int> leavers() const;
   // The members that are neither lost nor have left, by group rank, in order.
   std::vector<int> living() const;
+  // Throws PeerLost if a rank has left the group without having come to a meeting. `came` returns
+  // true if the rank has come, or need not come.
+  void throw_if_left_without(const std::function<bool(int rank)>& came) const;
   // "rank 1 has left group 'x'"; "" if none has.
   std::string who_left() const;
 

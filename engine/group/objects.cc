@@ -19,7 +19,7 @@ Limit object(const char* kind) {
 }
 
 at::TensorOptions bytes_of(const ProcessGroup& group) {
-  return at::TensorOptions(at::kByte).device(group::Core::of(group).host_values_device());
+  return at::TensorOptions(at::kByte).device(group::Core::of(group).carriers.host_values_device());
 }
 
 at::Tensor number(std::int64_t value, const at::TensorOptions& where) {

@@ -224,7 +224,7 @@ int ProcessGroup::rank() const { return core().options.rank; }
 int ProcessGroup::size() const { return core().options.size; }
 c10::Device ProcessGroup::device() const { return core().options.device; }
 std::string ProcessGroup::backend(c10::Device device) const {
-  return core().carrier(device).backend;
+  return core().carriers.of(device).backend;
 }
 std::vector<std::string> ProcessGroup::waiting_for() const { return core().waiting_for(); }
 c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
@@ -562,7 +562,7 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
 Work ProcessGroup::barrier() {
   return limited(core().issue({.name = "barrier",
                                .fingerprint = [] { return std::string(); },
-                               .device = core().barrier_device(),
+                               .device = core().carriers.barrier_device(),
                                .tensors = {},
                                .host_waits = true,
                                .on_all = true},

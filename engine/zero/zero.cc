@@ -355,7 +355,7 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   std::int64_t most_expected = 64 << 20;
   for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
   const auto gathered =
-      detail::gather_ragged(bytes_of(*whole).to(core.barrier_device()), to, group_,
+      detail::gather_ragged(bytes_of(*whole).to(core.carriers.barrier_device()), to, group_,
                             {"consolidate_state_dict: a rank's state", most_expected,
                              "all ranks must wrap the same optimizer"});
   if (group_.rank() != to) return all_.reset();

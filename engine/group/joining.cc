@@ -1,0 +1,374 @@
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <system_error>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/base/log.h>
+#include <weft/base/shortage.h>
+#include <weft/engine/group/backends.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/joining.h>
+#include <weft/engine/store/backoff.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/dump.h>
+
+namespace weft::group {
+
+namespace {
+
+constexpr const char* kFailedKey = "weft/failed";
+
+std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
+
+// The failure that tell_failure() has left in the store.
+Error could_not_join(const std::string& told) {
+  int rank = -1;
+  const auto number = std::from_chars(told.data(), told.data() + told.size(), rank);
+  const std::string text(number.ptr, told.data() + told.size());
+  return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " could not join:" + text)
+      .with_ranks({rank});
+}
+
+const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "cuda/" : "cpu/"; }
+
+// Ranks that are threads of one process and share a GPU may hang where processes would not: a
+// stream that waits for another rank holds up the driver for the whole process, and so that rank's
+// work.
+void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
+  if (store.add("threads on " + gpu.str() + "/" + trace::process_identity(), 1) != 2) return;
+  log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
+            "; where one's stream waits for the other, both may wait for ever: start each rank as "
+            "a process (weft-run, "
+            "weft::spawn), or give each a GPU of its own");
+}
+
+}  // namespace
+
+void tell_failure(const CoreOptions& options, const Error& error) {
+  try {
+    // could_not_join() reads it.
+    StoreBootstrap(options.own_store)
+        .set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
+  } catch (const Error& second) {
+    log::debug("cannot tell the other ranks: " + second.text());
+  }
+}
+
+void tell_given_up(const CoreOptions& options, const Error& error) {
+  const auto tell_members = [&](const std::string& how) {
+    options.job->membership->send(
+        {FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
+  };
+  switch (error.blame()) {
+    case Blame::PeerLost:   // meet() tells them itself
+    case Blame::Protocol:   // so it does here
+    case Blame::Cancelled:  // all ranks are told of these
+      break;
+    case Blame::Timeout:
+      // Not in the store: it may end with this rank, and the same ranks may meet there again.
+      tell_members("it gave up: ");
+      break;
+    default:  // they would wait for this rank
+      tell_failure(options, error);
+      tell_members("it could not join: ");  // the store may end with this rank before they look
+  }
+}
+
+Joining::Joining(const CoreOptions& options, StoreBootstrap& store, Ledger& ledger,
+                 Failure& failure, Carriers& carriers)
+    : options_(options), store_(store), ledger_(ledger), failure_(failure), carriers_(carriers) {}
+
+void Joining::join(Core* parent) {
+  parent_ = parent;
+  try {
+    if (carriers_.carries(c10::kCPU)) {
+      communicator(c10::Device(c10::kCPU));
+    } else if (options_.size > 1) {
+      options_.job->connected ? await_members() : meet_members();
+    }
+  } catch (...) {
+    ledger_.on_joined();
+    throw;
+  }
+  ledger_.on_joined();
+  parent_ = nullptr;
+  has_joined_ = true;
+}
+
+// If no backend meets the other ranks before the first operation, the job's ranks meet here. Python
+// ranks do not announce themselves, so this waits only for kMoment for ranks that may be Python's.
+void Joining::meet_members() {
+  constexpr auto kMoment = std::chrono::seconds(60);
+  const auto& membership = options_.job->membership;
+  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  try {
+    membership->wait_for_all(
+        Deadline::in(std::min<std::chrono::milliseconds>(options_.timeout, kMoment)));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    const std::vector<int> missing = missing_ranks();
+    if (options_.timeout <= kMoment) throw not_come(missing);
+    log::warn("joining " + options_.place() + ": " + ranks_text(missing) + " did not come within " +
+              describe(kMoment) + "; this is expected of Python's ranks, and this rank goes on");
+    return;
+  }
+  on_all_met();
+}
+
+void Joining::on_all_met() {
+  options_.job->membership->connect([this] { throw_if_hopeless(); },
+                                    Deadline::in(options_.timeout));
+  options_.job->connected = true;
+  options_.job->waits->on_connected();
+}
+
+// The same for a later group: before a member tells something about the group, for example that it
+// leaves, the others must be listening.
+void Joining::await_members() {
+  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  const Deadline deadline = Deadline::in(options_.timeout);
+  Waits::Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
+                         [this] { return missing_ranks(); });
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const bool is_told =
+        options_.job->membership->has(options_.global_ranks[static_cast<std::size_t>(rank)]);
+    if (rank == options_.rank || !is_told) continue;
+    for (Backoff pause; !store_.exists(here_key(rank)); pause.wait(deadline)) {
+      throw_if_hopeless();
+      joining.look();
+      if (!deadline.passed()) continue;
+      throw not_come(missing_ranks());
+    }
+  }
+}
+
+// --- Making communicators ---
+
+transport::Communicator& Joining::communicator(c10::Device device) {
+  const Carrier& carrier = carriers_.of(device);
+  std::lock_guard making(making_mutex_);
+  if (carrier.communicator && carrier.device != device) {
+    throw Error(Blame::Caller, "this rank " + options_.place() + " uses " + carrier.device.str() +
+                                   ", and this tensor is on " + device.str() +
+                                   "; a group carries tensors of one GPU (set LOCAL_RANK or "
+                                   "ProcessGroupOptions::device, or make a group for the other: "
+                                   "new_group(ranks, {.device = …}))");
+  }
+  if (carrier.communicator) return *carrier.communicator;
+  if (failure_.is_broken()) {
+    if (!has_joined_) throw_if_hopeless();
+    failure_.throw_if_broken();
+  }
+  options_.job->devices->refuse_capture(
+      device, "the first operation " + options_.place(),
+      "the ranks connect for it; run one collective of the group before the capture");
+  try {
+    make_communicator(carrier, device);
+  } catch (...) {
+    // At the first operation on a device the group exists, and the others wait in that operation.
+    if (has_joined_) {
+      const Error error = to_error(std::current_exception(), Blame::Busy);
+      tell_given_up(options_, error);
+      failure_.fail(error);
+    }
+    throw;
+  }
+  return *carrier.communicator;
+}
+
+void Joining::make_communicator(const Carrier& carrier, const c10::Device& device) {
+  transport::JoinOptions join;
+  join.rank = options_.rank;
+  join.size = options_.size;
+  join.group_name = options_.name;
+  join.store = std::make_shared<StoreBootstrap>(
+      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options_.own_store));
+  join.device = carrier.staged ? Device::host() : tensor::device_of(device);
+  if (device.is_cuda()) join.cuda = options_.job->devices->open(device.index());
+  join.timeout = options_.timeout;
+  join.loop = options_.job->loop;
+  join.interface_address = options_.job->local_address;
+  auto made = meet(carrier, device.type(), join);
+  if (carrier.staged) {
+    warn_of_shared_gpu(*join.store, device);
+    made = options_.job->devices->stage_over(std::move(made), device.index(), options_.job->loop);
+  }
+  // All ranks of the job have come this far, so it is known now which of them run Weft.
+  if (!options_.job->connected) on_all_met();
+  carriers_.set(device, made);
+  failure_.abort_on_failure(made);
+}
+
+struct Joining::Attempt : HostFlag {
+  std::shared_ptr<transport::Communicator> made;
+  std::exception_ptr error;
+};
+
+// Joins the communicator on a thread of its own. A backend that waits for a rank which has died
+// waits for the whole timeout and cannot be told, so that thread is left to it.
+std::shared_ptr<transport::Communicator> Joining::meet(const Carrier& carrier, c10::DeviceType type,
+                                                       const transport::JoinOptions& join) {
+  if (options_.size == 1) return carrier.transport->join(join);
+  const auto attempt = std::make_shared<Attempt>();
+  failure_.raise_on_failure(attempt);
+  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  begin(attempt, carrier, join);
+  await(*attempt, type);
+  if (failure_.is_broken()) throw_if_hopeless();
+  try {
+    if (attempt->error) std::rethrow_exception(attempt->error);
+  } catch (const Error& error) {
+    // A lost rank's connections may break before this rank hears of the loss.
+    if (error.blame() == Blame::PeerLost) static_cast<void>(failure_.is_broken(kLossIsTold));
+    throw_if_hopeless();
+    static_cast<void>(agrees_with_first(type));
+    if (ends_connection(error.blame())) tell_failure(options_, error);
+    if (error.blame() != Blame::Timeout) throw;
+    throw not_connected(error);
+  }
+  return std::move(attempt->made);
+}
+
+void Joining::begin(const std::shared_ptr<Attempt>& attempt, const Carrier& carrier,
+                    const transport::JoinOptions& join) const {
+  auto work = [attempt, transport = carrier.transport,
+               join = transport::JoinOptions(join)]() mutable {
+    try {
+      attempt->made = transport->join(join);
+    } catch (...) {
+      attempt->error = std::current_exception();
+    }
+    // This thread may end long after the group, so it releases everything first (a FileStore counts
+    // its holders).
+    join = {};
+    transport.reset();
+    attempt->raise();
+  };
+  try {
+    std::thread(std::move(work)).detach();
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy, "joining " + options_.place() + ": starting a thread",
+                       error.code().value());
+  }
+}
+
+// Returns when the attempt has ended, or throws what ends it early.
+void Joining::await(const Attempt& attempt, c10::DeviceType type) {
+  const Deadline deadline = Deadline::in(options_.timeout);
+  if (!options_.job->connected) {
+    options_.job->membership->connect_to_first([&] { return attempt.query(); }, deadline);
+  }
+  Waits::Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
+                         [this] { return missing_ranks(); });
+  bool agreed = false;
+  while (!attempt.synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
+    throw_if_hopeless();
+    throw_if_out_of_reach();
+    agreed = agreed || agrees_with_first(type);
+    joining.look();
+  }
+}
+
+// `timeout`: the backend's. Names the ranks that did not come.
+Error Joining::not_connected(const Error& timeout) {
+  const std::vector<int> missing = missing_ranks();
+  return timeout
+      .with_text("joining " + options_.place() + ": " +
+                 (missing.empty() ? "all ranks came, but were not connected"
+                                  : ranks_text(missing) + " did not come") +
+                 " within " + describe(options_.timeout) + ": " + timeout.text() +
+                 (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, "
+                                    "ProcessGroupOptions::backend another "
+                                    "way (weft-info lists them)"
+                                  : ""))
+      .with_ranks(missing.empty() ? timeout.ranks() : missing);
+}
+
+// Throws the error that ends joining early, if there is one. A rank that could not join writes the
+// reason into the store and leaves right after that, perhaps with the store.
+void Joining::throw_if_hopeless() {
+  std::optional<std::string> told;
+  std::optional<Error> unreachable;
+  // Checked first: a rank writes into the store before it leaves.
+  const bool was_broken = failure_.is_broken();
+  try {
+    if (store_.exists(kFailedKey)) told = to_text(store_.get(kFailedKey, Deadline::never()));
+  } catch (const Error& error) {
+    unreachable = error;
+    static_cast<void>(failure_.is_broken(kLossIsTold));
+  }
+  if (told) throw could_not_join(*told).within("joining " + options_.place());
+  if (parent_ != nullptr) parent_->failure.throw_if_aborted();
+  if (parent_ != nullptr && !unreachable) {
+    parent_->ledger->throw_if_left_without([this](int rank) {
+      const auto& all = options_.global_ranks;
+      const auto member = std::find(all.begin(), all.end(),
+                                    parent_->options.global_ranks[static_cast<std::size_t>(rank)]);
+      return member == all.end() || store_.exists(here_key(static_cast<int>(member - all.begin())));
+    });
+  }
+  if (was_broken || unreachable) failure_.throw_if_broken();
+  if (unreachable) throw Error(*unreachable);
+}
+
+// A rank whose connection the store's host cannot accept never learns why.
+void Joining::throw_if_out_of_reach() {
+  if (!options_.job->hosts_store || options_.job->connected || descriptors_left(1) > 0) return;
+  const std::vector<int> missing = missing_ranks();
+  if (missing.empty()) return;
+  throw Error(Blame::Busy,
+              "joining " + options_.place() +
+                  ": this process, which hosts the job's store, has no file descriptor left for " +
+                  ranks_text(missing) + remedy_for(EMFILE),
+              EMFILE)
+      .with_ranks(missing);
+}
+
+// True if rank 0 has announced its backends; throws Caller if this rank has other ones.
+bool Joining::agrees_with_first(c10::DeviceType type) {
+  if (options_.rank == 0) return true;
+  if (!store_.exists(here_key(0))) return false;
+  const std::string said = to_text(store_.get(here_key(0), Deadline::in(options_.timeout)));
+  const auto name = [type](const std::string& backends) {
+    const auto all = parse_backends(backends);
+    const auto found = all.find(type);
+    return found == all.end() ? "none" : "'" + found->second + "'";
+  };
+  if (name(said) == name(carriers_.names())) return true;
+  throw Error(Blame::Caller,
+              "joining " + options_.place() + ": rank 0 has backend " + name(said) + " for " +
+                  c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
+                  std::to_string(options_.rank) + " has " + name(carriers_.names()) +
+                  "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
+}
+
+std::vector<int> Joining::missing_ranks() {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (!store_.exists(here_key(rank))) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string Joining::what() const {
+  return parent_ == nullptr ? "init_process_group" : "the making";
+}
+
+std::string Joining::hint() const {
+  if (parent_ != nullptr) return "all its ranks must make it, in the same order of groups";
+  const std::string own =
+      "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size);
+  return "all ranks must be started with the same address and world size" +
+         (options_.said_by.empty() ? "" : "; this one is " + own + " by " + options_.said_by);
+}
+
+Error Joining::not_come(const std::vector<int>& ranks) const {
+  return Error(Blame::Timeout, "joining " + options_.place() + ": " + ranks_text(ranks) +
+                                   " did not come within " + describe(options_.timeout))
+      .with_ranks(ranks);
+}
+
+}  // namespace weft::group
