@@ -140,7 +140,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
     check_same_model(group, named_values(*module, sparse), agreed(options));
     state_->number =
-        static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
+        static_cast<std::uint32_t>(group::Core::of(group).numbers.next("DistributedDataParallel"));
     state_->groups = DeviceGroups(group, state_->all_values());
     broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
   });

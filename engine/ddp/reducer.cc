@@ -189,7 +189,7 @@ void Reducer::prepare_forward() {
   require_in_step();
   refuse_capture();
   // A broken group may be the reason why the pass did not end.
-  if (passing_) group::Core::of(group()).throw_if_broken();
+  if (passing_) group::Core::of(group()).operations.throw_if_refused();
   if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
   if (passing_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller,

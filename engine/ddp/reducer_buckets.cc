@@ -164,7 +164,7 @@ void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const
       if (future.done()) return;
       if (error.blame() != Blame::Timeout) throw;
     }
-    core.throw_if_broken();
+    core.operations.throw_if_refused();
     if (deadline.passed()) break;
     wait.look();
   }

@@ -24,7 +24,8 @@ Core::Core(CoreOptions given, trace::Member as)
                                       })),
       failure(options, *ledger, *this),
       carriers(options),
-      joining(options, *bootstrap, *ledger, failure, carriers) {}
+      joining(options, *bootstrap, *ledger, failure, carriers),
+      operations(*this) {}
 
 Core::~Core() {
   options.job->membership->forget(options.name);
@@ -87,7 +88,7 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
         new LeaveOnDrop{std::move(core), ended},
         [outside](LeaveOnDrop* last) { outside([last] { delete last; }); });
     const std::shared_ptr<Core> handle(stay, stay->core.get());
-    handle->handle_ = handle;
+    handle->handle = handle;
     return ProcessGroup(handle);
   } catch (...) {
     member.withdraw();  // the same ranks may meet again, as the same group
@@ -166,15 +167,16 @@ void Core::listen() {
   source.rank = options.rank;
   source.pending = [weak = weak_from_this()] {
     const auto core = weak.lock();
-    return core ? core->pending() : std::vector<Waits::Wait>();
+    return core ? core->operations.pending() : std::vector<Waits::Wait>();
   };
   source.progress = [weak = weak_from_this()] {
     const auto core = weak.lock();
-    return core ? core->progress() : Waits::Progress{0, "no operation: it has left the group"};
+    return core ? core->operations.progress()
+                : Waits::Progress{0, "no operation: it has left the group"};
   };
   source.call = [weak = weak_from_this()](std::uint64_t number) {
     const auto core = weak.lock();
-    return core ? core->call(number) : std::nullopt;
+    return core ? core->operations.call(number) : std::nullopt;
   };
   source.differ = [weak = weak_from_this()](const std::string& how) {
     if (const auto core = weak.lock()) core->failure.differ(how);
@@ -185,7 +187,7 @@ void Core::listen() {
 // --- Leaving ---
 
 void Core::leave_at_last() {
-  if (has_left_.exchange(true)) return;
+  if (!operations.refuse_later()) return;
   if (options.size > 1 && options.job->connected && !failure.is_broken() &&
       std::uncaught_exceptions() > 0) {
     return options.job->membership->send(
@@ -199,19 +201,13 @@ void Core::leave(std::chrono::milliseconds limit) {
     throw Error(Blame::Caller, "leave " + options.place() + ": a limit of " + describe(limit) +
                                    "; it must be positive");
   }
-  if (has_left_.exchange(true)) throw_if_left();
+  if (!operations.refuse_later()) operations.throw_if_left();
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
 }
 
 bool Core::has_left(int rank) const {
   const auto leavers = ledger->leavers();
   return std::find(leavers.begin(), leavers.end(), rank) != leavers.end();
-}
-
-void Core::throw_if_left() const {
-  if (has_left_)
-    throw Error(Blame::Caller,
-                "this rank has left " + options.self() + " by leave(); make another group");
 }
 
 std::optional<Error> Core::part(std::chrono::milliseconds limit) {
@@ -222,7 +218,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   }
   const auto& membership = options.job->membership;
   const Deadline deadline = Deadline::in(limit);
-  const std::string own = wait_for_own_operations(deadline);
+  const std::string own = operations.wait_for_all(deadline);
   if (failure.is_broken()) {  // broken meanwhile
     failure.tell_leaving();
     return std::nullopt;
@@ -272,21 +268,6 @@ void Core::warn_of_unreceived() {
   if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
   log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" +
             whose);
-}
-
-// Skips receives: nobody is left who could want their bytes. The job's Waits go on reporting these
-// operations.
-std::string Core::wait_for_own_operations(Deadline deadline) {
-  std::vector<Issued> unfinished;
-  {
-    // Other threads may be issuing; from now on they are refused.
-    std::lock_guard lock(issue_mutex);
-    unfinished = unfinished_;
-  }
-  for (const Issued& one : unfinished) {
-    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what();
-  }
-  return "";
 }
 
 }  // namespace weft::group

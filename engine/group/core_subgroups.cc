@@ -13,6 +13,7 @@
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/store_meeting.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/operation.h>
@@ -103,7 +104,7 @@ auto recorded(const trace::Member& member, const char* name, std::uint64_t numbe
 
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
   const std::optional<Error> loss = failure.loss();
-  if (!loss) throw_if_broken();
+  if (!loss) operations.throw_if_refused();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const auto refuse = [&](const std::string& why) {
     throw Error(Blame::Caller, "new_group " + options.place() + ": " + why);
@@ -144,13 +145,13 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   // Counted by members, so that other ranks need not call, and may call for groups in another
   // order.
   const std::string members = listed(ranks);
-  const int nth = next_number("group " + members);
+  const int nth = numbers.next("group " + members);
   made.name = options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +
               (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (wanted.timeout != ProcessGroupOptions().timeout)
     made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(member, "new_group", static_cast<std::uint64_t>(next_number("group")),
+  return recorded(member, "new_group", static_cast<std::uint64_t>(numbers.next("group")),
                   options.place(), [&] {
                     try {
                       if (loss) {
@@ -171,9 +172,9 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
 }
 
 ProcessGroup Core::split(int color, int key) {
-  throw_if_broken();
+  operations.throw_if_refused();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
-  const int count = next_number("split");
+  const int count = numbers.next("split");
   return recorded(member, "split", static_cast<std::uint64_t>(count), options.place(), [&] {
     ProcessGroup made;
     failure.by_the_store([&] { made = divide(count, color, key); });
@@ -187,7 +188,7 @@ ProcessGroup Core::divide(int count, int color, int key) {
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(Split{color, key})));
   const Deadline deadline = Deadline::in(options.timeout);
   Waits::Meeting wait(options.job->waits, options.name, "split #" + number, options.rank, kAllCall,
-                      [this, base] { return absent_from(base); });
+                      [this, base] { return absent_from(*bootstrap, base, options.size); });
   StoreBootstrap store = meeting(base, wait);
   std::vector<std::pair<int, int>> members;  // key, rank
   for (int rank = 0; rank < options.size; ++rank) {
@@ -238,21 +239,13 @@ StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
   });
 }
 
-std::vector<int> Core::absent_from(const std::string& base) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < options.size; ++rank) {
-    if (!bootstrap->exists(base + std::to_string(rank))) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 // Rank 0 counts the rounds that it has closed, so a rank that missed one is not behind in the next.
 // A rank comes to the open round by writing the number of its attempt, and stays in it unless its
 // time is over first. An attempt can be claimed once: by rank 0, which counts the rank in, or by
 // the rank itself, which withdraws. (The key stays after a withdrawal: rank 0 may have seen it and
 // be about to get it.)
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
-  throw_if_broken();
+  operations.throw_if_refused();
   const trace::Range range(traced::monitored_barrier,
                            {.rank = options.rank, .ranks = options.size});
   if (timeout == kGroupTimeout) timeout = options.timeout;
@@ -297,7 +290,7 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
     return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1;
   };
   Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
-                      [this, base] { return absent_from(base); });
+                      [this, base] { return absent_from(*bootstrap, base, options.size); });
   StoreBootstrap store = meeting(base, wait);
   std::set<int> missing = everybody_else();
   for (Backoff pause;; pause.wait(deadline)) {
@@ -348,12 +341,12 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   const std::string own = base + std::to_string(options.rank);
   const std::string came = "rank " + std::to_string(options.rank) +
                            " came to the monitored barrier " + options.place() + ", but ";
-  const std::string attempt = std::to_string(next_number("monitored barrier"));
+  const std::string attempt = std::to_string(numbers.next("monitored barrier"));
   for (const std::string& key : {own, own + "/" + attempt, own + "/read"})
     monitored_keys_.push_back(key);
   bootstrap->set(own, to_bytes(attempt));
   Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
-                      [this, base] { return absent_from(base); });
+                      [this, base] { return absent_from(*bootstrap, base, options.size); });
   StoreBootstrap store = meeting(base, wait);
   std::optional<std::string> verdict;
   const auto listen = [&](Deadline deadline) {

@@ -129,9 +129,9 @@ Rows rows_of(const std::string& operation, const std::string& name, const at::Te
 // whatever its own.
 Work issue_exchange(Core& core, const char* name, Tensors tensors,
                     std::span<const at::Tensor> writes, std::span<const Slice> to,
-                    std::span<const Slice> from, Core::Operation::Parts parts) {
+                    std::span<const Slice> from, group::Operation::Parts parts) {
   const at::Tensor like = tensors.front();
-  return core.issue(
+  return core.operations.issue(
       {.name = name,
        .fingerprint =
            [&] {
@@ -247,7 +247,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
   options.check_rank(root, "broadcast: root");
   auto data = tensor::elements_of(tensor);
   data.training = training;
-  return issue(
+  return operations.issue(
       {.name = "broadcast",
        .fingerprint = [&] { return with(tensor, root) + transport::training_text(training); },
        .device = tensor.device(),
@@ -266,7 +266,7 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   core().options.check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue(
+  return limited(core().operations.issue(
       {.name = "reduce",
        .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
        .device = tensor.device(),
@@ -293,16 +293,16 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::T
   auto data = tensor::elements_of(tensor);
   data.training = training;
   const auto fingerprint = [&] { return with(tensor, op) + transport::training_text(training); };
-  return issue({.name = "all_reduce",
-                .fingerprint = fingerprint,
-                .device = tensor.device(),
-                .tensors = {tensor},
-                .writes = written(tensor),
-                .reduction = op,
-                .training = training},
-               [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                 ops.push_back(ranks.all_reduce(data, op, pin, ready));
-               });
+  return operations.issue({.name = "all_reduce",
+                           .fingerprint = fingerprint,
+                           .device = tensor.device(),
+                           .tensors = {tensor},
+                           .writes = written(tensor),
+                           .reduction = op,
+                           .training = training},
+                          [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                            ops.push_back(ranks.all_reduce(data, op, pin, ready));
+                          });
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
@@ -314,15 +314,15 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("all_gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return limited(
-      core().issue({.name = "all_gather",
-                    .fingerprint = [&] { return tensor::describe(input); },
-                    .device = input.device(),
-                    .tensors = joined(input, std::move(outputs)),
-                    .writes = given},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     ops.push_back(ranks.all_gather(to, from, pin, ready));
-                   }));
+  return limited(core().operations.issue(
+      {.name = "all_gather",
+       .fingerprint = [&] { return tensor::describe(input); },
+       .device = input.device(),
+       .tensors = joined(input, std::move(outputs)),
+       .writes = given},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_gather(to, from, pin, ready));
+      }));
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
@@ -340,15 +340,15 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   check_apart("all_gather_into", {{"output", others, -1, true},
                                   {"output", {&to[own], 1}, 0, true},
                                   {"input", {&from.slice, 1}, 0}});
-  return limited(
-      core().issue({.name = "all_gather_into",
-                    .fingerprint = [&] { return tensor::describe(input); },
-                    .device = input.device(),
-                    .tensors = {input, output},
-                    .writes = written(given)},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     ops.push_back(ranks.all_gather(to, from, pin, ready));
-                   }));
+  return limited(core().operations.issue(
+      {.name = "all_gather_into",
+       .fingerprint = [&] { return tensor::describe(input); },
+       .device = input.device(),
+       .tensors = {input, output},
+       .writes = written(given)},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_gather(to, from, pin, ready));
+      }));
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
@@ -366,16 +366,16 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return limited(
-      core().issue({.name = "gather",
-                    .fingerprint = [&] { return with(input, root); },
-                    .device = input.device(),
-                    .tensors = joined(input, std::move(outputs)),
-                    .writes = given,
-                    .root = root},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     ops.push_back(ranks.gather(to, from, root, pin, ready));
-                   }));
+  return limited(core().operations.issue(
+      {.name = "gather",
+       .fingerprint = [&] { return with(input, root); },
+       .device = input.device(),
+       .tensors = joined(input, std::move(outputs)),
+       .writes = given,
+       .root = root},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.gather(to, from, root, pin, ready));
+      }));
 }
 
 Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
@@ -390,16 +390,16 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
   check_apart("scatter", {{"inputs", from, rank()}, {"output", {&to.slice, 1}, 0, true}});
-  return limited(
-      core().issue({.name = "scatter",
-                    .fingerprint = [&] { return with(output, root); },
-                    .device = output.device(),
-                    .tensors = joined(output, std::move(inputs)),
-                    .writes = written(output),
-                    .root = root},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     ops.push_back(ranks.scatter(to, from, root, pin, ready));
-                   }));
+  return limited(core().operations.issue(
+      {.name = "scatter",
+       .fingerprint = [&] { return with(output, root); },
+       .device = output.device(),
+       .tensors = joined(output, std::move(inputs)),
+       .writes = written(output),
+       .root = root},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.scatter(to, from, root, pin, ready));
+      }));
 }
 
 Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
@@ -424,26 +424,26 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   };
   Tensors pinned = inputs;  // the first is alike on all ranks; outputs may differ
   pinned.push_back(output);
-  return limited(
-      core().issue({.name = "reduce_scatter",
-                    .fingerprint = fingerprint,
-                    .device = output.device(),
-                    .tensors = std::move(pinned),
-                    .writes = written(output),
-                    .reduction = op,
-                    .prepare = even ? std::function<void()>() : copy_own_part},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     if (even) {
-                       ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                       return;
-                     }
-                     for (int root = 0; root < size(); ++root) {
-                       const auto part = from[static_cast<std::size_t>(root)];
-                       if (part.bytes == 0) continue;
-                       const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
-                       ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                     }
-                   }));
+  return limited(core().operations.issue(
+      {.name = "reduce_scatter",
+       .fingerprint = fingerprint,
+       .device = output.device(),
+       .tensors = std::move(pinned),
+       .writes = written(output),
+       .reduction = op,
+       .prepare = even ? std::function<void()>() : copy_own_part},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        if (even) {
+          ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+          return;
+        }
+        for (int root = 0; root < size(); ++root) {
+          const auto part = from[static_cast<std::size_t>(root)];
+          if (part.bytes == 0) continue;
+          const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
+          ops.push_back(ranks.reduce(data, root, op, pin, ready));
+        }
+      }));
 }
 
 Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -460,16 +460,16 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   check_apart(
       "reduce_scatter_into",
       {{"input", others, -1}, {"input", {&from[own], 1}, 0}, {"output", {&to.slice, 1}, 0, true}});
-  return limited(
-      core().issue({.name = "reduce_scatter_into",
-                    .fingerprint = [&] { return with(output, op); },
-                    .device = output.device(),
-                    .tensors = {output, input},
-                    .writes = written(output),
-                    .reduction = op},
-                   [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                     ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                   }));
+  return limited(core().operations.issue(
+      {.name = "reduce_scatter_into",
+       .fingerprint = [&] { return with(output, op); },
+       .device = output.device(),
+       .tensors = {output, input},
+       .writes = written(output),
+       .reduction = op},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+      }));
 }
 
 Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
@@ -539,7 +539,8 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
                 "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue_message(tensor, to, /*is_send=*/true, tag,
+  return limited(
+      core().operations.issue_message(tensor, to, /*is_send=*/true, tag,
                                       [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
                                         return ranks.send(data, to, tag, pin, ready);
                                       }));
@@ -553,22 +554,22 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
                 "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  return limited(core().issue_message(tensor, from, /*is_send=*/false, tag,
+  return limited(
+      core().operations.issue_message(tensor, from, /*is_send=*/false, tag,
                                       [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
                                         return ranks.recv(data, from, tag, pin, ready);
                                       }));
 }
 
 Work ProcessGroup::barrier() {
-  return limited(core().issue({.name = "barrier",
-                               .fingerprint = [] { return std::string(); },
-                               .device = core().carriers.barrier_device(),
-                               .tensors = {},
-                               .host_waits = true,
-                               .on_all = true},
-                              [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) {
-                                ops.push_back(ranks.barrier(ready));
-                              }));
+  return limited(core().operations.issue({.name = "barrier",
+                                          .fingerprint = [] { return std::string(); },
+                                          .device = core().carriers.barrier_device(),
+                                          .tensors = {},
+                                          .host_waits = true,
+                                          .on_all = true},
+                                         [](Communicator& ranks, const Pin&, const Fence& ready,
+                                            Ops& ops) { ops.push_back(ranks.barrier(ready)); }));
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) {
@@ -600,7 +601,7 @@ ProcessGroup ProcessGroup::with_timeout(std::chrono::milliseconds limit) const {
 }
 
 Work ProcessGroup::limited(Work work) const {
-  return limit_.count() > 0 ? core().limited(std::move(work), limit_) : std::move(work);
+  return limit_.count() > 0 ? core().operations.limited(std::move(work), limit_) : std::move(work);
 }
 
 void ProcessGroup::leave(std::chrono::milliseconds limit) { core().leave(limit); }

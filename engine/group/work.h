@@ -28,6 +28,7 @@ namespace weft {
 constexpr std::chrono::milliseconds kGroupTimeout = std::chrono::milliseconds(-1);
 
 namespace group {
+class Operations;
 struct Core;
 struct WorkState;
 }  // namespace group
@@ -63,7 +64,7 @@ class [[nodiscard(
   void on_done_inline(std::function<void(const std::optional<Error>&)> done) const;
 
  private:
-  friend struct group::Core;
+  friend class group::Operations;
   explicit Work(std::shared_ptr<group::WorkState> state) : state_(std::move(state)) {}
   std::shared_ptr<group::WorkState> state_;
 };

@@ -348,13 +348,14 @@ TEST(LeavingRank, IsNamedIfItCannotJoinASubgroup) {
 TEST(LeavingRank, WaitsForNoUnstartedCollective) {
   Processes processes(2, [](int rank) {
     auto group = join();
-    group::Core::Operation operation{
+    group::Operation operation{
         .name = "reduce_scatter", .device = at::kCPU, .tensors = {torch::ones({4})}};
     operation.prepare = [] { throw std::bad_alloc(); };
     const auto nothing = [](transport::Communicator&, const Pin&, const Fence&, std::vector<Op>&) {
     };
-    EXPECT_THROW(static_cast<void>(group::Core::of(group).issue(std::move(operation), nothing)),
-                 std::bad_alloc);
+    EXPECT_THROW(
+        static_cast<void>(group::Core::of(group).operations.issue(std::move(operation), nothing)),
+        std::bad_alloc);
     const auto sum = torch::ones({1});
     group.all_reduce(sum).wait();
     EXPECT_EQ(sum.item<float>(), 2);

@@ -1,0 +1,40 @@
+// Counts what ranks of a group do in the same order, so that they agree on a number without sending
+// anything. Thread-safe; nothing blocks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace weft::group {
+
+// Counts the calls of one kind that all ranks make in the same order. The group's Core owns it.
+class CallNumbers {
+ public:
+  int next(const std::string& kind) {  // 1, 2, …
+    std::lock_guard lock(mutex_);
+    return ++numbers_[kind];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int> numbers_;  // guarded by mutex_
+};
+
+// Counts the messages to or from a rank with a tag. The group's Operations owns it.
+class MessageNumbers {
+ public:
+  std::uint64_t next(bool is_send, int peer, int tag) {  // 1, 2, …
+    std::lock_guard lock(mutex_);
+    return ++(is_send ? sent_ : received_)[{peer, tag}];
+  }
+
+ private:
+  std::mutex mutex_;
+  // By peer and tag; guarded by mutex_.
+  std::map<std::pair<int, int>, std::uint64_t> sent_, received_;
+};
+
+}  // namespace weft::group
