@@ -72,7 +72,9 @@ auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
   try {
     return call();
   } catch (const Error& error) {
-    const auto has_left = [&](int rank) { return group::Core::of(group).has_left(rank); };
+    const auto has_left = [&](int rank) {
+      return group::Core::of(group).ledger->member_has_left(rank);
+    };
     const bool is_left_alone =
         error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
     if (error.blame() != Blame::Timeout && !is_left_alone) throw;

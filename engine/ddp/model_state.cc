@@ -117,7 +117,9 @@ void on_all_ranks(const ProcessGroup& group, const char* name, const char* place
     call();
   } catch (const Error& error) {
     const bool is_late = error.blame() == Blame::Timeout && !error.ranks().empty();
-    const auto left = [&](int rank) { return group::Core::of(group).has_left(rank); };
+    const auto left = [&](int rank) {
+      return group::Core::of(group).ledger->member_has_left(rank);
+    };
     const bool has_left =
         error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), left);
     if (!is_late && !has_left) throw;

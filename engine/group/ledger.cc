@@ -195,6 +195,11 @@ bool Ledger::has_left(int rank) const {
   return member < 0 || leavers_.contains(member);
 }
 
+bool Ledger::member_has_left(int rank) const {
+  std::lock_guard lock(mutex_);
+  return leavers_.contains(rank);
+}
+
 std::vector<int> Ledger::leavers() const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks;

@@ -60,6 +60,8 @@ class Ledger {
   std::optional<Error> left_behind() const;
   // True if the rank (of the job) has left the group, or is not a member.
   bool has_left(int rank) const;
+  // True if the rank (of the group) has left it, and said so.
+  bool member_has_left(int rank) const;
   // The ranks that have left the group, by group rank.
   std::vector<int> leavers() const;
   // The members that are neither lost nor have left, by group rank, in order.

@@ -9,8 +9,10 @@
 
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/leaving.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/sparse_sum.h>
+#include <weft/engine/group/subgroups.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>
@@ -226,7 +228,9 @@ c10::Device ProcessGroup::device() const { return core().options.device; }
 std::string ProcessGroup::backend(c10::Device device) const {
   return core().carriers.of(device).backend;
 }
-std::vector<std::string> ProcessGroup::waiting_for() const { return core().waiting_for(); }
+std::vector<std::string> ProcessGroup::waiting_for() const {
+  return core().options.job->waits->waiting_for(core().options.name);
+}
 c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
 
 int ProcessGroup::global_rank(int group_rank) const {
@@ -573,16 +577,17 @@ Work ProcessGroup::barrier() {
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) {
-  core().monitored_barrier(timeout == kGroupTimeout && limit_.count() > 0 ? limit_ : timeout);
+  core().operations.throw_if_refused();
+  core().monitored_barrier.meet(timeout == kGroupTimeout && limit_.count() > 0 ? limit_ : timeout);
 }
 
 ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions options) {
-  return core().new_group(ranks, options);
+  return group::new_group(core(), ranks, options);
 }
 
-std::vector<int> ProcessGroup::living_ranks() const { return core().living_ranks(); }
+std::vector<int> ProcessGroup::living_ranks() const { return core().ledger->living(); }
 
-ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
+ProcessGroup ProcessGroup::split(int color, int key) { return group::split(core(), color, key); }
 
 std::optional<Error> ProcessGroup::error() const { return core().failure.error(); }
 
@@ -604,7 +609,7 @@ Work ProcessGroup::limited(Work work) const {
   return limit_.count() > 0 ? core().operations.limited(std::move(work), limit_) : std::move(work);
 }
 
-void ProcessGroup::leave(std::chrono::milliseconds limit) { core().leave(limit); }
+void ProcessGroup::leave(std::chrono::milliseconds limit) { group::leave(core(), limit); }
 
 void ProcessGroup::abort(std::string reason) { core().failure.abort(reason); }
 

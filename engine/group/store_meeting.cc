@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <weft/engine/group/store_meeting.h>
 
 namespace weft::group {
@@ -9,5 +11,19 @@ std::vector<int> absent_from(StoreBootstrap& store, const std::string& base, int
   }
   return ranks;
 }
+
+StoreMeeting::StoreMeeting(const CoreOptions& options, StoreBootstrap& group_store,
+                           const Ledger& ledger, Failure& failure, const std::string& base,
+                           std::string what)
+    : wait_(options.job->waits, options.name, std::move(what), options.rank, kAllCall,
+            [&group_store, base, size = options.size] {
+              return absent_from(group_store, base, size);
+            }),
+      store_(options.own_store, [this, &group_store, &ledger, &failure, base] {
+        failure.throw_if_broken();
+        ledger.throw_if_left_without(
+            [&](int rank) { return group_store.exists(base + std::to_string(rank)); });
+        wait_.look();
+      }) {}
 
 }  // namespace weft::group

@@ -37,7 +37,7 @@ Error named(const Error& error, const std::string& what, bool place) {
 }
 
 WorkState::~WorkState() {
-  if (seen || !core || core->made_in_.is_inherited()) return;
+  if (seen || !core || core->made_in.is_inherited()) return;
   // Nobody will look at the Work any more, so an error, now or later, surfaces on the group.
   const auto dropped = [wait = wait](const Error& error) {
     const std::string what = wait.what();

@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weft/base/log.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/leaving.h>
+
+namespace weft::group {
+
+namespace {
+
+// Warns of messages from other ranks that this rank has not received.
+void warn_of_unreceived(Core& core) {
+  if (core.failure.is_broken()) return;
+  std::vector<transport::PointToPoint::Unreceived> all;
+  for (const auto& communicator : core.carriers.communicators()) {
+    transport::PointToPoint* const messages = communicator->point_to_point();
+    if (messages == nullptr) continue;
+    for (const auto& one : messages->unreceived()) all.push_back(one);
+  }
+  if (all.empty()) return;
+  const auto& first = all.front();
+  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " +
+                            std::to_string(first.tag) + ", " + std::to_string(first.bytes) +
+                            " bytes)";
+  const std::string who = "rank " + std::to_string(core.options.rank) + " leaves group '" +
+                          core.options.name + "' with ";
+  if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
+  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" +
+            whose);
+}
+
+// Waits until the others have completed what this rank took part in. Returns those that have not by
+// the deadline.
+std::vector<int> await_others(Core& core, Deadline deadline) {
+  const auto known = [&](int rank) { return core.options.job->membership->has(rank); };
+  Patience patience(core.options.job->waits->reports());
+  for (;;) {
+    std::vector<int> slow =
+        core.ledger->await_others(known, Deadline::sooner(deadline, patience.next()));
+    if (slow.empty() || deadline.passed()) return slow;
+    if (!patience.is_over()) continue;
+    log::warn("rank " + std::to_string(core.options.rank) + " has waited " +
+              describe_wait(patience.waited()) + " to leave group '" + core.options.name +
+              "': " + ranks_have(slow) +
+              " not completed the operations of this rank, and leaving earlier would discard "
+              "bytes that are on their way");
+  }
+}
+
+// Waits for this rank's operations, and until the others have completed them too. Returns an error
+// for those that were not done within `limit`.
+std::optional<Error> part(Core& core, std::chrono::milliseconds limit) {
+  if (core.options.size == 1 || !core.options.job->connected) return std::nullopt;
+  if (core.failure.is_broken()) {
+    core.failure.tell_leaving();
+    return std::nullopt;
+  }
+  const Deadline deadline = Deadline::in(limit);
+  const std::string own = core.operations.wait_for_all(deadline);
+  if (core.failure.is_broken()) {  // broken meanwhile
+    core.failure.tell_leaving();
+    return std::nullopt;
+  }
+  core.ledger->say_leaving();
+  const std::vector<int> slow = await_others(core, deadline);
+  warn_of_unreceived(core);
+  if (!own.empty()) {
+    return Error(Blame::Timeout, "leaving " + core.options.place() + ": " + own +
+                                     ", which not all ranks have joined, has not ended " +
+                                     "within " + describe(limit))
+        .with_ranks(slow);
+  }
+  if (slow.empty()) return std::nullopt;
+  return Error(Blame::Timeout, "leaving " + core.options.place() + ": within " + describe(limit) +
+                                   " " + ranks_have(slow) +
+                                   " not completed the operations of this rank")
+      .with_ranks(slow);
+}
+
+}  // namespace
+
+void leave_at_last(Core& core) {
+  if (!core.operations.refuse_later()) return;
+  if (core.options.size > 1 && core.options.job->connected && !core.failure.is_broken() &&
+      std::uncaught_exceptions() > 0) {
+    return core.options.job->membership->send({FrameType::Abort, 0, kLeftByException,
+                                               core.options.name,
+                                               "it left the group by an exception"});
+  }
+  if (const auto late = part(core, core.options.timeout)) log::error(late->text());
+}
+
+void leave(Core& core, std::chrono::milliseconds limit) {
+  if (limit.count() <= 0) {
+    throw Error(Blame::Caller, "leave " + core.options.place() + ": a limit of " + describe(limit) +
+                                   "; it must be positive");
+  }
+  if (!core.operations.refuse_later()) core.operations.throw_if_left();
+  if (const auto late = part(core, std::min(limit, kLongestTimeout))) throw Error(*late);
+}
+
+}  // namespace weft::group

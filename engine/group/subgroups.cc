@@ -1,0 +1,212 @@
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/engine/group/arguments.h>
+#include <weft/engine/group/backends.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/store_meeting.h>
+#include <weft/engine/group/subgroups.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::group {
+
+namespace {
+
+// The numbers that ranks exchange in split(), as "color key".
+struct Split {
+  int color = 0;
+  int key = 0;
+};
+
+std::string encode(const Split& split) {
+  return std::to_string(split.color) + " " + std::to_string(split.key);
+}
+
+Split decode(const std::string& text) {
+  Split split;
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, split.color);
+  if (first.ptr == end || std::from_chars(first.ptr + 1, end, split.key).ec != std::errc()) {
+    throw Error(Blame::Protocol,
+                "split: '" + text + "' in the group's store is not a color and a key");
+  }
+  return split;
+}
+
+// A list of ranks for names: "3,0,2", "0-7", "0-1016:8". Different lists have different texts.
+std::string listed(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t first = 0; first < ranks.size();) {
+    std::size_t last = first;
+    const int step = first + 1 < ranks.size() ? ranks[first + 1] - ranks[first] : 0;
+    while (last + 1 < ranks.size() && ranks[last + 1] - ranks[last] == step) ++last;
+    if (last < first + 2) last = first;  // two ranks are no range
+    text += (first == 0 ? "" : ",") + std::to_string(ranks[first]);
+    if (last > first)
+      text += "-" + std::to_string(ranks[last]) + (step == 1 ? "" : ":" + std::to_string(step));
+    first = last + 1;
+  }
+  return text;
+}
+
+namespace traced {
+constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
+}  // namespace traced
+
+// `ranks` are ranks of the group `core`, in the order of their new ranks.
+ProcessGroup make_subgroup(Core& core, const std::vector<int>& ranks, const std::string& prefix,
+                           CoreOptions made) {
+  const auto own = std::find(ranks.begin(), ranks.end(), core.options.rank);
+  if (own == ranks.end()) return {};
+  made.said_by.clear();
+  made.rank = static_cast<int>(own - ranks.begin());
+  made.size = static_cast<int>(ranks.size());
+  made.global_ranks.clear();
+  for (const int rank : ranks)
+    made.global_ranks.push_back(core.options.global_ranks[static_cast<std::size_t>(rank)]);
+  made.store = c10::make_intrusive<c10d::PrefixStore>(prefix, core.options.store);
+  made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, core.options.own_store);
+  return Core::make(made, &core);
+}
+
+void check_ranks(const Core& core, const std::vector<int>& ranks,
+                 const ProcessGroupOptions& wanted) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(Blame::Caller, "new_group " + core.options.place() + ": " + why);
+  };
+  if (ranks.empty()) refuse("no ranks are given");
+  if (wanted.timeout <= std::chrono::milliseconds(0))
+    refuse("the timeout is " + describe(wanted.timeout));
+  std::vector<bool> named(static_cast<std::size_t>(core.options.size));
+  for (const int rank : ranks) {
+    core.options.check_rank(rank, "new_group:");
+    if (named[static_cast<std::size_t>(rank)])
+      refuse("rank " + std::to_string(rank) + " is named twice");
+    named[static_cast<std::size_t>(rank)] = true;
+  }
+}
+
+// The options of a new group, without what depends on its ranks. Checks what the user wants.
+CoreOptions options_for(const Core& core, const ProcessGroupOptions& wanted) {
+  CoreOptions made = core.options;
+  if (!wanted.backend.empty()) {
+    // On every rank, also on those that are not in the new group.
+    static_cast<void>(parse_backends(wanted.backend));
+    made.backend = wanted.backend;
+  }
+  if (wanted.device) {
+    check_device(*wanted.device, core.options.job->devices->count());
+    made.device = *wanted.device;
+    if (made.device.is_cuda() && !made.device.has_index()) {
+      made.device.set_index(core.options.device.is_cuda() ? core.options.device.index() : 0);
+    }
+  }
+  if (wanted.timeout != ProcessGroupOptions().timeout)
+    made.timeout = std::min(wanted.timeout, kLongestTimeout);
+  return made;
+}
+
+void throw_if_names_lost(const Core& core, const std::vector<int>& ranks, const Error& loss) {
+  const std::vector<int> living = core.ledger->living();
+  for (const int rank : ranks) {
+    if (std::find(living.begin(), living.end(), rank) != living.end()) continue;
+    throw loss.with_text(loss.text() + " (new_group names rank " + std::to_string(rank) +
+                         ", which is lost or has left)");
+  }
+}
+
+// Makes a group of ranks that live, after the loss of another.
+ProcessGroup make_after(const Error& loss, Core& core, const std::vector<int>& ranks,
+                        const std::string& prefix, CoreOptions made) {
+  try {
+    if (core.options.job->membership->is_alone()) throw Error(loss);
+    // The store may have ended with the lost rank: find out now, and do not wait for it.
+    static_cast<void>(core.bootstrap->exists(prefix));
+    return make_subgroup(core, ranks, prefix, std::move(made));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::PeerLost) throw;
+    // The lost rank is named again, or it hosted the store, or the ranks were connected through it.
+    if (error.text() == loss.text()) throw;
+    throw loss.with_text(loss.text() + " (new_group: " + error.text() + ")");
+  }
+}
+
+// Makes the group of this rank's color in the `count`-th split() of the group `core`.
+ProcessGroup divide(Core& core, int count, int color, int key) {
+  const std::string number = std::to_string(count);
+  const std::string base = "split/" + number + "/";
+  core.bootstrap->set(base + std::to_string(core.options.rank),
+                      to_bytes(encode(Split{color, key})));
+  const Deadline deadline = Deadline::in(core.options.timeout);
+  StoreMeeting meeting(core.options, *core.bootstrap, *core.ledger, core.failure, base,
+                       "split #" + number);
+  std::vector<std::pair<int, int>> members;  // key, rank
+  for (int rank = 0; rank < core.options.size; ++rank) {
+    try {
+      const Split theirs =
+          decode(to_text(meeting.store().get(base + std::to_string(rank), deadline)));
+      if (theirs.color == color) members.emplace_back(theirs.key, rank);
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw Error(Blame::Timeout, "split " + core.options.place() + ": rank " +
+                                      std::to_string(rank) + " did not call it within " +
+                                      describe(core.options.timeout))
+          .with_ranks({rank});
+    }
+  }
+  if (color < 0) return {};
+  std::sort(members.begin(), members.end());
+  std::vector<int> ranks;
+  for (const auto& [place, rank] : members) ranks.push_back(rank);
+  CoreOptions made = core.options;
+  made.name = core.options.name + "/split" + number + "." + std::to_string(color);
+  return make_subgroup(core, ranks, "split" + number + "/" + std::to_string(color) + "/",
+                       std::move(made));
+}
+
+}  // namespace
+
+ProcessGroup new_group(Core& core, const std::vector<int>& ranks,
+                       const ProcessGroupOptions& wanted) {
+  const std::optional<Error> loss = core.failure.loss();
+  if (!loss) core.operations.throw_if_refused();
+  const trace::Range range(traced::make_group,
+                           {.rank = core.options.rank, .ranks = core.options.size});
+  check_ranks(core, ranks, wanted);
+  CoreOptions made = options_for(core, wanted);
+  // Before the store is queried, since it may end with the ranks that see this error first.
+  if (loss) throw_if_names_lost(core, ranks, *loss);
+  // Counted after all checks, so that a rank whose call was refused is in step when it calls again.
+  // Counted by members, so that other ranks need not call, and may call for groups in another
+  // order.
+  const std::string members = listed(ranks);
+  const int nth = core.numbers.next("group " + members);
+  made.name = core.options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +
+              (wanted.group_name.empty() ? "" : "." + wanted.group_name);
+  const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
+  const auto count = static_cast<std::uint64_t>(core.numbers.next("group"));
+  return recorded(core.member, "new_group", count, core.options.place(), [&] {
+    return loss ? make_after(*loss, core, ranks, prefix, std::move(made))
+                : make_subgroup(core, ranks, prefix, std::move(made));
+  });
+}
+
+ProcessGroup split(Core& core, int color, int key) {
+  core.operations.throw_if_refused();
+  const trace::Range range(traced::make_group,
+                           {.rank = core.options.rank, .ranks = core.options.size});
+  const int count = core.numbers.next("split");
+  return recorded(core.member, "split", static_cast<std::uint64_t>(count), core.options.place(),
+                  [&] {
+                    ProcessGroup made;
+                    core.failure.by_the_store([&] { made = divide(core, count, color, key); });
+                    return made;
+                  });
+}
+
+}  // namespace weft::group
