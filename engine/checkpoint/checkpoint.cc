@@ -6,9 +6,9 @@
 #include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/ddp/model_state.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/zero/zero.h>
 
@@ -44,7 +44,7 @@ void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
 // Sends the bytes in pieces of kPiece, so that files may have any size.
 void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
   if (group.size() == 1) return;
-  const c10::Device device = group::Core::of(group).carriers.host_values_device();
+  const c10::Device device = group::host_values_device(group);
   for (std::int64_t offset = 0; offset < bytes.numel(); offset += kPiece) {
     const at::Tensor piece = bytes.narrow(0, offset, std::min(kPiece, bytes.numel() - offset));
     const at::Tensor there = piece.to(device);  // `piece` itself on the host
@@ -72,9 +72,7 @@ auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
   try {
     return call();
   } catch (const Error& error) {
-    const auto has_left = [&](int rank) {
-      return group::Core::of(group).ledger->member_has_left(rank);
-    };
+    const auto has_left = [&](int rank) { return group::has_left(group, rank); };
     const bool is_left_alone =
         error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
     if (error.blame() != Blame::Timeout && !is_left_alone) throw;

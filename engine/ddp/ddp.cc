@@ -11,8 +11,8 @@
 #include <weft/engine/ddp/device_groups.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
-#include <weft/engine/group/core.h>
 
 namespace weft::parallel {
 
@@ -140,7 +140,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
     check_same_model(group, named_values(*module, sparse), agreed(options));
     state_->number =
-        static_cast<std::uint32_t>(group::Core::of(group).numbers.next("DistributedDataParallel"));
+        static_cast<std::uint32_t>(group::next_number(group, "DistributedDataParallel"));
     state_->groups = DeviceGroups(group, state_->all_values());
     broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
   });

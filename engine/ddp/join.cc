@@ -4,9 +4,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <weft/engine/ddp/join.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/group/core.h>
 
 namespace weft {
 
@@ -29,7 +29,7 @@ void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions
     data[i] = mine[i];
     data[mine.size() + i] = -mine[i];
   }
-  most = most.to(group::Core::of(group).carriers.host_values_device());
+  most = most.to(group::host_values_device(group));
   const group::CalledBy by("join");
   group.all_reduce(most, ReduceOp::Max).wait();
   most = most.to(at::kCPU);
@@ -83,7 +83,7 @@ JoinScope::~JoinScope() {
 // evaluation.
 JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
   const auto ranks = static_cast<std::int64_t>(group_.size());
-  const auto device = group::Core::of(group_).carriers.host_values_device();
+  const auto device = group::host_values_device(group_);
   const auto joinables = static_cast<std::int64_t>(joinables_.size());
   at::Tensor counts = at::zeros({ranks + 1 + joinables}, at::TensorOptions(at::kInt));
   if (active) {

@@ -9,9 +9,9 @@
 #include <weft/engine/codec/digest.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/model_state.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 
 namespace weft::parallel {
@@ -74,9 +74,9 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
       differing +=
           (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
   }
-  group::throw_together(
-      group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
-                                      group::Core::of(group).options.place() + ": " + differing));
+  group::throw_together(group,
+                        Error(Blame::Caller, "the model, or an option, differs between ranks " +
+                                                 group::place_of(group) + ": " + differing));
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   digest.add(text.data(), text.size());
   const std::string own = digest.text();
   const auto length = static_cast<std::int64_t>(own.size());
-  const c10::Device device = group::Core::of(group).carriers.host_values_device();
+  const c10::Device device = group::host_values_device(group);
   const at::Tensor mine = at::empty({length}, at::TensorOptions(at::kByte));
   std::copy(own.begin(), own.end(), static_cast<char*>(mine.mutable_data_ptr()));
   const at::Tensor all = at::empty({group.size() * length}, mine.options().device(device));
@@ -117,34 +117,31 @@ void on_all_ranks(const ProcessGroup& group, const char* name, const char* place
     call();
   } catch (const Error& error) {
     const bool is_late = error.blame() == Blame::Timeout && !error.ranks().empty();
-    const auto left = [&](int rank) {
-      return group::Core::of(group).ledger->member_has_left(rank);
-    };
+    const auto left = [&](int rank) { return group::has_left(group, rank); };
     const bool has_left =
         error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), left);
     if (!is_late && !has_left) throw;
     const std::string hint = "; all ranks of the group must come to " + std::string(place);
     if (has_left) throw error.with_text(error.text() + hint);
-    throw error.with_text(
-        std::string(name) + ": " + ranks_text(error.ranks()) + " did not come to " + place +
-        " within " + describe(group::Core::of(group).options.timeout) + ": " + error.text() + hint);
+    throw error.with_text(std::string(name) + ": " + ranks_text(error.ranks()) +
+                          " did not come to " + place + " within " +
+                          describe(group::timeout_of(group)) + ": " + error.text() + hint);
   }
 }
 
 void announce_change(const ProcessGroup& group, const std::string& what) {
-  if (group.size() > 1)
-    group::Core::of(group).bootstrap->set(change_key(group.rank()), group::to_bytes(what));
+  if (group.size() > 1) group::store_of(group).set(change_key(group.rank()), group::to_bytes(what));
 }
 
 void withdraw_change(const ProcessGroup& group) {
-  if (group.size() > 1) group::Core::of(group).bootstrap->erase(change_key(group.rank()));
+  if (group.size() > 1) group::store_of(group).erase(change_key(group.rank()));
 }
 
 Error explained_by_changes(const ProcessGroup& group, const Error& error) {
   const bool is_explained = error.text().find(kNotAlike) != std::string::npos;
   if (error.blame() != Blame::Caller || group.size() == 1 || is_explained) return error;
   // The group is broken, so this uses a store that the failure does not interrupt.
-  group::StoreBootstrap store(group::Core::of(group).options.own_store);
+  group::StoreBootstrap store = group::uninterrupted_store_of(group);
   std::string changes;
   try {
     const Deadline soon = Deadline::in(std::chrono::seconds(1));
@@ -171,7 +168,7 @@ void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tenso
   if (groups.own().size() == 1) return;
   for (const auto& piece : pieces_of(tensors, kPiece)) {
     const at::Tensor flat = flatten(piece);
-    group::Core::of(groups.of(flat.device())).broadcast(flat, root, {}, {.model = model}).wait();
+    group::broadcast(groups.of(flat.device()), flat, root, {}, {.model = model}).wait();
     if (groups.own().rank() != root) unflatten(flat, piece);
   }
 }

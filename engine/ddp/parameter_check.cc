@@ -10,7 +10,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/engine/ddp/parameter_check.h>
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/store/store.h>
 
 namespace weft::parallel {
@@ -78,14 +78,14 @@ void ParameterCheck::leave(std::uint32_t step, const std::vector<Parameter>& par
   next_ = step < kOften ? 2 * step : step + kOften;
   const auto bytes = std::as_bytes(std::span(mine_));
   if (group_.rank() != 0)
-    group::Core::of(group_).bootstrap->set(key_of(group_.rank()), {bytes.begin(), bytes.end()});
+    group::store_of(group_).set(key_of(group_.rank()), {bytes.begin(), bytes.end()});
 }
 
 void ParameterCheck::compare(const std::vector<Parameter>& parameters) {
   std::vector<int> ranks;
   std::string first;
   for (int rank = 1; rank < group_.size() && group_.rank() == 0; ++rank) {
-    auto& store = *group::Core::of(group_).bootstrap;
+    auto& store = group::store_of(group_);
     const std::string key = key_of(rank);
     if (!store.exists(key)) continue;  // that rank has run out of inputs
     const auto bytes = store.get(key, Deadline::in(std::chrono::seconds(1)));

@@ -13,8 +13,8 @@
 #include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/group/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>
@@ -189,7 +189,7 @@ void Reducer::prepare_forward() {
   require_in_step();
   refuse_capture();
   // A broken group may be the reason why the pass did not end.
-  if (passing_) group::Core::of(group()).operations.throw_if_refused();
+  if (passing_) group::throw_if_refused(group());
   if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
   if (passing_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller,
@@ -624,8 +624,8 @@ void Reducer::launch(std::size_t index) {
   if (passing_) compare_trained_of(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
-    bucket.work = group::Core::of(groups_.of(bucket.flat.device()))
-                      .all_reduce(bucket.flat, ReduceOp::Sum, {number_, steps_});
+    bucket.work = group::all_reduce(groups_.of(bucket.flat.device()), bucket.flat, ReduceOp::Sum,
+                                    {number_, steps_});
     return;
   }
   std::vector<at::Tensor> parameters;
@@ -706,7 +706,7 @@ void Reducer::finish() {
   const auto start = std::chrono::steady_clock::now();
   try {
     for (Bucket& bucket : buckets_) collect(bucket);
-    wait(usage_.take_work(), group::Core::of(groups_.own()).carriers.host_values_device());
+    wait(usage_.take_work(), group::host_values_device(groups_.own()));
   } catch (...) {
     fail_pass(std::current_exception());
   }

@@ -10,7 +10,7 @@
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/reducer.h>
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 
 namespace weft::parallel {
 
@@ -147,14 +147,14 @@ template <class T>
 void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const {
   if (future.done()) return;
   constexpr auto kLook = std::chrono::milliseconds(50);
-  auto& core = group::Core::of(group());
   const auto* const pass = autograd::Pass::current();
   const Deadline deadline =
-      pass == nullptr ? Deadline::in(core.options.timeout)
-                      : Deadline::sooner(pass->deadline(), Deadline::in(core.options.timeout));
+      pass == nullptr
+          ? Deadline::in(group::timeout_of(group()))
+          : Deadline::sooner(pass->deadline(), Deadline::in(group::timeout_of(group())));
   const std::string what = "the comm hook of bucket " + std::to_string(&bucket - buckets_.data());
-  group::Waits::LocalWait wait(
-      core.options.job->waits, core.options.name, what, core.options.rank,
+  group::Waits::LocalWait wait = group::local_wait(
+      group(), what,
       "the future that it returned is not done; the hook must complete it on every rank");
   for (;;) {
     const auto look = std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLook);
@@ -164,15 +164,15 @@ void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const
       if (future.done()) return;
       if (error.blame() != Blame::Timeout) throw;
     }
-    core.operations.throw_if_refused();
+    group::throw_if_refused(group());
     if (deadline.passed()) break;
     wait.look();
   }
   const Error late(
       Blame::Timeout,
       what + " of DistributedDataParallel: the future that it returned was not done within " +
-          describe(core.options.timeout));
-  core.failure.fail(late);
+          describe(group::timeout_of(group())));
+  group::fail(group(), late);
   throw Error(late);
 }
 

@@ -5,8 +5,8 @@
 
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/group/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::parallel {
@@ -150,8 +150,8 @@ void Reducer::require_same_pass() const {
 void Reducer::refuse_capture() const {
   const bool builds = rebuilds() && !stats_.rebuilt;
   if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
-  group::Core::of(group()).options.job->devices->refuse_capture(
-      group().device(), "this step of DistributedDataParallel",
+  group::refuse_capture(
+      group(), group().device(), "this step of DistributedDataParallel",
       follower_ != nullptr
           ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
       : builds ? "the buckets are rebuilt after the first step; run two steps before the capture"

@@ -5,8 +5,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <weft/engine/ddp/reducer_state.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
-#include <weft/engine/group/core.h>
 
 namespace weft::parallel {
 
@@ -20,7 +20,7 @@ bool Usage::is_here(std::size_t parameter) const {
 }
 
 void Usage::share(ProcessGroup& group) {
-  const c10::Device device = group::Core::of(group).carriers.host_values_device();
+  const c10::Device device = group::host_values_device(group);
   sum_ = here_.to(device, here_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   const group::CalledBy by("DistributedDataParallel's used parameters");
   work_ = group.all_reduce(sum_);
@@ -57,7 +57,7 @@ void ArrivalOrder::share(ProcessGroup& group, std::size_t parameters) {
   arrived_.clear();
   order_ = at::empty({static_cast<std::int64_t>(order.size())}, at::TensorOptions(at::kLong));
   std::copy(order.begin(), order.end(), order_.data_ptr<std::int64_t>());
-  order_ = order_.to(group::Core::of(group).carriers.host_values_device());
+  order_ = order_.to(group::host_values_device(group));
   const group::CalledBy by("DistributedDataParallel's new buckets");
   work_ = group.broadcast(order_, 0);
   shared_ = true;

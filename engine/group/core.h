@@ -33,11 +33,6 @@ struct Core : std::enable_shared_from_this<Core> {
   // Begins to listen to the other ranks, and meets them: see Joining::join().
   void join(Core* parent);
 
-  // The ranks compare `training`.
-  Work all_reduce(const at::Tensor& tensor, ReduceOp op, transport::Training training = {});
-  // `begins_after`: see Operation. It may depend on earlier operations, never on later ones.
-  Work broadcast(const at::Tensor& tensor, int root, Fence begins_after = {},
-                 transport::Training training = {});
   // Makes a Core and joins. On failure, tells the other ranks why.
   static ProcessGroup make(const CoreOptions& options, Core* parent = nullptr);
   static Core& of(const ProcessGroup& group) { return group.core(); }

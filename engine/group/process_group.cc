@@ -7,6 +7,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
 
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/leaving.h>
@@ -241,22 +242,23 @@ int ProcessGroup::global_rank(int group_rank) const {
 const std::vector<int>& ProcessGroup::ranks() const { return core().options.global_ranks; }
 
 Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
-  return limited(core().broadcast(tensor, root));
+  return limited(group::broadcast(*this, tensor, root));
 }
 
-Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after,
-                            transport::Training training) {
-  check_tensor(*this, "broadcast", "tensor", tensor,
-               options.rank == root ? Use::Reads : Use::Writes);
-  options.check_rank(root, "broadcast: root");
+Work group::broadcast(const ProcessGroup& group, const at::Tensor& tensor, int root,
+                      Fence begins_after, transport::Training training) {
+  Core& core = Core::of(group);
+  check_tensor(core, "broadcast", "tensor", tensor,
+               core.options.rank == root ? Use::Reads : Use::Writes);
+  core.options.check_rank(root, "broadcast: root");
   auto data = tensor::elements_of(tensor);
   data.training = training;
-  return operations.issue(
+  return core.operations.issue(
       {.name = "broadcast",
        .fingerprint = [&] { return with(tensor, root) + transport::training_text(training); },
        .device = tensor.device(),
        .tensors = {tensor},
-       .writes = written(tensor, options.rank != root),
+       .writes = written(tensor, core.options.rank != root),
        .root = root,
        .training = training,
        .begins_after = std::move(begins_after)},
@@ -288,25 +290,28 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
     sum_sparse(*this, tensor, op);
     return {};
   }
-  return limited(core().all_reduce(tensor, op));
+  return limited(group::all_reduce(*this, tensor, op));
 }
 
-Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::Training training) {
-  check_tensor(*this, "all_reduce", "tensor", tensor, Use::Writes);
-  check_reduction(*this, "all_reduce", tensor, op);
+Work group::all_reduce(const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op,
+                       transport::Training training) {
+  Core& core = Core::of(group);
+  check_tensor(core, "all_reduce", "tensor", tensor, Use::Writes);
+  check_reduction(core, "all_reduce", tensor, op);
   auto data = tensor::elements_of(tensor);
   data.training = training;
   const auto fingerprint = [&] { return with(tensor, op) + transport::training_text(training); };
-  return operations.issue({.name = "all_reduce",
-                           .fingerprint = fingerprint,
-                           .device = tensor.device(),
-                           .tensors = {tensor},
-                           .writes = written(tensor),
-                           .reduction = op,
-                           .training = training},
-                          [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                            ops.push_back(ranks.all_reduce(data, op, pin, ready));
-                          });
+  return core.operations.issue(
+      {.name = "all_reduce",
+       .fingerprint = fingerprint,
+       .device = tensor.device(),
+       .tensors = {tensor},
+       .writes = written(tensor),
+       .reduction = op,
+       .training = training},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_reduce(data, op, pin, ready));
+      });
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {

@@ -10,8 +10,8 @@
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/parameter_check.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
-#include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/zero/partition.h>
@@ -347,15 +347,14 @@ std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
 
 void ShardedOptimizer::consolidate_state_dict(int to) {
   check_stepped("consolidate_state_dict");
-  group::Core& core = group::Core::of(group_);
-  core.options.check_rank(to, "consolidate_state_dict");
+  group::check_rank(group_, to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
   // Names and numbers take bytes besides the tensors. No optimizer of libtorch has more state than
   // this.
   std::int64_t most_expected = 64 << 20;
   for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
   const auto gathered =
-      detail::gather_ragged(bytes_of(*whole).to(core.carriers.barrier_device()), to, group_,
+      detail::gather_ragged(bytes_of(*whole).to(group::barrier_device(group_)), to, group_,
                             {"consolidate_state_dict: a rank's state", most_expected,
                              "all ranks must wrap the same optimizer"});
   if (group_.rank() != to) return all_.reset();

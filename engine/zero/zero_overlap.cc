@@ -4,7 +4,7 @@
 
 #include <weft/engine/ddp/ddp.h>
 #include <weft/engine/ddp/flat.h>
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/zero/zero_overlap.h>
 #include <weft/profiling/trace/host_time.h>
@@ -24,18 +24,18 @@ const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTens
 
 // Ends the group on an error of this rank. An error of the group itself is passed to group.fail():
 // the other ranks have seen it themselves, with a better text.
-void end_group(group::Core& group, const char* what, const std::exception_ptr& why) {
+void end_group(const group::WeakGroup& group, const char* what, const std::exception_ptr& why) {
   try {
     std::rethrow_exception(why);
   } catch (const Error& error) {
     const Blame blame = error.blame();
     const bool is_groups =
         blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
-    is_groups ? group.failure.fail(error) : group.failure.abort(what + error.text());
+    is_groups ? group.fail(error) : group.abort(what + error.text());
   } catch (const std::exception& error) {
-    group.failure.abort(what + tensor::text_of(error));
+    group.abort(what + tensor::text_of(error));
   } catch (...) {
-    group.failure.abort(std::string(what) + "an exception without a text");
+    group.abort(std::string(what) + "an exception without a text");
   }
 }
 
@@ -73,7 +73,7 @@ struct Step {
 // Like then(), but runs the step neither on this thread, which goes on with the backward, nor on a
 // thread of the backend.
 Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Step step) {
-  const auto executor = group::Core::of(group).options.job->continuations;
+  const auto executor = group::continuations_of(group);
   Promise<void> stepped(executor);
   averages.on_done([executor, stepped, step = std::move(step)](const Future<void>& done) mutable {
     executor->run([done, stepped, step = std::move(step)]() mutable {
@@ -96,8 +96,7 @@ void Failure::set(const char* what, const std::exception_ptr& why) {
     if (why_) return;
     why_ = why;
   }
-  if (const auto group = group_.lock(); group && group->options.size > 1)
-    end_group(*group, what, why);
+  end_group(group_, what, why);
   told_.raise();
 }
 
@@ -139,7 +138,7 @@ void ShardedOptimizer::check_stepped(const char* what) const {
 
 ShardedOptimizer::Overlap::Overlap(ShardedOptimizer& zero, const std::shared_ptr<Reducer>& reducer)
     : zero_(zero), reducer_(reducer) {
-  if (&group::Core::of(reducer->group()) != &group::Core::of(zero.group_)) {
+  if (!group::are_same(reducer->group(), zero.group_)) {
     throw Error(Blame::Caller,
                 "overlap_with: the DistributedDataParallel and the optimizer have different "
                 "groups; make both with one");
@@ -165,7 +164,7 @@ ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
   }
   Pass pass;
   pass.last = Future<void>::ready();
-  pass.failure = std::make_shared<Failure>(group::Core::of(zero_.group_).weak_from_this());
+  pass.failure = std::make_shared<Failure>(zero_.group_);
   pass.missing.resize(zero_.shards_.size());
   pass.needs.resize(zero_.shards_.size());
   pass.begun.resize(zero_.shards_.size());
@@ -240,14 +239,14 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
 
 void ShardedOptimizer::Overlap::send(const Stepped& one) {
   if (!one.flat.defined()) return;
-  group::Core& core = group::Core::of(zero_.group_);
   const int owner = one.shard->owner;
   Future<void> arrived;
   if (one.flat.is_cpu()) {
-    arrived = core.broadcast(one.flat, owner, one.flag ? Fence(one.flag) : Fence()).future();
+    arrived = group::broadcast(zero_.group_, one.flat, owner, one.flag ? Fence(one.flag) : Fence())
+                  .future();
   } else if (!one.ready.failed()) {
     detail::run_after(one.ready.device_work(),
-                      [&] { arrived = core.broadcast(one.flat, owner).future(); });
+                      [&] { arrived = group::broadcast(zero_.group_, one.flat, owner).future(); });
   } else {
     return;  // complete() throws that error, or the group's next operation does
   }

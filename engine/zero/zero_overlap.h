@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/zero/zero.h>
 
 namespace weft::parallel {
@@ -25,7 +26,7 @@ constexpr const char* kStepThrew = "ZeroRedundancyOptimizer: the step there thre
 // The first error of a pass. Thread-safe.
 class Failure {
  public:
-  explicit Failure(std::weak_ptr<group::Core> group) : group_(std::move(group)) {}
+  explicit Failure(const ProcessGroup& group) : group_(group) {}
   // Stores the error if it is the first, and then ends the group, because the other ranks wait for
   // values that will not come. They are told `what` and this rank's error.
   void set(const char* what, const std::exception_ptr& why);
@@ -34,7 +35,7 @@ class Failure {
   std::exception_ptr why() const;
 
  private:
-  const std::weak_ptr<group::Core> group_;  // weak: a step must not keep a rank from leaving
+  const group::WeakGroup group_;  // weak: a step must not keep a rank from leaving
   mutable std::mutex mutex_;
   std::exception_ptr why_;
   HostFlag told_;

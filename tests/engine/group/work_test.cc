@@ -3,7 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -129,7 +129,7 @@ TEST_P(WorkOf, BroadcastMayBeginLater) {
         const auto before = torch::ones({3}), data = torch::zeros({3}), behind = torch::ones({3});
         const auto flag = std::make_shared<HostFlag>();
         Work first = group.all_reduce(before);
-        Work later = group::Core::of(group).broadcast(data, 0, is_root ? Fence(flag) : Fence());
+        Work later = group::broadcast(group, data, 0, is_root ? Fence(flag) : Fence());
         Work last = group.all_reduce(behind);
         first.wait();
         EXPECT_FALSE(later.query());
@@ -154,8 +154,8 @@ TEST_P(WorkOf, AbortEndsAnUnstartedBroadcast) {
         const auto never = std::make_shared<HostFlag>();
         // Rank 1 may issue its broadcast after rank 0 has aborted; then its call throws.
         const auto error = error_of([&] {
-          Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0,
-                                                        group.rank() == 0 ? Fence(never) : Fence());
+          Work later = group::broadcast(group, torch::zeros({3}), 0,
+                                        group.rank() == 0 ? Fence(never) : Fence());
           if (group.rank() == 0) group.abort("no values");
           later.wait();
         });
