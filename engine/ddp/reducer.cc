@@ -6,8 +6,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/execution_context.h>
@@ -30,12 +28,6 @@ constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the wait
 }  // namespace traced
 
 namespace {
-
-// True if libtorch's engine runs inside a distributed pass. The pass does not use that engine, so
-// one of its nodes has called backward() or grad().
-bool is_inside_a_pass() {
-  return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
-}
 
 // Called by a backward through the outputs of a destroyed wrapper. Allows torch::autograd::grad():
 // its results are local to this rank in any case.
@@ -73,7 +65,7 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
   std::shared_ptr<Reducer> reducer(
       new Reducer(std::move(parameters), std::move(groups), number, options));
   for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
-    if (reducer->trained_[i]) reducer->attach(i);
+    if (reducer->parameters_.is_trained(i)) reducer->attach(i);
   }
   std::lock_guard lock(reducers().mutex);
   std::erase_if(reducers().all, [](const auto& weak) { return weak.expired(); });
@@ -83,19 +75,17 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
 
 Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
                  std::uint32_t number, const DdpOptions& options)
-    : parameters_(std::move(parameters)),
-      groups_(std::move(groups)),
+    : groups_(std::move(groups)),
       number_(number),
       options_(options),
       divisor_(group().size()),
+      parameters_(std::move(parameters), groups_.own()),
       hooks_(parameters_.size()),
       usage_(parameters_.size()),
       static_graph_(options.static_graph, parameters_.size()),
       check_(groups_.own(), number) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
-  for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
-  trained_ = compared_ = ever_trained_ = trained_now();
   // Gradients come roughly in the reverse of the order in which the forward pass uses the
   // parameters.
   std::vector<std::size_t> order(parameters_.size());
@@ -104,30 +94,18 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
 }
 
 void Reducer::attach(std::size_t parameter) {
-  Hook& hook = hooks_[parameter];
-  if (hook.accumulator) old_hooks_.push_back(std::move(hook));
-  hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
-  const auto on_post = [weak = weak_from_this(), parameter](
-                           const torch::autograd::variable_list& outputs,
-                           const torch::autograd::variable_list&) {
+  hooks_.attach(parameter, parameters_[parameter].tensor, [weak = weak_from_this(), parameter] {
     if (const auto self = weak.lock()) self->on_gradient(parameter);
-    return outputs;
-  };
-  hook.key = hook.accumulator->add_post_hook(
-      std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post));
+  });
 }
 
 Reducer::~Reducer() {
-  for (const auto* hooks : {&hooks_, &old_hooks_}) {
-    for (const Hook& hook : *hooks) {
-      if (hook.accumulator) hook.accumulator->del_post_hook(hook.key);
-    }
-  }
   if (passing_ && !is_reducing() && !has_failed() && !told_unfinished_ && taken_ > 0) {
     log::warn(
         "DistributedDataParallel: the last backward before its end did not reduce all gradients; "
         "it brought none for " +
-        names_of(missing_parameters()) + ", and the other gradients are those of this rank alone");
+        parameters_.names_of(missing_parameters()) +
+        ", and the other gradients are those of this rank alone");
   }
 }
 
@@ -195,7 +173,7 @@ void Reducer::prepare_forward() {
     throw Error(Blame::Caller,
                 "static_graph: the last backward brought fewer gradients than the first one, or "
                 "none, for " +
-                    names_of(missing_parameters()) +
+                    parameters_.names_of(missing_parameters()) +
                     "; the graph changed, switch static_graph off");
   }
   if (passing_) throw unfinished_pass();
@@ -221,7 +199,7 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   }
   if (std::exchange(hidden_had_pass_, false)) hidden_.reset();
   if (is_visible) {
-    if (finds_unused()) forward->unused = unreachable_from(outputs);
+    if (finds_unused()) forward->unused = hooks_.unreachable_from(outputs);
     forwards_.push_back(forward);
     if (synchronizing_ && trains) {
       count(*forward, true);
@@ -238,7 +216,7 @@ void Reducer::compare_parameters() {
   std::vector<ParameterCheck::Parameter> trained;
   if (!check_.is_due(steps_)) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i]) trained.push_back({parameters_[i].name, parameters_[i].tensor});
+    if (parameters_.is_trained(i)) trained.push_back({parameters_[i].name, parameters_[i].tensor});
   }
   check_.look(steps_, trained);
 }
@@ -293,7 +271,7 @@ bool Reducer::is_in_known_backward() const {
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (!accumulates()) return count(forward, false);
+  if (!hooks_.are_reached()) return count(forward, false);
   enter_backward();
   forward.had_backward = true;
   if (forward.synchronizes) {
@@ -337,28 +315,6 @@ void Reducer::synchronize() {
   }
 }
 
-// True if the backward that runs here can change a parameter's gradient. torch::autograd::grad()
-// cannot: it returns its results to the caller, and one rank may call it as often as it likes
-// (gradient penalties, adversarial examples).
-bool Reducer::accumulates() const {
-  if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
-  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr || wanted->empty()) return true;  // backward() without a list of inputs
-  const auto is_wanted = [&](const Hook& hook) {
-    const auto found = wanted->find(hook.accumulator.get());
-    return found != wanted->end() && found->second.needed_;
-  };
-  return std::any_of(hooks_.begin(), hooks_.end(), is_wanted) ||
-         std::any_of(old_hooks_.begin(), old_hooks_.end(), is_wanted);
-}
-
-// The gradient that this thread's backward writes for the parameter: the pass of an AutogradContext
-// has its own gradients.
-at::Tensor& Reducer::gradient_of(const at::Tensor& parameter) {
-  if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
-  return parameter.mutable_grad();
-}
-
 // A context keeps its gradients while later passes fill the buckets again, so they are not views.
 bool Reducer::gradients_are_views() const {
   return options_.gradient_as_bucket_view && autograd::Pass::current() == nullptr;
@@ -370,7 +326,7 @@ void Reducer::on_gradient(std::size_t parameter) {
     throw Error(
         Blame::Caller,
         "a node calls backward() inside of a distributed backward, and brings a gradient for " +
-            names_of({parameter}) +
+            parameters_.names_of({parameter}) +
             ", which would not be averaged; call torch::autograd::grad() there, and return "
             "its results");
   }
@@ -386,7 +342,8 @@ void Reducer::on_gradient(std::size_t parameter) {
   if (backward_ != Kind::Synchronized) return keep_local(parameter);
   if (creates_graph) {
     throw Error(Blame::Caller,
-                "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
+                "backward(create_graph = true) brings a gradient for " +
+                    parameters_.names_of({parameter}) +
                     ", whose average has no graph: a backward through it would not be averaged. "
                     "Call torch::autograd::grad(…, create_graph = true) for gradients that the "
                     "loss contains, and backward without create_graph");
@@ -402,10 +359,11 @@ void Reducer::keep_local(std::size_t parameter) {
   if (passing_ && ready_[parameter]) {
     throw Error(
         Blame::Caller,
-        "a backward that is not synchronised brings a gradient for " + names_of({parameter}) +
+        "a backward that is not synchronised brings a gradient for " +
+            parameters_.names_of({parameter}) +
             ", which is being averaged: a backward before it did not reduce all gradients, and "
             "brought none for " +
-            names_of(missing_parameters()) +
+            parameters_.names_of(missing_parameters()) +
             ". Call backward for all losses of a forward before others, or set "
             "DdpOptions::find_unused_parameters");
   }
@@ -425,12 +383,12 @@ void Reducer::take(std::size_t parameter) {
   if (!travels(parameter)) {
     throw Error(
         Blame::Caller,
-        "the backward brings a gradient for " + names_of({parameter}) +
+        "the backward brings a gradient for " + parameters_.names_of({parameter}) +
             ", which required none at the last forward that synchronised; call requires_grad_() "
             "before that forward");
   }
   averaging_task_ = torch::autograd::get_current_graph_task_id();
-  if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_)
+  if (goes_on_ && ready_[parameter] && parameters_.is_trained(parameter) && !static_graph_)
     throw unfinished_pass();
   if (++taken_ == 1) leave_out_frozen();
   if (order_.is_open() && rebuilds()) order_.note(parameter);
@@ -443,7 +401,7 @@ void Reducer::take(std::size_t parameter) {
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
   // The parameter was frozen; an older forward still brings a gradient for it.
-  if (ready_[parameter] && !trained_[parameter]) return;
+  if (ready_[parameter] && !parameters_.is_trained(parameter)) return;
   mark_ready(parameter);
 }
 
@@ -466,7 +424,7 @@ void Reducer::require_one_wrapper(std::size_t parameter) const {
   throw Error(Blame::Caller,
               "two DistributedDataParallel of one module take part in one backward, and both would "
               "average " +
-                  names_of({parameter}) + "; use one of them for the whole loss");
+                  parameters_.names_of({parameter}) + "; use one of them for the whole loss");
 }
 
 // True if another wrapper of the same module averages the gradients of that graph task.
@@ -480,10 +438,7 @@ bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) cons
   const at::Tensor& tensor = parameters_[parameter].tensor;
   return std::any_of(others.begin(), others.end(), [&](const std::shared_ptr<Reducer>& other) {
     if (!other || other.get() == this) return false;
-    const auto& theirs = other->parameters_;
-    if (std::none_of(theirs.begin(), theirs.end(),
-                     [&](const auto& one) { return one.tensor.is_same(tensor); }))
-      return false;
+    if (!other->parameters_.contain(tensor)) return false;
     std::lock_guard lock(other->mutex_);
     return other->averaging_task_ == graph_task;
   });
@@ -528,7 +483,7 @@ void Reducer::wait(Work work, const c10::Device& device) const {
 
 void Reducer::mark_ready(std::size_t parameter) {
   if (ready_[parameter]) {
-    throw Error(Blame::Caller, "a gradient of " + names_of({parameter}) +
+    throw Error(Blame::Caller, "a gradient of " + parameters_.names_of({parameter}) +
                                    " came twice in one backward. A parameter that is used in "
                                    "several parts of a recomputed graph "
                                    "needs DdpOptions::static_graph");
@@ -561,7 +516,7 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
   }
   if (gradient.layout() != at::kStrided) {
     throw Error(Blame::Caller,
-                "the gradient of " + names_of({parameter}) +
+                "the gradient of " + parameters_.names_of({parameter}) +
                     " is sparse, but its module does not declare sparse gradients; use "
                     "torch::nn::Embedding or torch::nn::EmbeddingBag with sparse(true)");
   }
@@ -621,7 +576,7 @@ void Reducer::launch(std::size_t index) {
       {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
   for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
-  if (passing_) compare_trained_of(bucket);
+  if (passing_) parameters_.compare_changes(bucket.parameters);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
     bucket.work = group::all_reduce(groups_.of(bucket.flat.device()), bucket.flat, ReduceOp::Sum,

@@ -15,7 +15,6 @@
 // several backwards may have its own pass.
 //
 // Thread-safe against autograd's threads. The user calls forward and backward one after the other.
-// after the other.
 #pragma once
 
 #include <atomic>
@@ -26,27 +25,20 @@
 #include <optional>
 #include <utility>
 
-#include <c10/util/SmallVector.h>
-#include <torch/csrc/autograd/function.h>
+#include <ATen/core/Tensor.h>
 
-#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/accumulator_hooks.h>
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp_options.h>
 #include <weft/engine/ddp/device_groups.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/parameter_check.h>
 #include <weft/engine/ddp/reducer_state.h>
+#include <weft/engine/ddp/trained_parameters.h>
 #include <weft/engine/group/sparse_sum.h>
-#include <weft/engine/tensor/torch_releases.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
-
-struct ReducerParameter {
-  std::string name;
-  at::Tensor tensor;  // a leaf; its gradient is averaged while it requires one
-  bool sparse_gradient = false;
-};
 
 // The record of one forward with gradients. Its outputs hold it, so it lives as long as a backward
 // may reach it.
@@ -103,8 +95,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // false, the user wants gradients without a forward of the wrapper, so they cause no warning.
   bool is_synchronizing() const;
   void set_synchronizing(bool on);
-  // The parameters that require a gradient at this moment.
-  std::vector<bool> trained_now() const;
   // True if any parameter requires a gradient and they are not those of the last forward that
   // synchronised.
   bool trains_others() const;
@@ -159,9 +149,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void build_buckets(const std::vector<std::size_t>& order);
   void take_over_order();
 
-  static at::Tensor& gradient_of(const at::Tensor& parameter);
   bool gradients_are_views() const;
-  bool accumulates() const;
   void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
   void enter_backward();
@@ -198,10 +186,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_failed() const;
   void note_failure(std::string why);
   [[noreturn]] void fail_pass(const std::exception_ptr& caught);
-  // Collective: the ranks compare which parameters require a gradient now. `changed`: the changes
-  // that this rank knows of.
-  void compare_trained(const std::vector<std::size_t>& changed);
-  void compare_trained_of(const Bucket& bucket);
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
@@ -223,40 +207,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void leave_out_what_is_missing();
   void restore_unused();
   std::vector<std::size_t> missing_parameters() const;
-  std::string names_of(const std::vector<std::size_t>& parameters) const;
-  std::vector<std::size_t> unreachable_from(const std::vector<at::Tensor>& outputs) const;
   void check_static_graph(std::size_t parameter);
   void require_used_by_others();
 
-  // The type, device and shape that a parameter had when it got its place in a bucket.
-  struct Layout {
-    explicit Layout(const at::Tensor& tensor)
-        : dtype(tensor.scalar_type()),
-          device(tensor.device()),
-          sizes(tensor.sizes().begin(), tensor.sizes().end()) {}
-    friend bool operator==(const Layout&, const Layout&) = default;
-    at::ScalarType dtype;
-    c10::Device device;
-    c10::SmallVector<std::int64_t, 5> sizes;
-  };
-
-  const std::vector<ReducerParameter> parameters_;
-  std::vector<Layout> layouts_;
   DeviceGroups groups_;   // `of(device)` carries buckets, `own()` everything else
   std::uint32_t number_;  // of the DistributedDataParallel in its group
   const DdpOptions options_;
   int divisor_;
 
   mutable std::mutex mutex_;  // guards all members below
-  struct Hook {
-    NodePtr<torch::autograd::Node> accumulator;
-    std::uintptr_t key = 0;
-  };
-  std::vector<Hook> hooks_;      // by parameter
-  std::vector<Hook> old_hooks_;  // of former accumulators, in which a graph may still end
-  std::vector<bool> trained_;  // by parameter: required a gradient at the last synchronised forward
-  std::vector<bool> compared_;      // by parameter: required one when the ranks last compared it
-  std::vector<bool> ever_trained_;  // by parameter: required one at some forward
+  TrainedParameters parameters_;
+  AccumulatorHooks hooks_;
   std::vector<std::size_t> bucket_order_;
   std::vector<Bucket> buckets_;
   std::vector<std::optional<Place>> places_;  // empty: never trained since the wrapper was made

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/ddp/bucket.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/access.h>
@@ -21,7 +22,7 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
   std::vector<std::size_t> planned_order;
   std::vector<PlannedGradient> planned;
   for (const std::size_t parameter : order) {
-    if (!ever_trained_[parameter]) continue;
+    if (!parameters_.was_ever_trained(parameter)) continue;
     const at::Tensor& tensor = parameters_[parameter].tensor;
     planned_order.push_back(planned.size());
     planned_parameters.push_back(parameter);
@@ -60,41 +61,41 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
 
 bool Reducer::trains_others() const {
   std::lock_guard lock(mutex_);
-  const std::vector<bool> now = trained_now();
+  const std::vector<bool> now = parameters_.trained_now();
   if (std::find(now.begin(), now.end(), true) == now.end()) return false;
   for (std::size_t i = 0; i < now.size(); ++i) {
-    if (now[i] != trained_[i] || (ever_trained_[i] && !travels(i))) return true;
+    if (now[i] != parameters_.is_trained(i) || (parameters_.was_ever_trained(i) && !travels(i)))
+      return true;
   }
   return false;
 }
 
 void Reducer::take_over_trained() {
   std::lock_guard lock(mutex_);
-  const std::vector<bool> trained = trained_now();
+  std::vector<bool> trained = parameters_.trained_now();
   std::vector<std::size_t> changed;
   std::vector<std::size_t> added;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained[i] != trained_[i]) changed.push_back(i);
-    if (ever_trained_[i] && !travels(i)) added.push_back(i);
+    if (trained[i] != parameters_.is_trained(i)) changed.push_back(i);
+    if (parameters_.was_ever_trained(i) && !travels(i)) added.push_back(i);
   }
   if (!changed.empty() && static_graph_) {
     throw Error(Blame::Caller,
-                "static_graph: requires_grad was changed for " + names_of(changed) +
+                "static_graph: requires_grad was changed for " + parameters_.names_of(changed) +
                     ", and the graph with it; switch static_graph off, or make a new "
                     "DistributedDataParallel");
   }
   if (!added.empty() && follower_ != nullptr) {
     throw Error(Blame::Caller,
-                "requires_grad was switched on for " + names_of(added) +
+                "requires_grad was switched on for " + parameters_.names_of(added) +
                     ", and an optimizer steps in the backward of this DistributedDataParallel, "
                     "which would leave them out; make both again");
   }
   if (!added.empty() && passing_) throw unfinished_pass();
-  compare_trained(changed.empty() ? added : changed);
-  trained_ = trained;
+  parameters_.compare(changed.empty() ? added : changed);
+  parameters_.set_trained(std::move(trained));
   if (added.empty()) return;
-  for (const std::size_t parameter : added)
-    layouts_[parameter] = Layout(parameters_[parameter].tensor);
+  for (const std::size_t parameter : added) parameters_.set_layout(parameter);
   build_buckets(bucket_order_);
 }
 
@@ -298,7 +299,8 @@ void Reducer::mirror_pass() {
   leave_out_frozen();
   for (const std::size_t parameter : unused_) {
     const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
-    if (!trained_[parameter] && gradient.defined()) kept_[parameter] = gradient.clone();
+    if (!parameters_.is_trained(parameter) && gradient.defined())
+      kept_[parameter] = gradient.clone();
   }
   for (Bucket& bucket : buckets_) {
     if (bucket.flat.defined()) bucket.flat.zero_();

@@ -1,8 +1,6 @@
 // The reducer's refusals, and its handling of failed passes.
 #include <algorithm>
 
-#include <torch/csrc/autograd/variable.h>
-
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/access.h>
@@ -11,31 +9,28 @@
 
 namespace weft::parallel {
 
-// libtorch gives a parameter a new accumulator when its storage is set (torch::load) or its type
-// changes; the hook is attached to the new one. Throws if a parameter's type, device or shape is no
-// longer that of its place in the bucket.
+// Hooks the accumulators that parameters have got meanwhile. Throws if a parameter's type, device
+// or shape is no longer that of its place in the bucket.
 void Reducer::follow_parameters() {
+  parameters_.note_trained();
   std::vector<std::size_t> changed;
   std::vector<std::size_t> moved;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
-    if (tensor.requires_grad()) ever_trained_[i] = true;
-    if (travels(i) && layouts_[i] != Layout(tensor)) {
+    if (travels(i) && !parameters_.keeps_layout(i)) {
       changed.push_back(i);
-    } else if (tensor.requires_grad() &&
-               (!hooks_[i].accumulator ||
-                torch::autograd::impl::try_get_grad_accumulator(tensor) != hooks_[i].accumulator)) {
+    } else if (tensor.requires_grad() && !hooks_.is_attached(i, tensor)) {
       moved.push_back(i);
     }
   }
   if (!changed.empty()) {
     throw Error(Blame::Caller,
-                "the type, the device or the shape of " + names_of(changed) +
+                "the type, the device or the shape of " + parameters_.names_of(changed) +
                     " has changed since DistributedDataParallel was made, and gradients would not "
                     "be averaged; call module->to(…) first, then make the DistributedDataParallel");
   }
   if (moved.empty()) return;
-  std::erase_if(old_hooks_, [](const Hook& hook) { return hook.accumulator.use_count() == 1; });
+  hooks_.drop_former();
   for (const std::size_t parameter : moved) attach(parameter);
 }
 
@@ -97,7 +92,7 @@ void Reducer::require_no_frozen_rest() const {
   if (rests.empty() || rests.size() == parameters_.size()) return;
   throw Error(
       Blame::Caller,
-      "requires_grad was switched off for " + names_of(rests) +
+      "requires_grad was switched off for " + parameters_.names_of(rests) +
           ", whose gradients from no_sync() have not been averaged yet; let a backward synchronise "
           "first, or set them to undefined (zero_grad) and make a new DistributedDataParallel");
 }
@@ -105,7 +100,7 @@ void Reducer::require_no_frozen_rest() const {
 Error Reducer::unfinished_pass() {
   told_unfinished_ = true;
   return {Blame::Caller, "the last backward did not reduce all gradients: it brought none for " +
-                             names_of(missing_parameters()) +
+                             parameters_.names_of(missing_parameters()) +
                              ". If the outputs need not depend on every parameter, set "
                              "DdpOptions::find_unused_parameters; all outputs of "
                              "the forward must take part in the loss"};
@@ -162,7 +157,7 @@ void Reducer::refuse_capture() const {
 void Reducer::check_static_graph(std::size_t parameter) {
   if (static_graph_.take(parameter)) return;
   throw Error(Blame::Caller,
-              "static_graph: this pass brings a gradient for " + names_of({parameter}) +
+              "static_graph: this pass brings a gradient for " + parameters_.names_of({parameter}) +
                   (static_graph_.uses(parameter) ? " more often than the first pass did"
                                                  : ", which the first pass did not use") +
                   "; the graph changed, switch static_graph off");
@@ -181,48 +176,11 @@ void Reducer::require_used_by_others() {
   if (used_here.empty()) return;
   const Error error(
       Blame::Caller,
-      "static_graph: this pass brings a gradient for " + names_of(used_here) +
+      "static_graph: this pass brings a gradient for " + parameters_.names_of(used_here) +
           ", which the first pass of the others, mirrored here by join, did not use; let all "
           "ranks take part in the first backward, or switch static_graph off");
   note_failure(error.text());
   throw error;
-}
-
-void Reducer::compare_trained(const std::vector<std::size_t>& changed) {
-  std::vector<NamedTensor> named;
-  for (const ReducerParameter& parameter : parameters_) {
-    named.push_back(
-        {parameter.name + (parameter.tensor.requires_grad() ? "" : " (frozen)"), parameter.tensor});
-  }
-  announce_change(groups_.own(), names_of(changed));
-  on_all_ranks(groups_.own(), "DistributedDataParallel", "the comparison of frozen parameters",
-               [&] {
-                 try {
-                   check_same_model(groups_.own(), named);
-                 } catch (const Error& error) {
-                   throw explained_by_changes(groups_.own(), error);
-                 }
-               });
-  withdraw_change(groups_.own());
-  compared_ = trained_now();
-}
-
-// A parameter that is frozen between its forward and its backward brings no gradient. A rank that
-// has frozen it alone would reduce stale bytes in its place.
-void Reducer::compare_trained_of(const Bucket& bucket) {
-  std::vector<std::size_t> changed;
-  for (const std::size_t parameter : bucket.parameters) {
-    if (parameters_[parameter].tensor.requires_grad() != compared_[parameter])
-      changed.push_back(parameter);
-  }
-  if (!changed.empty()) compare_trained(changed);
-}
-
-std::vector<bool> Reducer::trained_now() const {
-  std::vector<bool> trained;
-  for (const ReducerParameter& parameter : parameters_)
-    trained.push_back(parameter.tensor.requires_grad());
-  return trained;
 }
 
 std::vector<at::Tensor> Reducer::averaged_parameters() const {
@@ -237,21 +195,9 @@ std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
-    if (!came && travels(i) && trained_[i]) missing.push_back(i);
+    if (!came && travels(i) && parameters_.is_trained(i)) missing.push_back(i);
   }
   return missing;
-}
-
-std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const {
-  constexpr std::size_t kShown = 20;
-  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
-  for (std::size_t i = 0; i < std::min(parameters.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(parameters[i]) + " (" +
-            parameters_[parameters[i]].name + ")";
-  }
-  if (parameters.size() > kShown)
-    text += " and " + std::to_string(parameters.size() - kShown) + " more";
-  return text + " on rank " + std::to_string(group().rank());
 }
 
 }  // namespace weft::parallel

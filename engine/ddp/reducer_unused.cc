@@ -1,45 +1,10 @@
-// Parameters that a pass does not use: finds them, fills zeros in for their gradients, and restores
+// Parameters that a pass does not use: fills zeros in for their gradients, and restores
 // their gradients at the end.
 #include <algorithm>
-#include <unordered_set>
 
-#include <torch/csrc/autograd/variable.h>
-
-#include <weft/engine/autograd/context.h>
-#include <weft/engine/autograd/execution_context.h>
-#include <weft/engine/autograd/nodes.h>
 #include <weft/engine/ddp/reducer.h>
 
 namespace weft::parallel {
-
-std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>& outputs) const {
-  std::unordered_set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> open;
-  const auto visit = [&](torch::autograd::Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
-    visit(torch::autograd::impl::gradient_edge(output).function.get());
-  }
-  const auto context = autograd::current_context();
-  bool goes_on_elsewhere = false;
-  while (!open.empty()) {
-    torch::autograd::Node* node = open.back();
-    open.pop_back();
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
-    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr)
-      continue;
-    goes_on_elsewhere = true;
-    // Another worker's result may depend on everything that was sent in this context.
-    for (const auto& send : context->sends()) visit(send.get());
-  }
-  std::vector<std::size_t> unreachable;
-  for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    if (!seen.contains(hooks_[i].accumulator.get())) unreachable.push_back(i);
-  }
-  return unreachable;
-}
 
 // One backward may run for the sum of the losses of several forwards, so a parameter is unused here
 // if none of the live forwards uses it. One that is used only by forwards outside of this backward
@@ -78,7 +43,8 @@ void Reducer::mark_unused() {
 // treated as unused by every rank.
 void Reducer::leave_out_frozen() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+    if (parameters_.is_trained(i) || !travels(i) ||
+        std::find(unused_.begin(), unused_.end(), i) != unused_.end())
       continue;
     unused_.push_back(i);
     unused_marked_ = false;
