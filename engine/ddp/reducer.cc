@@ -1,8 +1,5 @@
 #include <algorithm>
 
-#include <ATen/ScalarOps.h>
-#include <ATen/ops/mul.h>
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -21,8 +18,6 @@ namespace weft::parallel {
 
 namespace traced {
 namespace {
-constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // its slot is filled
-constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
 constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the wait of the backward
 }  // namespace
 }  // namespace traced
@@ -76,21 +71,14 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
 Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
                  std::uint32_t number, const DdpOptions& options)
     : groups_(std::move(groups)),
-      number_(number),
       options_(options),
-      divisor_(group().size()),
       parameters_(std::move(parameters), groups_.own()),
       hooks_(parameters_.size()),
+      buckets_(parameters_, groups_, number, options_),
       usage_(parameters_.size()),
       static_graph_(options.static_graph, parameters_.size()),
       check_(groups_.own(), number) {
-  ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
-  // Gradients come roughly in the reverse of the order in which the forward pass uses the
-  // parameters.
-  std::vector<std::size_t> order(parameters_.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
-  build_buckets(order);
 }
 
 void Reducer::attach(std::size_t parameter) {
@@ -112,7 +100,7 @@ Reducer::~Reducer() {
 void Reducer::set_comm_hook(CommHook hook) {
   if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
   std::lock_guard lock(mutex_);
-  if (hook_)
+  if (buckets_.has_hook())
     throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
   if (passing_) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
   if (stats_.passes > 0) {
@@ -121,7 +109,14 @@ void Reducer::set_comm_hook(CommHook hook) {
                 "hook once, before the first "
                 "backward");
   }
-  hook_ = std::move(hook);
+  buckets_.set_hook([this, hook = std::move(hook)](GradBucket& bucket) {
+    try {
+      return hook(bucket);
+    } catch (...) {
+      note_failure(group::first_line_of(std::current_exception()).text());
+      throw;
+    }
+  });
 }
 
 void Reducer::set_follower(BucketFollower* follower) {
@@ -157,7 +152,7 @@ void Reducer::begin_forward() {
 
 void Reducer::set_divisor(int ranks) {
   std::lock_guard lock(mutex_);
-  divisor_ = ranks;
+  buckets_.set_divisor(ranks);
 }
 
 void Reducer::prepare_forward() {
@@ -315,11 +310,6 @@ void Reducer::synchronize() {
   }
 }
 
-// A context keeps its gradients while later passes fill the buckets again, so they are not views.
-bool Reducer::gradients_are_views() const {
-  return options_.gradient_as_bucket_view && autograd::Pass::current() == nullptr;
-}
-
 // Called when parameter.grad() has the gradient, perhaps added to an earlier one.
 void Reducer::on_gradient(std::size_t parameter) {
   if (is_inside_a_pass()) {
@@ -356,7 +346,7 @@ void Reducer::on_gradient(std::size_t parameter) {
 // one that is not known to synchronise yet.
 void Reducer::keep_local(std::size_t parameter) {
   if (has_failed()) return;  // later backwards belong to another wrapper of the model
-  if (passing_ && ready_[parameter]) {
+  if (passing_ && buckets_.is_filled(parameter)) {
     throw Error(
         Blame::Caller,
         "a backward that is not synchronised brings a gradient for " +
@@ -380,7 +370,7 @@ void Reducer::keep_local(std::size_t parameter) {
 
 // Adds one gradient, which is in parameter.grad(), to this pass.
 void Reducer::take(std::size_t parameter) {
-  if (!travels(parameter)) {
+  if (!buckets_.hold(parameter)) {
     throw Error(
         Blame::Caller,
         "the backward brings a gradient for " + parameters_.names_of({parameter}) +
@@ -388,7 +378,8 @@ void Reducer::take(std::size_t parameter) {
             "before that forward");
   }
   averaging_task_ = torch::autograd::get_current_graph_task_id();
-  if (goes_on_ && ready_[parameter] && parameters_.is_trained(parameter) && !static_graph_)
+  if (goes_on_ && buckets_.is_filled(parameter) && parameters_.is_trained(parameter) &&
+      !static_graph_)
     throw unfinished_pass();
   if (++taken_ == 1) leave_out_frozen();
   if (order_.is_open() && rebuilds()) order_.note(parameter);
@@ -401,8 +392,8 @@ void Reducer::take(std::size_t parameter) {
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
   // The parameter was frozen; an older forward still brings a gradient for it.
-  if (ready_[parameter] && !parameters_.is_trained(parameter)) return;
-  mark_ready(parameter);
+  if (buckets_.is_filled(parameter) && !parameters_.is_trained(parameter)) return;
+  fill(parameter);
 }
 
 // If two wrappers of one module took part in one backward, each would average the other's average.
@@ -462,142 +453,33 @@ void Reducer::begin_pass() {
   auto* const pass = autograd::Pass::current();
   pass_failed_ = pass ? pass->failure() : nullptr;
   unused_marked_ = false;
-  next_bucket_ = 0;
-  std::fill(ready_.begin(), ready_.end(), false);
-  for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
+  buckets_.begin_pass();
   if (static_graph_.is_counted()) {
     static_graph_.begin_pass();
     unused_ = static_graph_.unused();
   } else {
     unused_ = finds_unused() ? unused_by_forwards() : std::vector<std::size_t>{};
   }
-  std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
+  std::erase_if(unused_, [&](std::size_t parameter) { return !buckets_.hold(parameter); });
 }
 
-// A distributed pass has a deadline, which also limits waits for the other ranks' gradients.
-void Reducer::wait(Work work, const c10::Device& device) const {
-  const auto* const pass = autograd::Pass::current();
-  if (pass == nullptr || pass->deadline().is_never() || !device.is_cpu()) return work.wait();
-  work.synchronize(std::max(pass->deadline().remaining(), std::chrono::milliseconds(1)));
+void Reducer::fill(std::size_t parameter) {
+  if (buckets_.fill(parameter)) launch_full_buckets();
 }
 
-void Reducer::mark_ready(std::size_t parameter) {
-  if (ready_[parameter]) {
-    throw Error(Blame::Caller, "a gradient of " + parameters_.names_of({parameter}) +
-                                   " came twice in one backward. A parameter that is used in "
-                                   "several parts of a recomputed graph "
-                                   "needs DdpOptions::static_graph");
-  }
-  ready_[parameter] = true;
-  const Place place = *places_[parameter];
-  Bucket& bucket = buckets_[place.bucket];
-  note_stream(bucket, parameters_[parameter].tensor.device());
-  {
-    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(),
-                                                .rank = group().rank()});
-    fill_slot(bucket, place.slot, parameter);
-    if (const auto arrow = trace::Arrow::leave(); arrow.id() != 0) bucket.arrows.push_back(arrow);
-  }
-  if (--bucket.pending == 0) launch_ready_buckets();
-}
-
-void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
-  // Gradients of earlier passes under no_sync() are averaged with this one, as in parameter.grad().
-  if (auto* pass = autograd::Pass::current()) pass->absorb(parameters_[parameter].tensor);
-  at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
-  if (bucket.sparse) {
-    bucket.sparse_gradient = gradient;
-    return;
-  }
-  at::Tensor& view = bucket.views[slot];
-  if (!gradient.defined()) {
-    view.zero_();
-    return;
-  }
-  if (gradient.layout() != at::kStrided) {
-    throw Error(Blame::Caller,
-                "the gradient of " + parameters_.names_of({parameter}) +
-                    " is sparse, but its module does not declare sparse gradients; use "
-                    "torch::nn::Embedding or torch::nn::EmbeddingBag with sparse(true)");
-  }
-  const bool divide = !hook_;
-  if (gradient.is_alias_of(view) && gradient.data_ptr() == view.data_ptr()) {
-    if (divide && divisor_ != 1) view.mul_(1.0 / divisor_);
-    return;
-  }
-  if (divide && divisor_ != 1) {
-    at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / divisor_));
-  } else {
-    view.copy_(gradient);
-  }
-  if (gradients_are_views()) gradient = view;
-}
-
-// Autograd computes each gradient on the stream of its forward operation, and a user may use
-// several streams.
-void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
-  if (device.is_cpu()) return;
-  const c10::Stream stream = tensor::CudaDevices::current_stream(device);
-  if (std::find(bucket.streams.begin(), bucket.streams.end(), stream) == bucket.streams.end()) {
-    bucket.streams.push_back(stream);
-  }
-}
-
-void Reducer::wait_for_slots(Bucket& bucket) {
-  for (const c10::Stream& stream : std::exchange(bucket.streams, {})) wait_for(stream);
-}
-
-// Makes the current stream of that device wait for the work enqueued on `stream` so far.
-void Reducer::wait_for(const c10::Stream& stream) {
-  const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
-  if (stream == current) return;
-  c10::Event reached(stream.device_type());
-  reached.record(stream);
-  reached.block(current);
-}
-
-void Reducer::launch_ready_buckets() {
+void Reducer::launch_full_buckets() {
   try {
-    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-      const std::size_t index = next_bucket_++;
-      launch(index);
-      follow(index);
+    while (buckets_.is_next_full()) {
+      buckets_.launch_next(steps_, passing_);
+      // With counted usage, the unused parameters are known only at the end of the pass.
+      if (follower_ == nullptr || counts_usage()) continue;
+      buckets_.follow(*follower_,
+                      [&](std::size_t parameter) { return is_used_anywhere(parameter); });
     }
   } catch (...) {
     fail_pass(std::current_exception());
   }
-  if (next_bucket_ == buckets_.size() && counts_usage()) usage_.share(groups_.own());
-}
-
-void Reducer::launch(std::size_t index) {
-  Bucket& bucket = buckets_[index];
-  const trace::Range range(
-      traced::bucket,
-      {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
-  for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
-  wait_for_slots(bucket);
-  if (passing_) parameters_.compare_changes(bucket.parameters);
-  if (bucket.sparse) return launch_sparse(bucket);
-  if (!hook_) {
-    bucket.work = group::all_reduce(groups_.of(bucket.flat.device()), bucket.flat, ReduceOp::Sum,
-                                    {number_, steps_});
-    return;
-  }
-  std::vector<at::Tensor> parameters;
-  for (const std::size_t parameter : bucket.parameters)
-    parameters.push_back(parameters_[parameter].tensor);
-  GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters),
-                   groups_.of(bucket.flat.device()));
-  bucket.reduced = call_hook(shown);
-}
-
-Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
-  try {
-    return hook_(bucket);
-  } catch (...) {
-    note_failure(group::first_line_of(std::current_exception()).text());
-    throw;
-  }
+  if (buckets_.are_all_launched() && counts_usage()) usage_.share(groups_.own());
 }
 
 // A static graph is counted once; without one, every pass may use other parameters.
@@ -636,11 +518,11 @@ void Reducer::end_backward() {
 
 void Reducer::finish() {
   const bool is_first_static = static_graph_.counts();
-  if (!is_first_static && next_bucket_ < buckets_.size()) {
+  if (!is_first_static && !buckets_.are_all_launched()) {
     if (!finds_unused()) {
       // Another backward of this forward's outputs brings the rest. If no gradient has come (the
       // parameters were frozen meanwhile), none need follow.
-      const bool any_came = next_bucket_ > 0 || taken_ > 0;
+      const bool any_came = buckets_.is_any_launched() || taken_ > 0;
       if (!any_came && !static_graph_) passing_ = false;
       return;
     }
@@ -650,18 +532,18 @@ void Reducer::finish() {
     // All work was put off until here, where all gradients of this graph are known.
     require_used_by_others();
     unused_ = static_graph_.unused();
-    std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
+    std::erase_if(unused_, [&](std::size_t parameter) { return !buckets_.hold(parameter); });
     unused_marked_ = false;
     mark_unused();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (travels(i) && !ready_[i]) mark_ready(i);
+      if (buckets_.hold(i) && !buckets_.is_filled(i)) fill(i);
     }
   }
   const trace::Range range(traced::gradients, {.rank = group().rank()});
   const auto start = std::chrono::steady_clock::now();
   try {
-    for (Bucket& bucket : buckets_) collect(bucket);
-    wait(usage_.take_work(), group::host_values_device(groups_.own()));
+    buckets_.collect();
+    wait_in_backward(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
     fail_pass(std::current_exception());
   }
@@ -677,7 +559,9 @@ void Reducer::finish() {
 
 DdpStats Reducer::stats() const {
   std::lock_guard lock(mutex_);
-  return stats_;
+  DdpStats stats = stats_;
+  stats.bucket_bytes = buckets_.bytes();
+  return stats;
 }
 
 }  // namespace weft::parallel

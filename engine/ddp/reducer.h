@@ -31,12 +31,10 @@
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp_options.h>
 #include <weft/engine/ddp/device_groups.h>
-#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/ddp/gradient_buckets.h>
 #include <weft/engine/ddp/parameter_check.h>
 #include <weft/engine/ddp/reducer_state.h>
 #include <weft/engine/ddp/trained_parameters.h>
-#include <weft/engine/group/sparse_sum.h>
-#include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
 
@@ -48,28 +46,6 @@ struct Forward {
   bool counts = false;  // as a step
   // With find_unused_parameters: the parameters that the outputs do not depend on.
   std::vector<std::size_t> unused;
-};
-
-// Uses the averages while backward computes the next gradients (ZeroRedundancyOptimizer). The
-// reducer does not own it.
-class BucketFollower {
- public:
-  BucketFollower() = default;
-  BucketFollower(const BucketFollower&) = delete;
-  BucketFollower& operator=(const BucketFollower&) = delete;
-  virtual ~BucketFollower() = default;
-  // Called before a forward with gradients, after the previous backward has ended.
-  virtual void before_forward() = 0;
-  // Called for every bucket, in the order of the buckets, on the thread of backward, when the
-  // bucket's collective has been issued: so operations that it issues have the same place among the
-  // group's operations on all ranks. When `averaged` is done, the averages are in the gradients of
-  // `parameters` (CUDA: for streams that wait for it). The bucket of a sparse gradient has no
-  // `parameters`.
-  virtual void on_bucket(const std::vector<at::Tensor>& parameters, const Future<void>& averaged,
-                         bool is_last) = 0;
-  // The backward ends with the error `why`. Throws it, or an earlier error of its own that has
-  // caused it. If it has begun to follow this pass, it tells the other ranks.
-  [[noreturn]] virtual void fail(const std::exception_ptr& why) = 0;
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
@@ -121,35 +97,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const ProcessGroup& group() const { return groups_.own(); }
 
  private:
-  struct Bucket {
-    std::vector<std::size_t> parameters;
-    std::size_t limit = 0;
-    bool sparse = false;
-    at::Tensor flat;
-    std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
-    std::size_t pending = 0;
-    std::vector<c10::Stream> streams;      // CUDA: on which this pass has filled slots
-    Future<at::Tensor> reduced;            // returned by the hook
-    Work work;                             // of the built-in all-reduce
-    std::optional<Future<void>> averaged;  // with a follower: done when gradients are averages
-    at::Tensor sparse_gradient;
-    group::SparseSum sparse_sum;
-    std::vector<trace::Arrow> arrows;  // from the gradients that have come
-  };
-  struct Place {
-    std::size_t bucket = 0;
-    std::size_t slot = 0;
-  };
-
   enum class Kind { Unknown, Local, Synchronized };  // of a backward
 
   Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
           const DdpOptions& options);
   void attach(std::size_t parameter);
-  void build_buckets(const std::vector<std::size_t>& order);
   void take_over_order();
 
-  bool gradients_are_views() const;
   void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
   void enter_backward();
@@ -169,16 +123,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void mark_unused();
   void leave_out_frozen();
   std::vector<std::size_t> unused_by_forwards() const;
-  bool travels(std::size_t parameter) const { return places_[parameter].has_value(); }
-  void mark_ready(std::size_t parameter);
-  void fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter);
-  void note_stream(Bucket& bucket, const c10::Device& device);
-  void wait_for_slots(Bucket& bucket);
-  static void wait_for(const c10::Stream& stream);
-  void launch_ready_buckets();
-  void launch(std::size_t index);
-  void launch_sparse(Bucket& bucket);
-  void follow(std::size_t index);
+  void fill(std::size_t parameter);
+  void launch_full_buckets();
   bool is_used_anywhere(std::size_t parameter);
   bool counts_usage() const;
   bool rebuilds() const { return static_graph_ || !options_.find_unused_parameters; }
@@ -187,22 +133,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void note_failure(std::string why);
   [[noreturn]] void fail_pass(const std::exception_ptr& caught);
   Error failed_pass() const;
-  Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
   void require_same_pass() const;
   void follow_parameters();
   Error unfinished_pass();
   void require_no_frozen_rest() const;
   void refuse_capture() const;
-  void wait(Work work, const c10::Device& device) const;
-  // Blocks until `future` is done: the future that the bucket's hook has returned, or its
-  // continuation. Waits at most the group's timeout.
-  template <class T>
-  void wait_for_hook(const Future<T>& future, const Bucket& bucket) const;
   void end_backward();
   void finish();
-  void collect(Bucket& bucket);
-  void collect_sparse(Bucket& bucket);
   bool finds_unused() const;
   void leave_out_what_is_missing();
   void restore_unused();
@@ -210,18 +148,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_static_graph(std::size_t parameter);
   void require_used_by_others();
 
-  DeviceGroups groups_;   // `of(device)` carries buckets, `own()` everything else
-  std::uint32_t number_;  // of the DistributedDataParallel in its group
+  DeviceGroups groups_;  // `of(device)` carries buckets, `own()` everything else
   const DdpOptions options_;
-  int divisor_;
 
   mutable std::mutex mutex_;  // guards all members below
   TrainedParameters parameters_;
   AccumulatorHooks hooks_;
-  std::vector<std::size_t> bucket_order_;
-  std::vector<Bucket> buckets_;
-  std::vector<std::optional<Place>> places_;  // empty: never trained since the wrapper was made
-  CommHook hook_;
+  GradientBuckets buckets_;
   BucketFollower* follower_ = nullptr;
 
   // --- forwards
@@ -254,8 +187,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string failure_;       // the error that ended this pass, if known
   bool out_of_step_ = false;  // a pass failed after some of its buckets were launched
   bool unused_marked_ = false;
-  std::size_t next_bucket_ = 0;  // the first that has not been launched
-  std::vector<bool> ready_;
   std::vector<std::size_t> unused_;  // parameters that this pass's outputs do not use
   std::vector<at::Tensor> kept_;     // former gradients of unused parameters, by parameter
   Usage usage_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/group/collective_error.h>
@@ -17,7 +18,7 @@ void Reducer::follow_parameters() {
   std::vector<std::size_t> moved;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
-    if (travels(i) && !parameters_.keeps_layout(i)) {
+    if (buckets_.hold(i) && !parameters_.keeps_layout(i)) {
       changed.push_back(i);
     } else if (tensor.requires_grad() && !hooks_.is_attached(i, tensor)) {
       moved.push_back(i);
@@ -46,15 +47,8 @@ void Reducer::drop_failed_pass() {
   interrupted_ = false;
   backward_ = Kind::Unknown;
   context_pass_.reset();
-  out_of_step_ = next_bucket_ > 0;
-  for (Bucket& bucket : buckets_) {
-    bucket.work = {};
-    bucket.reduced = {};
-    bucket.averaged.reset();
-    bucket.sparse_sum = {};
-    bucket.sparse_gradient = at::Tensor();
-    bucket.streams.clear();
-  }
+  out_of_step_ = buckets_.is_any_launched();
+  buckets_.drop_pass();
   static_cast<void>(usage_.take_work());  // it fails with the pass
   std::fill(kept_.begin(), kept_.end(), at::Tensor());
   usage_.forget();
@@ -186,7 +180,7 @@ void Reducer::require_used_by_others() {
 std::vector<at::Tensor> Reducer::averaged_parameters() const {
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (travels(i)) tensors.push_back(parameters_[i].tensor);
+    if (buckets_.hold(i)) tensors.push_back(parameters_[i].tensor);
   }
   return tensors;
 }
@@ -194,8 +188,8 @@ std::vector<at::Tensor> Reducer::averaged_parameters() const {
 std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
-    if (!came && travels(i) && parameters_.is_trained(i)) missing.push_back(i);
+    const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : buckets_.is_filled(i);
+    if (!came && buckets_.hold(i) && parameters_.is_trained(i)) missing.push_back(i);
   }
   return missing;
 }

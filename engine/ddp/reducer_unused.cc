@@ -32,10 +32,10 @@ void Reducer::mark_unused() {
   if (unused_marked_) return;
   unused_marked_ = true;
   for (const std::size_t parameter : unused_) {
-    if (ready_[parameter]) continue;
+    if (buckets_.is_filled(parameter)) continue;
     const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     kept_[parameter] = gradient.defined() ? gradient.clone() : at::Tensor();
-    mark_ready(parameter);
+    fill(parameter);
   }
 }
 
@@ -43,7 +43,7 @@ void Reducer::mark_unused() {
 // treated as unused by every rank.
 void Reducer::leave_out_frozen() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_.is_trained(i) || !travels(i) ||
+    if (parameters_.is_trained(i) || !buckets_.hold(i) ||
         std::find(unused_.begin(), unused_.end(), i) != unused_.end())
       continue;
     unused_.push_back(i);
@@ -54,7 +54,8 @@ void Reducer::leave_out_frozen() {
 // Parameters behind outputs that the loss leaves out are unused, although the forward used them.
 void Reducer::leave_out_what_is_missing() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end())
+    if (!buckets_.hold(i) || buckets_.is_filled(i) ||
+        std::find(unused_.begin(), unused_.end(), i) != unused_.end())
       continue;
     unused_.push_back(i);
   }
