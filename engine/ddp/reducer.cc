@@ -39,21 +39,6 @@ void refuse_without_wrapper() {
 
 }  // namespace
 
-namespace {
-
-// All reducers of this process. A module may have two wrappers.
-struct Reducers {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Reducer>> all;
-};
-
-Reducers& reducers() {
-  static Reducers* const made = new Reducers();  // never destroyed: threads may outlive main()
-  return *made;
-}
-
-}  // namespace
-
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
                                        DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options) {
@@ -62,9 +47,6 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
   for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
     if (reducer->parameters_.is_trained(i)) reducer->attach(i);
   }
-  std::lock_guard lock(reducers().mutex);
-  std::erase_if(reducers().all, [](const auto& weak) { return weak.expired(); });
-  reducers().all.push_back(reducer);
   return reducer;
 }
 
@@ -74,6 +56,7 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
       options_(options),
       parameters_(std::move(parameters), groups_.own()),
       hooks_(parameters_.size()),
+      others_(parameters_),
       buckets_(parameters_, groups_, number, options_),
       usage_(parameters_.size()),
       static_graph_(options.static_graph, parameters_.size()),
@@ -143,11 +126,7 @@ void Reducer::begin_forward() {
   const bool is_outside =
       autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
   // The last backward has ended, perhaps by an exception.
-  if (is_outside && !passing_) {
-    graph_task_.reset();
-    context_pass_.reset();
-    ended_ = true;
-  }
+  if (is_outside && !passing_) backward_.abandon();
 }
 
 void Reducer::set_divisor(int ranks) {
@@ -178,9 +157,8 @@ void Reducer::prepare_forward() {
 
 void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   std::lock_guard lock(mutex_);
-  std::erase_if(forwards_, [](const auto& weak) { return weak.expired(); });
   const auto forward = std::make_shared<Forward>();
-  forward->synchronizes = synchronizing_;
+  forward->synchronizes = forwards_.are_synchronizing();
   bool is_visible = false;
   // A backward pass computes the gradient of its output first, even if no parameter gets a
   // gradient.
@@ -192,38 +170,31 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
       if (forward->synchronizes) refuse_without_wrapper();
     });
   }
-  if (std::exchange(hidden_had_pass_, false)) hidden_.reset();
-  if (is_visible) {
-    if (finds_unused()) forward->unused = hooks_.unreachable_from(outputs);
-    forwards_.push_back(forward);
-    if (synchronizing_ && trains) {
-      count(*forward, true);
-      compare_parameters();
-    }
-  } else {
-    // The forward returned nothing, or a type in which no tensors are found, so any backward may
-    // belong to it.
-    hidden_ = hidden_.value_or(false) || synchronizing_;
-  }
+  if (!is_visible) return forwards_.add_hidden();
+  if (finds_unused()) forward->unused = hooks_.unreachable_from(outputs);
+  forwards_.add(forward);
+  if (!forward->synchronizes || !trains) return;
+  forwards_.count(*forward, true);
+  compare_parameters();
 }
 
 void Reducer::compare_parameters() {
   std::vector<ParameterCheck::Parameter> trained;
-  if (!check_.is_due(steps_)) return;
+  if (!check_.is_due(forwards_.steps())) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_.is_trained(i)) trained.push_back({parameters_[i].name, parameters_[i].tensor});
   }
-  check_.look(steps_, trained);
+  check_.look(forwards_.steps(), trained);
 }
 
 bool Reducer::is_synchronizing() const {
   std::lock_guard lock(mutex_);
-  return synchronizing_;
+  return forwards_.are_synchronizing();
 }
 
 void Reducer::set_synchronizing(bool on) {
   std::lock_guard lock(mutex_);
-  synchronizing_ = on;
+  forwards_.set_synchronizing(on);
 }
 
 bool Reducer::finds_unused() const {
@@ -237,74 +208,49 @@ bool Reducer::finds_unused() const {
 // a re-entrant backward.
 void Reducer::enter_backward() {
   drop_failed_pass();
-  if (is_in_known_backward()) return;
+  if (backward_.is_known()) return;
   // The earlier backward still runs.
   if (is_reducing() && failure_.empty() && pass_failed_) require_same_pass();
-  const auto task = std::make_shared<char>();
-  auto* const pass = autograd::Pass::current();
-  graph_task_ = task;
-  context_pass_ = pass ? pass->failure() : nullptr;
   goes_on_ = passing_;
   interrupted_ |= is_reducing();
-  backward_ = Kind::Unknown;
-  came_.clear();
-  ended_ = false;
-  const auto callback = [weak = weak_from_this(), task] {
+  const auto callback = [weak = weak_from_this(), task = backward_.begin()] {
     if (const auto self = weak.lock()) self->end_backward();
   };
-  if (pass) return pass->at_end(callback);
+  if (auto* const pass = autograd::Pass::current()) return pass->at_end(callback);
   torch::autograd::Engine::get_default_engine().queue_callback(callback);
-}
-
-bool Reducer::is_in_known_backward() const {
-  const auto* const pass = autograd::Pass::current();
-  return pass ? context_pass_ == pass->failure()
-              : context_pass_ == nullptr && !graph_task_.expired();
 }
 
 // Called by the first gradient of an output of `forward`.
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (!hooks_.are_reached()) return count(forward, false);
+  if (!hooks_.are_reached()) return forwards_.count(forward, false);
   enter_backward();
   forward.had_backward = true;
   if (forward.synchronizes) {
-    count(forward, true);
+    forwards_.count(forward, true);
     synchronize();
-  } else if (backward_ == Kind::Unknown) {
-    backward_ = Kind::Local;
+  } else if (backward_.kind() == Kind::Unknown) {
+    backward_.set_kind(Kind::Local);
   }
-}
-
-// Counts or uncounts `forward` as a step. The ranks' steps are compared with each bucket: a rank
-// that has skipped the backward of a step has made one forward more than the others. Forwards for
-// torch::autograd::grad() and for evaluation are not counted, since one rank may make them alone.
-void Reducer::count(Forward& forward, bool counts) {
-  if (std::exchange(forward.counts, counts) == counts) return;
-  steps_ += counts ? 1 : -1;
 }
 
 // True if gradients of a backward of no known forward are to be synchronised: there was a forward
 // without visible outputs, or a forward that synchronises has had no backward (it may keep a loss
 // elsewhere), or an earlier backward has brought a part of this pass's gradients.
 bool Reducer::awaits_gradients() const {
-  if (backward_ != Kind::Unknown) return false;
-  if (passing_ || hidden_.value_or(false)) return true;
-  return std::any_of(forwards_.begin(), forwards_.end(), [](const auto& weak) {
-    const auto forward = weak.lock();
-    return forward && forward->synchronizes && !forward->had_backward;
-  });
+  if (backward_.kind() != Kind::Unknown) return false;
+  return passing_ || forwards_.have_synchronizing_hidden() || forwards_.await_backward();
 }
 
 // From here on this backward's gradients are reduced, and so are those that it brought before it
 // reached the outputs of a forward that synchronises.
 void Reducer::synchronize() {
-  if (backward_ == Kind::Synchronized) return;
+  if (backward_.kind() == Kind::Synchronized) return;
   begin_pass();
-  backward_ = Kind::Synchronized;
+  backward_.set_kind(Kind::Synchronized);
   if (!static_graph_.counts()) mark_unused();
-  for (const auto& [parameter, stream] : std::exchange(came_, {})) {
+  for (const auto& [parameter, stream] : backward_.take_early()) {
     if (stream) wait_for(*stream);
     take(parameter);
   }
@@ -326,10 +272,11 @@ void Reducer::on_gradient(std::size_t parameter) {
   if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
   enter_backward();
   if (awaits_gradients() && !has_failed()) {
-    if (!passing_ && hidden_.value_or(false)) ++steps_;  // no output's hook has counted this step
+    // No output's hook has counted this step.
+    if (!passing_ && forwards_.have_synchronizing_hidden()) forwards_.count_hidden();
     synchronize();
   }
-  if (backward_ != Kind::Synchronized) return keep_local(parameter);
+  if (backward_.kind() != Kind::Synchronized) return keep_local(parameter);
   if (creates_graph) {
     throw Error(Blame::Caller,
                 "backward(create_graph = true) brings a gradient for " +
@@ -338,7 +285,7 @@ void Reducer::on_gradient(std::size_t parameter) {
                     "Call torch::autograd::grad(…, create_graph = true) for gradients that the "
                     "loss contains, and backward without create_graph");
   }
-  require_one_wrapper(parameter);
+  others_.require_alone(parameter, backward_.context_pass());
   take(parameter);
 }
 
@@ -357,15 +304,10 @@ void Reducer::keep_local(std::size_t parameter) {
             ". Call backward for all losses of a forward before others, or set "
             "DdpOptions::find_unused_parameters");
   }
-  const c10::Device device = parameters_[parameter].tensor.device();
-  came_.emplace_back(parameter, device.is_cpu()
-                                    ? std::nullopt
-                                    : std::optional(tensor::CudaDevices::current_stream(device)));
-  const bool is_explained = backward_ == Kind::Local || !synchronizing_ || hidden_.has_value();
-  if (is_explained || warned_of_direct_ || warns_of_direct_) return;
-  warns_of_direct_ = true;
-  direct_ = parameter;
-  direct_task_ = torch::autograd::get_current_graph_task_id();
+  backward_.note_early(parameter, parameters_[parameter].tensor.device());
+  const bool is_explained =
+      backward_.kind() == Kind::Local || !forwards_.are_synchronizing() || forwards_.have_hidden();
+  if (!is_explained && !warned_of_direct_) backward_.note_direct(parameter);
 }
 
 // Adds one gradient, which is in parameter.grad(), to this pass.
@@ -377,7 +319,7 @@ void Reducer::take(std::size_t parameter) {
             ", which required none at the last forward that synchronised; call requires_grad_() "
             "before that forward");
   }
-  averaging_task_ = torch::autograd::get_current_graph_task_id();
+  others_.note_averaged();
   if (goes_on_ && buckets_.is_filled(parameter) && parameters_.is_trained(parameter) &&
       !static_graph_)
     throw unfinished_pass();
@@ -394,45 +336,6 @@ void Reducer::take(std::size_t parameter) {
   // The parameter was frozen; an older forward still brings a gradient for it.
   if (buckets_.is_filled(parameter) && !parameters_.is_trained(parameter)) return;
   fill(parameter);
-}
-
-// If two wrappers of one module took part in one backward, each would average the other's average.
-// The hooks of one accumulator run one after the other on one thread, so `last` sees both.
-void Reducer::require_one_wrapper(std::size_t parameter) const {
-  struct Last {
-    int graph_task = -1;
-    const void* context_pass = nullptr;
-    const void* parameter = nullptr;
-    const Reducer* by = nullptr;
-  };
-  thread_local Last last;
-  const Last now{torch::autograd::get_current_graph_task_id(), context_pass_.get(),
-                 parameters_[parameter].tensor.unsafeGetTensorImpl(), this};
-  const Last before = std::exchange(last, now);
-  if (before.by == this || before.parameter != now.parameter ||
-      before.graph_task != now.graph_task || before.context_pass != now.context_pass)
-    return;
-  throw Error(Blame::Caller,
-              "two DistributedDataParallel of one module take part in one backward, and both would "
-              "average " +
-                  parameters_.names_of({parameter}) + "; use one of them for the whole loss");
-}
-
-// True if another wrapper of the same module averages the gradients of that graph task.
-bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) const {
-  if (graph_task < 0) return false;
-  std::vector<std::shared_ptr<Reducer>> others;
-  {
-    std::lock_guard lock(reducers().mutex);
-    for (const auto& weak : reducers().all) others.push_back(weak.lock());
-  }
-  const at::Tensor& tensor = parameters_[parameter].tensor;
-  return std::any_of(others.begin(), others.end(), [&](const std::shared_ptr<Reducer>& other) {
-    if (!other || other.get() == this) return false;
-    if (!other->parameters_.contain(tensor)) return false;
-    std::lock_guard lock(other->mutex_);
-    return other->averaging_task_ == graph_task;
-  });
 }
 
 void Reducer::begin_pass() {
@@ -458,7 +361,7 @@ void Reducer::begin_pass() {
     static_graph_.begin_pass();
     unused_ = static_graph_.unused();
   } else {
-    unused_ = finds_unused() ? unused_by_forwards() : std::vector<std::size_t>{};
+    unused_ = finds_unused() ? forwards_.unused(parameters_.size()) : std::vector<std::size_t>{};
   }
   std::erase_if(unused_, [&](std::size_t parameter) { return !buckets_.hold(parameter); });
 }
@@ -470,7 +373,7 @@ void Reducer::fill(std::size_t parameter) {
 void Reducer::launch_full_buckets() {
   try {
     while (buckets_.is_next_full()) {
-      buckets_.launch_next(steps_, passing_);
+      buckets_.launch_next(forwards_.steps(), passing_);
       // With counted usage, the unused parameters are known only at the end of the pass.
       if (follower_ == nullptr || counts_usage()) continue;
       buckets_.follow(*follower_,
@@ -490,21 +393,15 @@ bool Reducer::counts_usage() const {
 // Called when the backward has run to its end.
 void Reducer::end_backward() {
   const c10::AutoGradMode no_grad(false);
-  bool warns = false;
-  std::size_t direct = 0;
-  int task = -1;
+  std::optional<RunningBackward::Direct> direct;
   {
     std::lock_guard lock(mutex_);
-    ended_ = true;
-    graph_task_.reset();
-    context_pass_.reset();
-    came_.clear();
-    warns = std::exchange(warns_of_direct_, false) && backward_ != Kind::Synchronized;
-    direct = direct_;
-    task = direct_task_;
-    if (std::exchange(backward_, Kind::Unknown) == Kind::Synchronized && passing_) finish();
+    const Kind kind = backward_.end();
+    direct = backward_.take_direct();
+    if (kind == Kind::Synchronized) direct.reset();
+    if (kind == Kind::Synchronized && passing_) finish();
   }
-  if (!warns || is_averaged_by_another(direct, task)) return;
+  if (!direct || others_.average(direct->parameter, direct->graph_task)) return;
   {
     std::lock_guard lock(mutex_);
     if (std::exchange(warned_of_direct_, true)) return;
@@ -552,7 +449,7 @@ void Reducer::finish() {
   restore_unused();
   if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
   static_graph_.end_pass();
-  hidden_had_pass_ = true;
+  forwards_.end_pass();
   passing_ = false;
   ++stats_.passes;
 }

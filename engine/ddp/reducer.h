@@ -31,22 +31,15 @@
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp_options.h>
 #include <weft/engine/ddp/device_groups.h>
+#include <weft/engine/ddp/forwards.h>
 #include <weft/engine/ddp/gradient_buckets.h>
+#include <weft/engine/ddp/other_wrappers.h>
 #include <weft/engine/ddp/parameter_check.h>
 #include <weft/engine/ddp/reducer_state.h>
+#include <weft/engine/ddp/running_backward.h>
 #include <weft/engine/ddp/trained_parameters.h>
 
 namespace weft::parallel {
-
-// The record of one forward with gradients. Its outputs hold it, so it lives as long as a backward
-// may reach it.
-struct Forward {
-  bool synchronizes = false;
-  bool had_backward = false;
-  bool counts = false;  // as a step
-  // With find_unused_parameters: the parameters that the outputs do not depend on.
-  std::vector<std::size_t> unused;
-};
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
@@ -97,7 +90,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const ProcessGroup& group() const { return groups_.own(); }
 
  private:
-  enum class Kind { Unknown, Local, Synchronized };  // of a backward
+  using Kind = RunningBackward::Kind;
 
   Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
           const DdpOptions& options);
@@ -107,22 +100,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
   void enter_backward();
-  bool is_in_known_backward() const;
   // True while a backward brings gradients of a pass that began or went on in it. An exception may
   // have ended that backward since.
-  bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
-  void count(Forward& forward, bool counts);
+  bool is_reducing() const {
+    return passing_ && backward_.is_open() && backward_.kind() == Kind::Synchronized;
+  }
   void compare_parameters();
   bool awaits_gradients() const;
   void keep_local(std::size_t parameter);
   void synchronize();
   void take(std::size_t parameter);
-  void require_one_wrapper(std::size_t parameter) const;
-  bool is_averaged_by_another(std::size_t parameter, int graph_task) const;
   void begin_pass();
   void mark_unused();
   void leave_out_frozen();
-  std::vector<std::size_t> unused_by_forwards() const;
   void fill(std::size_t parameter);
   void launch_full_buckets();
   bool is_used_anywhere(std::size_t parameter);
@@ -154,28 +144,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   mutable std::mutex mutex_;  // guards all members below
   TrainedParameters parameters_;
   AccumulatorHooks hooks_;
+  OtherWrappers others_;  // thread-safe
   GradientBuckets buckets_;
   BucketFollower* follower_ = nullptr;
 
-  // --- forwards
-  std::vector<std::weak_ptr<Forward>> forwards_;
-  std::uint32_t steps_ = 0;
-  std::optional<bool> hidden_;    // a forward without visible outputs; true if one synchronises
-  bool hidden_had_pass_ = false;  // since that forward
-  bool synchronizing_ = true;     // false inside of no_sync
+  Forwards forwards_;
+  RunningBackward backward_;
   bool warned_of_direct_ = false;
-
-  // --- the backward that runs
-  Kind backward_ = Kind::Unknown;
-  std::weak_ptr<void> graph_task_;                         // lives as long as libtorch's graph task
-  std::shared_ptr<const std::atomic<bool>> context_pass_;  // an AutogradContext's pass, or null
-  bool ended_ = true;                                      // end_backward() has been called
-  bool warns_of_direct_ = false;  // it brings gradients without a forward of the wrapper
-  std::size_t direct_ = 0;        // the first parameter with such a gradient
-  int direct_task_ = -1;          // the number of its graph task in libtorch
-  int averaging_task_ = -1;       // the graph task of the last averaged backward
-  // The parameters whose gradients came before it was known to synchronise.
-  std::vector<std::pair<std::size_t, std::optional<c10::Stream>>> came_;
 
   // --- the pass
   bool passing_ = false;          // it has begun

@@ -71,7 +71,7 @@ void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   take_over_order();
-  ++steps_;  // as the others' backward counts it
+  forwards_.count_hidden();  // as the others' backward counts it
   usage_.forget();
   unused_.clear();
   // If the others count usage, their counts say which parameters they use. The rest have no
@@ -88,7 +88,7 @@ void Reducer::mirror_pass() {
     if (!parameters_.is_trained(parameter) && gradient.defined())
       kept_[parameter] = gradient.clone();
   }
-  buckets_.launch_zeros(steps_, passing_);
+  buckets_.launch_zeros(forwards_.steps(), passing_);
   if (counts_usage()) usage_.share(groups_.own());
   buckets_.collect();
   usage_.take_work().wait();

@@ -43,10 +43,8 @@ void Reducer::drop_failed_pass() {
   pass_failed_ = nullptr;
   failure_.clear();
   passing_ = false;
-  ended_ = true;
   interrupted_ = false;
-  backward_ = Kind::Unknown;
-  context_pass_.reset();
+  backward_.end();
   out_of_step_ = buckets_.is_any_launched();
   buckets_.drop_pass();
   static_cast<void>(usage_.take_work());  // it fails with the pass

@@ -6,28 +6,6 @@
 
 namespace weft::parallel {
 
-// One backward may run for the sum of the losses of several forwards, so a parameter is unused here
-// if none of the live forwards uses it. One that is used only by forwards outside of this backward
-// is counted as unused at its end.
-std::vector<std::size_t> Reducer::unused_by_forwards() const {
-  if (hidden_) return {};
-  std::vector<std::size_t> uses(parameters_.size());
-  bool any = false;
-  for (const auto& weak : forwards_) {
-    const auto forward = weak.lock();
-    if (!forward) continue;
-    any = true;
-    std::vector<bool> unused(parameters_.size());
-    for (const std::size_t parameter : forward->unused) unused[parameter] = true;
-    for (std::size_t i = 0; i < uses.size(); ++i) uses[i] += unused[i] ? 0 : 1;
-  }
-  std::vector<std::size_t> result;
-  for (std::size_t i = 0; any && i < uses.size(); ++i) {
-    if (uses[i] == 0) result.push_back(i);
-  }
-  return result;
-}
-
 void Reducer::mark_unused() {
   if (unused_marked_) return;
   unused_marked_ = true;
