@@ -58,11 +58,10 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
       hooks_(parameters_.size()),
       others_(parameters_),
       buckets_(parameters_, groups_, number, options_),
-      usage_(parameters_.size()),
-      static_graph_(options.static_graph, parameters_.size()),
-      check_(groups_.own(), number) {
-  kept_.resize(parameters_.size());
-}
+      unused_(parameters_, buckets_),
+      static_graph_(options, parameters_),
+      check_(groups_.own(), number),
+      order_(options.static_graph || !options.find_unused_parameters) {}
 
 void Reducer::attach(std::size_t parameter) {
   hooks_.attach(parameter, parameters_[parameter].tensor, [weak = weak_from_this(), parameter] {
@@ -151,7 +150,9 @@ void Reducer::prepare_forward() {
                     "; the graph changed, switch static_graph off");
   }
   if (passing_) throw unfinished_pass();
-  require_no_frozen_rest();
+  // If the ranks count usage, they average a frozen parameter's gradient like one of a parameter
+  // that only some of them use.
+  if (!static_graph_.counts_usage()) unused_.require_no_frozen_rest();
   take_over_order();
 }
 
@@ -171,7 +172,7 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
     });
   }
   if (!is_visible) return forwards_.add_hidden();
-  if (finds_unused()) forward->unused = hooks_.unreachable_from(outputs);
+  if (static_graph_.finds_unused()) forward->unused = hooks_.unreachable_from(outputs);
   forwards_.add(forward);
   if (!forward->synchronizes || !trains) return;
   forwards_.count(*forward, true);
@@ -195,10 +196,6 @@ bool Reducer::is_synchronizing() const {
 void Reducer::set_synchronizing(bool on) {
   std::lock_guard lock(mutex_);
   forwards_.set_synchronizing(on);
-}
-
-bool Reducer::finds_unused() const {
-  return options_.find_unused_parameters && !static_graph_.is_counted();
 }
 
 // Called for every gradient of a backward. At the first one the reducer learns that the backward
@@ -249,7 +246,7 @@ void Reducer::synchronize() {
   if (backward_.kind() == Kind::Synchronized) return;
   begin_pass();
   backward_.set_kind(Kind::Synchronized);
-  if (!static_graph_.counts()) mark_unused();
+  if (!static_graph_.counts()) fill_unused();
   for (const auto& [parameter, stream] : backward_.take_early()) {
     if (stream) wait_for(*stream);
     take(parameter);
@@ -269,7 +266,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   const bool creates_graph = c10::GradMode::is_enabled();
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
+  if (gradient_of(parameters_[parameter].tensor).defined()) unused_.usage().note(parameter);
   enter_backward();
   if (awaits_gradients() && !has_failed()) {
     // No output's hook has counted this step.
@@ -323,16 +320,16 @@ void Reducer::take(std::size_t parameter) {
   if (goes_on_ && buckets_.is_filled(parameter) && parameters_.is_trained(parameter) &&
       !static_graph_)
     throw unfinished_pass();
-  if (++taken_ == 1) leave_out_frozen();
-  if (order_.is_open() && rebuilds()) order_.note(parameter);
+  if (++taken_ == 1) unused_.add_frozen();
+  if (order_.is_open()) order_.note(parameter);
   if (static_graph_.counts()) return static_graph_.count(parameter);
   if (static_graph_) {
-    check_static_graph(parameter);
+    static_graph_.take(parameter);
     if (static_graph_.misses(parameter)) return;
   }
-  mark_unused();
+  fill_unused();
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
-  if (!is_defined && finds_unused()) unused_.push_back(parameter);
+  if (!is_defined && static_graph_.finds_unused()) unused_.add(parameter);
   // The parameter was frozen; an older forward still brings a gradient for it.
   if (buckets_.is_filled(parameter) && !parameters_.is_trained(parameter)) return;
   fill(parameter);
@@ -355,15 +352,23 @@ void Reducer::begin_pass() {
   taken_ = 0;
   auto* const pass = autograd::Pass::current();
   pass_failed_ = pass ? pass->failure() : nullptr;
-  unused_marked_ = false;
   buckets_.begin_pass();
   if (static_graph_.is_counted()) {
     static_graph_.begin_pass();
-    unused_ = static_graph_.unused();
+    unused_.begin_pass(static_graph_.unused());
   } else {
-    unused_ = finds_unused() ? forwards_.unused(parameters_.size()) : std::vector<std::size_t>{};
+    unused_.begin_pass(static_graph_.finds_unused() ? forwards_.unused(parameters_.size())
+                                                    : std::vector<std::size_t>{});
   }
-  std::erase_if(unused_, [&](std::size_t parameter) { return !buckets_.hold(parameter); });
+}
+
+void Reducer::fill_unused() {
+  if (!unused_.are_to_be_filled()) return;
+  for (const std::size_t parameter : unused_.all()) {
+    if (buckets_.is_filled(parameter)) continue;
+    unused_.keep(parameter);
+    fill(parameter);
+  }
 }
 
 void Reducer::fill(std::size_t parameter) {
@@ -375,19 +380,15 @@ void Reducer::launch_full_buckets() {
     while (buckets_.is_next_full()) {
       buckets_.launch_next(forwards_.steps(), passing_);
       // With counted usage, the unused parameters are known only at the end of the pass.
-      if (follower_ == nullptr || counts_usage()) continue;
+      if (follower_ == nullptr || static_graph_.counts_usage()) continue;
       buckets_.follow(*follower_,
-                      [&](std::size_t parameter) { return is_used_anywhere(parameter); });
+                      [&](std::size_t parameter) { return unused_.is_used_anywhere(parameter); });
     }
   } catch (...) {
     fail_pass(std::current_exception());
   }
-  if (buckets_.are_all_launched() && counts_usage()) usage_.share(groups_.own());
-}
-
-// A static graph is counted once; without one, every pass may use other parameters.
-bool Reducer::counts_usage() const {
-  return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters;
+  if (buckets_.are_all_launched() && static_graph_.counts_usage())
+    unused_.usage().share(groups_.own());
 }
 
 // Called when the backward has run to its end.
@@ -416,22 +417,24 @@ void Reducer::end_backward() {
 void Reducer::finish() {
   const bool is_first_static = static_graph_.counts();
   if (!is_first_static && !buckets_.are_all_launched()) {
-    if (!finds_unused()) {
+    if (!static_graph_.finds_unused()) {
       // Another backward of this forward's outputs brings the rest. If no gradient has come (the
       // parameters were frozen meanwhile), none need follow.
       const bool any_came = buckets_.is_any_launched() || taken_ > 0;
       if (!any_came && !static_graph_) passing_ = false;
       return;
     }
-    leave_out_what_is_missing();
+    unused_.add_missing();
+    fill_unused();
   }
   if (is_first_static) {
     // All work was put off until here, where all gradients of this graph are known.
-    require_used_by_others();
-    unused_ = static_graph_.unused();
-    std::erase_if(unused_, [&](std::size_t parameter) { return !buckets_.hold(parameter); });
-    unused_marked_ = false;
-    mark_unused();
+    if (const auto error = static_graph_.unknown_to_others(unused_.usage())) {
+      note_failure(error->text());
+      throw Error(*error);
+    }
+    unused_.begin_pass(static_graph_.unused());
+    fill_unused();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (buckets_.hold(i) && !buckets_.is_filled(i)) fill(i);
     }
@@ -440,14 +443,14 @@ void Reducer::finish() {
   const auto start = std::chrono::steady_clock::now();
   try {
     buckets_.collect();
-    wait_in_backward(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
+    unused_.wait_for_usage(group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
     fail_pass(std::current_exception());
   }
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;
-  restore_unused();
-  if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
+  unused_.restore();
+  if (order_.is_open()) order_.share(groups_.own(), parameters_.size());
   static_graph_.end_pass();
   forwards_.end_pass();
   passing_ = false;

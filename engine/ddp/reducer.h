@@ -38,6 +38,7 @@
 #include <weft/engine/ddp/reducer_state.h>
 #include <weft/engine/ddp/running_backward.h>
 #include <weft/engine/ddp/trained_parameters.h>
+#include <weft/engine/ddp/unused_parameters.h>
 
 namespace weft::parallel {
 
@@ -111,13 +112,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void synchronize();
   void take(std::size_t parameter);
   void begin_pass();
-  void mark_unused();
-  void leave_out_frozen();
+  void fill_unused();
   void fill(std::size_t parameter);
   void launch_full_buckets();
-  bool is_used_anywhere(std::size_t parameter);
-  bool counts_usage() const;
-  bool rebuilds() const { return static_graph_ || !options_.find_unused_parameters; }
   void drop_failed_pass();
   bool has_failed() const;
   void note_failure(std::string why);
@@ -127,16 +124,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_same_pass() const;
   void follow_parameters();
   Error unfinished_pass();
-  void require_no_frozen_rest() const;
   void refuse_capture() const;
   void end_backward();
   void finish();
-  bool finds_unused() const;
-  void leave_out_what_is_missing();
-  void restore_unused();
   std::vector<std::size_t> missing_parameters() const;
-  void check_static_graph(std::size_t parameter);
-  void require_used_by_others();
 
   DeviceGroups groups_;  // `of(device)` carries buckets, `own()` everything else
   const DdpOptions options_;
@@ -161,10 +152,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<const std::atomic<bool>> pass_failed_;  // an AutogradContext's pass, or null
   std::string failure_;       // the error that ended this pass, if known
   bool out_of_step_ = false;  // a pass failed after some of its buckets were launched
-  bool unused_marked_ = false;
-  std::vector<std::size_t> unused_;  // parameters that this pass's outputs do not use
-  std::vector<at::Tensor> kept_;     // former gradients of unused parameters, by parameter
-  Usage usage_;
+  UnusedParameters unused_;
   StaticGraph static_graph_;
   ParameterCheck check_;
   ArrivalOrder order_;

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/ddp/reducer.h>
+#include <weft/engine/group/core.h>
 
 namespace weft::parallel {
 
@@ -60,41 +61,19 @@ void Reducer::take_over_order() {
   stats_.rebuilt = true;
 }
 
-// Known with a static graph once it has been counted; without one, every parameter that takes part
-// is used.
-bool Reducer::is_used_anywhere(std::size_t parameter) {
-  const bool used_here = std::find(unused_.begin(), unused_.end(), parameter) == unused_.end();
-  return used_here || usage_.is_anywhere(parameter);
-}
-
 void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   take_over_order();
   forwards_.count_hidden();  // as the others' backward counts it
-  usage_.forget();
-  unused_.clear();
-  // If the others count usage, their counts say which parameters they use. The rest have no
-  // gradient, as on a rank that zeroes its gradients before each step.
-  if (counts_usage() || usage_.is_shared()) {
-    std::fill(kept_.begin(), kept_.end(), at::Tensor());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (buckets_.hold(i)) unused_.push_back(i);
-    }
-  }
-  leave_out_frozen();
-  for (const std::size_t parameter : unused_) {
-    const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
-    if (!parameters_.is_trained(parameter) && gradient.defined())
-      kept_[parameter] = gradient.clone();
-  }
+  unused_.begin_mirrored_pass(static_graph_.counts_usage());
   buckets_.launch_zeros(forwards_.steps(), passing_);
-  if (counts_usage()) usage_.share(groups_.own());
+  if (static_graph_.counts_usage()) unused_.usage().share(groups_.own());
   buckets_.collect();
-  usage_.take_work().wait();
-  restore_unused();
+  unused_.wait_for_usage(group::Core::of(groups_.own()).host_values_device());
+  unused_.restore();
   static_graph_.mirror_pass();
-  if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
+  if (order_.is_open()) order_.share(groups_.own(), parameters_.size());
 }
 
 }  // namespace weft::parallel

@@ -47,9 +47,7 @@ void Reducer::drop_failed_pass() {
   backward_.end();
   out_of_step_ = buckets_.is_any_launched();
   buckets_.drop_pass();
-  static_cast<void>(usage_.take_work());  // it fails with the pass
-  std::fill(kept_.begin(), kept_.end(), at::Tensor());
-  usage_.forget();
+  unused_.drop_pass();
   static_graph_.drop_pass();
 }
 
@@ -71,23 +69,6 @@ void Reducer::fail_pass(const std::exception_ptr& caught) {
 // True if later backwards belong to another wrapper of the model. (Distributed passes use
 // pass_failed_ instead.)
 bool Reducer::has_failed() const { return passing_ && (!failure_.empty() || interrupted_); }
-
-// Throws if a frozen parameter holds a gradient from no_sync that no pass will average: the ranks
-// would step the parameter differently. If the ranks count usage, they average it like a parameter
-// that only some of them use.
-void Reducer::require_no_frozen_rest() const {
-  if (counts_usage()) return;
-  std::vector<std::size_t> rests;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].tensor.requires_grad() && usage_.is_here(i)) rests.push_back(i);
-  }
-  if (rests.empty() || rests.size() == parameters_.size()) return;
-  throw Error(
-      Blame::Caller,
-      "requires_grad was switched off for " + parameters_.names_of(rests) +
-          ", whose gradients from no_sync() have not been averaged yet; let a backward synchronise "
-          "first, or set them to undefined (zero_grad) and make a new DistributedDataParallel");
-}
 
 Error Reducer::unfinished_pass() {
   told_unfinished_ = true;
@@ -135,44 +116,17 @@ void Reducer::require_same_pass() const {
 
 // A CUDA graph repeats only the work of streams, and these steps also work on the host.
 void Reducer::refuse_capture() const {
-  const bool builds = rebuilds() && !stats_.rebuilt;
-  if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
-  group::refuse_capture(
-      group(), group().device(), "this step of DistributedDataParallel",
+  const bool builds = order_.is_ahead();
+  if ((!builds && !static_graph_.counts_usage() && follower_ == nullptr) ||
+      !group().device().is_cuda())
+    return;
+  group::Core::of(group()).options.job->devices->refuse_capture(
+      group().device(), "this step of DistributedDataParallel",
       follower_ != nullptr
           ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
       : builds ? "the buckets are rebuilt after the first step; run two steps before the capture"
                : "which parameters are used is counted on the host; capture without "
                  "find_unused_parameters");
-}
-
-void Reducer::check_static_graph(std::size_t parameter) {
-  if (static_graph_.take(parameter)) return;
-  throw Error(Blame::Caller,
-              "static_graph: this pass brings a gradient for " + parameters_.names_of({parameter}) +
-                  (static_graph_.uses(parameter) ? " more often than the first pass did"
-                                                 : ", which the first pass did not use") +
-                  "; the graph changed, switch static_graph off");
-}
-
-// Called once this rank has counted. If it only mirrored the pass in which the others counted, they
-// do not know the parameters that it alone uses: they would leave these without a gradient for
-// good, and only this rank would step them.
-void Reducer::require_used_by_others() {
-  if (!static_graph_.is_shared()) return;
-  std::vector<std::size_t> used_here;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (static_graph_.uses(i) && usage_.is_here(i) && !usage_.is_anywhere(i))
-      used_here.push_back(i);
-  }
-  if (used_here.empty()) return;
-  const Error error(
-      Blame::Caller,
-      "static_graph: this pass brings a gradient for " + parameters_.names_of(used_here) +
-          ", which the first pass of the others, mirrored here by join, did not use; let all "
-          "ranks take part in the first backward, or switch static_graph off");
-  note_failure(error.text());
-  throw error;
 }
 
 std::vector<at::Tensor> Reducer::averaged_parameters() const {

@@ -41,6 +41,29 @@ std::vector<std::size_t> StaticGraph::unused() const {
   return result;
 }
 
+void StaticGraph::take(std::size_t parameter) {
+  if (uses(parameter) && --remaining_[parameter] >= 0) return;
+  throw Error(Blame::Caller, "static_graph: this pass brings a gradient for " +
+                                 parameters_.names_of({parameter}) +
+                                 (uses(parameter) ? " more often than the first pass did"
+                                                  : ", which the first pass did not use") +
+                                 "; the graph changed, switch static_graph off");
+}
+
+std::optional<Error> StaticGraph::unknown_to_others(Usage& usage) const {
+  if (!shared_) return std::nullopt;
+  std::vector<std::size_t> used_here;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (uses(i) && usage.is_here(i) && !usage.is_anywhere(i)) used_here.push_back(i);
+  }
+  if (used_here.empty()) return std::nullopt;
+  return Error(
+      Blame::Caller,
+      "static_graph: this pass brings a gradient for " + parameters_.names_of(used_here) +
+          ", which the first pass of the others, mirrored here by join, did not use; let all "
+          "ranks take part in the first backward, or switch static_graph off");
+}
+
 void StaticGraph::drop_pass() {
   if (!counted_) std::fill(counts_.begin(), counts_.end(), 0);
 }
@@ -65,6 +88,7 @@ void ArrivalOrder::share(ProcessGroup& group, std::size_t parameters) {
 
 std::vector<std::size_t> ArrivalOrder::take() {
   work_.wait();
+  taken_ = true;
   const at::Tensor order = std::exchange(order_, {}).to(at::kCPU);
   const auto* data = order.data_ptr<std::int64_t>();
   return {data, data + order.numel()};

@@ -1,13 +1,18 @@
 // The reducer's record of past passes: which parameters they used, how often, and in which order
-// their gradients came. Internal to the reducer, whose mutex guards it.
+// their gradients came. Internal to the reducer, whose mutex guards it. ArrivalOrder::take() blocks
+// until rank 0's order has come; nothing else blocks.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/error.h>
+#include <weft/engine/ddp/ddp_options.h>
+#include <weft/engine/ddp/trained_parameters.h>
 #include <weft/engine/group/process_group.h>
 
 namespace weft::parallel {
@@ -34,33 +39,48 @@ class Usage {
   Work work_;
 };
 
-// How often each gradient comes. The first pass over a static graph counts; all later ones must
-// bring the same gradients equally often.
+// What is known of the graph: whether it may leave parameters unused and, if it is static, how
+// often each gradient comes. The first pass over a static graph counts; all later ones must bring
+// the same gradients equally often.
 class StaticGraph {
  public:
-  StaticGraph(bool enabled, std::size_t parameters) : enabled_(enabled), counts_(parameters) {}
+  // `parameters` must outlive it.
+  StaticGraph(const DdpOptions& options, const TrainedParameters& parameters)
+      : parameters_(parameters),
+        enabled_(options.static_graph),
+        may_leave_unused_(options.find_unused_parameters),
+        counts_(parameters.size()) {}
   explicit operator bool() const { return enabled_; }
+  // True if the next pass may leave parameters unused, so that they have to be found.
+  bool finds_unused() const { return may_leave_unused_ && !is_counted(); }
+  // True if the ranks tell each other in the next pass which parameters they use. A static graph is
+  // counted once; without one, every pass may use other parameters.
+  bool counts_usage() const { return enabled_ ? !shared_ : may_leave_unused_; }
   // True if this rank has counted. A rank that only mirrored the others' first pass has not.
   bool is_counted() const { return enabled_ && counted_; }
   bool counts() const { return enabled_ && !counted_; }
-  // True once the ranks have told each other which parameters they use.
-  bool is_shared() const { return shared_; }
 
   void count(std::size_t parameter) { ++counts_[parameter]; }
   bool uses(std::size_t parameter) const { return counts_[parameter] > 0; }
   std::vector<std::size_t> unused() const;
   void begin_pass() { remaining_ = counts_; }
-  // Called when a gradient has come; false if it came more often than in the first pass.
-  bool take(std::size_t parameter) { return uses(parameter) && --remaining_[parameter] >= 0; }
+  // Called when a gradient has come. Throws Caller if it came more often than in the first pass.
+  void take(std::size_t parameter);
   bool misses(std::size_t parameter) const { return remaining_[parameter] > 0; }
   void end_pass() { counted_ = shared_ = true; }
   void mirror_pass() { shared_ = true; }
   void drop_pass();
+  // Called once this rank has counted. If it only mirrored the pass in which the others counted,
+  // they do not know the parameters that it alone uses: they would leave these without a gradient
+  // for good, and only this rank would step them. Returns the error that says so, if there is one.
+  std::optional<Error> unknown_to_others(Usage& usage) const;
 
  private:
+  const TrainedParameters& parameters_;
   const bool enabled_;
+  const bool may_leave_unused_;
   bool counted_ = false;
-  bool shared_ = false;
+  bool shared_ = false;  // the ranks have told each other which parameters they use
   std::vector<int> counts_;
   std::vector<int> remaining_;  // in this pass
 };
@@ -68,8 +88,12 @@ class StaticGraph {
 // The order in which gradients came in rank 0's first pass; the other ranks take it over.
 class ArrivalOrder {
  public:
+  // `enabled`: the buckets follow that order. No order is shared otherwise.
+  explicit ArrivalOrder(bool enabled) : enabled_(enabled) {}
   // True until the order is shared.
-  bool is_open() const { return !shared_; }
+  bool is_open() const { return enabled_ && !shared_; }
+  // True until take().
+  bool is_ahead() const { return enabled_ && !taken_; }
   void note(std::size_t parameter) { arrived_.push_back(parameter); }
   // Called once. Broadcasts rank 0's order; parameters whose gradient has not come are put at the
   // end.
@@ -80,8 +104,10 @@ class ArrivalOrder {
   std::vector<std::size_t> take();
 
  private:
+  const bool enabled_;
   std::vector<std::size_t> arrived_;
   bool shared_ = false;
+  bool taken_ = false;
   at::Tensor order_;
   Work work_;
 };
