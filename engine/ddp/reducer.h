@@ -14,16 +14,21 @@
 // added to it averages to the old average plus the average of the local gradients; so each of
 // several backwards may have its own pass.
 //
+// The reducer decides whether a backward averages gradients; its parts do the work under its mutex.
+// TrainedParameters and GradientBuckets know nothing of passes, GradientPass runs one over both,
+// Forwards and RunningBackward know which forwards and backwards there are.
+//
+// DistributedDataParallel owns it; each of its outputs and gradient accumulators knows it weakly.
 // Thread-safe against autograd's threads. The user calls forward and backward one after the other.
+// prepare_forward(), take_over_trained(), mirror_pass() and the end of a backward block on other
+// ranks.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <functional>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -33,12 +38,11 @@
 #include <weft/engine/ddp/device_groups.h>
 #include <weft/engine/ddp/forwards.h>
 #include <weft/engine/ddp/gradient_buckets.h>
+#include <weft/engine/ddp/gradient_pass.h>
 #include <weft/engine/ddp/other_wrappers.h>
 #include <weft/engine/ddp/parameter_check.h>
-#include <weft/engine/ddp/reducer_state.h>
 #include <weft/engine/ddp/running_backward.h>
 #include <weft/engine/ddp/trained_parameters.h>
-#include <weft/engine/ddp/unused_parameters.h>
 
 namespace weft::parallel {
 
@@ -95,39 +99,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
           const DdpOptions& options);
-  void attach(std::size_t parameter);
-  void take_over_order();
-
   void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
   void enter_backward();
-  // True while a backward brings gradients of a pass that began or went on in it. An exception may
-  // have ended that backward since.
-  bool is_reducing() const {
-    return passing_ && backward_.is_open() && backward_.kind() == Kind::Synchronized;
-  }
-  void compare_parameters();
-  bool awaits_gradients() const;
   void keep_local(std::size_t parameter);
   void synchronize();
-  void take(std::size_t parameter);
-  void begin_pass();
-  void fill_unused();
-  void fill(std::size_t parameter);
-  void launch_full_buckets();
-  void drop_failed_pass();
-  bool has_failed() const;
-  void note_failure(std::string why);
-  [[noreturn]] void fail_pass(const std::exception_ptr& caught);
-  Error failed_pass() const;
-  void require_in_step() const;
-  void require_same_pass() const;
   void follow_parameters();
-  Error unfinished_pass();
-  void refuse_capture() const;
   void end_backward();
-  void finish();
-  std::vector<std::size_t> missing_parameters() const;
 
   DeviceGroups groups_;  // `of(device)` carries buckets, `own()` everything else
   const DdpOptions options_;
@@ -137,27 +115,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   AccumulatorHooks hooks_;
   OtherWrappers others_;  // thread-safe
   GradientBuckets buckets_;
-  BucketFollower* follower_ = nullptr;
-
   Forwards forwards_;
   RunningBackward backward_;
-  bool warned_of_direct_ = false;
-
-  // --- the pass
-  bool passing_ = false;          // it has begun
-  bool goes_on_ = false;          // it began in an earlier backward
-  bool told_unfinished_ = false;  // the user has been told that gradients are missing
-  bool interrupted_ = false;      // an exception has ended one of its backwards
-  std::size_t taken_ = 0;         // number of gradients of this pass
-  std::shared_ptr<const std::atomic<bool>> pass_failed_;  // an AutogradContext's pass, or null
-  std::string failure_;       // the error that ended this pass, if known
-  bool out_of_step_ = false;  // a pass failed after some of its buckets were launched
-  UnusedParameters unused_;
-  StaticGraph static_graph_;
+  GradientPass pass_;
   ParameterCheck check_;
-  ArrivalOrder order_;
-
-  DdpStats stats_;
+  bool warned_of_direct_ = false;
 };
 
 }  // namespace weft::parallel

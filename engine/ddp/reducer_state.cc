@@ -69,6 +69,7 @@ void StaticGraph::drop_pass() {
 }
 
 void ArrivalOrder::share(ProcessGroup& group, std::size_t parameters) {
+  if (!is_open()) return;
   std::vector<std::int64_t> order;
   std::vector<bool> named(parameters);
   const auto add = [&](std::size_t parameter) {

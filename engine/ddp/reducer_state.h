@@ -95,8 +95,8 @@ class ArrivalOrder {
   // True until take().
   bool is_ahead() const { return enabled_ && !taken_; }
   void note(std::size_t parameter) { arrived_.push_back(parameter); }
-  // Called once. Broadcasts rank 0's order; parameters whose gradient has not come are put at the
-  // end.
+  // Called at the end of each pass; does nothing after the first one. Broadcasts rank 0's order;
+  // parameters whose gradient has not come are put at the end.
   void share(ProcessGroup& group, std::size_t parameters);
   // True from share() until take().
   bool is_due() const { return order_.defined(); }

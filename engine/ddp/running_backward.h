@@ -37,8 +37,8 @@ class RunningBackward {
   // The backward that this thread runs begins. The caller destroys what begin() returns when
   // libtorch's graph task ends.
   std::shared_ptr<void> begin();
-  // True from begin() to end(), or to abandon(). An exception may have ended the backward since.
-  bool is_open() const { return !ended_; }
+  // True while it brings gradients of a pass. An exception may have ended it since.
+  bool is_reducing() const { return !ended_ && kind_ == Kind::Synchronized; }
   // The backward has ended by an exception.
   void abandon();
   // The backward has run to its end. Returns its kind.

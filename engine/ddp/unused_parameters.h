@@ -27,7 +27,6 @@ class UnusedParameters {
 
   // Which parameters had a gradient, on this rank and on any rank.
   Usage& usage() { return usage_; }
-  const Usage& usage() const { return usage_; }
 
   // Begins a pass that does not use `unused`; leaves out those without a place in a bucket.
   void begin_pass(std::vector<std::size_t> unused);
