@@ -13,7 +13,7 @@
 #include <weft/engine/ddp/bucket.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/gradient_buckets.h>
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::parallel {
@@ -62,14 +62,13 @@ template <class T>
 void wait_for_hook(const Future<T>& future, std::size_t index, const ProcessGroup& group) {
   if (future.done()) return;
   constexpr auto kLook = std::chrono::milliseconds(50);
-  auto& core = group::Core::of(group);
   const auto* const pass = autograd::Pass::current();
   const Deadline deadline =
-      pass == nullptr ? Deadline::in(core.options.timeout)
-                      : Deadline::sooner(pass->deadline(), Deadline::in(core.options.timeout));
+      pass == nullptr ? Deadline::in(group::timeout_of(group))
+                      : Deadline::sooner(pass->deadline(), Deadline::in(group::timeout_of(group)));
   const std::string what = "the comm hook of bucket " + std::to_string(index);
-  group::Waits::LocalWait wait(
-      core.options.job->waits, core.options.name, what, core.options.rank,
+  group::Waits::LocalWait wait = group::local_wait(
+      group, what,
       "the future that it returned is not done; the hook must complete it on every rank");
   for (;;) {
     const auto look = std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLook);
@@ -79,15 +78,15 @@ void wait_for_hook(const Future<T>& future, std::size_t index, const ProcessGrou
       if (future.done()) return;
       if (error.blame() != Blame::Timeout) throw;
     }
-    core.throw_if_broken();
+    group::throw_if_refused(group);
     if (deadline.passed()) break;
     wait.look();
   }
   const Error late(
       Blame::Timeout,
       what + " of DistributedDataParallel: the future that it returned was not done within " +
-          describe(core.options.timeout));
-  core.fail(late);
+          describe(group::timeout_of(group)));
+  group::fail(group, late);
   throw Error(late);
 }
 
@@ -263,8 +262,8 @@ void GradientBuckets::launch_next(std::uint32_t step, bool compares) {
   if (compares) parameters_.compare_changes(bucket.parameters);
   if (bucket.sparse) return launch_sparse(bucket, index);
   if (!hook_) {
-    bucket.work = group::Core::of(groups_.of(bucket.flat.device()))
-                      .all_reduce(bucket.flat, ReduceOp::Sum, {model_, step});
+    bucket.work = group::all_reduce(groups_.of(bucket.flat.device()), bucket.flat, ReduceOp::Sum,
+                                    {model_, step});
     return;
   }
   std::vector<at::Tensor> parameters;

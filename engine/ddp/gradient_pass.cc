@@ -2,7 +2,7 @@
 
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/gradient_pass.h>
-#include <weft/engine/group/core.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/profiling/trace/trace.h>
 
@@ -19,8 +19,8 @@ namespace {
 // A CUDA graph repeats only the work of streams, and these steps also work on the host.
 void refuse_capture(const ProcessGroup& group, bool has_follower, bool rebuilds, bool counts) {
   if ((!rebuilds && !counts && !has_follower) || !group.device().is_cuda()) return;
-  group::Core::of(group).options.job->devices->refuse_capture(
-      group.device(), "this step of DistributedDataParallel",
+  group::refuse_capture(
+      group, group.device(), "this step of DistributedDataParallel",
       has_follower
           ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
       : rebuilds ? "the buckets are rebuilt after the first step; run two steps before the capture"
@@ -52,7 +52,7 @@ void GradientPass::prepare(bool is_reducing) {
   refuse_capture(groups_.own(), follower_ != nullptr, order_.is_ahead(),
                  static_graph_.counts_usage());
   // A broken group may be the reason why the pass did not end.
-  if (open_) group::Core::of(groups_.own()).throw_if_broken();
+  if (open_) group::throw_if_refused(groups_.own());
   if (open_ && (is_reducing || has_failed())) throw failure_.error();
   if (open_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller,
@@ -209,7 +209,7 @@ void GradientPass::finish() {
   const auto start = std::chrono::steady_clock::now();
   try {
     buckets_.collect();
-    unused_.wait_for_usage(group::Core::of(groups_.own()).host_values_device());
+    unused_.wait_for_usage(group::host_values_device(groups_.own()));
   } catch (...) {
     failure_.fail(std::current_exception(), follower_);
   }
@@ -244,7 +244,7 @@ void GradientPass::mirror() {
   buckets_.launch_zeros(forwards_.steps(), open_);
   if (static_graph_.counts_usage()) usage().share(groups_.own());
   buckets_.collect();
-  unused_.wait_for_usage(group::Core::of(groups_.own()).host_values_device());
+  unused_.wait_for_usage(group::host_values_device(groups_.own()));
   unused_.restore();
   static_graph_.mirror_pass();
   order_.share(groups_.own(), parameters_.size());
