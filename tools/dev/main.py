@@ -2,7 +2,7 @@
 
 import sys
 
-from . import build, gpu, lint, pack, results, run, setup, test
+from . import build, docs, gpu, lint, pack, results, run, setup, test
 from .console import Stop
 from .libtorch import DEFAULT_TORCH, choose_torch
 
@@ -44,6 +44,7 @@ usage: ./dev [--torch VERSION] COMMAND [options]
   gpu-pack [--output FILE]
                          pack the programs of ./dev gpu, for ./dev gpu --pack on a machine with the
                          torch wheel: at most 60 MB
+  docs   [--output DIR]  build the site of documents and API reference in build/docs/html
   results                fill the tables of docs/benchmarks.md from profiling/results/
   clean  [--all]         remove the builds; --all: also the installed packages
   help                   print this text
@@ -83,6 +84,7 @@ COMMANDS = {
     "pack": pack.command_pack,
     "gpu": gpu.command_gpu,
     "gpu-pack": gpu.command_gpu_pack,
+    "docs": docs.command_docs,
     "results": results.command_results,
     "clean": build.command_clean,
 }

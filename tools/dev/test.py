@@ -126,6 +126,7 @@ def run_tests(options):
     if not (options.tests_regex or options.label):
         with lock("setup"):
             install_system_packages("apt-test.txt", required=False)
+            install_system_packages("apt-docs.txt", required=False)
     folder = build_folder(options)
     report = folder / "tests.xml"
     report.unlink(missing_ok=True)

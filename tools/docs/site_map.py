@@ -1,0 +1,128 @@
+"""What the site shows: the pages, and the topics of the reference with their headers."""
+
+import fnmatch
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The reference has a topic for each public header, in this order.
+TOPICS = {
+    "group": "Process groups",
+    "parallel": "Data parallel training",
+    "optim": "Optimizers and averaging",
+    "checkpoint": "Checkpoints",
+    "functional": "Collectives that autograd sees",
+    "objects": "Collectives of values",
+    "rpc": "Remote calls",
+    "future": "Futures",
+    "autograd": "Distributed autograd",
+    "codec": "Values as bytes",
+    "debug": "Looking inside",
+    "error": "Errors",
+    "version": "Version",
+}
+# A topic shows the headers that its public header includes, and these, which they include in turn.
+MORE_HEADERS = {
+    "group": ["engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
+    "parallel": ["engine/ddp/ddp_options.h"],
+    "rpc": ["engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/wait_all.h"],
+    "codec": ["engine/codec/values.h"],
+}
+# They only make a compiler's error short.
+NOT_SHOWN = ["engine/codec/refusals.h", "engine/call/refusals.h"]
+# Names that are not public, though public headers declare them, by reason. A pattern hides what is inside of it too. Below these
+# rules, headers.py leaves out deleted functions and what a comment "For Weft's own use" is above.
+HIDDEN = {
+    "details, by their namespace": ["*::detail"],
+    "the layers of the engine": [
+        "weft::autograd", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace",
+    ],
+    "specialisations for other libraries": ["std", "std::hash", "msgpack", "torch", "c10"],
+    "errors and waits, as the parts of the engine pass them on": [
+        "weft::kLastBlame", "weft::ends_connection", "weft::system_error", "weft::to_error", "weft::ranks_text", "weft::ranks_have",
+        "weft::broken", "weft::Patience", "weft::describe_wait",
+    ],
+    "how calls travel: templates in public headers use it": [
+        "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
+        "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::blame_from", "weft::rpc::describe", "weft::rpc::run_operator*",
+        "weft::rref::ArrivedCopyBody", "weft::rref::CopyBody", "weft::rref::FetchBody", "weft::rref::CannotBeCopied",
+        "weft::rref::Exposed", "weft::rref::HasWeftFields", "weft::rref::RefusalOfCopy", "weft::rref::ResultOf", "weft::rref::exists",
+        "weft::rref::expose_value", "weft::rref::refusal_of_copy", "weft::rref::unless_not_created", "weft::rref::until_answered",
+    ],
+    "how classes are joined, and what makes a compiler's error about wrong arguments short": [
+        "weft::parallel::JoinScope", "weft::parallel::LeadsTo", "weft::parallel::ShownModule", "weft::parallel::TakesOtherInputs",
+        "weft::parallel::kShards", "weft::parallel::kTakes", "weft::parallel::module_of", "weft::parallel::refusal_of_forward",
+        "weft::parallel::shown_module",
+    ],
+}
+# Other pages than README.md and docs/*.md, with their names in the site.
+MORE_PAGES = {
+    "CHANGELOG.md": "changelog",
+    "CONTRIBUTING.md": "contributing",
+    "SECURITY.md": "security",
+    "examples/README.md": "example_programs",
+}
+# The navigation's groups of pages. Pages of docs/ that none of them names stand under "More".
+GROUPS = {
+    "Guides": ["index", "building", "data_parallel", "launching", "rpc", "rref", "autograd", "backends", "environment"],
+    "In operation": ["looking_inside", "faults", "benchmarks", "cuda_graphs", "rdma"],
+    "From PyTorch": ["api_changes", "differences_from_pytorch", "compatibility"],
+    "Inside": ["architecture", "wire", "adding_a_transport", "glossary", "dependencies"],
+    "Project": ["releases", "changelog", "contributing", "security", "example_programs"],
+}
+INCLUDE = re.compile(r"^#include <weft/([^>]+)>", re.MULTILINE)
+
+
+@dataclass
+class Topic:
+    name: str
+    title: str
+    headers: list = field(default_factory=list)  # paths in the repository
+
+    @property
+    def id(self):
+        return f"topic_{self.name}"
+
+    @property
+    def public_header(self):
+        return f"include/weft/{self.name}.h"
+
+
+def is_hidden(name):
+    """True if a rule hides the qualified name, or a scope that it is in."""
+    parts = name.split("::")
+    scopes = ["::".join(parts[: end + 1]) for end in range(len(parts))]
+    return any(fnmatch.fnmatchcase(scope, pattern) for patterns in HIDDEN.values() for pattern in patterns for scope in scopes)
+
+
+def topics(root=ROOT):
+    """The topics, with all headers that they show. A header belongs to the first that names it."""
+    result, taken = [], set(NOT_SHOWN)
+    for name, title in TOPICS.items():
+        topic = Topic(name, title)
+        included = INCLUDE.findall((root / topic.public_header).read_text())
+        for path in [path for path in included if (root / path).exists()] + MORE_HEADERS.get(name, []):
+            if not (root / path).exists():
+                raise FileNotFoundError(f"tools/docs/site_map.py names {path}, which does not exist")
+            if path not in taken:
+                taken.add(path)
+                topic.headers.append(path)
+        result.append(topic)
+    return result
+
+
+def topic_of(path, root=ROOT):
+    """The topic that shows the header, or None."""
+    return next((topic for topic in topics(root) if path in topic.headers), None)
+
+
+def pages(root=ROOT):
+    """{path: name in the site} of all pages."""
+    documents = sorted((root / "docs").glob("*.md"))
+    return {
+        "README.md": "index",
+        **{str(path.relative_to(root)): path.stem.replace("-", "_") for path in documents},
+        **{path: name for path, name in MORE_PAGES.items() if (root / path).exists()},
+    }
